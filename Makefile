@@ -1,0 +1,38 @@
+# make setup | demo | test | check | clean.   PYTHON=python3.12 make setup   chooses the interpreter.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.setup-done
+NATIVE := $(wildcard tpiedge/kernels/native/*.cpp tpiedge/kernels/native/*.h)
+
+.PHONY: setup demo test check format clean
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tpiedge needs Python 3.11 or newer: PYTHON=/path/to/python make setup"; exit 1; }
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: $(STAMP)
+	$(BIN)/tpiedge demo
+
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/check_docs.py
+	$(MAKE) test
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	find tpiedge -name '*.so' -delete

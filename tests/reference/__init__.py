@@ -1,0 +1,17 @@
+"""What tpiedge must agree with: tiny random models and what transformers makes of them on one machine.
+
+    from tests.reference import CASES, case, reference
+
+    expected = reference(case("llama-gqa-odd"), folder)   # builds the checkpoint there, runs transformers
+
+or, in a test, the session's cache of it:
+
+    def test_tokens(references):                          # the fixture of tests/reference/fixtures.py
+        expected = references("llama-gqa-odd")
+        assert generate(expected.folder, expected.prompt_ids) == expected.greedy_ids
+"""
+
+from tests.reference.cases import CASES, Case, case
+from tests.reference.huggingface import Reference, build, reference
+
+__all__ = ["CASES", "Case", "Reference", "build", "case", "reference"]

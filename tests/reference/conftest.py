@@ -1,0 +1,3 @@
+from tests.reference.fixtures import references
+
+__all__ = ["references"]

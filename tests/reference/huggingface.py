@@ -1,0 +1,151 @@
+"""Builds a case's checkpoint and runs transformers on it.
+
+Shape legend: T prompt positions, G generated tokens, V vocabulary.
+"""
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.reference.cases import Case
+
+__all__ = ["GENERATED", "Reference", "build", "logits", "reference"]
+
+GENERATED = 24
+
+_DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
+
+Logits = NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What transformers answers in f32 arithmetic, eager attention, one thread, with its KV cache.
+
+    `folder`: the checkpoint. `greedy_ids`: GENERATED tokens; the end token is an ordinary one. `logits_TV`:
+    at every position of the prompt. `greedy_logits_GV`: row g is what chose greedy_ids[g], so its first row
+    is the last of `logits_TV`. `min_margin`: the least difference of the best two over the greedy steps.
+    """
+
+    case: Case
+    folder: Path
+    prompt_ids: tuple[int, ...]
+    greedy_ids: tuple[int, ...]
+    logits_TV: Logits
+    greedy_logits_GV: Logits
+    min_margin: float
+
+
+def reference(case: Case, folder: Path) -> Reference:
+    """Build the checkpoint of `case` in the new folder `folder` and run transformers on it."""
+    with _one_thread(), torch.inference_mode():
+        build(case, folder)
+        model = _load(folder)
+        prompt_ids = _prompt(case)
+        logits_TV, greedy_logits_GV = _greedy(model, prompt_ids)
+    best_two = np.sort(greedy_logits_GV, axis=-1)[:, -2:]
+    return Reference(
+        case=case,
+        folder=folder,
+        prompt_ids=prompt_ids,
+        greedy_ids=tuple(greedy_logits_GV.argmax(-1).tolist()),
+        logits_TV=logits_TV,
+        greedy_logits_GV=greedy_logits_GV,
+        min_margin=float((best_two[:, 1] - best_two[:, 0]).min()),
+    )
+
+
+def build(case: Case, folder: Path) -> None:
+    """Write the checkpoint of `case`: config.json and safetensors, no tokenizer."""
+    config = AutoConfig.for_model(**case.config)
+    with torch.random.fork_rng(devices=[]):  # its initial values are replaced, the caller's generator is not
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    _draw_parameters(model, case.seed)
+    model.to(_DTYPES[case.dtype]).save_pretrained(folder, max_shard_size=case.shard_size or "1GB")
+    if case.published_keys:
+        _write_published_keys(folder / "config.json")
+
+
+def logits(folder: Path, ids: tuple[int, ...], changes: Mapping[str, object]) -> Logits:
+    """Logits [T, V] of transformers for `ids`, with the configuration changed by `changes`."""
+    with _one_thread(), torch.inference_mode():
+        return _load(folder, changes)(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+def _draw_parameters(model: PreTrainedModel, seed: int) -> None:
+    """Every parameter at random: transformers makes biases zero and norms one, which hides errors.
+
+    Queries and keys are larger than usual, so that attention looks at some tokens much more than at others;
+    the vocabulary's matrices, so that the best two logits are well apart; what blocks add to the residual
+    stream, so that a tied model does not just repeat its last token.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        noise = torch.randn(parameter.shape, generator=generator)
+        if name.endswith("bias"):
+            values = 0.3 * noise
+        elif "norm" in name:
+            values = 1 + 0.25 * noise.clamp(-2, 2)
+        else:
+            gain = 1.0 if any(part in name for part in ("v_proj", "gate_proj", "up_proj")) else 2.0
+            values = gain * noise / parameter.shape[1] ** 0.5
+        with torch.no_grad():
+            parameter.copy_(values)
+
+
+def _write_published_keys(path: Path) -> None:
+    config = json.loads(path.read_text())
+    rope = config.pop("rope_parameters")
+    config["rope_theta"] = rope.pop("rope_theta")
+    kind = rope.pop("rope_type")
+    kind_key = (
+        "rope_type" if kind == "llama3" else "type"
+    )  # Llama 3.1 was published after the key was renamed
+    config["rope_scaling"] = None if kind == "default" else {kind_key: kind} | rope
+    config["torch_dtype"] = config.pop("dtype")
+    path.write_text(json.dumps(config, indent=2))
+
+
+def _load(folder: Path, changes: Mapping[str, object] | None = None) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(folder)
+    for key, value in (changes or {}).items():
+        setattr(config, key, value)
+    return AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+
+
+def _prompt(case: Case) -> tuple[int, ...]:
+    vocab = case.config["vocab_size"]
+    generator = torch.Generator().manual_seed(case.seed + 1_000_000)
+    return tuple(torch.randint(3, vocab, (case.prompt_length,), generator=generator).tolist())
+
+
+def _greedy(model: PreTrainedModel, prompt_ids: tuple[int, ...]) -> tuple[Logits, Logits]:
+    """Logits at every prompt position, and of every greedy step. (generate() would stop at the end token.)"""
+    out = model(torch.tensor([prompt_ids]), use_cache=True)
+    logits_TV = out.logits[0].numpy()
+    rows = [logits_TV[-1]]
+    while len(rows) < GENERATED:
+        token = int(rows[-1].argmax())
+        out = model(torch.tensor([[token]]), past_key_values=out.past_key_values, use_cache=True)
+        rows.append(out.logits[0, -1].numpy())
+    return logits_TV, np.stack(rows)
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Tiny products lose by more threads, and the numbers must not depend on the computer's cores."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -1,0 +1,241 @@
+"""Checkpoint folders: whole, sharded, cached, incomplete and hostile."""
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.layout import ModelSpec
+
+Tensors = dict[str, tuple[str, list[int], int]]
+INDEX = "model.safetensors.index.json"
+
+
+@pytest.fixture
+def spec(small_config: dict[str, Any]) -> ModelSpec:
+    return model_spec(ModelConfig.from_huggingface(small_config))
+
+
+@pytest.fixture
+def tensors(spec: ModelSpec) -> Tensors:
+    """What the checkpoint of the small model holds."""
+    found: Tensors = {}
+    for blob in (spec.embedding, *spec.layers, spec.head):
+        for matrix in blob.matrices:
+            found[matrix.source] = ("F32", list(matrix.source_shape), matrix.rows * matrix.cols * 4)
+        for vector in blob.vectors:
+            found[vector.source] = ("F32", [vector.length], vector.length * 4)
+    return found
+
+
+def write_index(folder: Path, weight_map: Mapping[str, object]) -> None:
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": 0}, "weight_map": weight_map}))
+
+
+@pytest.fixture
+def whole(folder: Path, tensors: Tensors, make_safetensors: Callable[..., bytes]) -> Path:
+    """A folder with one weights file."""
+    (folder / "model.safetensors").write_bytes(make_safetensors(tensors))
+    return folder
+
+
+@pytest.fixture
+def sharded(folder: Path, tensors: Tensors, make_safetensors: Callable[..., bytes]) -> Path:
+    """A folder with two weights files and their index."""
+    names = list(tensors)
+    weight_map = {}
+    for number, part in enumerate((names[:5], names[5:]), 1):
+        shard = f"model-0000{number}-of-00002.safetensors"
+        (folder / shard).write_bytes(make_safetensors({name: tensors[name] for name in part}))
+        weight_map |= dict.fromkeys(part, shard)
+    write_index(folder, weight_map)
+    return folder
+
+
+def refuse(folder: Path, named: str) -> None:
+    with pytest.raises(UserError, match=named) as raised:
+        Checkpoint.open(folder)
+    assert str(raised.value).isprintable()
+
+
+def test_one_file_is_opened_and_complete(whole: Path, spec: ModelSpec, tensors: Tensors) -> None:
+    checkpoint = Checkpoint.open(whole)
+    checkpoint.check(spec)
+    assert set(checkpoint.tensors) == set(tensors)
+    info = checkpoint.tensors["model.norm.weight"]
+    assert (info.dtype, info.shape, info.nbytes) == ("F32", (16,), 64)
+    assert info.file == (whole / "model.safetensors").resolve()
+    assert checkpoint.config.num_layers == 2
+
+
+def test_shards_are_joined(sharded: Path, spec: ModelSpec, tensors: Tensors) -> None:
+    checkpoint = Checkpoint.open(sharded)
+    checkpoint.check(spec)
+    assert set(checkpoint.tensors) == set(tensors)
+    assert len({info.file for info in checkpoint.tensors.values()}) == 2
+
+
+class TestFingerprint:
+    def test_is_stable(self, whole: Path) -> None:
+        assert Checkpoint.open(whole).fingerprint == Checkpoint.open(whole).fingerprint
+        assert len(Checkpoint.open(whole).fingerprint) == 64
+
+    def test_follows_config_time_and_size(self, whole: Path, small_config: dict[str, Any]) -> None:
+        seen = {Checkpoint.open(whole).fingerprint}
+        os.utime(whole / "model.safetensors", ns=(1, 1))
+        seen.add(Checkpoint.open(whole).fingerprint)
+        (whole / "config.json").write_text(json.dumps(small_config | {"rope_theta": 5e5}))
+        seen.add(Checkpoint.open(whole).fingerprint)
+        (whole / "generation_config.json").write_text("{}")
+        seen.add(Checkpoint.open(whole).fingerprint)
+        assert len(seen) == 4
+
+
+class TestCheck:
+    def write(self, folder: Path, data: bytes) -> Checkpoint:
+        (folder / "model.safetensors").write_bytes(data)
+        return Checkpoint.open(folder)
+
+    @pytest.mark.parametrize("name", ["lm_head.weight", "model.layers.1.mlp.down_proj.weight"])
+    def test_missing_tensor_is_named(
+        self, folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any, name: str
+    ) -> None:
+        del tensors[name]
+        with pytest.raises(UserError, match=f"tensor {name} is missing"):
+            self.write(folder, make_safetensors(tensors)).check(spec)
+
+    def test_wrong_shape_is_named(
+        self, folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any
+    ) -> None:
+        tensors["model.norm.weight"] = ("F32", [15], 60)
+        with pytest.raises(UserError, match=r"model\.norm\.weight has shape 15, config\.json asks for 16"):
+            self.write(folder, make_safetensors(tensors)).check(spec)
+
+    def test_wrong_dtype_is_named(
+        self, folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any
+    ) -> None:
+        tensors["model.norm.weight"] = ("I8", [16], 16)
+        with pytest.raises(UserError, match="stored as I8; supported are F32, F16, BF16"):
+            self.write(folder, make_safetensors(tensors)).check(spec)
+
+    def test_tensors_nobody_asked_for_are_ignored(
+        self, folder: Path, spec: ModelSpec, tensors: Tensors, make_safetensors: Any
+    ) -> None:
+        tensors["../../etc/passwd"] = ("I64", [1], 8)
+        self.write(folder, make_safetensors(tensors)).check(spec)
+
+
+@pytest.mark.parametrize(
+    ("shard", "named"),
+    [
+        ("../model.safetensors", "not a plain file name"),
+        ("/etc/passwd.safetensors", "not a plain file name"),
+        ("a/../../x.safetensors", "not a plain file name"),
+        ("a\\b.safetensors", "not a plain file name"),
+        ("x\0.safetensors", "not a plain file name"),
+        ("x\n.safetensors", "not a plain file name"),
+        ("a" * 300 + ".safetensors", "not a plain file name"),
+        ("pytorch_model.bin", "not a .safetensors file"),
+        ("..", "not a .safetensors file"),
+        (7, "not a .safetensors file"),
+        (None, "not a .safetensors file"),
+        ("absent.safetensors", "has no absent.safetensors"),
+    ],
+)
+def test_hostile_shard_names_are_refused(folder: Path, shard: object, named: str) -> None:
+    write_index(folder, {"model.norm.weight": shard})
+    refuse(folder, named)
+
+
+def test_case_clash_is_refused(folder: Path) -> None:
+    write_index(folder, {"a": "M.safetensors", "b": "m.safetensors"})
+    refuse(folder, "upper and lower case")
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{}", "weight_map is missing"),
+        ('{"weight_map": {}}', "weight_map is missing"),
+        ('{"weight_map": []}', "weight_map is missing"),
+        ('{"weight_map": {"a": "x.safetensors", "a": "y.safetensors"}}', "occurs twice"),
+        ("{", "not valid JSON"),
+    ],
+)
+def test_broken_index_is_refused(folder: Path, text: str, named: str) -> None:
+    (folder / INDEX).write_text(text)
+    refuse(folder, named)
+
+
+def test_index_naming_an_absent_tensor_is_refused(
+    folder: Path, make_safetensors: Callable[..., bytes]
+) -> None:
+    (folder / "a.safetensors").write_bytes(make_safetensors({"x": ("F32", [1], 4)}))
+    write_index(folder, {"y": "a.safetensors"})
+    refuse(folder, r"a\.safetensors: tensor 'y' is missing")
+
+
+def test_link_out_of_the_folder_is_refused(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    elsewhere = tmp_path_factory.mktemp("elsewhere") / "secret"
+    (whole / "model.safetensors").rename(elsewhere)
+    (whole / "model.safetensors").symlink_to(elsewhere)
+    refuse(whole, "links to a file outside")
+
+
+def test_circle_of_links_is_refused(folder: Path) -> None:
+    (folder / "model.safetensors").symlink_to("model.safetensors")
+    refuse(folder, r"model\.safetensors")
+
+
+def test_pipe_is_refused_without_waiting(folder: Path) -> None:
+    os.mkfifo(folder / "model.safetensors")
+    refuse(folder, "not a regular file")
+
+
+def test_huggingface_cache_links_are_followed(whole: Path, tmp_path: Path, spec: ModelSpec) -> None:
+    entry = tmp_path / "models--org--name"
+    (entry / "blobs").mkdir(parents=True)
+    snapshot = entry / "snapshots" / "0123"
+    snapshot.mkdir(parents=True)
+    for number, name in enumerate(("config.json", "model.safetensors")):
+        (whole / name).rename(entry / "blobs" / str(number))
+        (snapshot / name).symlink_to(Path("../../blobs") / str(number))
+    checkpoint = Checkpoint.open(snapshot)
+    checkpoint.check(spec)
+    (snapshot / "model.safetensors").unlink()
+    (tmp_path / "outside").write_bytes(b"")
+    (snapshot / "model.safetensors").symlink_to(tmp_path / "outside")
+    refuse(snapshot, "links to a file outside")
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("pytorch_model.bin", "pickle"),
+        ("consolidated.00.pth", "pickle"),
+        ("model-q4.gguf", "GGUF"),
+        ("README.md", "neither"),
+    ],
+)
+def test_other_formats_are_refused_with_advice(folder: Path, name: str, named: str) -> None:
+    (folder / name).write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
+    refuse(folder, named)
+
+
+def test_remote_code_is_not_looked_at(whole: Path, small_config: dict[str, Any]) -> None:
+    """`auto_map` and a module that would fail loudly if it were imported."""
+    values = small_config | {"auto_map": {"AutoModelForCausalLM": "evil.Evil"}}
+    (whole / "config.json").write_text(json.dumps(values))
+    (whole / "evil.py").write_text("raise SystemExit('remote code ran')")
+    Checkpoint.open(whole)
+
+
+def test_missing_folder_is_named(tmp_path: Path) -> None:
+    refuse(tmp_path / "nowhere", "nowhere has no config.json")

@@ -1,0 +1,286 @@
+"""config.json of every family against transformers' reading of it, and impossible numbers."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoConfig
+
+from tpiedge.errors import UserError
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.presets import PRESETS, preset
+
+
+def parse(values: dict[str, Any]) -> ModelConfig:
+    return ModelConfig.from_huggingface(values, "config.json")
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
+    values = preset(name)
+    ours = parse(values)
+    theirs = AutoConfig.for_model(**values)
+    assert ours.num_layers == theirs.num_hidden_layers
+    assert ours.num_heads == theirs.num_attention_heads
+    assert ours.num_kv_heads == theirs.num_key_value_heads
+    assert (
+        ours.head_dim == getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    )
+    assert ours.rms_norm_eps == theirs.rms_norm_eps
+    assert ours.tie_word_embeddings == theirs.tie_word_embeddings
+    assert ours.rope.theta == theirs.rope_parameters["rope_theta"]
+    assert ours.rope.kind == theirs.rope_parameters["rope_type"]
+    assert ours.group_size * ours.num_kv_heads == ours.num_heads
+    assert ModelConfig.from_json(json.loads(json.dumps(ours.to_json()))) == ours
+
+
+def test_openllama_3b_has_heads_of_100() -> None:
+    assert parse(preset("llama2-3b")).head_dim == 100
+
+
+@pytest.mark.parametrize(
+    ("changes", "biases"),
+    [
+        ({}, (False, False, False, False)),
+        ({"attention_bias": True}, (True, True, False, False)),
+        ({"mlp_bias": True}, (False, False, True, False)),
+        ({"model_type": "mistral", "attention_bias": True}, (False, False, False, False)),
+        ({"model_type": "qwen2"}, (True, False, False, False)),
+        ({"model_type": "qwen2", "attention_bias": False}, (True, False, False, False)),
+        ({"model_type": "qwen3"}, (False, False, False, True)),
+        ({"model_type": "qwen3", "attention_bias": True}, (True, True, False, True)),
+    ],
+)
+def test_biases_by_family(
+    small_config: dict[str, Any], changes: dict[str, Any], biases: tuple[bool, ...]
+) -> None:
+    config = parse(small_config | changes)
+    assert (config.qkv_bias, config.o_bias, config.mlp_bias, config.qk_norm) == biases
+
+
+WINDOWED = {"use_sliding_window": True, "sliding_window": 32}
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"sliding_window": 32}, (None, None)),
+        ({"model_type": "mistral", "sliding_window": 32}, (32, 32)),
+        ({"model_type": "mistral", "sliding_window": None}, (None, None)),
+        ({"model_type": "mistral"}, (4096, 4096)),
+        ({"model_type": "qwen2", "sliding_window": 32}, (None, None)),
+        ({"model_type": "qwen2", "max_window_layers": 1, **WINDOWED}, (None, 32)),
+        ({"model_type": "qwen3", "max_window_layers": 0, **WINDOWED}, (32, 32)),
+        ({"model_type": "qwen3", **WINDOWED}, (None, None)),
+        (
+            {"model_type": "qwen3", "layer_types": ["sliding_attention", "full_attention"], **WINDOWED},
+            (32, None),
+        ),
+        ({"model_type": "qwen2", "layer_types": ["full_attention"] * 2, **WINDOWED}, (None, None)),
+    ],
+)
+def test_windows_by_family(
+    small_config: dict[str, Any], changes: dict[str, Any], windows: tuple[int | None, ...]
+) -> None:
+    values = small_config | changes
+    assert parse(values).windows == windows
+    theirs = AutoConfig.for_model(**values)
+    if values["model_type"] in ("qwen2", "qwen3"):
+        kinds = tuple(
+            theirs.sliding_window if kind == "sliding_attention" else None for kind in theirs.layer_types
+        )
+        assert kinds == windows
+    elif values["model_type"] == "mistral":
+        assert (theirs.sliding_window,) * 2 == windows
+
+
+@pytest.mark.parametrize(
+    ("model_type", "missing", "field", "value"),
+    [
+        ("llama", "num_key_value_heads", "num_kv_heads", 4),
+        ("llama", "torch_dtype", "dtype", "float32"),
+        ("qwen3", "head_dim", "head_dim", 128),
+        ("qwen2", "head_dim", "head_dim", 4),
+    ],
+)
+def test_missing_keys_take_the_families_defaults(
+    small_config: dict[str, Any], model_type: str, missing: str, field: str, value: object
+) -> None:
+    small_config["model_type"] = model_type
+    small_config.pop(missing, None)
+    assert getattr(parse(small_config), field) == value
+
+
+def test_dtype_is_read_under_both_names(small_config: dict[str, Any]) -> None:
+    assert parse(small_config | {"torch_dtype": "torch.bfloat16"}).dtype == "bfloat16"
+    assert parse(small_config | {"dtype": "float16"}).dtype == "float16"
+
+
+class TestTokenIds:
+    def test_one_or_many_ids_end_a_text(self, small_config: dict[str, Any]) -> None:
+        assert parse(small_config | {"eos_token_id": 7}).eos_ids == (7,)
+        assert parse(small_config | {"eos_token_id": [7, 9, 7]}).eos_ids == (7, 9)
+
+    def test_generation_config_wins(self, folder: Path) -> None:
+        (folder / "generation_config.json").write_text('{"eos_token_id": [5, 6], "bos_token_id": 4}')
+        config = ModelConfig.open(folder)
+        assert (config.bos_id, config.eos_ids) == (4, (5, 6))
+
+    def test_generation_config_that_says_nothing_changes_nothing(self, folder: Path) -> None:
+        (folder / "generation_config.json").write_text('{"temperature": 0.6}')
+        config = ModelConfig.open(folder)
+        assert (config.bos_id, config.eos_ids) == (1, (2,))
+
+    def test_ids_beyond_the_vocabulary_are_refused(self, small_config: dict[str, Any]) -> None:
+        with pytest.raises(UserError, match="eos_token_id is 300"):
+            parse(small_config | {"eos_token_id": 300})
+
+
+IMPOSSIBLE: list[tuple[str, Any]] = [
+    ("num_hidden_layers", -1),
+    ("num_hidden_layers", 0),
+    ("num_hidden_layers", 10**9),
+    ("num_hidden_layers", True),
+    ("num_hidden_layers", 2.0),
+    ("num_hidden_layers", None),
+    ("hidden_size", 0),
+    ("hidden_size", 2**40),
+    ("hidden_size", 18),
+    ("intermediate_size", -200),
+    ("num_attention_heads", 0),
+    ("num_attention_heads", "4"),
+    ("num_key_value_heads", 3),
+    ("num_key_value_heads", 8),
+    ("head_dim", 3),
+    ("head_dim", 0),
+    ("vocab_size", 2**40),
+    ("vocab_size", float("nan")),
+    ("vocab_size", [1]),
+    ("rms_norm_eps", float("nan")),
+    ("rms_norm_eps", 0),
+    ("rms_norm_eps", float("inf")),
+    ("max_position_embeddings", 2**62),
+    ("hidden_act", "gelu"),
+    ("hidden_act", 3),
+    ("model_type", "gpt2"),
+    ("model_type", None),
+    ("model_type", "llama\n\x1b[31m"),
+    ("torch_dtype", "float8_e4m3fn"),
+    ("tie_word_embeddings", 1),
+    ("attention_bias", "yes"),
+    ("quantization_config", {"quant_method": "awq"}),
+    ("num_local_experts", 8),
+    ("architectures", ["LlamaForSequenceClassification"]),
+    ("bos_token_id", -1),
+    ("eos_token_id", ["</s>"]),
+    ("eos_token_id", [1] * 100),
+    ("per_layer_config", {}),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), IMPOSSIBLE)
+def test_impossible_values_are_refused_in_one_line(
+    small_config: dict[str, Any], field: str, value: object
+) -> None:
+    with pytest.raises(UserError) as raised:
+        parse(small_config | {field: value})
+    message = str(raised.value)
+    assert message.startswith("config.json: ")
+    assert field.replace("torch_", "") in message
+    assert message.isprintable()
+    assert len(message) < 300
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2"),
+        ({"layer_types": ["full_attention", "mamba"]}, "mamba"),
+        ({"layer_types": ["sliding_attention"] * 2}, "use_sliding_window"),
+        ({"use_sliding_window": 1}, "use_sliding_window"),
+        ({"sliding_window": 0, "use_sliding_window": True}, "sliding_window"),
+    ],
+)
+def test_impossible_windows_are_refused(
+    small_config: dict[str, Any], changes: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(UserError, match=named):
+        parse(small_config | {"model_type": "qwen2"} | changes)
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        "model_type",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "vocab_size",
+        "num_attention_heads",
+    ],
+)
+def test_missing_keys_are_named(small_config: dict[str, Any], field: str) -> None:
+    del small_config[field]
+    with pytest.raises(UserError, match=f"config.json: {field} is missing"):
+        parse(small_config)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"[]", b"{", b"\xff\xfe", b"null", b'{"a": ' + b"[" * 100_000, b'{"a": ' + b"1" * 10_000 + b"}"],
+    ids=lambda data: repr(data[:8]),
+)
+def test_broken_files_are_refused_in_one_line(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(data)
+    with pytest.raises(UserError, match=r"config\.json") as raised:
+        ModelConfig.open(tmp_path)
+    assert str(raised.value).isprintable()
+
+
+def test_huge_config_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "config.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(UserError, match="at most"):
+        ModelConfig.open(tmp_path)
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
+    ours = parse(preset("qwen3-0.6b")).to_json()
+    field = data.draw(st.sampled_from(sorted(ours)))
+    value = data.draw(JSON_VALUES)
+    message, config = "", None
+    try:
+        config = ModelConfig.from_json(ours | {field: value})
+    except UserError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert config is None or ModelConfig.from_json(config.to_json()) == config
+
+
+@settings(max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_huggingface_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
+    values = preset("qwen2.5-0.5b") | {
+        "rope_scaling": {"rope_type": "yarn", "factor": 2.0},
+        "layer_types": None,
+    }
+    field = data.draw(st.sampled_from(sorted(values)))
+    message, config = "", None
+    try:
+        config = parse(values | {field: data.draw(JSON_VALUES)})
+    except UserError as error:
+        message = str(error)
+    assert message.isprintable()
+    assert config is None or ModelConfig.from_json(config.to_json()) == config

@@ -1,0 +1,179 @@
+"""Headers of safetensors files: what the library writes is read, every kind of damage is named."""
+
+import json
+import time
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file, save, save_file
+
+from tpiedge.errors import UserError
+from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
+
+
+def read(path: Path) -> Header:
+    with path.open("rb") as file:
+        return read_header(file, str(path))
+
+
+def test_library_files_are_read_back(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    arrays = {
+        "x": np.arange(6, dtype=np.float32).reshape(2, 3),
+        "half": np.ones((3,), np.float16),
+        "none": np.zeros((0, 4), np.float32),
+        "one": np.float32([[7]]).reshape(()),
+    }
+    save_file(arrays, path, metadata={"format": "pt"})
+    header = read(path)
+    data = path.read_bytes()
+    assert set(header.entries) == set(arrays)
+    for name, entry in header.entries.items():
+        assert entry.shape == arrays[name].shape
+        assert data[entry.offset : entry.offset + entry.nbytes] == arrays[name].tobytes()
+
+
+def tensor(dtype: str = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": shape, "data_offsets": offsets}
+
+
+BAD: list[tuple[str, bytes, int, str]] = [
+    ("not json", b"{", 0, "not valid JSON"),
+    ("a list", b"[]", 0, "JSON object"),
+    ("not UTF-8", b'{"\xff": 1}', 0, "not valid JSON"),
+    ("deep nesting", b'{"a":' * 200_000, 0, "nested too deeply"),
+    ("deep metadata", b'{"__metadata__":' + b"[" * 100_000 + b"]" * 100_000 + b"}", 0, "nested too deeply"),
+    ("metadata not texts", b'{"__metadata__": {"a": 1}}', 0, "__metadata__"),
+    ("same name twice", b'{"a": {}, "a": {}}', 0, "'a' occurs twice"),
+    ("same key twice", b'{"a": {"dtype": "F32", "dtype": "F16"}}', 0, "'dtype' occurs twice"),
+    ("no dtype", json.dumps({"a": {"shape": [2], "data_offsets": [0, 8]}}).encode(), 8, "tensor 'a'"),
+    ("unknown dtype", json.dumps({"a": tensor("F3")}).encode(), 8, "the dtype is 'F3'"),
+    ("dtype not a text", json.dumps({"a": tensor(["F32"])}).encode(), 8, "the dtype is"),
+    ("negative size", json.dumps({"a": tensor(shape=[-2])}).encode(), 8, "the shape is"),
+    ("bool size", json.dumps({"a": tensor(shape=[True, 2])}).encode(), 8, "the shape is"),
+    ("float size", json.dumps({"a": tensor(shape=[2.0])}).encode(), 8, "the shape is"),
+    ("overflowing shape", json.dumps({"a": tensor(shape=[2**61, 8])}).encode(), 8, "tensor 'a'"),
+    ("enormous size", json.dumps({"a": tensor(shape=[2**200])}).encode(), 8, "the shape is"),
+    ("size not of shape", json.dumps({"a": tensor(shape=[3])}).encode(), 8, "takes 12 bytes"),
+    ("backward offsets", json.dumps({"a": tensor(offsets=[8, 0])}).encode(), 8, "data_offsets"),
+    ("three offsets", json.dumps({"a": tensor(offsets=[0, 8, 8])}).encode(), 8, "data_offsets"),
+    ("beyond the end", json.dumps({"a": tensor()}).encode(), 4, "unfinished download"),
+    ("trailing bytes", json.dumps({"a": tensor()}).encode(), 12, "4 bytes lie after"),
+    ("hole", json.dumps({"a": tensor(offsets=[4, 12])}).encode(), 12, "4 unused bytes"),
+    ("overlap", json.dumps({"a": tensor(), "b": tensor(offsets=[4, 12])}).encode(), 12, "'b': overlaps"),
+    ("name with NUL", json.dumps({"a\0": tensor()}).encode(), 8, "unprintable"),
+    ("empty name", json.dumps({"": tensor()}).encode(), 8, "empty"),
+    ("long name", json.dumps({"a" * 10_000: tensor()}).encode(), 8, "too long"),
+]
+
+
+@pytest.mark.parametrize(
+    ("header", "size", "named"), [case[1:] for case in BAD], ids=[case[0] for case in BAD]
+)
+def test_damage_is_named(
+    tmp_path: Path, make_file: Callable[..., bytes], header: bytes, size: int, named: str
+) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(make_file(header, bytes(size)))
+    with pytest.raises(UserError, match=named) as raised:
+        read(path)
+    message = str(raised.value)
+    assert message.startswith(str(path))
+    assert message.isprintable()
+    assert len(message) < 600
+
+
+@pytest.mark.parametrize(
+    ("data", "named"),
+    [
+        (b"", "too few"),
+        (b"1234567", "too few"),
+        ((2**63).to_bytes(8, "little"), "claims 9223372036854775808 bytes"),
+        ((2**64 - 1).to_bytes(8, "little"), "claims"),
+        ((100).to_bytes(8, "little") + b"{}", "claims 100 bytes"),
+    ],
+)
+def test_lying_lengths_are_named(tmp_path: Path, data: bytes, named: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=named):
+        read(path)
+
+
+def test_header_over_the_cap_is_refused_unread(tmp_path: Path) -> None:
+    path = tmp_path / "big.safetensors"
+    with path.open("wb") as file:
+        file.write((90_000_000).to_bytes(8, "little"))
+        file.truncate(100_000_000)
+    with pytest.raises(UserError, match="the header has 90"):
+        read(path)
+
+
+def bombs() -> dict[str, bytes]:
+    def empty(index: int) -> str:
+        return f'"t{index}":{{"dtype":"F32","shape":[0],"data_offsets":[0,0]}}'
+
+    return {
+        "300,000 tensors": ("{" + ",".join(map(empty, range(300_000))) + "}").encode(),
+        "tensors over the count": ("{" + ",".join(map(empty, range(MAX_TENSORS + 1))) + "}").encode(),
+        "a million numbers": b'{"a":{"dtype":"F32","data_offsets":[0,0],"shape":['
+        + b"1," * 5_000_000
+        + b"1]}}",
+        "a million objects": b'{"__metadata__":{"a":[' + b"{}," * 4_000_000 + b"{}]}}",
+    }
+
+
+@pytest.mark.parametrize("name", list(bombs()))
+def test_bombs_cost_little(tmp_path: Path, make_file: Callable[..., bytes], name: str) -> None:
+    path = tmp_path / "bomb.safetensors"
+    path.write_bytes(make_file(bombs()[name]))
+    begin = time.process_time()
+    with pytest.raises(UserError):
+        read(path)
+    assert time.process_time() - begin < 2
+    tracemalloc.start()
+    with pytest.raises(UserError):
+        read(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100_000_000
+
+
+NAMES = st.text("abc.xyz_01", min_size=1, max_size=8)
+SHAPES = st.lists(st.integers(0, 4), max_size=3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(shapes=st.dictionaries(NAMES, SHAPES, max_size=6))
+def test_whatever_the_library_writes_is_read(
+    tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, list[int]]
+) -> None:
+    path = tmp_path_factory.mktemp("files") / "a.safetensors"
+    save_file({name: np.zeros(shape, np.float32) for name, shape in shapes.items()}, path)
+    assert {name: list(entry.shape) for name, entry in read(path).entries.items()} == shapes
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_damaged_bytes_are_refused_or_harmless(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    """A file that we accept after damage, the library accepts too, with the same shapes."""
+    raw = bytearray(save({"a": np.arange(4, dtype=np.float32), "b": np.ones((2, 2), np.float16)}))
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    path = tmp_path_factory.mktemp("files") / "a.safetensors"
+    path.write_bytes(raw[: data.draw(st.integers(0, len(raw)) | st.just(len(raw)))])
+    try:
+        header = read(path)
+    except UserError:
+        return
+    if all(entry.dtype in ("F32", "F16") for entry in header.entries.values()):
+        theirs = {name: array.shape for name, array in load_file(path).items()}
+        assert {name: entry.shape for name, entry in header.entries.items()} == theirs

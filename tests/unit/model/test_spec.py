@@ -1,0 +1,58 @@
+"""The layout names exactly the tensors that transformers' own model has, with their shapes."""
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import TILE_ROWS, model_spec
+from tpiedge.pack.layout import ModelSpec
+
+CASES: list[dict[str, Any]] = [
+    {},
+    {"attention_bias": True, "mlp_bias": True},
+    {"tie_word_embeddings": True, "head_dim": 6},
+    {"model_type": "mistral"},
+    {"model_type": "qwen2"},
+    {"model_type": "qwen3", "head_dim": 8, "attention_bias": True},
+]
+
+
+def sources(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    found: dict[str, tuple[int, ...]] = {}
+    for blob in (spec.embedding, *spec.layers, spec.head):
+        found |= {matrix.source: matrix.source_shape for matrix in blob.matrices}
+        found |= {vector.source: (vector.length,) for vector in blob.vectors}
+    return found
+
+
+@pytest.mark.parametrize("changes", CASES, ids=str)
+def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes: dict[str, Any]) -> None:
+    values = small_config | changes
+    spec = model_spec(ModelConfig.from_huggingface(values))
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**values))
+    expected = {name: tuple(value.shape) for name, value in model.state_dict().items()}
+    if spec.tied:
+        del expected["lm_head.weight"]
+    assert sources(spec) == expected
+
+
+def test_units_are_heads_and_tiles(small_config: dict[str, Any]) -> None:
+    spec = model_spec(ModelConfig.from_huggingface(small_config))
+    matrices = {matrix.name: matrix for matrix in spec.layers[0].matrices}
+    assert list(matrices) == ["q", "k", "v", "o", "gate", "up", "down"]
+    assert {name for name, matrix in matrices.items() if matrix.transposed} == {"o", "down"}
+    assert [matrices[name].rows_per_unit for name in ("q", "k", "v", "o")] == [4] * 4
+    assert [matrices[name].rows_per_unit for name in ("gate", "up", "down")] == [TILE_ROWS] * 3
+    assert (matrices["o"].rows, matrices["o"].cols) == (16, 16)
+    assert (matrices["down"].rows, matrices["down"].cols) == (200, 16)
+    assert spec.head.vectors[0].name == "final_norm"
+    assert spec.embedding.matrices[0].rows_per_unit == TILE_ROWS
+
+
+def test_config_in_the_spec_reads_back(small_config: dict[str, Any]) -> None:
+    config = ModelConfig.from_huggingface(small_config)
+    assert ModelConfig.from_json(model_spec(config).config) == config

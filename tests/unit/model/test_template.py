@@ -1,0 +1,263 @@
+"""Chat templates: the same prompts as transformers, and nothing a hostile template can do."""
+
+import json
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from tpiedge.errors import UserError
+from tpiedge.model.template import ChatTemplate, RenderLimits
+from tpiedge.units import MIB
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+CHAT = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Hi <b>é</b> 😀 'quoted'"},
+    {"role": "assistant", "content": "  Hello. "},
+    {"role": "user", "content": "Bye"},
+]
+
+CHATML = """{%- for message in messages %}
+    {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>' + '\\n' }}
+{%- endfor %}
+{%- if add_generation_prompt %}
+    {{- '<|im_start|>assistant\\n' }}
+{%- endif %}
+"""
+
+LLAMA2 = """{% if messages[0]['role'] == 'system' %}{% set system = messages[0]['content'] %}\
+{% set loop_messages = messages[1:] %}{% else %}{% set loop_messages = messages %}{% endif %}
+{% for message in loop_messages %}
+    {% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}
+        {{ raise_exception('Roles must alternate user/assistant/user/assistant/...') }}
+    {% endif %}
+    {% if message['role'] == 'user' %}
+{{ bos_token + '[INST] ' + message['content'] | trim + ' [/INST]' }}
+    {% else %}
+{{ ' ' + message['content'] | trim + ' ' + eos_token }}
+    {% endif %}
+{% endfor %}
+"""
+
+TOOLS = """{% set ns = namespace(found=false) %}{% for message in messages %}
+{% if message.role == 'system' %}{% continue %}{% endif %}{% set ns.found = true %}
+{% generation %}{{ message.content | tojson }}{% endgeneration %}
+{% endfor %}{{ tools | tojson(indent=2) if tools else 'no tools' }}{{ ns.found }}{{ dict(a=1).a }}
+{{- enable_thinking | default('unset') }}"""
+
+
+def template(text: str, **limits: Any) -> ChatTemplate:
+    return ChatTemplate({"default": text}, TOKENS, RenderLimits(**limits))
+
+
+def render(text: str, **limits: Any) -> str:
+    return template(text, **limits).render(CHAT)
+
+
+@pytest.mark.parametrize("prompt", [True, False])
+@pytest.mark.parametrize("text", [CHATML, LLAMA2, TOOLS], ids=["chatml", "llama2", "tools"])
+def test_prompts_equal_transformers(text: str, prompt: bool) -> None:
+    theirs, _ = render_jinja_template([CHAT], chat_template=text, add_generation_prompt=prompt, **TOKENS)
+    assert template(text).render(CHAT, add_generation_prompt=prompt) == theirs[0]
+
+
+def test_tools_and_variables_reach_the_template() -> None:
+    tools = [{"type": "function", "function": {"name": "f<1>", "parameters": {}}}]
+    ours = template(TOOLS).render(CHAT, tools=tools, variables={"enable_thinking": False})
+    theirs, _ = render_jinja_template(
+        [CHAT], tools=tools, chat_template=TOOLS, add_generation_prompt=True, enable_thinking=False, **TOKENS
+    )
+    assert ours == theirs[0]
+
+
+def test_todays_date_is_available() -> None:
+    assert render("{{ strftime_now('%Y') }}") == time.strftime("%Y")
+
+
+class TestOpen:
+    def test_file_wins_over_the_config(self, tmp_path: Path) -> None:
+        (tmp_path / "chat_template.jinja").write_text("file")
+        (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "config"}')
+        assert ChatTemplate.open(tmp_path, TOKENS).render(CHAT) == "file"
+
+    def test_config_holds_a_text(self, tmp_path: Path) -> None:
+        (tmp_path / "tokenizer_config.json").write_text('{"chat_template": "{{ bos_token }}"}')
+        assert ChatTemplate.open(tmp_path, TOKENS).render(CHAT) == "<s>"
+
+    def test_config_holds_named_texts(self, tmp_path: Path) -> None:
+        named = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "tools"}]
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": named}))
+        chat_template = ChatTemplate.open(tmp_path, TOKENS)
+        assert chat_template.render(CHAT) == "plain"
+        assert chat_template.render(CHAT, tools=[{}]) == "tools"
+
+    @pytest.mark.parametrize("config", [None, "{}", '{"chat_template": null}', '{"chat_template": []}'])
+    def test_no_template_gets_advice(self, tmp_path: Path, config: str | None) -> None:
+        if config is not None:
+            (tmp_path / "tokenizer_config.json").write_text(config)
+        with pytest.raises(UserError, match="has no chat template: use text completion"):
+            ChatTemplate.open(tmp_path, TOKENS)
+
+    def test_no_default_template_gets_advice(self) -> None:
+        with pytest.raises(UserError, match="no default chat template, only 'rag'"):
+            ChatTemplate({"rag": ""}, TOKENS).render(CHAT)
+
+    @pytest.mark.parametrize("value", [7, {"a": 1}, [7], [{"name": "a"}], [{"name": 1, "template": "x"}]])
+    def test_malformed_config_is_named(self, tmp_path: Path, value: object) -> None:
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps({"chat_template": value}))
+        with pytest.raises(UserError, match=r"tokenizer_config\.json: chat_template"):
+            ChatTemplate.open(tmp_path, TOKENS)
+
+    def test_huge_template_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "chat_template.jinja").write_text("x" * 1_000_001)
+        with pytest.raises(UserError, match="at most"):
+            ChatTemplate.open(tmp_path, TOKENS)
+
+
+def refuse(text: str, named: str, **limits: Any) -> None:
+    with pytest.raises(UserError, match=named) as raised:
+        render(text, **limits)
+    message = str(raised.value)
+    assert message.isprintable()
+    assert len(message) < 500
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{{ raise_exception('Only\nuser \x1b[31m roles') }}", r"failed: Only user \\x1b\[31m roles"),
+        ("{{", "line 1: TemplateSyntaxError"),
+        ("ok\n{% if %}", "line 2"),
+        ("{{ messages[99].content }}", "UndefinedError"),
+        ("{{ 1 / 0 }}", "ZeroDivisionError"),
+        ("{% include '/etc/passwd' %}", "no loader"),
+        ("{% import 'os' as os %}", "no loader"),
+    ],
+)
+def test_failures_are_one_line(text: str, named: str) -> None:
+    refuse(text, named)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ messages.__class__.__base__.__subclasses__() }}",
+        "{{ self.__init__.__globals__ }}",
+        "{{ self._TemplateReference__context }}",
+        "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
+        "{{ joiner.__init__.__globals__ }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ lipsum.__globals__['os'].system('id') }}",
+        "{{ raise_exception.__globals__ }}",
+        "{{ strftime_now.__globals__ }}",
+        "{{ strftime_now.__code__.co_consts }}",
+        "{{ (''|attr('__class__')).__mro__ }}",
+        "{{ ''['__class__']['__mro__'][1] }}",
+        "{{ '{0.__class__.__mro__}'.format('') }}",
+        "{{ '{a.__class__}'.format_map({'a': ''}) }}",
+        "{{ ('{0.__class__' ~ '.__mro__}')|format }}{{ ''.__class__() }}",
+        "{% set ns = namespace(__class__=1) %}",
+        "{% set ns = namespace() %}{% set ns.__init__ = 1 %}",
+        "{{ messages.append(1) }}",
+        "{{ messages[0].update(a=1) }}",
+        "{{ [''].__class__.__init__.__globals__ }}",
+        "{{ (messages|map(attribute='__class__')|first).__mro__ }}",
+        "{{ messages.sort.__self__.__class__ }}",
+        "{{ tojson.__globals__ }}",
+        "{{ get_flashed_messages.__globals__ }}{{ config.items() }}",
+        "{{ dict.__class__.__mro__ }}",
+        "{% set x = (()|attr('__cl' ~ 'ass__')) %}{{ x.__base__ }}",
+    ],
+)
+def test_escapes_from_the_sandbox_are_blocked(text: str) -> None:
+    """An unsafe attribute is undefined: it prints as nothing, and any use of it is an error."""
+    message = "chat template failed: SecurityError"
+    try:
+        assert render(text) == ""
+    except UserError as error:
+        message = str(error)
+    assert re.search("chat template failed: (SecurityError|UndefinedError)", message)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+        "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+        "{{ 9 ** (9 ** 9) }}",
+    ],
+    ids=["loop", "macro", "power"],
+)
+def test_endless_templates_are_killed(text: str) -> None:
+    begin = time.perf_counter()
+    refuse(text, "took too much time or memory|took more than", cpu_s=1, wall_s=20.0)
+    assert time.perf_counter() - begin < 15
+
+
+def test_wall_clock_ends_what_the_cpu_limit_does_not() -> None:
+    loop = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
+    refuse(loop, "more than 0.6 s", wall_s=0.6, cpu_s=100)
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("{{ 'a' * 10**9 }}", "too much memory"),
+        ("{% set x = namespace(v='aaaaaaaa') %}{% for i in range(60) %}{% set x.v = x.v + x.v %}{% endfor %}",
+         "too much memory"),
+        ("{{ [0] * 10**9 }}", "too much memory"),
+        ("{{ '%999999999d' % 1 }}", "too much memory"),
+        ("{{ 'x' | center(999999999) }}", "too much memory"),
+        ("{% for i in range(10**9) %}{% endfor %}", "Range too big"),
+        ("{% for i in range(99999) %}{{ 'a' * 1000 }}{% endfor %}", "more than 8000000 characters"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "nested too deeply"),
+        ("{{ " + "(" * 5000 + "}}", "nested too deeply"),
+    ],
+    ids=lambda value: value[:20],
+)  # fmt: skip
+def test_bombs_end_in_an_error(text: str, named: str) -> None:
+    refuse(text, f"{named}|too much time or memory")
+
+
+def test_memory_limit_leaves_room_for_a_long_chat() -> None:
+    chat = [{"role": "user", "content": "word " * 200_000}]
+    assert len(template(CHATML).render(chat)) > 1_000_000
+
+
+def test_messages_must_be_plain_json() -> None:
+    with pytest.raises(UserError, match="not plain JSON"):
+        template("").render([{"role": "user", "content": object()}])
+    with pytest.raises(UserError, match="not plain JSON"):
+        template("").render([{"role": "user", "content": float("nan")}])
+
+
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
+def test_variables_cannot_replace_the_chat(name: str) -> None:
+    with pytest.raises(UserError, match=f"cannot be called {name}"):
+        template("").render(CHAT, variables={name: []})
+
+
+def test_child_holds_none_of_tpiedge_nor_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: dict[str, Any] = {}
+    real = subprocess.run
+
+    def spy(command: list[str], **options: Any) -> Any:
+        seen.update(command=command, **options)
+        return real(command, **options)
+
+    monkeypatch.setenv("TPIEDGE_SECRET", "hidden")
+    monkeypatch.setattr(subprocess, "run", spy)
+    assert render("x") == "x"
+    assert "TPIEDGE_SECRET" not in seen["env"]
+    assert seen["command"][:3] == [sys.executable, "-I", "-S"]
+
+
+def test_default_limits_are_those_promised() -> None:
+    assert RenderLimits() == RenderLimits(cpu_s=2, wall_s=5.0, memory=256 * MIB, characters=8_000_000)

@@ -1,0 +1,264 @@
+"""Tokenizer and detokenizer over both kinds of vocabulary: byte-level, and Llama 2's with byte fallback."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Backend
+from tokenizers.models import BPE
+from transformers import PreTrainedTokenizerFast
+
+from tpiedge.errors import UserError
+from tpiedge.model.detokenizer import Detokenizer
+from tpiedge.model.tokenizer import Tokenizer
+
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. 1234567890",
+    "Once upon a time there was a small house by the sea, and in the house lived a cat.",
+    "def main(args):\n    return args  # naïve café über",
+    "你好，世界！ emoji 😀😃 and more: 👩‍👩‍👧",
+] * 5
+SPECIAL = ["<unk>", "<s>", "</s>"]
+
+
+def byte_level() -> Backend:
+    """As in Llama 3 and Qwen."""
+    backend = Backend(BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=SPECIAL,
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    backend.add_tokens([AddedToken("<tool>", special=False)])
+    return backend
+
+
+def byte_fallback() -> Backend:
+    """As in Llama 2 and Mistral: pieces with a leading space, unknown characters as <0x..> tokens."""
+    trainer = trainers.BpeTrainer(
+        vocab_size=500,
+        special_tokens=SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)],
+        show_progress=False,
+        limit_alphabet=200,
+    )
+    draft = Backend(BPE(unk_token="<unk>"))
+    prepare = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    draft.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
+    draft.train_from_iterator([line for line in CORPUS if line.isascii()], trainer)
+    model = json.loads(draft.to_str())["model"]
+    merges = [tuple(merge) for merge in model["merges"]]
+    backend = Backend(
+        BPE(vocab=model["vocab"], merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
+    )
+    backend.normalizer = prepare
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    backend.add_special_tokens(SPECIAL)
+    backend.post_processor = processors.TemplateProcessing(
+        single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
+    )
+    return backend
+
+
+def metaspace() -> Backend:
+    """As transformers 5 rebuilds Llama's: the Metaspace decoder drops the first piece's space."""
+    backend = byte_fallback()
+    backend.normalizer = None
+    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
+    return backend
+
+
+KINDS = {"byte-level": byte_level, "byte-fallback": byte_fallback, "metaspace": metaspace}
+TOKENIZERS = {
+    name: Tokenizer(build(), {"bos_token": "<s>", "eos_token": "</s>"}) for name, build in KINDS.items()
+}
+
+
+@pytest.fixture(params=list(TOKENIZERS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return TOKENIZERS[request.param]
+
+
+def save(folder: Path, kind: str = "byte-fallback", **config: object) -> Path:
+    KINDS[kind]().save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+class TestTokenizer:
+    @pytest.mark.parametrize("text", ["", "hello world", "  two  spaces ", "你好 😀", "a\nb\t", "<s>x</s>"])
+    def test_ids_equal_transformers(self, tmp_path: Path, text: str) -> None:
+        tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+        ours = Tokenizer.open(save(tmp_path, **tokens))
+        theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **tokens)
+        assert ours.encode(text) == theirs.encode(text)
+        assert ours.encode(text, add_special=False) == theirs.encode(text, add_special_tokens=False)
+
+    def test_round_trip(self, tokenizer: Tokenizer) -> None:
+        text = "Once upon a time 你好 😀!"
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+    def test_special_tokens_are_known(self, tmp_path: Path) -> None:
+        config = {"bos_token": {"content": "<s>", "lstrip": False}, "eos_token": "</s>", "pad_token": None}
+        tokenizer = Tokenizer.open(save(tmp_path, "byte-level", **config))
+        assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>"}
+        assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
+        assert tokenizer.special_ids == {0, 1, 2}
+        assert tokenizer.vocab_size == 401
+        assert tokenizer.token(401) is None
+
+    @pytest.mark.parametrize(
+        ("kind", "flags", "around"),
+        [
+            ("byte-level", {}, ([], [])),
+            ("byte-level", {"add_bos_token": True}, ([1], [])),
+            ("byte-level", {"add_bos_token": True, "add_eos_token": True}, ([1], [2])),
+            ("byte-fallback", {}, ([1], [])),
+            ("byte-fallback", {"add_bos_token": False}, ([], [])),
+            ("byte-fallback", {"add_bos_token": True}, ([1], [])),
+        ],
+    )
+    def test_flags_overrule_the_file(
+        self, tmp_path: Path, kind: str, flags: dict[str, bool], around: tuple[list[int], list[int]]
+    ) -> None:
+        tokenizer = Tokenizer.open(save(tmp_path, kind, bos_token="<s>", eos_token="</s>", **flags))
+        inner = tokenizer.encode("hello", add_special=False)
+        assert tokenizer.encode("hello") == around[0] + inner + around[1]
+        theirs = PreTrainedTokenizerFast(
+            tokenizer_file=str(tmp_path / "tokenizer.json"), bos_token="<s>", eos_token="</s>", **flags
+        )
+        assert tokenizer.encode("hello") == theirs.encode("hello")
+
+    def test_truncation_in_the_file_is_ignored(self, tmp_path: Path) -> None:
+        backend = byte_level()
+        backend.enable_truncation(3)
+        backend.enable_padding(length=50)
+        backend.save(str(tmp_path / "tokenizer.json"))
+        ids = Tokenizer.open(tmp_path).encode("The quick brown fox jumps")
+        assert 3 < len(ids) < 50
+
+    def test_half_a_surrogate_pair_is_refused(self, tokenizer: Tokenizer) -> None:
+        with pytest.raises(UserError, match="character 1"):
+            tokenizer.encode("a\ud800")
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "{}",
+            "[]",
+            '{"model": {"type": "BPE"}}',
+            '{"version": "1.0", "model": null}',
+            "\0",
+            '{"a":' * 5000,
+        ],
+    )
+    def test_broken_files_are_refused_in_one_line(self, tmp_path: Path, text: str) -> None:
+        (tmp_path / "tokenizer.json").write_text(text)
+        with pytest.raises(UserError, match=r"tokenizer\.json is not a tokenizer") as raised:
+            Tokenizer.open(tmp_path)
+        assert str(raised.value).isprintable()
+
+    def test_huge_file_is_refused_unread(self, tmp_path: Path) -> None:
+        with (tmp_path / "tokenizer.json").open("wb") as file:
+            file.truncate(1 << 40)
+        with pytest.raises(UserError, match="at most"):
+            Tokenizer.open(tmp_path)
+
+    @pytest.mark.parametrize("name", ["tokenizer.model", "vocab.json"])
+    def test_older_formats_get_advice(self, tmp_path: Path, name: str) -> None:
+        (tmp_path / name).write_bytes(b"\x0a\x0e")
+        with pytest.raises(UserError, match="save_pretrained"):
+            Tokenizer.open(tmp_path)
+
+    def test_missing_file_is_named(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=r"no tokenizer\.json"):
+            Tokenizer.open(tmp_path)
+
+    @pytest.mark.parametrize(
+        "config", [{"bos_token": 3}, {"add_bos_token": "yes"}, {"add_bos_token": True, "bos_token": "<nope>"}]
+    )
+    def test_broken_config_is_named(self, tmp_path: Path, config: dict[str, object]) -> None:
+        with pytest.raises(UserError, match=r"tokenizer_config\.json: (add_)?bos_token"):
+            Tokenizer.open(save(tmp_path, **config))
+
+
+def pieces(tokenizer: Tokenizer, ids: list[int], *, skip_special: bool = True) -> list[str]:
+    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
+    found = [detokenizer.push(token_id) for token_id in ids]
+    return [*found, detokenizer.finish()]
+
+
+class TestDetokenizer:
+    @pytest.mark.parametrize("text", [*CORPUS[:4], "  leading", "a  b", "\n\n", "é", "😀", "x😀"])
+    def test_joined_pieces_are_the_text(self, tokenizer: Tokenizer, text: str) -> None:
+        ids = tokenizer.encode(text)
+        parts = pieces(tokenizer, ids)
+        assert "".join(parts) == tokenizer.decode(ids)
+        assert "".join(parts).lstrip() == text.lstrip()  # Metaspace drops every space of the first piece
+        assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts)
+
+    def test_text_streams_without_delay(self, tokenizer: Tokenizer) -> None:
+        parts = pieces(tokenizer, tokenizer.encode("The quick brown fox", add_special=False))
+        assert all(parts[:-1])
+        assert parts[-1] == ""
+
+    def test_bytes_of_one_character_wait_for_each_other(self) -> None:
+        tokenizer = TOKENIZERS["byte-level"]
+        detokenizer = Detokenizer(tokenizer)
+        ids = tokenizer.encode("ﬀ!")  # three bytes that the corpus never joins
+        assert len(ids) == 4
+        assert [detokenizer.push(token_id) for token_id in ids] == ["", "", "ﬀ", "!"]
+
+    def test_unfinished_character_becomes_a_mark_at_the_end(self) -> None:
+        tokenizer = TOKENIZERS["byte-level"]
+        ids = tokenizer.encode("ﬀ")[:2]
+        assert pieces(tokenizer, ids) == ["", "", "\N{REPLACEMENT CHARACTER}"]
+
+    def test_special_tokens_are_left_out_or_shown(self, tokenizer: Tokenizer) -> None:
+        ids = [1, *tokenizer.encode("hello", add_special=False), 2]
+        assert "".join(pieces(tokenizer, ids)) == "hello"
+        assert "".join(pieces(tokenizer, ids, skip_special=False)) == tokenizer.decode(
+            ids, skip_special=False
+        )
+
+    def test_finish_begins_anew(self, tokenizer: Tokenizer) -> None:
+        detokenizer = Detokenizer(tokenizer)
+        ids = tokenizer.encode("hello there", add_special=False)
+        for _ in range(2):
+            text = "".join([detokenizer.push(token_id) for token_id in ids])
+            assert text + detokenizer.finish() == "hello there"
+
+    @pytest.mark.parametrize("kind", list(TOKENIZERS))
+    @settings(max_examples=300, deadline=None)
+    @given(data=st.data())
+    def test_any_ids_give_the_text_of_all(self, kind: str, data: st.DataObject) -> None:
+        """Random ids: broken UTF-8, special tokens inside of byte runs, ids beyond the vocabulary."""
+        tokenizer = TOKENIZERS[kind]
+        byte = st.integers(3, 258)
+        ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size + 2) | byte, max_size=30))
+        skip = data.draw(st.booleans())
+        parts = pieces(tokenizer, ids, skip_special=skip)
+        assert "".join(parts) == tokenizer.decode(ids, skip_special=skip)
+
+    @pytest.mark.parametrize("kind", list(TOKENIZERS))
+    @settings(max_examples=200, deadline=None)
+    @given(text=st.text(max_size=30))
+    def test_any_text_streams_in_whole_characters(self, kind: str, text: str) -> None:
+        tokenizer = TOKENIZERS[kind]
+        ids = tokenizer.encode(text, add_special=False)
+        whole = tokenizer.decode(ids)
+        shown = ""
+        for piece in pieces(tokenizer, ids):
+            shown += piece
+            assert whole.startswith(shown)
+        assert shown == whole

@@ -1,0 +1,61 @@
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.pack.dtypes import bf16_from_f32, convert, f32_from_bf16
+from tpiedge.pack.layout import Precision
+
+
+def test_every_bf16_widens_exactly_and_comes_back() -> None:
+    bits = np.arange(1 << 16, dtype=np.uint16)
+    wide = f32_from_bf16(bits)
+    nan = np.isnan(wide)
+    back = bf16_from_f32(wide)
+    np.testing.assert_array_equal(back[~nan], bits[~nan])
+    assert np.isnan(f32_from_bf16(back[nan])).all()
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=50))
+def test_rounding_is_that_of_torch(raw: list[int]) -> None:
+    values = np.array(raw, np.uint32).view(np.float32)
+    expected = torch.from_numpy(values.copy()).to(torch.bfloat16)
+    ours = torch.from_numpy(bf16_from_f32(values)).view(torch.bfloat16)
+    assert torch.equal(ours.isnan(), expected.isnan())
+    assert torch.equal(ours[~ours.isnan()], expected[~expected.isnan()])
+
+
+@pytest.mark.parametrize(
+    ("bits", "rounded"),
+    [
+        (0x3F808000, 0x3F80),  # a tie goes to even
+        (0x3F818000, 0x3F82),
+        (0x3F808001, 0x3F81),
+        (0x7F7FFFFF, 0x7F80),  # the largest float rounds to infinity
+        (0x7F800001, 0x7FC0),  # a NaN with low bits only is not infinity
+        (0xFFFFFFFF, 0xFFFF),
+        (0x80000000, 0x8000),
+    ],
+)
+def test_rounding_by_hand(bits: int, rounded: int) -> None:
+    assert bf16_from_f32(np.array([bits], np.uint32).view(np.float32))[0] == rounded
+
+
+def test_f16_converts_to_both() -> None:
+    half = np.arange(1 << 16, dtype=np.uint16).view(np.float16)
+    half = half[~np.isnan(half)]
+    np.testing.assert_array_equal(convert(half, "F16", Precision.F32), half.astype(np.float32))
+    expected = torch.from_numpy(half.copy()).to(torch.bfloat16)
+    assert torch.equal(torch.from_numpy(convert(half, "F16", Precision.BF16)).view(torch.bfloat16), expected)
+
+
+def test_nothing_is_copied_where_nothing_changes() -> None:
+    values = np.ones(3, np.float32)
+    assert convert(values, "F32", Precision.F32) is values
+
+
+def test_blocks_join_without_a_seam() -> None:
+    values = np.random.default_rng(0).standard_normal((3, 40_000)).astype(np.float32)
+    whole = bf16_from_f32(values)
+    np.testing.assert_array_equal(whole[1], bf16_from_f32(values[1]))

@@ -1,0 +1,183 @@
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.errors import UserError
+from tpiedge.pack.layout import (
+    ALIGN,
+    ROW_ALIGN,
+    BlobLayout,
+    BlobSpec,
+    MatrixSpec,
+    ModelSpec,
+    Precision,
+    VectorSpec,
+    group_size,
+    share_bytes,
+    share_of_matrix,
+)
+from tpiedge.pack.share import NodeShare, Share
+
+F32, BF16 = Precision.F32, Precision.BF16
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "per_unit", "precision", "stride", "padded", "units", "nbytes"),
+    [
+        (4096, 4096, 128, BF16, 8192, 128, 32, 4096 * 8192),  # nothing to pad
+        (32000, 2048, 128, F32, 8192, 128, 250, 32000 * 8192),
+        (120, 60, 20, F32, 256, 32, 6, 6 * 32 * 256),  # head_dim 20: 12 rows of padding per head
+        (120, 60, 20, BF16, 128, 32, 6, 6 * 32 * 128),
+        (200, 60, 128, F32, 256, 128, 2, (128 + 80) * 256),  # the short tile has its own padding
+        (1003, 60, 128, BF16, 128, 128, 8, (7 * 128 + 128) * 128),
+        (3200, 3200, 100, F32, 12800, 104, 32, 32 * 104 * 12800),  # OpenLLaMA 3B
+        (64, 64, 128, F32, 256, 128, 1, 64 * 256),  # one tile, shorter than a tile
+    ],
+)
+def test_matrix_layout_by_hand(
+    rows: int, cols: int, per_unit: int, precision: Precision, stride: int, padded: int, units: int, nbytes: int
+) -> None:
+    layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit),)), precision)
+    matrix = layout.matrix("q")
+    assert (matrix.row_stride, matrix.padded_rows, matrix.units) == (stride, padded, units)
+    assert matrix.nbytes == nbytes == layout.nbytes
+
+
+def test_vectors_come_first_in_one_aligned_section() -> None:
+    spec = BlobSpec(
+        (MatrixSpec("q", "s", 128, 64, 64),), (VectorSpec("a", "va", 60), VectorSpec("b", "vb", 1100))
+    )
+    layout = BlobLayout.of(spec, F32)
+    assert [v.offset for v in layout.vectors] == [0, 256]
+    assert layout.vectors_nbytes == 8192 == layout.matrix("q").offset
+    first, second, *_ = layout.ranges()
+    assert (first.label, second.label) == ("the vector section", "unit 0 of q")
+
+
+matrices = st.builds(
+    MatrixSpec,
+    name=st.just("q"),
+    source=st.just("s"),
+    rows=st.integers(1, 3000),
+    cols=st.integers(1, 5000),
+    rows_per_unit=st.integers(1, 300),
+    transposed=st.booleans(),
+)
+blobs = st.builds(
+    lambda parts, lengths: BlobSpec(
+        tuple(replace(part, name=f"m{i}") for i, part in enumerate(parts)),
+        tuple(VectorSpec(f"v{i}", "s", length) for i, length in enumerate(lengths)),
+    ),
+    st.lists(matrices, max_size=4),
+    st.lists(st.integers(1, 3000), max_size=3),
+)
+
+
+@given(blobs, st.sampled_from(Precision))
+def test_ranges_tile_the_blob_without_gap_or_overlap(spec: BlobSpec, precision: Precision) -> None:
+    layout = BlobLayout.of(spec, precision)
+    offset = 0
+    for index, item in enumerate(layout.ranges()):
+        assert (item.offset, item.index) == (offset, index)
+        assert item.length % ALIGN == 0 < item.length
+        offset += item.length
+    assert offset == layout.nbytes
+    assert layout.range_count == len(list(layout.ranges()))
+
+
+@given(matrices, st.sampled_from(Precision), st.data())
+def test_any_share_is_one_aligned_range_of_its_units(
+    spec: MatrixSpec, precision: Precision, data: st.DataObject
+) -> None:
+    matrix = BlobLayout.of(BlobSpec((spec,), (VectorSpec("n", "s", 5),)), precision).matrix("q")
+    start = data.draw(st.integers(0, matrix.units))
+    stop = data.draw(st.integers(start, matrix.units))
+    offset, length = matrix.span(start, stop)
+    units = list(matrix.ranges(start, stop))
+    assert offset % ALIGN == length % ALIGN == 0
+    assert sum(item.length for item in units) == length == matrix.row_count(start, stop) * matrix.row_stride
+    if units:
+        assert units[0].offset == offset
+    assert matrix.row_stride % ROW_ALIGN == 0
+    assert matrix.row_stride - ROW_ALIGN < spec.cols * precision.itemsize <= matrix.row_stride
+
+
+@given(matrices, st.sampled_from(Precision), st.data())
+def test_a_row_lies_in_its_unit(spec: MatrixSpec, precision: Precision, data: st.DataObject) -> None:
+    matrix = BlobLayout.of(BlobSpec((spec,)), precision).matrix("q")
+    row = data.draw(st.integers(0, spec.rows - 1))
+    offset, length = matrix.span(row // spec.rows_per_unit, row // spec.rows_per_unit + 1)
+    assert offset <= matrix.row_offset(row) <= offset + length - matrix.row_stride
+
+
+def test_share_of_a_layer(spec: ModelSpec) -> None:
+    layout = BlobLayout.of(spec.layers[0], F32)
+    share = NodeShare(Share(1, 4), Share(1, 2))
+    assert group_size(layout) == 2
+    held = {name: share_of_matrix(name, share, 2) for name in ("q", "o", "k", "v", "gate", "up", "down")}
+    assert held["q"] == held["o"] == Share(1, 4)
+    assert held["k"] == held["v"] == Share(0, 2)  # the KV heads that cover query heads 1, 2, 3
+    assert held["gate"] == held["down"] == Share(1, 2)
+    head, tile = 32 * 256, 80 * 256
+    assert share_bytes(layout, share, 2) == 4096 + (2 * 3 + 2 * 2) * head + 3 * tile
+    assert share_bytes(layout, NodeShare(Share(0, 0), Share(0, 0)), 2) == layout.vectors_nbytes
+    everything = NodeShare(Share(0, 6), Share(0, 2))
+    assert share_bytes(layout, everything, 2) == layout.nbytes
+    with pytest.raises(UserError, match="not one of a layer's"):
+        share_of_matrix("head", share, 2)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"rows": 0},
+        {"rows": -1},
+        {"rows": True},
+        {"rows": 2.0},
+        {"rows": "4"},
+        {"rows": 1 << 60},
+        {"cols": 1 << 60},
+        {"rows_per_unit": 0},
+        {"name": "../q"},
+        {"name": ""},
+        {"name": None},
+        {"source": "a b"},
+        {"source": "x" * 300},
+        {"transposed": 1},
+    ],
+)
+def test_a_matrix_from_a_manifest_is_checked(fields: dict[str, object]) -> None:
+    good = {"name": "q", "source": "s", "rows": 4, "cols": 4, "rows_per_unit": 2, "transposed": False}
+    with pytest.raises(UserError, match="pack layout"):
+        MatrixSpec(**(good | fields))  # type: ignore[arg-type]
+
+
+def test_a_blob_is_bounded() -> None:
+    huge = MatrixSpec("q", "s", 1 << 26, 1 << 22, 128)
+    with pytest.raises(UserError, match="bytes, more than"):
+        BlobLayout.of(BlobSpec((huge,)), F32)
+    with pytest.raises(UserError, match="ranges, more than"):
+        BlobLayout.of(BlobSpec((MatrixSpec("q", "s", 1 << 26, 4, 1),)), F32)
+    with pytest.raises(UserError, match="twice"):
+        BlobSpec((MatrixSpec("q", "s", 1, 1, 1),), (VectorSpec("q", "s", 1),))
+
+
+def test_units_and_rows_beyond_the_matrix_are_refused(spec: ModelSpec) -> None:
+    matrix = BlobLayout.of(spec.layers[0], F32).matrix("q")
+    for start, stop in ((0, 7), (-1, 2), (3, 2)):
+        with pytest.raises(UserError, match="has units"):
+            matrix.span(start, stop)
+    with pytest.raises(UserError, match="has rows"):
+        matrix.row_offset(120)
+
+
+def test_uneven_groups_are_refused() -> None:
+    def layout(heads: int, kv: int) -> BlobLayout:
+        parts = (MatrixSpec("q", "s", heads, 8, 1), MatrixSpec("k", "t", kv, 8, 1))
+        return BlobLayout.of(BlobSpec(parts), F32)
+
+    assert group_size(layout(6, 2)) == 3
+    with pytest.raises(UserError, match="5 query heads for 2 KV heads"):
+        group_size(layout(5, 2))

@@ -1,0 +1,90 @@
+"""Shares cover every unit once, follow the weights and respect KV-head borders."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.errors import UserError
+from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.planner.partition import Shape, Weight, apportion, parse_shares, partition
+
+
+def both(*weights: float) -> list[Weight]:
+    return [Weight(weight, weight) for weight in weights]
+
+
+@pytest.mark.parametrize(
+    ("weights", "units", "expected"),
+    [
+        ([1, 1], 4, [2, 2]),
+        ([1, 1, 1], 4, [2, 1, 1]),
+        ([3, 1], 8, [6, 2]),
+        ([3, 1, 2], 44, [22, 7, 15]),
+        ([0, 1], 5, [0, 5]),
+        ([1, 0, 1], 3, [2, 0, 1]),
+        ([1e-3, 1000], 7, [0, 7]),
+        ([1] * 5, 3, [1, 1, 1, 0, 0]),
+    ],
+)
+def test_apportion_table(weights: list[float], units: int, expected: list[int]) -> None:
+    assert apportion(weights, units) == expected
+
+
+def test_cuts_fall_on_kv_heads_while_there_are_enough() -> None:
+    shares = partition(Shape(heads=32, kv_heads=4, ffn_tiles=44), both(1, 1, 1))
+    assert [share.attention for share in shares] == [Share(0, 16), Share(16, 24), Share(24, 32)]
+    assert [share.ffn for share in shares] == [Share(0, 15), Share(15, 30), Share(30, 44)]
+
+
+def test_more_nodes_than_kv_heads_share_them_by_query_head() -> None:
+    shares = partition(Shape(heads=9, kv_heads=3, ffn_tiles=5), both(1, 1, 1, 1, 1))
+    assert [len(share.attention) for share in shares] == [2, 2, 2, 2, 1]
+    assert kv_share(shares[1].attention, 3) == Share(0, 2), "query heads 2 and 3 need KV heads 0 and 1"
+
+
+def test_a_node_may_help_with_the_ffn_only() -> None:
+    shares = partition(Shape(8, 2, 10), parse_shares("1,0:1", 2))
+    assert shares == (NodeShare(Share(0, 8), Share(0, 5)), NodeShare(Share(8, 8), Share(5, 10)))
+
+
+weight_lists = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambda w: sum(w) > 1e-3)
+
+
+@given(
+    weights=weight_lists,
+    kv_heads=st.integers(1, 16),
+    group=st.integers(1, 8),
+    tiles=st.integers(1, 300),
+)
+def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: int, tiles: int) -> None:
+    shape = Shape(kv_heads * group, kv_heads, tiles)
+    shares = partition(shape, both(*weights))
+    for part, total in (("attention", shape.heads), ("ffn", shape.ffn_tiles)):
+        intervals = [getattr(share, part) for share in shares]
+        assert intervals[0].start == 0
+        assert intervals[-1].stop == total
+        assert all(a.stop == b.start for a, b in zip(intervals, intervals[1:], strict=False))
+    takers = sum(weight > 0 for weight in weights)
+    if takers <= kv_heads:
+        assert all(share.attention.start % group == 0 for share in shares)
+    assert all(not share.attention and not share.ffn for share, w in zip(shares, weights, strict=True) if w == 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes", "complaint"),
+    [
+        ("1,2", 3, "gives 2 weights for 3 nodes"),
+        ("", 1, "is not a weight"),
+        ("1,-2", 2, "out of range"),
+        ("0,0", 2, "to nobody"),
+        ("0:1,0:1", 2, "attention to nobody"),
+        ("1:0,1:0", 2, "FFN to nobody"),
+        ("a,b", 2, "is not a weight"),
+        ("1:2:3,1", 2, "is not a weight"),
+        ("nan,1", 2, "out of range"),
+        ("inf,1", 2, "out of range"),
+    ],
+)
+def test_bad_shares_are_refused_in_words(text: str, nodes: int, complaint: str) -> None:
+    with pytest.raises(UserError, match=complaint):
+        parse_shares(text, nodes)

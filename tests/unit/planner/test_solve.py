@@ -1,0 +1,98 @@
+"""The planner: proportional to speed while it fits, water-filled when it does not, and a refusal with numbers."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.planner.partition import Shape, Weight
+from tpiedge.planner.solve import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts, Plan, evaluate, solve
+from tpiedge.units import GIB, MIB
+
+# 32 layers of 100 MiB, of which a third is attention; 1 GiB of head.
+MODEL = ModelFacts(
+    shape=Shape(heads=32, kv_heads=8, ffn_tiles=64),
+    num_layers=32,
+    query_unit_bytes=MIB // 2,
+    kv_unit_bytes=2 * MIB,
+    ffn_tile_bytes=MIB,
+    last_tile_bytes=MIB,
+    resident_bytes=4096,
+    head_bytes=GIB,
+    kv_token_bytes=1024,
+)
+LAYERS_BYTES = 32 * (16 + 16 + 64) * MIB
+
+
+def sizes(plan: Plan | Infeasible) -> list[tuple[int, int]]:
+    assert isinstance(plan, Plan), plan
+    return [(len(share.attention), len(share.ffn)) for share in plan.shares]
+
+
+def test_shares_follow_speed() -> None:
+    plan = solve(MODEL, [NodeFacts(3.0), NodeFacts(1.0)], 100)
+    assert sizes(plan) == [(24, 48), (8, 16)]
+
+
+def test_the_head_is_a_serial_term_of_rank_0() -> None:
+    plan = solve(MODEL, [NodeFacts(2.0), NodeFacts(2.0)], 100)
+    assert isinstance(plan, Plan)
+    assert plan.head_s == GIB / 2.0
+    assert plan.layers_s == LAYERS_BYTES / 2 / 2.0
+
+
+def test_a_node_short_of_memory_gets_less_and_the_others_more() -> None:
+    kv_cache = 32 * 8 * 1024 * 100
+    quarter = NODE_BASE_BYTES + (LAYERS_BYTES + kv_cache) // 4 + 2 * MIB
+    plan = solve(MODEL, [NodeFacts(1.0), NodeFacts(1.0, memory_bytes=quarter)], 100)
+    assert sizes(plan) == [(24, 48), (8, 16)]
+
+
+def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
+    plan = solve(MODEL, [NodeFacts(1.0, memory_bytes=2 * GIB), NodeFacts(1.0, memory_bytes=GIB)], 100)
+    assert isinstance(plan, Infeasible)
+    assert "too little" in plan.reason
+    assert "node 1 takes" in plan.reason
+
+
+def test_rank_0_without_room_for_the_head_is_named() -> None:
+    plan = solve(MODEL, [NodeFacts(1.0, memory_bytes=GIB), NodeFacts(1.0)], 100)
+    assert isinstance(plan, Infeasible)
+    assert "node 0 cannot hold even an empty share" in plan.reason
+    assert "LM head" in plan.reason
+
+
+def test_free_disk_limits_a_share() -> None:
+    plan = solve(MODEL, [NodeFacts(1.0), NodeFacts(1.0, free_disk_bytes=LAYERS_BYTES // 4 + MIB)], 100)
+    assert sizes(plan) == [(24, 48), (8, 16)]
+
+
+def test_given_weights_that_do_not_fit_name_the_node() -> None:
+    nodes = [NodeFacts(1.0), NodeFacts(1.0, memory_bytes=GIB)]
+    plan = evaluate(MODEL, nodes, [Weight(1, 1), Weight(1, 1)], 100)
+    assert isinstance(plan, Infeasible)
+    assert plan.reason.startswith("node 1 needs")
+
+
+def test_a_bigger_context_can_make_a_plan_impossible() -> None:
+    nodes = [NodeFacts(1.0, memory_bytes=6 * GIB)]
+    assert isinstance(solve(MODEL, nodes, 1000), Plan)
+    assert isinstance(solve(MODEL, nodes, 100_000), Infeasible)
+
+
+@given(
+    speeds=st.lists(st.floats(0.1, 100), min_size=1, max_size=6),
+    memories=st.lists(st.integers(500, 6000), min_size=6, max_size=6),
+    tokens=st.integers(0, 5000),
+)
+def test_a_plan_keeps_every_limit(speeds: list[float], memories: list[int], tokens: int) -> None:
+    nodes = [
+        NodeFacts(speed, memory * MIB, memory * MIB)
+        for speed, memory in zip(speeds, memories, strict=False)
+    ]
+    plan = solve(MODEL, nodes, tokens)
+    if isinstance(plan, Plan):
+        for node, need in zip(nodes, plan.needs, strict=True):
+            assert node.memory_bytes is not None
+            assert need.total_bytes <= node.memory_bytes
+        assert sum(len(share.ffn) for share in plan.shares) == 64
+    else:
+        assert plan.reason

@@ -1,0 +1,77 @@
+"""The presets against figures that were not used to write them: published parameter counts."""
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig
+
+from tpiedge.errors import UserError
+from tpiedge.model.presets import PRESETS, preset
+
+TOOL = Path(__file__).parents[3] / "tools" / "make_checkpoint.py"
+
+PARAMETERS = {
+    "tinyllama": 1_100_048_384,
+    "llama2-3b": 3_426_473_600,
+    "llama2-7b": 6_738_415_616,
+    "llama2-13b": 13_015_864_320,
+    "llama2-70b": 68_976_648_192,
+    "yi-34b": 34_388_917_248,
+    "llama3-8b": 8_030_261_248,
+    "llama3.1-8b": 8_030_261_248,
+    "llama3.1-70b": 70_553_706_496,
+    "llama3.2-1b": 1_235_814_400,
+    "llama3.2-3b": 3_212_749_824,
+    "llama3.3-70b": 70_553_706_496,
+    "mistral-7b": 7_241_732_096,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "qwen2.5-0.5b": 494_032_768,
+    "qwen2.5-1.5b": 1_543_714_304,
+    "qwen2.5-3b": 3_085_938_688,
+    "qwen2.5-7b": 7_615_616_512,
+    "qwen3-0.6b": 596_049_920,
+    "qwen3-1.7b": 1_720_574_976,
+    "qwen3-4b": 4_022_468_096,
+    "qwen3-8b": 8_190_735_360,
+}
+"""As the publishers' model pages state them (a tied embedding counts once)."""
+
+
+def load_tool():
+    spec = importlib.util.spec_from_file_location("make_checkpoint", TOOL)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_preset_has_its_published_size():
+    tool = load_tool()
+    counted = {name: sum(t.elements for t in tool.tensors(tool.model(preset(name)))) for name in PRESETS}
+    assert counted == PARAMETERS
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_transformers_reads_the_config_as_meant(name, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(preset(name)))
+    read, facts = AutoConfig.from_pretrained(tmp_path), preset(name)
+    head_dim = facts.get("head_dim", facts["hidden_size"] // facts["num_attention_heads"])
+    assert getattr(read, "head_dim", None) in (head_dim, None)
+    assert read.rope_parameters["rope_theta"] == facts["rope_theta"]
+    scaling = facts.get("rope_scaling") or {"rope_type": "default"}
+    assert scaling.items() <= read.rope_parameters.items()
+    window = facts["sliding_window"] if facts["model_type"] == "mistral" else None
+    assert getattr(read, "sliding_window", None) == window
+    assert read.tie_word_embeddings == facts["tie_word_embeddings"]
+
+
+def test_a_preset_is_a_copy():
+    preset("llama3.1-8b")["rope_scaling"]["factor"] = math.inf
+    assert preset("llama3.1-8b")["rope_scaling"]["factor"] == 8.0
+
+
+def test_an_unknown_name_is_answered_with_the_known_ones():
+    with pytest.raises(UserError, match=r"'llama9'.*llama2-7b.*tinyllama"):
+        preset("llama9")

@@ -1,0 +1,349 @@
+"""Write a Hugging Face checkpoint of a real model's shape with random weights.
+
+    python tools/make_checkpoint.py --preset tinyllama --dtype bf16 OUT
+    python tools/make_checkpoint.py --preset llama2-70b --layers 4 --dtype f32 --shard-size 4GB OUT
+
+OUT is a folder that must not exist yet; it appears under its name only when it is complete. It holds
+config.json, generation_config.json, model.safetensors (or shards with an index), and a tokenizer that works:
+text to byte tokens and back exactly, while the ids beyond the bytes decode to invented words.
+
+The weights are those of `RandomSource`: a function of seed and tensor name, whatever the shard size, and bf16
+is f32 rounded. Memory stays below 200 MB whatever the size of a tensor.
+"""
+
+import argparse
+import json
+import math
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+from tpiedge.errors import DiskFull, TpiedgeError, UserError
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.presets import PRESETS, preset
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.dtypes import Array, SourceDtype
+from tpiedge.pack.layout import ModelSpec
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.units import format_bytes, format_seconds, parse_bytes
+
+Config = dict[str, object]
+
+DTYPES: dict[str, tuple[SourceDtype, str, int]] = {
+    "f32": ("F32", "float32", 4),
+    "bf16": ("BF16", "bfloat16", 2),
+    "f16": ("F16", "float16", 2),
+}
+"""Our name -> safetensors' name, config.json's name, bytes per element."""
+
+CHUNK = 4 * 1024 * 1024
+"""Elements drawn and written at a time."""
+
+
+# --- tensors ---
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
+
+
+def model(config: Config) -> ModelSpec:
+    """The matrices and vectors of `config`. Raises UserError for a model that tpiedge does not run."""
+    return model_spec(ModelConfig.from_huggingface(config))
+
+
+def tensors(spec: ModelSpec) -> list[Tensor]:
+    """Every tensor of the checkpoint, in the order of computation."""
+    found = []
+    for blob in (spec.embedding, *spec.layers, spec.head):
+        found += [Tensor(matrix.source, matrix.source_shape) for matrix in blob.matrices]
+        found += [Tensor(vector.source, (vector.length,)) for vector in blob.vectors]
+    return found
+
+
+def chunks(source: RandomSource, tensor: Tensor) -> Iterator[memoryview]:
+    """The bytes of `tensor` in row-major order, about CHUNK elements at a time."""
+    if len(tensor.shape) == 1:
+        yield _bytes(source.read_vector(tensor.name))
+        return
+    rows, cols = tensor.shape
+    step = max(1, CHUNK // cols)
+    for first in range(0, rows, step):
+        yield _bytes(source.read_rows(tensor.name, first, min(step, rows - first)))
+
+
+def _bytes(values: Array) -> memoryview:
+    return np.ascontiguousarray(values).data.cast("B")
+
+
+# --- files ---
+
+
+def split(found: list[Tensor], itemsize: int, shard_size: int) -> list[list[Tensor]]:
+    """Consecutive tensors, at most `shard_size` bytes per shard; a larger tensor has a shard of its own."""
+    shards: list[list[Tensor]] = [[]]
+    room = shard_size
+    for tensor in found:
+        nbytes = tensor.elements * itemsize
+        if nbytes > room and shards[-1]:
+            shards.append([])
+            room = shard_size
+        shards[-1].append(tensor)
+        room -= nbytes
+    return shards
+
+
+def header(shard: list[Tensor], dtype: str) -> bytes:
+    """The start of a safetensors file: length, then JSON padded so that the data is aligned to 8 bytes."""
+    name, _, itemsize = DTYPES[dtype]
+    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in shard:
+        end = offset + tensor.elements * itemsize
+        entries[tensor.name] = {"dtype": name, "shape": tensor.shape, "data_offsets": (offset, end)}
+        offset = end
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def write_weights(
+    folder: Path, config: Config, dtype: str, seed: int, shard_size: int, progress: "Progress"
+) -> None:
+    spec, (name_of_dtype, _, itemsize) = model(config), DTYPES[dtype]
+    found, source = tensors(spec), RandomSource.for_spec(seed, spec, name_of_dtype)
+    shards = split(found, itemsize, shard_size)
+    weight_map: dict[str, str] = {}
+    for number, shard in enumerate(shards, 1):
+        single = len(shards) == 1
+        name = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
+        weight_map |= {tensor.name: name for tensor in shard}
+        with open(folder / name, "wb") as file:
+            _write_shard(file, shard, dtype, source, progress)
+    if len(shards) > 1:
+        total = itemsize * sum(tensor.elements for tensor in found)
+        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def _write_shard(
+    file: BinaryIO, shard: list[Tensor], dtype: str, source: RandomSource, progress: "Progress"
+) -> None:
+    file.write(header(shard, dtype))
+    for tensor in shard:
+        for chunk in chunks(source, tensor):
+            file.write(chunk)
+            progress.advance(len(chunk))
+
+
+def _write_json(path: Path, value: object) -> None:
+    path.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# --- tokenizer ---
+
+
+def _whole(config: Config, key: str) -> int:
+    value = config[key]
+    if not isinstance(value, int):
+        raise UserError(f"{key} of the preset is {value!r}: a whole number is needed")
+    return value
+
+
+def special_tokens(config: Config) -> dict[int, str]:
+    """id -> text of the tokens that config.json calls bos and eos."""
+    eos = config["eos_token_id"]
+    ends = eos if isinstance(eos, list) else [eos]
+    found = {end: f"<|end_{number}|>" if number else "<|end|>" for number, end in enumerate(ends)}
+    return {_whole(config, "bos_token_id"): "<|begin|>"} | found
+
+
+def vocabulary(size: int, special: dict[int, str]) -> dict[str, int]:
+    """Token -> id for every id below `size`: the special ones, the 256 bytes, and invented words."""
+    free = (i for i in range(size) if i not in special)
+    found = {text: i for i, text in special.items()}
+    found |= dict(zip(_byte_alphabet(), free, strict=False))
+    found |= {word: i for i, word in zip(free, _words(), strict=False)}
+    return found
+
+
+def _byte_alphabet() -> list[str]:
+    """The printable character that byte-level BPE writes for each byte value (as GPT-2 defined it)."""
+    printable = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return [chr(byte if byte in printable else next(others)) for byte in range(256)]
+
+
+def _words() -> Iterator[str]:
+    """' ba', ' be', ..., ' baba', ...: words of one, two and three syllables, each with its leading space."""
+    syllables = [consonant + vowel for consonant in "bdfgklmnprstvz" for vowel in "aeiou"]
+    words = [""]
+    while True:
+        words = [word + syllable for word in words for syllable in syllables]
+        yield from ("\u0120" + word for word in words)
+
+
+def tokenizer(config: Config) -> Config:
+    """tokenizer.json: byte-level BPE without merges. Llama and Mistral start every text with bos."""
+    special = special_tokens(config)
+    added = [
+        {"id": i, "content": text, "special": True, "normalized": False}
+        | dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+        for i, text in sorted(special.items())
+    ]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
+    bpe: Config = {"type": "BPE", "unk_token": None, "byte_fallback": False, "merges": []}
+    return {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": added,
+        "normalizer": None,
+        "pre_tokenizer": byte_level,
+        "post_processor": _starts_with_bos(config, special),
+        "decoder": byte_level,
+        "model": bpe | {"vocab": vocabulary(_whole(config, "vocab_size"), special)},
+    }
+
+
+def _starts_with_bos(config: Config, special: dict[int, str]) -> Config | None:
+    if config["model_type"] not in ("llama", "mistral"):
+        return None
+    bos = _whole(config, "bos_token_id")
+    text = special[bos]
+    one, two = {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}
+    start = {"SpecialToken": {"id": text, "type_id": 0}}
+    named = {text: {"id": text, "ids": [bos], "tokens": [text]}}
+    return {
+        "type": "TemplateProcessing",
+        "single": [start, one],
+        "pair": [start, one, two],
+        "special_tokens": named,
+    }
+
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] + ': ' + message['content'] + '\\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant: ' }}{% endif %}"
+)
+
+
+def write_small_files(folder: Path, config: Config) -> None:
+    special = special_tokens(config)
+    eos = config["eos_token_id"]
+    _write_json(folder / "config.json", config)
+    stops = {"bos_token_id": config["bos_token_id"], "eos_token_id": eos}
+    _write_json(folder / "generation_config.json", {"_from_model_config": True, **stops})
+    _write_json(folder / "tokenizer.json", tokenizer(config))
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "bos_token": special[_whole(config, "bos_token_id")],
+        "eos_token": special[eos[0] if isinstance(eos, list) else _whole(config, "eos_token_id")],
+        "model_max_length": config["max_position_embeddings"],
+        "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
+    }
+    _write_json(folder / "tokenizer_config.json", settings)
+
+
+# --- the command ---
+
+
+class Progress:
+    """Bytes written, rate and time left: a line redrawn on a terminal, else a line every 5 seconds."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._done = 0
+        self._start = self._shown = time.monotonic()
+        self._terminal = sys.stderr.isatty()
+
+    def advance(self, nbytes: int) -> None:
+        self._done += nbytes
+        now = time.monotonic()
+        if self._done == self._total or now - self._shown >= (0.1 if self._terminal else 5):
+            self._shown = now
+            self._show(now - self._start)
+
+    def _show(self, elapsed_s: float) -> None:
+        rate = self._done / max(elapsed_s, 1e-6)
+        left = format_seconds((self._total - self._done) / rate)
+        finished = self._done == self._total
+        state = f"in {format_seconds(elapsed_s)}" if finished else f"{left} left"
+        line = f"{format_bytes(self._done)} of {format_bytes(self._total)}, {format_bytes(rate)}/s, {state}"
+        start, end = ("\r\x1b[K", "\n" if finished else "") if self._terminal else ("", "\n")
+        print(start + line, end=end, file=sys.stderr, flush=True)
+
+
+def make_checkpoint(out: Path, config: Config, *, dtype: str, seed: int, shard_size: int) -> int:
+    """Write the checkpoint and return the bytes of its weights; `config` is a preset, `shard_size` in bytes.
+
+    Raises UserError where OUT exists and DiskFull where there is no room; a failure leaves nothing behind.
+    """
+    if out.exists():
+        raise UserError(f"{out} exists already: choose another folder or remove it")
+    config = config | {"torch_dtype": DTYPES[dtype][1]}
+    total = DTYPES[dtype][2] * sum(tensor.elements for tensor in tensors(model(config)))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(out.parent).free
+    if free < total + 64_000_000:
+        needed = f"needs {format_bytes(total)} and {out.parent} has {format_bytes(free)} free"
+        raise DiskFull(f"the checkpoint {needed}: free some space, or use --layers or --dtype bf16")
+    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
+    try:
+        partial.chmod(0o755)
+        write_small_files(partial, config)
+        write_weights(partial, config, dtype, seed, shard_size, Progress(total))
+        os.rename(partial, out)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return total
+
+
+def _options(arguments: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Write a Hugging Face checkpoint with random weights.")
+    parser.add_argument(
+        "--preset", required=True, choices=sorted(PRESETS), metavar="NAME", help="whose shape"
+    )
+    parser.add_argument("--layers", type=int, metavar="N", help="the first N layers only")
+    parser.add_argument(
+        "--dtype", choices=sorted(DTYPES), default="bf16", help="storage type (default: bf16)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: 0)")
+    parser.add_argument("--shard-size", default="4GB", metavar="SIZE", help="largest file (default: 4GB)")
+    parser.add_argument("out", type=Path, metavar="OUT", help="the folder to create")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = _options(arguments)
+    try:
+        config = preset(options.preset)
+        if options.layers is not None:
+            config["num_hidden_layers"] = options.layers
+        shard_size = parse_bytes(options.shard_size)
+        make_checkpoint(options.out, config, dtype=options.dtype, seed=options.seed, shard_size=shard_size)
+    except TpiedgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    print(options.out)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

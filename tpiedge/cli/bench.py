@@ -1,0 +1,231 @@
+"""`tpiedge bench`: what a cluster on this computer reaches, in numbers that can be compared within one run."""
+
+import json
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpiedge.cli.answer import collect
+from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.options import greedy
+from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.table import print_table
+from tpiedge.errors import UserError
+from tpiedge.nodes.cluster import LocalCluster
+from tpiedge.units import format_bytes
+from tpiedge.wire.control import Stats
+from tpiedge.wire.fields import Compute
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["bench"]
+
+_MAX_ALLREDUCE_BYTES = 16 << 20
+
+
+@click.group()
+def bench() -> None:
+    """Measure this computer."""
+
+
+@dataclass(frozen=True)
+class _Setting:
+    """One cluster to measure: nodes x threads."""
+
+    nodes: int
+    threads: int
+
+    @staticmethod
+    def parse(text: str) -> "_Setting":
+        nodes, _, threads = text.partition("x")
+        try:
+            return _Setting(int(nodes), int(threads))
+        except ValueError:
+            raise UserError(f"--settings {text!r}: write NODESxTHREADS, like 1x2,2x1") from None
+
+    def __str__(self) -> str:
+        return f"{self.nodes}x{self.threads}"
+
+
+@bench.command()
+@click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
+@click.option("--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, measured in alternation.")
+@click.option("--precision", type=click.Choice(["f32", "bf16"]))
+@click.option("--compute", type=click.Choice(["f32", "bf16"]))
+@click.option("--prompt-tokens", type=click.IntRange(1, 8192), default=64, show_default=True)
+@click.option("--tokens", type=click.IntRange(2, 4096), default=24, show_default=True)
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@cache_option
+def decode(
+    model_name: str,
+    settings: str,
+    precision: str | None,
+    compute: Compute | None,
+    prompt_tokens: int,
+    tokens: int,
+    repeats: int,
+    as_json: bool,
+    cache: Path | None,
+) -> None:
+    """Prefill and decode speed of clusters of different sizes.
+
+    Every repeat measures each setting once, each in a fresh cluster, with one request to warm up.
+    """
+    wanted = [_Setting.parse(item) for item in settings.split(",")]
+    model = prepare(model_name, precision, compute, cache)
+    runs: dict[str, list[dict[str, Any]]] = {str(setting): [] for setting in wanted}
+    for repeat in range(repeats):
+        for setting in wanted:
+            click.echo(f"repeat {repeat + 1} of {repeats}: {setting}", err=True)
+            runs[str(setting)].append(_measure(model, setting, prompt_tokens, tokens))
+    record = {
+        "model": model.name,
+        "precision": model.pack.precision.value,
+        "compute": model.compute,
+        "prompt_tokens": prompt_tokens,
+        "tokens": tokens,
+        "repeats": repeats,
+        "settings": {name: _summarise(samples) for name, samples in runs.items()},
+    }
+    if as_json:
+        click.echo(json.dumps(record))
+    else:
+        _print_decode(record)
+
+
+def _measure(model: PreparedModel, setting: _Setting, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    layout = Layout(setting.nodes, None, setting.threads, None)
+    capacity = prompt_tokens + tokens
+    plan = plan_cluster(model, layout, capacity)
+    with launch(model, layout, plan, capacity) as cluster:
+        _generate(cluster, model, prompt_tokens, 2)
+        before = cluster.stats()
+        answer = _generate(cluster, model, prompt_tokens, 1)
+        middle = cluster.stats()
+        answer = _generate(cluster, model, prompt_tokens, tokens)
+        after = cluster.stats()
+    steps = tokens - 1
+    prefill = [_difference(b, a) for b, a in zip(before, middle, strict=True)]
+    whole = [_difference(b, a) for b, a in zip(middle, after, strict=True)]
+    s_per_token = answer.s_per_token or 0.0
+    head_s = (whole[0]["head_s"] - prefill[0]["head_s"]) / steps
+    return {
+        "prefill_tokens_per_s": prompt_tokens / answer.ttft_s,
+        "s_per_token": s_per_token,
+        "head_s_per_token": head_s,
+        "layers_s_per_token": s_per_token - head_s,
+        "peak_rss_bytes": [node.peak_rss_bytes for node in after],
+        "weight_bytes": [node.weight_bytes for node in after],
+        "kv_bytes": [node.kv_bytes for node in after],
+        "compute_s_per_token": [(w["compute_s"] - p["compute_s"]) / steps for w, p in zip(whole, prefill, strict=True)],
+        "reduce_wait_s_per_token": [
+            (w["reduce_wait_s"] - p["reduce_wait_s"]) / steps for w, p in zip(whole, prefill, strict=True)
+        ],
+    }
+
+
+def _difference(before: Stats, after: Stats) -> dict[str, float]:
+    names = ("compute_s", "reduce_wait_s", "head_s")
+    return {name: getattr(after, name) - getattr(before, name) for name in names}
+
+
+def _generate(cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int) -> Any:
+    """Random-looking but fixed prompt ids; greedy; end tokens ignored."""
+    ids = tuple((7919 * index + 13) % model.config.vocab_size for index in range(prompt_tokens))
+    request = GenerationRequest(
+        id=f"bench-{tokens}",
+        prompt_ids=ids,
+        max_tokens=tokens,
+        sampling=greedy(),
+        stop_ids=(),
+        ignore_eos=True,
+        keep_prefix=False,
+        prompt_scores=False,
+    )
+    return collect(cluster, request, None, (), lambda _text: None)
+
+
+def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Median, minimum and maximum of every number; the memory figures of the last run."""
+    summary: dict[str, Any] = {}
+    for name, value in samples[-1].items():
+        if isinstance(value, list):
+            summary[name] = value
+        else:
+            summary[name] = _spread([sample[name] for sample in samples])
+    return summary
+
+
+def _spread(values: Sequence[float]) -> dict[str, float]:
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def _print_decode(record: dict[str, Any]) -> None:
+    rows = [
+        [
+            name,
+            f"{summary['prefill_tokens_per_s']['median']:.1f}",
+            _milliseconds(summary["s_per_token"]),
+            _milliseconds(summary["layers_s_per_token"]),
+            _milliseconds(summary["head_s_per_token"]),
+            format_bytes(max(summary["peak_rss_bytes"])),
+        ]
+        for name, summary in record["settings"].items()
+    ]
+    print_table(["nodes x threads", "prefill tok/s", "ms/token", "layers", "head", "peak memory"], rows)
+
+
+def _milliseconds(spread: dict[str, float]) -> str:
+    return f"{spread['median'] * 1e3:.1f} ({spread['min'] * 1e3:.1f}-{spread['max'] * 1e3:.1f})"
+
+
+@bench.command()
+@click.option("--nodes", default="2,4", show_default=True, help="Cluster sizes, comma-separated.")
+@click.option("--bytes", "sizes", default="4,8192,16384,32768,262144", show_default=True, help="Payloads.")
+@click.option("--rounds", type=click.IntRange(10, 100_000), default=500, show_default=True)
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) -> None:
+    """Latency of an all-reduce among local processes, over encrypted links."""
+    # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
+    from tpiedge.nodes.reduce_root import measure_allreduce
+
+    counts, payloads = _integers("--nodes", nodes, 2, 64), _integers("--bytes", sizes, 4, _MAX_ALLREDUCE_BYTES)
+    results: list[dict[str, Any]] = []
+    started = time.monotonic()
+    for count in counts:
+        medians: dict[int, list[float]] = {payload: [] for payload in payloads}
+        for _ in range(repeats):
+            for payload, seconds in measure_allreduce(count, payloads, rounds).items():
+                medians[payload].append(seconds)
+        results += [
+            {"nodes": count, "bytes": payload, "collective": "star", "seconds": _spread(values)}
+            for payload, values in medians.items()
+        ]
+    if as_json:
+        click.echo(json.dumps({"rounds": rounds, "repeats": repeats, "results": results}))
+        return
+    rows = [
+        [str(item["nodes"]), format_bytes(item["bytes"]), _milliseconds_exact(item["seconds"])] for item in results
+    ]
+    print_table(["nodes", "payload", "ms per all-reduce (median of medians, min-max)"], rows)
+    click.echo(f"{repeats} x {rounds} rounds each, {time.monotonic() - started:.0f} s", err=True)
+
+
+def _milliseconds_exact(spread: dict[str, float]) -> str:
+    return f"{spread['median'] * 1e3:.3f} ({spread['min'] * 1e3:.3f}-{spread['max'] * 1e3:.3f})"
+
+
+def _integers(flag: str, text: str, low: int, high: int) -> list[int]:
+    try:
+        values = [int(item) for item in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r} is not a list of numbers like 2,4") from None
+    if any(not low <= value <= high for value in values):
+        raise UserError(f"{flag} {text!r} is out of range: {low} to {high}")
+    return values

@@ -1,0 +1,70 @@
+"""`tpiedge demo`: three processes of unequal shares continue a story together."""
+
+from pathlib import Path
+
+import click
+
+from tpiedge.cli.answer import collect
+from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.options import greedy
+from tpiedge.cli.prepare import cache_option, prepare
+from tpiedge.cli.table import print_table
+from tpiedge.model.source import DEMO
+from tpiedge.planner.solve import Plan
+from tpiedge.units import format_bytes, format_seconds
+from tpiedge.wire.control import Stats
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["demo"]
+
+_PROMPT = "Once upon a time"
+_TOKENS = 120
+_NODES = 3
+_SHARES = "3,2,1"
+
+
+@click.command()
+@click.option("--prompt", default=_PROMPT, show_default=True)
+@click.option("--max-tokens", type=click.IntRange(1, 400), default=_TOKENS, show_default=True)
+@cache_option
+def demo(prompt: str, max_tokens: int, cache: Path | None) -> None:
+    """Watch three nodes of unequal shares answer together with the bundled model."""
+    model = prepare(DEMO, None, None, cache)
+    layout = Layout(_NODES, _SHARES, 1, None)
+    prompt_ids = tuple(model.tokenizer.encode(prompt))
+    capacity = min(len(prompt_ids) + max_tokens, model.config.max_position_embeddings)
+    plan = plan_cluster(model, layout, capacity)
+    request = GenerationRequest(
+        id="demo",
+        prompt_ids=prompt_ids,
+        max_tokens=capacity - len(prompt_ids),
+        sampling=greedy(),
+        stop_ids=model.config.eos_ids,
+        ignore_eos=False,
+        keep_prefix=False,
+        prompt_scores=False,
+    )
+    click.echo(f"Starting {_NODES} processes, joined by encrypted links ...", err=True)
+    with launch(model, layout, plan, capacity) as cluster:
+        click.echo(prompt, nl=False)
+        answer = collect(cluster, request, model.tokenizer, (), lambda text: click.echo(text, nl=False))
+        click.echo("\n")
+        stats = cluster.stats()
+    _print_nodes(plan, stats)
+    if answer.s_per_token:
+        click.echo(f"\n{len(answer.token_ids)} tokens, {1 / answer.s_per_token:.0f} tokens/s")
+
+
+def _print_nodes(plan: Plan, stats: list[Stats]) -> None:
+    rows = [
+        [
+            str(node.rank),
+            f"{len(share.attention)} heads, {len(share.ffn)} FFN tiles",
+            format_bytes(node.peak_rss_bytes),
+            format_bytes(node.bytes_sent),
+            format_seconds(node.compute_s),
+            format_seconds(node.reduce_wait_s),
+        ]
+        for share, node in zip(plan.shares, stats, strict=True)
+    ]
+    print_table(["node", "share", "peak memory", "sent", "compute", "wait"], rows)

@@ -1,0 +1,105 @@
+"""From a prepared model and what the user allows to a plan and a running cluster."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+
+from tpiedge.cli.prepare import PreparedModel
+from tpiedge.cli.progress import ByteProgress
+from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
+from tpiedge.planner.facts import model_facts
+from tpiedge.planner.partition import parse_shares
+from tpiedge.planner.solve import Infeasible, NodeFacts, Plan, evaluate, solve
+
+__all__ = ["Layout", "launch", "plan_cluster", "plan_json"]
+
+_MAX_NODES = 64
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How many nodes, of which size."""
+
+    nodes: int
+    shares: str | None
+    threads: int | None
+    memory_bytes: int | None
+
+    @property
+    def threads_per_node(self) -> int:
+        """As given, or the physical cores divided among the nodes."""
+        if self.threads is not None:
+            return self.threads
+        cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+        return max(1, cores // self.nodes)
+
+
+def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
+    """Shares by --shares or even ones within --memory. Raises UserError, or OutOfMemory with the numbers."""
+    if not 1 <= layout.nodes <= _MAX_NODES:
+        raise UserError(f"--nodes {layout.nodes} is out of range: 1 to {_MAX_NODES}")
+    if layout.threads is not None and not 1 <= layout.threads <= 1024:
+        raise UserError(f"--threads {layout.threads} is out of range: 1 to 1024")
+    facts = model_facts(
+        model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
+    )
+    nodes = [NodeFacts(1.0, layout.memory_bytes) for _ in range(layout.nodes)]
+    if layout.shares is None:
+        plan = solve(facts, nodes, capacity_tokens)
+    else:
+        plan = evaluate(facts, nodes, parse_shares(layout.shares, layout.nodes), capacity_tokens)
+    if isinstance(plan, Infeasible):
+        raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
+    _check_this_computer(model, plan)
+    return plan
+
+
+def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
+    """All nodes share this computer's memory; swapping weights would be slower than refusing them is rude."""
+    needed = sum(need.total_bytes for need in plan.needs)
+    available = psutil.virtual_memory().available
+    if needed > available:
+        raise OutOfMemory(
+            f"{model.name} on {len(plan.needs)} nodes needs {needed / 1e9:.1f} GB in all, this computer has "
+            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --context or --precision bf16"
+        )
+
+
+@contextmanager
+def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int) -> Iterator[LocalCluster]:
+    """The running cluster; ended at the end of the block in any case."""
+    progress = ByteProgress("loading weights")
+    spec = ClusterSpec(
+        pack=model.pack.path.absolute(),
+        shares=plan.shares,
+        compute=model.compute,
+        threads=layout.threads_per_node,
+        capacity_tokens=capacity_tokens,
+    )
+    with LocalCluster(spec, progress) as cluster:
+        progress.finish(0)
+        yield cluster
+
+
+def plan_json(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int) -> dict[str, object]:
+    """The plan as `--json` prints it."""
+    return {
+        "precision": model.pack.precision.value,
+        "compute": model.compute,
+        "collective": "star" if len(plan.shares) > 1 else "none",
+        "context": capacity_tokens,
+        "threads": layout.threads_per_node,
+        "shares": [
+            {
+                "attention": [share.attention.start, share.attention.stop],
+                "ffn": [share.ffn.start, share.ffn.stop],
+                "weight_bytes": need.weight_bytes,
+                "kv_bytes": need.kv_bytes,
+                "predicted_bytes": need.total_bytes,
+            }
+            for share, need in zip(plan.shares, plan.needs, strict=True)
+        ],
+    }

@@ -1,0 +1,100 @@
+"""Flags that several verbs share, and what they say together."""
+
+from collections.abc import Callable
+
+from dataclasses import fields
+from typing import Any, TypeVar
+
+import click
+
+from tpiedge.engine.sampler import check_sampling
+from tpiedge.errors import UserError
+from tpiedge.units import parse_bytes
+from tpiedge.wire.requests import Sampling
+
+__all__ = ["BYTES", "greedy", "sampling_of", "sampling_options", "token_ids"]
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _Bytes(click.ParamType[int]):
+    name = "SIZE"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_bytes(value)
+        except UserError as error:
+            self.fail(str(error), param, ctx)
+
+
+BYTES = _Bytes()
+
+
+class _LogitBias(click.ParamType[tuple[int, float]]):
+    name = "ID:BIAS"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+        if isinstance(value, tuple):
+            return value
+        token, _, bias = str(value).partition(":")
+        try:
+            return int(token), float(bias)
+        except ValueError:
+            self.fail(f"{value!r} is not a token id and a bias, like 123:-5", param, ctx)
+
+
+_SAMPLING = (
+    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
+    click.option("--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0 keeps all."),
+    click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest mass P."),
+    click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below P x the likeliest."),
+    click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
+    click.option("--presence-penalty", type=float, default=0.0, show_default=True),
+    click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
+    click.option("--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."),
+    click.option("--seed", type=int, default=0, show_default=True),
+    click.option("--logprobs", type=int, default=0, show_default=True, help="Report the K likeliest tokens (--json)."),
+)
+
+
+def sampling_options(command: _Command) -> _Command:
+    """Add every flag of sampling to a command."""
+    for option in reversed(_SAMPLING):
+        command = option(command)
+    return command
+
+
+def sampling_of(flags: dict[str, Any], vocab_size: int) -> Sampling:
+    """Take the sampling flags out of `flags`. Raises UserError that names the flag."""
+    sampling = Sampling(**{field.name: flags.pop(field.name) for field in fields(Sampling)})
+    check_sampling(sampling, vocab_size)
+    return sampling
+
+
+def greedy() -> Sampling:
+    """The likeliest token at every step."""
+    return Sampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias=(),
+        seed=0,
+        logprobs=0,
+    )
+
+
+def token_ids(text: str) -> tuple[int, ...]:
+    """'1,2,3' -> (1, 2, 3). Raises UserError."""
+    try:
+        ids = tuple(int(item) for item in text.split(","))
+    except ValueError:
+        raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
+    if any(not 0 <= token < 1 << 32 for token in ids):
+        raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
+    return ids

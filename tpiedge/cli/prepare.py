@@ -1,0 +1,183 @@
+"""From the name of a model to a pack, packed on first use, with its tokenizer and chat template."""
+
+import shutil
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import click
+from platformdirs import user_cache_path
+
+from tpiedge.cli.progress import ByteProgress
+from tpiedge.errors import UserError
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.folder import has_file, resolve_file
+from tpiedge.model.source import resolve_model
+from tpiedge.model.spec import model_spec
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.child import CheckpointTensors, PackRequest
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.parent import run_pack_child
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.writer import PackReport
+from tpiedge.wire.fields import Compute
+
+__all__ = [
+    "TEXT_FOLDER",
+    "Arithmetics",
+    "PreparedModel",
+    "cache_option",
+    "cached_pack",
+    "choose_arithmetics",
+    "keep_text_files",
+    "pack_checkpoint",
+    "packs_folder",
+    "prepare",
+    "run_packing",
+    "source_precision",
+]
+
+
+TEXT_FOLDER = "text"
+
+_TEXT_FILES = (
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+)
+
+
+@dataclass(frozen=True)
+class Arithmetics:
+    """How weights are stored and how they are computed with."""
+
+    precision: Precision
+    compute: Compute
+
+
+class PreparedModel:
+    """A model that is ready to run. `folder` is its checkpoint; None where only a pack was given."""
+
+    def __init__(self, name: str, pack: Pack, compute: Compute, folder: Path | None) -> None:
+        self.name = name
+        self.pack = pack
+        self.compute = compute
+        self.config = ModelConfig.from_json(pack.config)
+        self._folder = folder
+
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether text can go in and come out; a synthetic pack takes token ids only."""
+        return self._folder is not None
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """Raises UserError where the model has none."""
+        if self._folder is None:
+            raise UserError(f"the pack {self.name} has no tokenizer: give --prompt-ids, or the checkpoint's folder")
+        return Tokenizer.open(self._folder)
+
+    @cached_property
+    def template(self) -> ChatTemplate:
+        """Raises UserError where the model has none."""
+        if self._folder is None:
+            raise UserError(f"the pack {self.name} has no chat template: give --prompt-ids, or the checkpoint's folder")
+        return ChatTemplate.open(self._folder, self.tokenizer.special_tokens)
+
+
+def prepare(name: str, precision: str | None, compute: Compute | None, cache: Path | None) -> PreparedModel:
+    """Open the model's pack; the first time, make it, with progress on standard error."""
+    given = Path(name)
+    if (given / MANIFEST_NAME).is_file():
+        return _prepare_pack(name, given, precision, compute)
+    folder = resolve_model(name)
+    checkpoint = Checkpoint.open(folder)
+    choice = choose_arithmetics(source_precision(checkpoint), precision, compute)
+    out = cached_pack(checkpoint, choice.precision, cache)
+    if not (out / MANIFEST_NAME).is_file():
+        pack_checkpoint(checkpoint, choice.precision, out)
+    return PreparedModel(name, Pack.open(out), choice.compute, folder)
+
+
+def cached_pack(checkpoint: Checkpoint, precision: Precision, cache: Path | None) -> Path:
+    """Where the pack of a checkpoint is kept: another checkpoint or precision has another folder."""
+    name = checkpoint.folder.resolve().name
+    return packs_folder(cache) / f"{name}-{precision.value}-{checkpoint.fingerprint[:16]}"
+
+
+def packs_folder(cache: Path | None) -> Path:
+    """The folder of packs in `cache`, by default in the user's cache folder."""
+    return (cache or user_cache_path("tpiedge")) / "packs"
+
+
+def _prepare_pack(name: str, path: Path, precision: str | None, compute: Compute | None) -> PreparedModel:
+    pack = Pack.open(path)
+    stored = pack.precision
+    if precision == "bf16" and stored is Precision.F32:
+        raise UserError(f"the pack {name} is stored in f32: pack it again with --precision bf16")
+    choice = choose_arithmetics(stored, None if stored.value == precision else precision, compute)
+    text = path / TEXT_FOLDER
+    return PreparedModel(name, pack, choice.compute, text if text.is_dir() else None)
+
+
+def choose_arithmetics(source: Precision, precision: str | None, compute: Compute | None) -> Arithmetics:
+    """Storage follows the source and arithmetic is f32 unless flags say otherwise.
+
+    --precision f32 alone keeps a bf16 source in bf16, which f32 arithmetic widens exactly; with --compute f32 beside
+    it the weights are stored in f32 too.
+    """
+    if precision == "f32" and compute is None:
+        return Arithmetics(source, "f32")
+    stored = Precision(precision) if precision else source
+    arithmetic: Compute = compute or "f32"
+    if stored is Precision.F32 and arithmetic == "bf16":
+        raise UserError("--compute bf16 needs weights in bf16: add --precision bf16")
+    return Arithmetics(stored, arithmetic)
+
+
+def source_precision(checkpoint: Checkpoint) -> Precision:
+    """bf16 where every weight is; otherwise f32, which holds f16 exactly."""
+    dtypes = {info.dtype for info in checkpoint.tensors.values()}
+    return Precision.BF16 if dtypes == {"BF16"} else Precision.F32
+
+
+def pack_checkpoint(checkpoint: Checkpoint, precision: Precision, out: Path) -> PackReport:
+    """Write the pack in a child process, with progress. Raises UserError, DiskFull, ReadFault."""
+    spec = model_spec(checkpoint.config)
+    checkpoint.check(spec)
+    request = PackRequest(spec, CheckpointTensors(checkpoint.tensors), precision, out)
+    report = run_packing(request, f"packing {checkpoint.folder.name} as {precision.value}")
+    keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
+    return report
+
+
+def run_packing(request: PackRequest, label: str) -> PackReport:
+    """Run the request in a child process with a progress line."""
+    progress = ByteProgress(label)
+    report = run_pack_child(request, progress)
+    progress.finish(0 if report.reused else report.nbytes)
+    return report
+
+
+def keep_text_files(source: Path, target: Path) -> None:
+    """Copy what is not weights (config, tokenizer, template), so that a pack is complete without its checkpoint."""
+    target.mkdir(exist_ok=True)
+    for name in _TEXT_FILES:
+        if has_file(source, name):
+            partial = target / f".{name}.partial"
+            shutil.copyfile(resolve_file(source, name), partial)
+            partial.replace(target / name)
+
+
+cache_option = click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="TPIEDGE_CACHE",
+    help="Folder for packs.  [default: the user's cache folder]",
+)

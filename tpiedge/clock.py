@@ -1,0 +1,19 @@
+"""Time as a constructor argument, so that tests move it by hand."""
+
+import time
+from typing import Protocol
+
+__all__ = ["Clock", "MonotonicClock"]
+
+
+class Clock(Protocol):
+    """Seconds from an arbitrary origin that never run backwards."""
+
+    def now(self) -> float: ...
+
+
+class MonotonicClock:
+    """The computer's monotonic clock."""
+
+    def now(self) -> float:
+        return time.monotonic()

@@ -1,0 +1,1 @@
+"""Collective operations over a transport, and the wait that liveness bounds."""

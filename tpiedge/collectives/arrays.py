@@ -1,0 +1,49 @@
+"""Between torch tensors, numpy arrays and frames, without a copy where none is needed."""
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tpiedge.errors import InternalError, ProtocolError
+from tpiedge.transport.endpoint import Buffer, Envelope
+from tpiedge.wire.tensors import TensorHeader
+
+__all__ = ["Array", "array_of", "frame_of", "header_of", "read_array"]
+
+Array = NDArray[np.float32]
+
+_SHARED_BYTES = 65536
+
+
+def array_of(tensor: torch.Tensor) -> Array:
+    """The tensor's own memory as an array. InternalError unless it is a contiguous f32 matrix."""
+    if tensor.dtype is not torch.float32 or tensor.dim() != 2 or not tensor.is_contiguous():
+        shape = tuple(tensor.shape)
+        raise InternalError(f"a collective takes contiguous f32 matrices, not {tensor.dtype} {shape}")
+    array: Array = tensor.detach().numpy()
+    return array
+
+
+def header_of(array: Array) -> TensorHeader:
+    return TensorHeader("f32", array.shape)
+
+
+def frame_of(array: Array, receivers: int) -> Buffer:
+    """What to send: one immutable copy where it is large and several sends would copy it each."""
+    if receivers > 1 and array.nbytes >= _SHARED_BYTES:
+        return array.tobytes()
+    return array.data
+
+
+def read_array(envelope: Envelope, rank: int, shape: tuple[int, ...] | None) -> Array:
+    """The tensor that came with a message, read-only, in the received bytes. ProtocolError names `rank`.
+
+    `shape` is what it must be; None allows any matrix.
+    """
+    header = envelope.message.tensor  # type: ignore[union-attr]
+    if header is None or header.dtype != "f32" or len(header.shape) != 2 or shape not in (None, header.shape):
+        raise ProtocolError(f"node {rank} sent {header} where an f32 tensor of shape {shape} belongs")
+    frame = envelope.tensors[0]
+    if not frame.nbytes:
+        return np.empty(header.shape, np.float32)
+    return np.frombuffer(frame, np.float32).reshape(header.shape)

@@ -1,0 +1,93 @@
+"""Collectives as the forward pass sees them: [tokens, hidden] f32 tensors, tagged with their place in a step.
+
+Every rank calls the same collectives in the same order with the same tags. The order of summation is the
+order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from tpiedge.wire.data import StepPlan
+
+__all__ = ["Communicator", "Liveness", "Tag"]
+
+
+@dataclass(frozen=True, slots=True)
+class Tag:
+    """Which collective: the chunk `chunk` of block `block` of step `step`."""
+
+    step: int
+    block: int
+    chunk: int
+
+    def __str__(self) -> str:
+        return f"step {self.step}, block {self.block}, chunk {self.chunk}"
+
+
+class Liveness(Protocol):
+    """Knows whether waiting for a peer still makes sense; asked several times a second."""
+
+    def check(self, rank: int, waiting_for: str) -> None:
+        """Return while `rank` lives and gets on with its work; raise PeerLost otherwise."""
+        ...
+
+    def check_idle(self, rank: int, waiting_for: str) -> None:
+        """As `check` where `rank` has nothing to do, for however long."""
+        ...
+
+
+class Communicator(Protocol):
+    """One rank's door to the others. Blocking; PeerLost and ProtocolError (naming the rank) end a wait.
+
+    After any error the communicator is of no further use: a new epoch builds a new one.
+    """
+
+    @property
+    def rank(self) -> int: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether rank 0's last all-reduce of this step carried the cancel flag: the same on every rank."""
+        ...
+
+    @property
+    def wait_s(self) -> float:
+        """Seconds spent in collectives so far."""
+        ...
+
+    def announce(self, plan: StepPlan) -> None:
+        """Rank 0 begins a step: every other rank gets the plan. Clears `cancelled`. Steps count upwards."""
+        ...
+
+    def next_plan(self) -> StepPlan:
+        """Other ranks: wait, for as long as the cluster is idle, for the next step's plan. Clears
+        `cancelled`.
+
+        What was still under way for earlier steps is dropped.
+        """
+        ...
+
+    def request_cancel(self) -> None:
+        """From any thread, rank 0 only: the next all-reduce of this step carries the cancel flag."""
+        ...
+
+    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
+        """The sum over ranks of `partial` (f32, contiguous, [tokens, hidden]); same bits on every rank.
+
+        With `contributes=False` only the shape of `partial` is used. The caller owns the result, which may be
+        `partial` itself.
+        """
+        ...
+
+    def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
+        """Rank 0's `hidden` (f32 [tokens, hidden]) on every rank. Elsewhere `hidden` only gives the shape."""
+        ...
+
+    def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
+        """Every rank's `part` (f32, 2-D, any shape per rank), in rank order, at rank 0; None elsewhere."""
+        ...

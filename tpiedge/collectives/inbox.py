@@ -1,0 +1,136 @@
+"""Messages of the tensor plane, sorted: what the current wait asks for, what comes too early, what comes
+too late.
+
+Laws: a message of another epoch or an earlier step is dropped and counted; one that is not awaited yet is
+held, up to MAX_HELD messages; a message that speaks for another rank than its connection's ends the wait.
+Every wait goes in slices, between which liveness is asked.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Final
+
+from tpiedge.collectives.communicator import Liveness, Tag
+from tpiedge.errors import PeerLost, ProtocolError
+from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset
+from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, StepPlan
+from tpiedge.wire.messages import Message
+
+__all__ = ["MAX_HELD", "Inbox"]
+
+MAX_HELD: Final = 256
+_SLICE_S: Final = 0.05
+
+DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered
+_Key = tuple[type, int, int, int, int]
+"""Kind, step, block, chunk, rank of the sender."""
+
+
+class Inbox:
+    """Receives for one rank of one epoch. `ranks` maps the endpoint's peer names to ranks."""
+
+    def __init__(self, endpoint: Endpoint, ranks: Mapping[str, int], epoch: int, liveness: Liveness) -> None:
+        self._endpoint = endpoint
+        self._ranks = ranks
+        self._epoch = epoch
+        self._liveness = liveness
+        self._held: dict[_Key, Envelope] = {}
+        self._step = 0
+        self.dropped = 0
+
+    def begin(self, step: int) -> None:
+        """Messages of earlier steps are of no more use."""
+        self._step = step
+        late = [key for key in self._held if key[1] < step]
+        self.dropped += len(late)
+        for key in late:
+            del self._held[key]
+
+    def collect(self, kind: type, tag: Tag, ranks: set[int], what: str) -> Iterator[tuple[int, Envelope]]:
+        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival.
+
+        Raises PeerLost, ProtocolError, and whatever the endpoint raises.
+        """
+        missing = set(ranks)
+        for rank in ranks:
+            early = self._held.pop((kind, tag.step, tag.block, tag.chunk, rank), None)
+            if early is not None:
+                missing.discard(rank)
+                yield rank, early
+        while missing:
+            envelope = self._receive(missing, what)
+            key = self._key(envelope)
+            if key is None:
+                continue
+            rank = key[4]
+            if key[:4] == (kind, tag.step, tag.block, tag.chunk) and rank in missing:
+                missing.discard(rank)
+                yield rank, envelope
+            else:
+                self._hold(key, envelope)
+
+    def next_plan(self, rank: int) -> StepPlan:
+        """The next plan from `rank`, however long it has nothing to do."""
+        what = f"the plan of the step after {self._step}"
+        while True:
+            plans = [key for key in self._held if key[0] is StepPlan and key[1] > self._step]
+            if plans:
+                plan = self._held.pop(min(plans, key=lambda key: key[1])).message
+                assert isinstance(plan, StepPlan)
+                self.begin(plan.step)
+                return plan
+            envelope = self._wait(what)
+            if envelope is None:
+                self._liveness.check_idle(rank, what)
+                continue
+            key = self._key(envelope)
+            if key is not None:
+                self._hold(key, envelope)
+
+    def _receive(self, missing: set[int], what: str) -> Envelope:
+        while True:
+            envelope = self._wait(what)
+            if envelope is not None:
+                return envelope
+            for rank in sorted(missing):
+                self._liveness.check(rank, what)
+
+    def _wait(self, what: str) -> Envelope | None:
+        try:
+            return self._endpoint.recv(_SLICE_S)
+        except LinkReset as error:
+            # What was under way is lost, and only a new epoch sends it again.
+            raise PeerLost(self._rank(error.peer), what, "its connection broke and was made anew") from error
+
+    def _key(self, envelope: Envelope) -> _Key | None:
+        """Where the message belongs; None (and counted) where it is too late."""
+        rank = self._rank(envelope.sender)
+        message = envelope.message
+        if not isinstance(message, DataMessage):
+            raise ProtocolError(f"node {rank} sent {type(message).__name__} on the tensor plane")
+        if message.epoch != self._epoch or message.step < self._step:
+            self.dropped += 1
+            return None
+        if getattr(message, "sender", rank) != rank:
+            raise ProtocolError(f"node {rank} speaks for another node: {message}")
+        return type(message), message.step, _block(message), _chunk(message), rank
+
+    def _hold(self, key: _Key, envelope: Envelope) -> None:
+        if key in self._held:
+            raise ProtocolError(f"node {key[4]} sent {envelope.message} twice")
+        if len(self._held) >= MAX_HELD:
+            raise ProtocolError(f"node {key[4]} is too far ahead: {MAX_HELD} messages that nobody awaits yet")
+        self._held[key] = envelope
+
+    def _rank(self, name: str) -> int:
+        rank = self._ranks.get(name)
+        if rank is None:
+            raise ProtocolError(f"{name} has no rank in epoch {self._epoch}")
+        return rank
+
+
+def _block(message: Message) -> int:
+    return int(getattr(message, "block", 0))
+
+
+def _chunk(message: Message) -> int:
+    return int(getattr(message, "chunk", 0))

@@ -1,0 +1,40 @@
+"""Collectives of a cluster of one."""
+
+import torch
+
+from tpiedge.collectives.communicator import Tag
+from tpiedge.errors import InternalError
+from tpiedge.wire.data import StepPlan
+
+__all__ = ["LocalCommunicator"]
+
+
+class LocalCommunicator:
+    """Nothing to wait for. All methods as in Communicator."""
+
+    rank = 0
+    size = 1
+    wait_s = 0.0
+
+    def __init__(self) -> None:
+        self.cancelled = False
+        self._cancel_requested = False
+
+    def announce(self, _plan: StepPlan) -> None:
+        self.cancelled = self._cancel_requested = False
+
+    def next_plan(self) -> StepPlan:
+        raise InternalError("rank 0 makes the plans")
+
+    def request_cancel(self) -> None:
+        self._cancel_requested = True
+
+    def all_reduce(self, partial: torch.Tensor, _tag: Tag, *, contributes: bool = True) -> torch.Tensor:
+        self.cancelled = self._cancel_requested
+        return partial if contributes else torch.zeros_like(partial)
+
+    def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
+        return hidden
+
+    def gather(self, part: torch.Tensor, _tag: Tag) -> list[torch.Tensor] | None:
+        return [part]

@@ -1,0 +1,1 @@
+"""The computation of a node: forward pass, sampling, the loop over steps."""

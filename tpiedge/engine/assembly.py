@@ -1,0 +1,81 @@
+"""The parts of one node's engine, put together from its share: the same for a process and for a test's thread."""
+
+from dataclasses import dataclass
+
+import torch
+
+from tpiedge.collectives.communicator import Communicator
+from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.head import Head
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.runner import Follower, Leader
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.linear import Linear
+from tpiedge.kv.cache import KVCache
+from tpiedge.memory.weights import Weights
+from tpiedge.model.config import ModelConfig
+from tpiedge.pack.share import NodeShare, kv_share
+
+__all__ = ["Engine"]
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One node's computation. `close` ends the kernels' threads; weights and communicator are the caller's."""
+
+    config: ModelConfig
+    epoch: int
+    weights: Weights
+    communicator: Communicator
+    linear: Linear
+    cache: KVCache
+    meter: Meter
+    forward: ForwardPass
+
+    @staticmethod
+    def build(
+        config: ModelConfig,
+        share: NodeShare,
+        weights: Weights,
+        communicator: Communicator,
+        *,
+        epoch: int,
+        compute: str,
+        threads: int,
+        slots: int,
+        capacity_tokens: int,
+        meter: Meter,
+    ) -> "Engine":
+        """The KV cache has the precision of the arithmetic."""
+        arithmetic = Arithmetic(compute)
+        linear = Linear.create(arithmetic, threads)
+        cache = KVCache(
+            num_layers=config.num_layers,
+            kv_heads=len(kv_share(share.attention, config.group_size)),
+            head_dim=config.head_dim,
+            slots=slots,
+            capacity=capacity_tokens,
+            dtype=torch.bfloat16 if arithmetic is Arithmetic.BF16 else torch.float32,
+        )
+        forward = ForwardPass(config, share, weights, cache, communicator, linear, meter)
+        return Engine(config, epoch, weights, communicator, linear, cache, meter, forward)
+
+    def leader(self) -> Leader:
+        """The loop of rank 0."""
+        return Leader(
+            self.config,
+            self.epoch,
+            self.weights,
+            self.forward,
+            Head(self.config, self.weights, self.linear),
+            self.cache,
+            self.communicator,
+            self.meter,
+        )
+
+    def follower(self) -> Follower:
+        """The loop of any other rank."""
+        return Follower(self.config, self.forward, self.communicator)
+
+    def close(self) -> None:
+        self.linear.close()

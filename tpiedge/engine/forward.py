@@ -1,0 +1,192 @@
+"""The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
+
+Shape legend: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
+dimension, P stored rows of a head (d, or more where a head is padded to whole pages), F stored rows of the FFN share.
+
+The residual stream x_TH is f32 on every node and identical on all of them, because every node adds the same sums in
+the same order (TPI-LLM, section 3.1; design, section 9).
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as functional
+from torch import Tensor
+
+from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.steps import Chunk, chunks
+from tpiedge.errors import Cancelled
+from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.rope import rope, tables
+from tpiedge.kernels.swiglu import swiglu
+from tpiedge.kv.cache import KVCache
+from tpiedge.memory.weights import Block, BlockWeights, Weights
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.rope import rope_frequencies
+from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.wire.data import StepPlan
+
+__all__ = ["ForwardPass", "StepCancelled"]
+
+_FFN_TILE = 128
+
+
+class StepCancelled(Cancelled):
+    """Rank 0 ended the step; every node leaves it after the same block and chunk."""
+
+
+@dataclass(frozen=True)
+class _Rotary:
+    cos_Td: Tensor
+    sin_Td: Tensor
+
+
+class ForwardPass:
+    """Computes steps for one node. Not thread-safe; owns nothing that it is given."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        share: NodeShare,
+        weights: Weights,
+        cache: KVCache,
+        communicator: Communicator,
+        linear: Linear,
+        meter: Meter,
+    ) -> None:
+        self._config = config
+        self._share = share
+        self._weights = weights
+        self._cache = cache
+        self._communicator = communicator
+        self._linear = linear
+        self._meter = meter
+        group_size = config.num_heads // config.num_kv_heads
+        self._kv = kv_share(share.attention, group_size)
+        self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
+
+    def run(self, x_TH: Tensor, plan: StepPlan) -> None:
+        """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
+
+        Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
+        """
+        for segment in plan.segments:
+            self._cache.begin(segment.slot, segment.start, segment.start + segment.length)
+        parts = chunks(plan)
+        rotary = self._rotary(plan)
+        self._meter.step = plan.step
+        for layer in range(self._config.num_layers):
+            self._attention_block(x_TH, plan.step, layer, parts, rotary)
+            self._ffn_block(x_TH, plan.step, layer, parts)
+        for segment in plan.segments:
+            self._cache.commit(segment.slot, segment.start + segment.length)
+        self._meter.steps += 1
+        self._meter.tokens += plan.tokens
+
+    def _attention_block(
+        self, x_TH: Tensor, step: int, layer: int, parts: tuple[Chunk, ...], rotary: _Rotary
+    ) -> None:
+        with self._weights.resident(Block(layer, "attention")) as weights:
+            for chunk in parts:
+                x_CH = x_TH[chunk.first_row : chunk.last_row]
+                with self._meter.computing():
+                    partial_CH = self._attention(x_CH, weights, layer, chunk, rotary)
+                self._reduce(x_CH, partial_CH, Tag(step, 2 * layer, chunk.index), weights.vectors.get("o_bias"))
+
+    def _ffn_block(self, x_TH: Tensor, step: int, layer: int, parts: tuple[Chunk, ...]) -> None:
+        with self._weights.resident(Block(layer, "ffn")) as weights:
+            for chunk in parts:
+                x_CH = x_TH[chunk.first_row : chunk.last_row]
+                with self._meter.computing():
+                    partial_CH = self._ffn(x_CH, weights)
+                bias_H = weights.vectors.get("down_bias")
+                self._reduce(x_CH, partial_CH, Tag(step, 2 * layer + 1, chunk.index), bias_H)
+
+    def _reduce(self, x_CH: Tensor, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None) -> None:
+        """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once)."""
+        self._meter.block = tag.block
+        with self._meter.reducing():
+            sum_CH = self._communicator.all_reduce(
+                x_CH if partial_CH is None else partial_CH, tag, contributes=partial_CH is not None
+            )
+        if self._communicator.cancelled:
+            raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
+        x_CH += sum_CH
+        if bias_H is not None:
+            x_CH += bias_H
+
+    def _attention(
+        self, x_CH: Tensor, weights: BlockWeights, layer: int, chunk: Chunk, rotary: _Rotary
+    ) -> Tensor | None:
+        """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
+        if not len(self._share.attention):
+            return None
+        rows = slice(chunk.first_row, chunk.last_row)
+        cos_Cd, sin_Cd = rotary.cos_Td[rows], rotary.sin_Td[rows]
+        h_CH = rms_norm(x_CH, weights.vectors["attention_norm"], self._config.rms_norm_eps)
+        q_Cnd = self._heads(h_CH, weights, "q", self._share.attention.start, len(self._share.attention))
+        k_CKd = self._heads(h_CH, weights, "k", self._kv.start, len(self._kv))
+        v_CKd = self._heads(h_CH, weights, "v", self._kv.start, len(self._kv))
+        if self._config.qk_norm:
+            q_Cnd = rms_norm(q_Cnd, weights.vectors["q_norm"], self._config.rms_norm_eps)
+            k_CKd = rms_norm(k_CKd, weights.vectors["k_norm"], self._config.rms_norm_eps)
+        q_Cnd, k_CKd = rope(q_Cnd, cos_Cd, sin_Cd), rope(k_CKd, cos_Cd, sin_Cd)
+        out_Cnd = self._attend(q_Cnd, k_CKd, v_CKd, layer, chunk)
+        o_RH = weights.matrices["o"]
+        stored = o_RH.shape[0] // len(self._share.attention)
+        out_CnP = functional.pad(out_Cnd, (0, stored - out_Cnd.shape[-1]))
+        return self._linear.contract(out_CnP.flatten(1), o_RH)
+
+    def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, chunk: Chunk) -> Tensor:
+        out_Cnd = torch.empty_like(q_Cnd)
+        for piece in chunk.pieces:
+            rows = slice(piece.first_row, piece.last_row)
+            self._cache.append(layer, piece.slot, piece.start, k_CKd[rows], v_CKd[rows])
+            out_Cnd[rows] = attention(
+                q_Cnd[rows],
+                self._cache.keys(layer, piece.slot, piece.stop),
+                self._cache.values(layer, piece.slot, piece.stop),
+                self._kv_of_head,
+                piece.start,
+                window=self._config.windows[layer],
+            )
+        return out_Cnd
+
+    def _heads(self, h_CH: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
+        """[C, count, d]: the projection `name` of heads [first, first + count), with its bias, without padding."""
+        y_CP = self._linear.project(h_CH, weights.matrices[name])
+        y_Ccd = y_CP.view(h_CH.shape[0], count, -1)[..., : self._config.head_dim]
+        bias = weights.vectors.get(f"{name}_bias")
+        if bias is None:
+            return y_Ccd
+        return y_Ccd + bias.view(-1, self._config.head_dim)[first : first + count]
+
+    def _ffn(self, x_CH: Tensor, weights: BlockWeights) -> Tensor | None:
+        """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
+        if not len(self._share.ffn):
+            return None
+        h_CH = rms_norm(x_CH, weights.vectors["ffn_norm"], self._config.rms_norm_eps)
+        gate_CF = self._columns(h_CH, weights, "gate")
+        up_CF = self._columns(h_CH, weights, "up")
+        return self._linear.contract(swiglu(gate_CF, up_CF), weights.matrices["down"])
+
+    def _columns(self, h_CH: Tensor, weights: BlockWeights, name: str) -> Tensor:
+        """[C, F]. Padding rows are zero in the weights and stay zero through SwiGLU and the down projection."""
+        y_CF = self._linear.project(h_CH, weights.matrices[name])
+        bias = weights.vectors.get(f"{name}_bias")
+        if bias is None:
+            return y_CF
+        own = bias[self._share.ffn.start * _FFN_TILE : self._share.ffn.stop * _FFN_TILE]
+        return y_CF + functional.pad(own, (0, y_CF.shape[1] - own.shape[0]))
+
+    def _rotary(self, plan: StepPlan) -> _Rotary:
+        """cos and sin of every row; RoPE scaling goes by each segment's own sequence length."""
+        parts = []
+        for segment in plan.segments:
+            inv_freq, scale = rope_frequencies(self._config.rope, self._config.head_dim, segment.rope_length)
+            positions = torch.arange(segment.start, segment.start + segment.length)
+            parts.append(tables(positions, torch.from_numpy(inv_freq), scale))
+        return _Rotary(torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))

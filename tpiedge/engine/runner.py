@@ -1,0 +1,213 @@
+"""The loop of a node: rank 0 leads (plan, embed, forward, head, sample), the others follow (plan, forward).
+
+Rank 0's `generate` is the life of a request on the tensor plane: prefill the prompt in as few steps as the activation
+budget allows, then one step per token. The other nodes never see a token id, only hidden states and positions.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.engine.forward import ForwardPass, StepCancelled
+from tpiedge.engine.head import Head
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.sampler import Sampler
+from tpiedge.engine.steps import chunk_tokens, chunks
+from tpiedge.errors import UserError
+from tpiedge.kv.cache import KVCache
+from tpiedge.memory.weights import Weights
+from tpiedge.model.config import ModelConfig
+from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
+from tpiedge.wire.data import Segment, StepPlan
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["ACTIVATION_BYTES", "Follower", "Leader"]
+
+#: Hidden states of one step (TPI-LLM keeps the whole prompt's; MOM, section 3, bounds them).
+ACTIVATION_BYTES = 64 << 20
+
+_SLOT = 0
+_SCORE_ROWS = 64
+
+
+class Leader:
+    """Rank 0: owns the sequence, the embedding, the head and the sampler."""
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        epoch: int,
+        weights: Weights,
+        forward: ForwardPass,
+        head: Head,
+        cache: KVCache,
+        communicator: Communicator,
+        meter: Meter,
+    ) -> None:
+        self._config = config
+        self._epoch = epoch
+        self._weights = weights
+        self._forward = forward
+        self._head = head
+        self._cache = cache
+        self._communicator = communicator
+        self._meter = meter
+        self._step = 0
+        self._kept: list[int] = []
+        self._step_tokens = max(1, ACTIVATION_BYTES // (4 * config.hidden_size))
+
+    def generate(
+        self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None], cancelled: Callable[[], bool]
+    ) -> Finished:
+        """Run the request to its end, handing every token to `emit` as soon as it is drawn.
+
+        `cancelled` is asked between steps; a cancel inside a step comes through the communicator.
+        Raises UserError where prompt + max_tokens exceed the KV cache, PeerLost, ProtocolError.
+        """
+        self._check(request)
+        started = time.perf_counter()
+        sampler = Sampler(request.sampling, request.prompt_ids, self._config.vocab_size)
+        tokens = 0
+        decode_started = started
+        reason: FinishReason = "length"
+        try:
+            x_H = self._prefill(request, emit)
+            decode_started = time.perf_counter()
+            while tokens < request.max_tokens:
+                if cancelled():
+                    reason = "cancel"
+                    break
+                with self._meter.heading():
+                    drawn = sampler.sample(self._head.logits(x_H[None])[0])
+                    sampler.accept(drawn.token)
+                emit(Token(self._epoch, request.id, tokens, drawn.token, drawn.logprobs))
+                if tokens == 0:
+                    decode_started = time.perf_counter()
+                tokens += 1
+                if drawn.token in request.stop_ids and not request.ignore_eos:
+                    reason = "stop"
+                    break
+                if tokens < request.max_tokens:
+                    position = len(self._kept)
+                    x_H = self._run_step([drawn.token], position, position + 1)[-1]
+        except StepCancelled:
+            reason = "cancel"
+        return Finished(
+            epoch=self._epoch,
+            request=request.id,
+            reason=reason,
+            prompt_tokens=len(request.prompt_ids),
+            tokens=tokens,
+            prefill_s=decode_started - started,
+            decode_s=time.perf_counter() - decode_started,
+        )
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """[T, vocabulary] at every position of a text that is short enough for one step. Forgets the sequence."""
+        return self._head.logits(self._run_step(token_ids, 0, len(token_ids)))
+
+    def _check(self, request: GenerationRequest) -> None:
+        if not request.prompt_ids:
+            raise UserError("the prompt is empty: give at least one token")
+        beyond = max(request.prompt_ids)
+        if beyond >= self._config.vocab_size:
+            raise UserError(f"token id {beyond} is outside the vocabulary of {self._config.vocab_size}")
+        needed = len(request.prompt_ids) + max(request.max_tokens - 1, 0)
+        if needed > self._cache.capacity:
+            raise UserError(
+                f"{len(request.prompt_ids)} prompt tokens and {request.max_tokens} new ones need {needed} positions, "
+                f"the KV cache has {self._cache.capacity}: shorten the prompt or raise --context"
+            )
+
+    def _prefill(self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None]) -> Tensor:
+        """The hidden state [H] of the prompt's last position."""
+        prompt = request.prompt_ids
+        start = self._reusable(request)
+        x_H = torch.empty(0)
+        while start < len(prompt):
+            stop = min(len(prompt), start + self._step_tokens)
+            x_TH = self._run_step(prompt[start:stop], start, len(prompt))
+            if request.prompt_scores:
+                self._score(x_TH, prompt[start + 1 : stop + 1], start + 1, request.id, emit)
+            x_H = x_TH[-1]
+            start = stop
+        return x_H
+
+    def _reusable(self, request: GenerationRequest) -> int:
+        """Length of the prefix that the cache holds already; the last position is always computed."""
+        if not request.keep_prefix or request.prompt_scores or self._config.rope.depends_on_length:
+            return 0
+        common = 0
+        for kept, wanted in zip(self._kept, request.prompt_ids[:-1], strict=False):
+            if kept != wanted:
+                break
+            common += 1
+        return common
+
+    def _score(
+        self,
+        x_TH: Tensor,
+        following: Sequence[int],
+        first: int,
+        request: str,
+        emit: Callable[[Token | PromptScores], None],
+    ) -> None:
+        """Log probabilities of the prompt's own tokens, from position `first` on."""
+        for row in range(0, len(following), _SCORE_ROWS):
+            ids = torch.tensor(following[row : row + _SCORE_ROWS])
+            with self._meter.heading():
+                logits_MV = self._head.logits(x_TH[row : row + len(ids)])
+                scores = torch.log_softmax(logits_MV, dim=-1).gather(1, ids[:, None])[:, 0]
+            emit(PromptScores(self._epoch, request, first + row, tuple(scores.tolist())))
+
+    def _run_step(self, token_ids: Sequence[int], start: int, rope_length: int) -> Tensor:
+        """One sweep over the model for the tokens at positions start, start + 1, ...; their hidden states [T, H]."""
+        self._step += 1
+        del self._kept[start:]
+        plan = StepPlan(
+            epoch=self._epoch,
+            step=self._step,
+            segments=(Segment(_SLOT, start, len(token_ids), rope_length),),
+            chunk_tokens=chunk_tokens(self._config.hidden_size),
+            tokens=len(token_ids),
+        )
+        with self._meter.heading():
+            x_TH = self._weights.embedding_rows(token_ids)
+        with self._meter.reducing():
+            self._communicator.announce(plan)
+            for chunk in chunks(plan):
+                tag = Tag(plan.step, 0, chunk.index)
+                self._communicator.broadcast(x_TH[chunk.first_row : chunk.last_row], tag)
+        self._forward.run(x_TH, plan)
+        self._kept += token_ids
+        return x_TH
+
+
+class Follower:
+    """Any other rank: takes steps until the cluster ends."""
+
+    def __init__(self, config: ModelConfig, forward: ForwardPass, communicator: Communicator) -> None:
+        self._hidden_size = config.hidden_size
+        self._forward = forward
+        self._communicator = communicator
+
+    def run(self) -> None:
+        """Never returns; ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
+        while True:
+            self.run_step()
+
+    def run_step(self) -> None:
+        """Wait for a plan, then take the step."""
+        plan = self._communicator.next_plan()
+        x_TH = torch.empty(plan.tokens, self._hidden_size)
+        for chunk in chunks(plan):
+            rows = slice(chunk.first_row, chunk.last_row)
+            x_TH[rows] = self._communicator.broadcast(x_TH[rows], Tag(plan.step, 0, chunk.index))
+        # The cancelled step's hidden states are dropped with it; the next plan says where the sequence stands.
+        try:
+            self._forward.run(x_TH, plan)
+        except StepCancelled:
+            return

@@ -1,0 +1,115 @@
+"""Every error that tpiedge raises on purpose, by whose fault it is.
+
+TpiedgeError
+├── UserError          the request, a flag, a file or a model that the user gave        exit 2
+├── PeerError          another node or a message of one                                 exit 3
+│   ├── PeerLost       a peer died, froze or was cut off
+│   └── ProtocolError  a peer sent what the protocol does not allow
+├── ResourceError      this computer lacks memory, disk space or a working disk         exit 4
+│   ├── OutOfMemory
+│   ├── DiskFull
+│   ├── ReadFault      a read failed or came up short
+│   └── IntegrityError bytes on disk differ from their hash
+├── Cancelled          the user or a deadline ended the work                            exit 130
+└── InternalError      a broken promise of our own code                                 exit 70
+
+A message is one line: what happened, where, and what to do next.
+"""
+
+from pathlib import Path
+
+__all__ = [
+    "Cancelled",
+    "DiskFull",
+    "IntegrityError",
+    "InternalError",
+    "OutOfMemory",
+    "PeerError",
+    "PeerLost",
+    "ProtocolError",
+    "ReadFault",
+    "ResourceError",
+    "TpiedgeError",
+    "UserError",
+]
+
+
+class TpiedgeError(Exception):
+    """Root of the tree. `exit_code` is the status of a command that ends with this error."""
+
+    exit_code = 1
+
+
+class UserError(TpiedgeError):
+    """What the user gave cannot be used."""
+
+    exit_code = 2
+
+
+class PeerError(TpiedgeError):
+    """Another node is at fault."""
+
+    exit_code = 3
+
+
+class PeerLost(PeerError):
+    """The node of `rank` no longer answers.
+
+    `waited_for` says what this node was waiting for ("allreduce of step 4, block 11"), `cause` what is known
+    of the reason ("killed by signal 9").
+    """
+
+    def __init__(self, rank: int, waited_for: str, cause: str) -> None:
+        super().__init__(f"node {rank} was lost during {waited_for}: {cause}")
+        self.rank = rank
+        self.waited_for = waited_for
+        self.cause = cause
+
+
+class ProtocolError(PeerError):
+    """A message breaks the protocol: unknown kind, wrong field, wrong size."""
+
+
+class ResourceError(TpiedgeError):
+    """This computer lacks what the work needs."""
+
+    exit_code = 4
+
+
+class OutOfMemory(ResourceError):
+    """Memory is short, either by the plan's arithmetic or by the operating system's word."""
+
+
+class DiskFull(ResourceError):
+    """Not enough free space to finish writing."""
+
+
+class ReadFault(ResourceError):
+    """A read of `length` bytes at `offset` of `path` failed or came up short."""
+
+    def __init__(self, path: Path, offset: int, length: int, cause: str) -> None:
+        super().__init__(f"cannot read {length} bytes at offset {offset} of {path}: {cause}")
+        self.path = path
+        self.offset = offset
+        self.length = length
+
+
+class IntegrityError(ResourceError):
+    """`what` (a range of `path`) differs from the hash that was recorded when it was written."""
+
+    def __init__(self, path: Path, what: str) -> None:
+        super().__init__(f"{what} of {path} is damaged (its checksum differs): delete the pack and pack again")
+        self.path = path
+        self.what = what
+
+
+class Cancelled(TpiedgeError):
+    """The work was ended on request before it was done."""
+
+    exit_code = 130
+
+
+class InternalError(TpiedgeError):
+    """Our own code broke a promise: a defect to report."""
+
+    exit_code = 70

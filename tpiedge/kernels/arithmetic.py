@@ -1,0 +1,12 @@
+"""Which arithmetic multiplies activations with weights (not how weights are stored)."""
+
+from enum import StrEnum
+
+__all__ = ["Arithmetic"]
+
+
+class Arithmetic(StrEnum):
+    """F32: bf16 weights are widened exactly. BF16: activations are rounded to bf16, sums are kept in f32."""
+
+    F32 = "f32"
+    BF16 = "bf16"

@@ -1,0 +1,122 @@
+"""Causal attention of one segment against its KV cache, in f32, with bounded scratch memory.
+
+T new tokens, N query heads, K KV heads, g query heads of one KV head, S cached positions, d head width.
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+__all__ = ["attention", "kv_of_heads"]
+
+# Bound on the mask of one query tile: a long prompt must not need T x S floats.
+_MASK_ELEMENTS = 1 << 21
+# Up to this size the keys of all KV heads are widened from bf16 and computed at once; else one head at a time.
+_WIDENED_ELEMENTS = 1 << 20
+
+
+def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
+    """Local KV head of every query head in [start, stop) when the share holds the KV heads that cover them.
+
+    A share may start inside a group: (3, 6, 2) -> (0, 1, 1).
+    """
+    return tuple(head // group_size - start // group_size for head in range(start, stop))
+
+
+def attention(
+    q_TNd: Tensor,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
+    kv_of_head: tuple[int, ...],
+    first_position: int,
+    *,
+    first_key: int = 0,
+    window: int | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...
+
+    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key, first_key + 1,
+    ... and include the new tokens. A query sees keys up to its own position, and with `window` only those at a
+    position greater than its own minus `window` (Hugging Face's meaning). `kv_of_head` is non-decreasing, one
+    entry per query head. `scale` is 1 / sqrt(d) unless given.
+
+    Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
+    """
+    _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
+    result = torch.empty(q_TNd.shape)
+    offset = first_position - first_key
+    low = 0 if window is None else max(0, offset + 1 - window)
+    k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
+    whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
+    for kv, heads in _runs(kv_of_head, whole):
+        q_TKgd = q_TNd[:, heads].unflatten(1, (kv.stop - kv.start, -1))
+        out_TKgd = result[:, heads].unflatten(1, (kv.stop - kv.start, -1))
+        _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), offset - low, window, scale, out_TKgd)
+    return result
+
+
+def _group(
+    q_TKgd: Tensor,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
+    offset: int,
+    window: int | None,
+    scale: float | None,
+    out_TKgd: Tensor,
+) -> None:
+    """Fill `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
+    tokens = q_TKgd.shape[0]
+    if tokens == 1:
+        # One query sees every key: the heads of a group take the place of its tokens and share a pass over the keys.
+        out = F.scaled_dot_product_attention(
+            q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], scale=scale
+        )
+        out_TKgd.copy_(out.transpose(0, 1))
+        return
+    tile = max(1, _MASK_ELEMENTS // k_KSd.shape[1])
+    for first in range(0, tokens, tile):
+        last = min(tokens, first + tile)
+        high = offset + last
+        low = 0 if window is None else max(0, offset + first + 1 - window)
+        q_Kgtd = q_TKgd[first:last].permute(1, 2, 0, 3)
+        k_Kgsd = k_KSd[:, None, low:high].expand(-1, q_Kgtd.shape[1], -1, -1)
+        v_Kgsd = v_KSd[:, None, low:high].expand(-1, q_Kgtd.shape[1], -1, -1)
+        mask = _mask(offset + first - low, last - first, high - low, window)
+        out = F.scaled_dot_product_attention(q_Kgtd, k_Kgsd, v_Kgsd, attn_mask=mask, scale=scale)
+        out_TKgd[first:last] = out.permute(2, 0, 1, 3)
+
+
+def _mask(offset: int, tokens: int, keys: int, window: int | None) -> Tensor:
+    """True where query t, at key index offset + t, sees a key."""
+    query = torch.arange(offset, offset + tokens)[:, None]
+    key = torch.arange(keys)[None, :]
+    seen = key <= query
+    return seen if window is None else seen & (key > query - window)
+
+
+def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]:
+    """(KV heads, query heads) of each computation: only one where `whole` and all groups are equal."""
+    runs: list[tuple[slice, slice]] = []
+    for head, kv in enumerate(kv_of_head):
+        start = runs.pop()[1].start if runs and runs[-1][0].start == kv else head
+        runs.append((slice(kv, kv + 1), slice(start, head + 1)))
+    sizes = {heads.stop - heads.start for _, heads in runs}
+    adjacent = all(after[0].start == before[0].stop for before, after in pairwise(runs))
+    if whole and len(runs) > 1 and len(sizes) == 1 and adjacent:
+        return [(slice(runs[0][0].start, runs[-1][0].stop), slice(0, len(kv_of_head)))]
+    return runs
+
+
+def _check(q_TNd: Tensor, k_KSd: Tensor, v_KSd: Tensor, kv_of_head: tuple[int, ...], before: int) -> None:
+    tokens, heads, _ = q_TNd.shape
+    if list(kv_of_head) != sorted(kv_of_head):
+        raise ValueError(f"KV heads {kv_of_head} decrease")
+    if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < k_KSd.shape[0]):
+        raise ValueError(f"{heads} query heads with KV heads {kv_of_head} of {k_KSd.shape[0]}")
+    if k_KSd.shape != v_KSd.shape or before < 0 or k_KSd.shape[1] != before + tokens:
+        raise ValueError(
+            f"keys {list(k_KSd.shape)}, values {list(v_KSd.shape)} for {before} + {tokens} positions"
+        )

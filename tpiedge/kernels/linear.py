@@ -1,0 +1,94 @@
+"""Products of activations with weights: the one door to them for the forward pass.
+
+T tokens, I input features, O output features, R rows of the stored weight (design, sections 6 and 9).
+
+Up to NATIVE_TOKENS tokens go through the native kernels where they were built; there a row of the result has the
+same bits whatever else is in the step and however many threads work. More tokens go through torch.
+"""
+
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from tpiedge.kernels import torch_linear
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.library import Library, native_library
+
+__all__ = ["NATIVE_TOKENS", "Linear"]
+
+NATIVE_TOKENS = 16
+
+
+class Linear:
+    """Computes with `threads` native threads (the caller is one of them); `close` ends the others.
+
+    Not to be called by two threads at once. `library=None` computes with torch alone.
+    """
+
+    def __init__(self, arithmetic: Arithmetic, threads: int, library: Library | None) -> None:
+        if threads < 1:
+            raise ValueError(f"threads must be at least 1, not {threads}")
+        self.arithmetic = arithmetic
+        self.threads = threads
+        self._pool = library.open_pool(threads) if library else None
+
+    @classmethod
+    def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
+        """With the native kernels where they are built and not switched off (TPIEDGE_NATIVE=0)."""
+        return cls(arithmetic, threads, native_library())
+
+    @property
+    def native(self) -> bool:
+        """Whether few tokens are computed by the native kernels."""
+        return self._pool is not None
+
+    def project(self, x_TI: Tensor, w_RI: Tensor) -> Tensor:
+        """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
+        _check(x_TI, w_RI, w_RI.shape[1])
+        if self._pool is None or x_TI.shape[0] > NATIVE_TOKENS:
+            return torch_linear.project(x_TI, w_RI, self.arithmetic)
+        y_TR = torch.empty((x_TI.shape[0], w_RI.shape[0]))
+        self._pool.project(self._input(x_TI), w_RI, y_TR)
+        return y_TR
+
+    def contract(self, x_TR: Tensor, w_RO: Tensor) -> Tensor:
+        """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
+        _check(x_TR, w_RO, w_RO.shape[0])
+        if self._pool is None or x_TR.shape[0] > NATIVE_TOKENS:
+            return torch_linear.contract(x_TR, w_RO, self.arithmetic)
+        y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
+        self._pool.contract(self._input(x_TR), w_RO, y_TO)
+        return y_TO
+
+    def close(self) -> None:
+        """End the native threads; afterwards torch computes. May be called again."""
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            pool.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _input(self, x: Tensor) -> Tensor:
+        if self.arithmetic is Arithmetic.BF16:
+            x = x.bfloat16().float()
+        return x.contiguous()
+
+
+def _check(x: Tensor, w: Tensor, features: int) -> None:
+    """The native kernels read raw memory, so what they are given is checked here."""
+    if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32:
+        raise ValueError(f"activations are {list(x.shape)} {x.dtype}, not f32 [tokens, {features}]")
+    if w.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"weights are {w.dtype}, not f32 or bf16")
+    if w.stride(1) != 1 or w.stride(0) < w.shape[1]:
+        raise ValueError(f"weights of shape {list(w.shape)} have strides {w.stride()}, not (>= columns, 1)")
+    if x.device.type != "cpu" or w.device.type != "cpu":
+        raise ValueError(f"activations on {x.device}, weights on {w.device}: both must be in main memory")

@@ -1,0 +1,70 @@
+// Vectors of eight floats: AVX2 and FMA.
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#else
+#pragma GCC target("avx2,fma")
+#endif
+
+namespace {
+
+struct Avx2 {
+    using Reg = __m256;
+    static constexpr int lanes = 8;
+    static constexpr int TOKENS = 2;
+    static constexpr int VECTORS = 4;
+
+    static Reg zero() { return _mm256_setzero_ps(); }
+    static Reg broadcast(float value) { return _mm256_set1_ps(value); }
+    static Reg load(const float *from) { return _mm256_loadu_ps(from); }
+    static Reg load(const uint16_t *from) {
+        const __m128i half = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+    }
+    template <class W>
+    static Reg load_some(const W *from, int count) {
+        W whole[lanes] = {};
+        memcpy(whole, from, count * sizeof(W));
+        return load(whole);
+    }
+    static void store(float *to, Reg value) { _mm256_storeu_ps(to, value); }
+    static void store_some(float *to, Reg value, int count) {
+        float whole[lanes];
+        store(whole, value);
+        memcpy(to, whole, count * sizeof(float));
+    }
+    static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+    static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+    static float sum(Reg a) {
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    }
+    static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
+};
+
+}  // namespace
+
+#include "product.inl"
+
+const tpiedge::Kernels *tpiedge::avx2_kernels() {
+    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    return has ? &KERNELS<Avx2> : nullptr;
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#else
+
+const tpiedge::Kernels *tpiedge::avx2_kernels() { return nullptr; }
+
+#endif

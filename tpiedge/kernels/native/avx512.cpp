@@ -1,0 +1,72 @@
+// Vectors of sixteen floats: AVX-512 with byte and word operations (for the tails of bf16 rows).
+#include "kernels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <stddef.h>
+#include <string.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl")
+#endif
+
+namespace {
+
+struct Avx512 {
+    using Reg = __m512;
+    static constexpr int lanes = 16;
+    static constexpr int TOKENS = 4;
+    static constexpr int VECTORS = 4;
+
+    static __mmask16 mask(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+    // A full zeroing mask, because GCC 12 warns of its own header's undefined source in the plain forms.
+    static Reg widen(__m256i half) {
+        return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, _mm512_maskz_cvtepu16_epi32(0xffff, half), 16));
+    }
+    static Reg zero() { return _mm512_setzero_ps(); }
+    static Reg broadcast(float value) { return _mm512_set1_ps(value); }
+    static Reg load(const float *from) { return _mm512_loadu_ps(from); }
+    static Reg load(const uint16_t *from) {
+        return widen(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+    }
+    static Reg load_some(const float *from, int count) { return _mm512_maskz_loadu_ps(mask(count), from); }
+    static Reg load_some(const uint16_t *from, int count) {
+        return widen(_mm256_maskz_loadu_epi16(mask(count), from));
+    }
+    static void store(float *to, Reg value) { _mm512_storeu_ps(to, value); }
+    static void store_some(float *to, Reg value, int count) { _mm512_mask_storeu_ps(to, mask(count), value); }
+    static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+    static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+    static float sum(Reg a) {
+        alignas(64) float all[lanes];
+        _mm512_store_ps(all, a);
+        const __m256 eight = _mm256_add_ps(_mm256_load_ps(all), _mm256_load_ps(all + 8));
+        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        four = _mm_add_ps(four, _mm_movehl_ps(four, four));
+        return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    }
+    static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
+};
+
+}  // namespace
+
+#include "product.inl"
+
+const tpiedge::Kernels *tpiedge::avx512_kernels() {
+    const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                     __builtin_cpu_supports("avx512vl");
+    return has ? &KERNELS<Avx512> : nullptr;
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#else
+
+const tpiedge::Kernels *tpiedge::avx512_kernels() { return nullptr; }
+
+#endif

@@ -1,0 +1,1 @@
+"""Where weights live while a node computes: arena, disk reader, resident blocks."""

@@ -1,0 +1,82 @@
+"""One block of memory for all weights of a node, taken once and handed out in pages.
+
+The arena owns the memory; tensors are views of it and keep it alive. Nothing is touched, so nothing is
+resident, before a read fills it.
+"""
+
+import contextlib
+import mmap
+from dataclasses import dataclass
+
+import torch
+
+from tpiedge.errors import InternalError, OutOfMemory
+from tpiedge.pack.layout import ALIGN, Precision
+from tpiedge.units import format_bytes
+
+__all__ = ["DTYPES", "Arena", "Extent"]
+
+DTYPES = {Precision.F32: torch.float32, Precision.BF16: torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Extent:
+    """`length` bytes at `offset` of an arena; both are multiples of ALIGN."""
+
+    offset: int
+    length: int
+
+
+class Arena:
+    """`nbytes` of page-aligned, anonymous memory. Raises OutOfMemory if the system refuses it."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = _whole_pages(nbytes)
+        self.used = 0
+        self._map = _anonymous(max(self.nbytes, ALIGN))
+
+    def take(self, nbytes: int) -> Extent:
+        """The next free extent, of `nbytes` rounded up to whole pages."""
+        length = _whole_pages(nbytes)
+        if self.used + length > self.nbytes:
+            raise InternalError(f"arena of {self.nbytes} bytes has no room for {length} after {self.used}")
+        extent = Extent(self.used, length)
+        self.used += length
+        return extent
+
+    def buffer(self, extent: Extent) -> memoryview:
+        """The extent's bytes, writable."""
+        return memoryview(self._map)[extent.offset : extent.offset + extent.length]
+
+    def matrix(
+        self, extent: Extent, rows: int, cols: int, row_stride: int, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """The extent as [rows, cols] with rows `row_stride` bytes apart. No copy is made."""
+        if rows * row_stride > extent.length:
+            raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {extent.length}")
+        flat = torch.frombuffer(
+            self._map, dtype=dtype, count=extent.length // dtype.itemsize, offset=extent.offset
+        )
+        return flat.as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
+
+    def close(self) -> None:
+        """Return the memory now, or, if tensors still view it, as soon as the last of them is gone."""
+        with contextlib.suppress(BufferError):
+            self._map.close()
+
+
+def _anonymous(nbytes: int) -> mmap.mmap:
+    try:
+        memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except (OSError, OverflowError, ValueError) as error:
+        raise OutOfMemory(
+            f"cannot reserve {format_bytes(nbytes)} for weights ({error}): give this node a smaller share"
+        ) from None
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return memory
+
+
+def _whole_pages(nbytes: int) -> int:
+    return -(-nbytes // ALIGN) * ALIGN

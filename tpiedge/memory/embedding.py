@@ -1,0 +1,75 @@
+"""The embedding table, read row by row: only rows that tokens ask for come into memory."""
+
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from tpiedge.errors import UserError
+from tpiedge.memory.arena import DTYPES
+from tpiedge.memory.ranges import read_jobs
+from tpiedge.memory.reader import DirectFile, DirectReader
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.source import read_exactly
+
+__all__ = ["EmbeddingTable"]
+
+
+class EmbeddingTable:
+    """Rows of the pack's embedding on disk. A unit's checksum is checked before its first row is used.
+
+    `bytes_read` counts the rows; `bytes_checked` what was read for the checksums. One thread at a time.
+    """
+
+    def __init__(self, pack: Pack, reader: DirectReader) -> None:
+        self.bytes_read = 0
+        self.bytes_checked = 0
+        self._matrix = pack.layout("embedding").matrix("embedding")
+        self._dtype = DTYPES[pack.precision]
+        self._path = pack.blob_path("embedding")
+        self._hashes = pack.hashes("embedding")
+        self._reader = reader
+        self._checked: set[int] = set()
+        self._fd = _open_random(self._path)
+
+    def rows(self, ids: Sequence[int]) -> torch.Tensor:
+        """[T, H] in f32. Raises UserError for an id that the vocabulary lacks, ReadFault, IntegrityError."""
+        matrix = self._matrix
+        offsets = [matrix.row_offset(row) for row in ids]
+        self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
+        row_bytes = matrix.cols * matrix.itemsize
+        data = np.empty((len(ids), row_bytes), np.uint8)
+        for place, offset in enumerate(offsets):
+            read_exactly(self._fd, self._path, offset, data[place].data)
+        self.bytes_read += data.nbytes
+        return torch.from_numpy(data).view(self._dtype).to(torch.float32)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _check(self, units: set[int]) -> None:
+        """Read whole units once, through a buffer of one unit, and compare them with their checksums."""
+        if not units:
+            return
+        ranges = [next(self._matrix.ranges(unit, unit + 1)) for unit in sorted(units)]
+        buffer = memoryview(mmap.mmap(-1, max(item.length for item in ranges)))
+        with DirectFile(self._path) as file:
+            for item in ranges:
+                jobs = read_jobs(file, [item], self._hashes, buffer[: item.length])
+                self.bytes_checked += self._reader.run(jobs)
+                self._checked.add(item.unit)
+
+
+def _open_random(path: Path) -> int:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UserError(f"cannot open {path}: {error.strerror}") from None
+    if hasattr(os, "posix_fadvise"):
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+    return fd

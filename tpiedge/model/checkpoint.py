@@ -1,0 +1,180 @@
+"""A Hugging Face checkpoint in a local folder: where each tensor's bytes lie, nothing loaded.
+
+Only safetensors files are read. Pickle files (`.bin`, `.pt`) can run code when they are opened and are never
+touched; `auto_map` and other remote code in the folder is never looked at.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import NoReturn
+
+from tpiedge.errors import UserError
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.folder import has_file, one_line, open_file, parse_json, quote, read_bytes, resolve_file
+from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
+from tpiedge.pack.layout import ModelSpec
+
+__all__ = ["Checkpoint", "TensorInfo"]
+
+_SINGLE = "model.safetensors"
+_INDEX = "model.safetensors.index.json"
+_MAX_INDEX_BYTES = 25_000_000
+_MAX_CONFIG_BYTES = 4 << 20
+_MAX_SHARDS = 10_000
+_SOURCE_DTYPES = ("F32", "F16", "BF16")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """`nbytes` bytes at `offset` of `file` (its real path) hold the tensor in row-major order, little-endian.
+
+    `dtype` is the safetensors name: F32, F16, BF16 in tensors that `Checkpoint.check` has accepted.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """The config and the tensors of a folder.
+
+    `fingerprint` (64 hex digits) changes when the config, a header, a size or a modification time does: it
+    names what was packed without reading the weights.
+    """
+
+    folder: Path
+    config: ModelConfig
+    tensors: Mapping[str, TensorInfo]
+    fingerprint: str
+
+    @staticmethod
+    def open(folder: Path) -> "Checkpoint":
+        """Read the config and all headers. Raises UserError that names file, tensor or field."""
+        config = ModelConfig.open(folder)
+        digest = hashlib.sha256(b"tpiedge checkpoint 1\n")
+        for name in ("config.json", "generation_config.json"):
+            data = read_bytes(folder, name, _MAX_CONFIG_BYTES) if has_file(folder, name) else b""
+            digest.update(f"{name} {len(data)}\n".encode() + data)
+        weight_map = _weight_map(folder)
+        shards: dict[str, tuple[Path, Header]] = {}
+        tensor_count = 0
+        for shard in _shard_names(folder, weight_map):
+            path, header, state = _read_shard(folder, shard)
+            shards[shard] = path, header
+            digest.update(f"{shard} {state} {header.digest}\n".encode())
+            tensor_count += len(header.entries)
+            if tensor_count > MAX_TENSORS:
+                raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
+        tensors = dict(_locate(folder, weight_map, shards))
+        return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest())
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raise UserError that names the first tensor of `spec` that is missing or has a wrong shape."""
+        for source, shape in _sources(spec):
+            info = self.tensors.get(source)
+            if info is None:
+                raise UserError(
+                    f"{self.folder}: tensor {source} is missing from the checkpoint; "
+                    "download the model again, or check that config.json belongs to it"
+                )
+            if info.shape != shape:
+                raise UserError(
+                    f"{info.file}: tensor {source} has shape {_times(info.shape)}, config.json asks for "
+                    f"{_times(shape)}; check that config.json belongs to the checkpoint"
+                )
+            if info.dtype not in _SOURCE_DTYPES:
+                raise UserError(
+                    f"{info.file}: tensor {source} is stored as {info.dtype}; supported are "
+                    f"{', '.join(_SOURCE_DTYPES)}: give the original, unquantised checkpoint"
+                )
+
+
+def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
+    for blob in (spec.embedding, *spec.layers, spec.head):
+        for matrix in blob.matrices:
+            yield matrix.source, matrix.source_shape
+        for vector in blob.vectors:
+            yield vector.source, (vector.length,)
+
+
+def _weight_map(folder: Path) -> Mapping[str, str] | None:
+    """Tensor -> file name from the index; None if one file holds all. The single file wins, as elsewhere."""
+    if has_file(folder, _SINGLE):
+        return None
+    if not has_file(folder, _INDEX):
+        _refuse_without_safetensors(folder)
+    where = folder / _INDEX
+    index = parse_json(read_bytes(folder, _INDEX, _MAX_INDEX_BYTES), str(where), unique_keys=True)
+    weights = index.get("weight_map")
+    if not isinstance(weights, dict) or not weights:
+        raise UserError(f"{where}: weight_map is missing or empty; download the model again")
+    if len(weights) > MAX_TENSORS:
+        raise UserError(f"{where}: weight_map lists {len(weights)} tensors, more than {MAX_TENSORS}")
+    for name, shard in weights.items():
+        if not isinstance(shard, str) or not shard.endswith(".safetensors"):
+            raise UserError(
+                f"{where}: tensor {quote(name)} is said to be in {quote(shard)}, not a .safetensors file"
+            )
+    return weights
+
+
+def _shard_names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str]:
+    if weight_map is None:
+        return [_SINGLE]
+    names = sorted(set(weight_map.values()))
+    if len(names) > _MAX_SHARDS:
+        raise UserError(f"{folder / _INDEX}: names {len(names)} files, more than {_MAX_SHARDS}")
+    if len({name.casefold() for name in names}) != len(names):
+        raise UserError(f"{folder / _INDEX}: names two files that differ only in upper and lower case")
+    return names
+
+
+def _read_shard(folder: Path, name: str) -> tuple[Path, Header, str]:
+    """(real path, header, size and modification time)."""
+    path = resolve_file(folder, name)
+    with open_file(folder, name) as file:
+        stat = os.fstat(file.fileno())
+        return path, read_header(file, str(folder / name)), f"{stat.st_size} {stat.st_mtime_ns}"
+
+
+def _locate(
+    folder: Path, weight_map: Mapping[str, str] | None, shards: Mapping[str, tuple[Path, Header]]
+) -> Iterator[tuple[str, TensorInfo]]:
+    if weight_map is None:
+        weight_map = dict.fromkeys(shards[_SINGLE][1].entries, _SINGLE)
+    for name, shard in weight_map.items():
+        path, header = shards[shard]
+        entry = header.entries.get(name)
+        if entry is None:
+            raise UserError(
+                f"{folder / shard}: tensor {quote(name, 100)} is missing, though {_INDEX} says it is there; "
+                "download the model again"
+            )
+        yield name, TensorInfo(path, entry.dtype, entry.shape, entry.offset, entry.nbytes)
+
+
+def _refuse_without_safetensors(folder: Path) -> NoReturn:
+    names = sorted(entry.name for entry in folder.iterdir())
+    if any(name.endswith(".gguf") for name in names):
+        raise UserError(f"{folder} holds GGUF files: give the original model with safetensors files instead")
+    if any(name.endswith(_PICKLES) for name in names):
+        raise UserError(
+            f"{folder} holds pickle files only (.bin), which can run code and are never read: "
+            "get the model's safetensors version, or convert it where you trust it"
+        )
+    raise UserError(
+        f"{folder} has neither {_SINGLE} nor {_INDEX}: download the model again, all of its files"
+    )
+
+
+def _times(shape: tuple[int, ...]) -> str:
+    return one_line(" x ".join(map(str, shape)) or "one number")

@@ -1,0 +1,307 @@
+"""A model's numbers, read from a Hugging Face `config.json` and kept in the pack's manifest.
+
+The file is untrusted: every number is bounded before anything is allocated by it, and every refusal is one
+line that names the file and the field.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from tpiedge.errors import UserError
+from tpiedge.model.families import FAMILIES, Family
+from tpiedge.model.fields import Fields
+from tpiedge.model.folder import has_file, quote, read_json
+from tpiedge.model.rope import RopeConfig
+
+__all__ = ["ModelConfig"]
+
+_FILE_LIMIT = 4 << 20
+
+_MAX_WIDTH = 1 << 17
+_MAX_FFN = 1 << 20
+_MAX_LAYERS = 1024
+_MAX_HEADS = 4096
+_MAX_HEAD_DIM = 1024
+_MAX_VOCAB = 1 << 22
+_MAX_POSITIONS = 1 << 27
+_MAX_EOS_IDS = 64
+_MIN_EPS, _MAX_EPS = 1e-12, 0.1
+_DEFAULT_EPS = 1e-6
+_DEFAULT_WINDOW = 4096
+_DEFAULT_MAX_WINDOW_LAYERS = 28
+
+_DTYPES = ("float32", "float16", "bfloat16")
+_EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Everything about a model except its weights and its text.
+
+    `windows[i]` is None where layer i attends to all earlier positions, or w where position p sees only the
+    positions q with p - w < q <= p. `dtype` is what the publisher says of the weights ("bfloat16").
+    """
+
+    model_type: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    rms_norm_eps: float
+    rope: RopeConfig
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    qkv_bias: bool
+    o_bias: bool
+    mlp_bias: bool
+    qk_norm: bool
+    windows: tuple[int | None, ...]
+    bos_id: int | None
+    eos_ids: tuple[int, ...]
+    dtype: str
+    hidden_act: str = "silu"
+
+    @property
+    def group_size(self) -> int:
+        """Query heads that share one KV head."""
+        return self.num_heads // self.num_kv_heads
+
+    @staticmethod
+    def open(folder: Path) -> "ModelConfig":
+        """From `config.json` and, for the ids that end a text, `generation_config.json`. Raises UserError."""
+        config = read_json(folder, "config.json", _FILE_LIMIT)
+        parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
+        if not has_file(folder, "generation_config.json"):
+            return parsed
+        where = str(folder / "generation_config.json")
+        generation = Fields(where, read_json(folder, "generation_config.json", _FILE_LIMIT))
+        bos_id = generation.optional_integer("bos_token_id", 0, parsed.vocab_size - 1)
+        eos_ids = _eos_ids(generation, parsed.vocab_size)
+        return replace(
+            parsed,
+            bos_id=parsed.bos_id if bos_id is None else bos_id,
+            eos_ids=parsed.eos_ids if eos_ids is None else eos_ids,
+        )
+
+    @staticmethod
+    def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
+        """From the object in `config.json`; `where` names it in messages. Raises UserError."""
+        config = Fields(where, values)
+        family = _family(config)
+        _refuse_unsupported(config)
+        heads, kv_heads, head_dim = _heads(config, family)
+        layers = config.integer("num_hidden_layers", 1, _MAX_LAYERS)
+        vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
+        positions = config.integer("max_position_embeddings", 1, _MAX_POSITIONS)
+        attention_bias = _bias(config, "attention_bias", family.attention_bias)
+        eos_ids = _eos_ids(config, vocab)
+        return _checked(
+            config,
+            ModelConfig(
+                model_type=config.text("model_type"),
+                hidden_size=config.integer("hidden_size", 1, _MAX_WIDTH),
+                intermediate_size=config.integer("intermediate_size", 1, _MAX_FFN),
+                num_layers=layers,
+                num_heads=heads,
+                num_kv_heads=kv_heads,
+                head_dim=head_dim,
+                vocab_size=vocab,
+                rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS, _DEFAULT_EPS),
+                rope=RopeConfig.from_huggingface(config, positions),
+                max_position_embeddings=positions,
+                tie_word_embeddings=config.flag("tie_word_embeddings", False),
+                qkv_bias=family.qkv_bias or attention_bias,
+                o_bias=attention_bias,
+                mlp_bias=_bias(config, "mlp_bias", family.mlp_bias),
+                qk_norm=family.qk_norm,
+                windows=_windows(config, family, layers),
+                bos_id=_bos_id(config, family, vocab),
+                eos_ids=_default_eos_ids(config, family, vocab) if eos_ids is None else eos_ids,
+                dtype=_dtype(config),
+                hidden_act=config.text("hidden_act", "silu"),
+            ),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain JSON values; `from_json` gives back an equal config."""
+        values: dict[str, Any] = {field.name: getattr(self, field.name) for field in fields(self)}
+        return values | {
+            "rope": self.rope.to_json(),
+            "windows": list(self.windows),
+            "eos_ids": list(self.eos_ids),
+        }
+
+    @staticmethod
+    def from_json(values: Mapping[str, object], where: str = "the pack's model config") -> "ModelConfig":
+        """Raises UserError that starts with `where`; a manifest is checked like any file."""
+        config = Fields(where, values)
+        vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
+        rope = config.raw("rope")
+        return _checked(
+            config,
+            ModelConfig(
+                model_type=_known_type(config),
+                hidden_size=config.integer("hidden_size", 1, _MAX_WIDTH),
+                intermediate_size=config.integer("intermediate_size", 1, _MAX_FFN),
+                num_layers=config.integer("num_layers", 1, _MAX_LAYERS),
+                num_heads=config.integer("num_heads", 1, _MAX_HEADS),
+                num_kv_heads=config.integer("num_kv_heads", 1, _MAX_HEADS),
+                head_dim=config.integer("head_dim", 2, _MAX_HEAD_DIM),
+                vocab_size=vocab,
+                rms_norm_eps=config.number("rms_norm_eps", _MIN_EPS, _MAX_EPS),
+                rope=RopeConfig.from_json(f"{where}, rope", rope if isinstance(rope, Mapping) else {}),
+                max_position_embeddings=config.integer("max_position_embeddings", 1, _MAX_POSITIONS),
+                tie_word_embeddings=config.flag("tie_word_embeddings"),
+                qkv_bias=config.flag("qkv_bias"),
+                o_bias=config.flag("o_bias"),
+                mlp_bias=config.flag("mlp_bias"),
+                qk_norm=config.flag("qk_norm"),
+                windows=tuple(_window(config, value) for value in config.sequence("windows", _MAX_LAYERS)),
+                bos_id=config.optional_integer("bos_id", 0, vocab - 1),
+                eos_ids=_ids(config, "eos_ids", config.sequence("eos_ids", _MAX_EOS_IDS), vocab),
+                dtype=_dtype(config),
+                hidden_act=config.text("hidden_act"),
+            ),
+        )
+
+
+def _known_type(config: Fields) -> str:
+    name = config.text("model_type")
+    if name not in FAMILIES:
+        config.refuse("model_type", f"is {quote(name)}; supported are {', '.join(FAMILIES)}")
+    return name
+
+
+def _family(config: Fields) -> Family:
+    return FAMILIES[_known_type(config)]
+
+
+def _refuse_unsupported(config: Fields) -> None:
+    """What a supported `model_type` can be combined with that this engine does not compute."""
+    if config.raw("quantization_config") is not None:
+        config.refuse(
+            "quantization_config", "is set: give the original checkpoint (f32, f16 or bf16 weights)"
+        )
+    for key in _EXPERT_KEYS:
+        if config.raw(key) is not None:
+            config.refuse(key, "is set: mixture-of-experts models are not supported, only dense ones")
+    if config.raw("per_layer_config") is not None:
+        config.refuse("per_layer_config", "is set: layers of differing shapes are not supported")
+    names = config.raw("architectures")
+    if isinstance(names, list) and names and not any(str(name).endswith("ForCausalLM") for name in names):
+        config.refuse(
+            "architectures", f"is {quote(names)}: only text generation (...ForCausalLM) is supported"
+        )
+
+
+def _heads(config: Fields, family: Family) -> tuple[int, int, int]:
+    """(query heads, KV heads, numbers per head)."""
+    heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
+    kv_default = heads if "num_key_value_heads" in config else family.kv_heads or heads
+    kv_heads = config.integer("num_key_value_heads", 1, _MAX_HEADS, kv_default)
+    if config.raw("head_dim") is not None or family.head_dim is not None:
+        return heads, kv_heads, config.integer("head_dim", 2, _MAX_HEAD_DIM, family.head_dim)
+    hidden = config.integer("hidden_size", 1, _MAX_WIDTH)
+    if hidden % heads:
+        config.refuse("hidden_size", f"({hidden}) is not a multiple of num_attention_heads ({heads})")
+    if not 2 <= hidden // heads <= _MAX_HEAD_DIM:
+        config.refuse("hidden_size", f"/ num_attention_heads is {hidden // heads}, not 2 to {_MAX_HEAD_DIM}")
+    return heads, kv_heads, hidden // heads
+
+
+def _bias(config: Fields, key: str, fixed: bool | None) -> bool:
+    return config.flag(key, False) if fixed is None else fixed
+
+
+def _windows(config: Fields, family: Family, layers: int) -> tuple[int | None, ...]:
+    if family.windows == "all":
+        default = None if "sliding_window" in config else _DEFAULT_WINDOW
+        window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS)
+        return (default if window is None else window,) * layers
+    if family.windows == "layers":
+        return _windows_by_layer(config, layers)
+    return (None,) * layers
+
+
+def _windows_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
+    """Qwen's rule: `layer_types` if given, otherwise the layers from `max_window_layers` on are windowed."""
+    window = None
+    if config.flag("use_sliding_window", False):
+        default = None if "sliding_window" in config else _DEFAULT_WINDOW
+        window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS) or default
+    if config.raw("layer_types") is None:
+        first = config.integer("max_window_layers", 0, _MAX_POSITIONS, _DEFAULT_MAX_WINDOW_LAYERS)
+        return tuple(window if layer >= first else None for layer in range(layers))
+    types = config.sequence("layer_types", _MAX_LAYERS)
+    if len(types) != layers:
+        config.refuse("layer_types", f"has {len(types)} entries for {layers} layers")
+    for name in types:
+        if name not in ("full_attention", "attention", "sliding_attention"):
+            config.refuse("layer_types", f"holds {quote(name)}; supported: full_attention, sliding_attention")
+        if name == "sliding_attention" and window is None:
+            config.refuse(
+                "layer_types", "holds sliding_attention, but use_sliding_window and its size are not set"
+            )
+    return tuple(window if name == "sliding_attention" else None for name in types)
+
+
+def _window(config: Fields, value: object) -> int | None:
+    if value is None:
+        return None
+    return Fields(config.where, {"windows": value}).integer("windows", 1, _MAX_POSITIONS)
+
+
+def _bos_id(config: Fields, family: Family, vocab: int) -> int | None:
+    if "bos_token_id" in config:
+        return config.optional_integer("bos_token_id", 0, vocab - 1)
+    return family.bos_id if family.bos_id is not None and family.bos_id < vocab else None
+
+
+def _default_eos_ids(config: Fields, family: Family, vocab: int) -> tuple[int, ...]:
+    missing = "eos_token_id" not in config
+    return (family.eos_id,) if missing and family.eos_id is not None and family.eos_id < vocab else ()
+
+
+def _eos_ids(config: Fields, vocab: int) -> tuple[int, ...] | None:
+    """One id or a list of them; None if the file names none."""
+    value = config.raw("eos_token_id")
+    if value is None:
+        return None
+    values = config.sequence("eos_token_id", _MAX_EOS_IDS) if isinstance(value, list) else [value]
+    return _ids(config, "eos_token_id", values, vocab)
+
+
+def _ids(config: Fields, key: str, values: list[object], vocab: int) -> tuple[int, ...]:
+    ids = [Fields(config.where, {key: value}).integer(key, 0, vocab - 1) for value in values]
+    return tuple(dict.fromkeys(ids))
+
+
+def _dtype(config: Fields) -> str:
+    value = config.text("dtype", config.text("torch_dtype", "float32"))
+    name = value.removeprefix("torch.")
+    if name not in _DTYPES:
+        config.refuse("dtype", f"is {quote(value)}; supported are {', '.join(_DTYPES)}")
+    return name
+
+
+def _checked(config: Fields, model: ModelConfig) -> ModelConfig:
+    """The conditions between numbers, the same for both kinds of file."""
+    if model.num_heads % model.num_kv_heads:
+        raise UserError(
+            f"{config.where}: num_attention_heads ({model.num_heads}) is not a multiple of "
+            f"num_key_value_heads ({model.num_kv_heads})"
+        )
+    if model.head_dim % 2:
+        config.refuse("head_dim", f"is {model.head_dim}; rotary positions need an even number")
+    if model.rope.kind == "dynamic" and model.head_dim <= 2:
+        config.refuse("head_dim", f"is {model.head_dim}; dynamic rope needs at least 4")
+    if len(model.windows) != model.num_layers:
+        config.refuse("windows", f"has {len(model.windows)} entries for {model.num_layers} layers")
+    if model.hidden_act != "silu":
+        config.refuse("hidden_act", f"is {quote(model.hidden_act)}; supported is silu")
+    return model

@@ -1,0 +1,158 @@
+"""Reading the files of a model's folder: confined to it, bounded in size, regular files only.
+
+A model comes from strangers. So a name from one of its files is never used as a path: it must be a plain file
+name, and after links are followed the file must lie in the folder or, where the folder is a snapshot of
+huggingface_hub's cache (`models--*/snapshots/<revision>`), in that entry's `blobs`.
+"""
+
+import json
+import os
+import stat
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import BinaryIO
+
+from tpiedge.errors import UserError
+from tpiedge.units import format_bytes
+
+__all__ = [
+    "has_file",
+    "one_line",
+    "open_file",
+    "parse_json",
+    "quote",
+    "read_bytes",
+    "read_json",
+    "read_text",
+    "resolve_file",
+]
+
+_MAX_NAME = 255
+
+
+def quote(value: object, limit: int = 60) -> str:
+    """`value`, which a stranger chose, as one short printable line."""
+    text = ascii(value)
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def one_line(text: object, limit: int = 120) -> str:
+    """`text`, which may come from a stranger, as one printable line without quotes."""
+    line = " ".join(str(text).split())
+    line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in line[: 2 * limit])
+    return line if len(line) <= limit else line[: limit - 3] + "..."
+
+
+def resolve_file(folder: Path, name: str) -> Path:
+    """The real path of the file `name` of `folder`. Raises UserError if it is missing or lies elsewhere."""
+    if not _is_plain(name):
+        raise UserError(
+            f"{folder}: {quote(name)} is not a plain file name; get the model from a source you trust"
+        )
+    try:
+        root = folder.resolve(strict=True)
+        path = (root / name).resolve(strict=True)
+    except FileNotFoundError:
+        raise UserError(f"{folder} has no {name}: download the model again, all of its files") from None
+    except (OSError, RuntimeError) as error:  # RuntimeError: a circle of links
+        raise UserError(f"{folder / name} cannot be read: {_reason(error)}") from None
+    if path.parent != root and not _in_cache_blobs(root, path):
+        raise UserError(
+            f"{folder / name} links to a file outside of the model's folder: put the file itself there"
+        )
+    return path
+
+
+def has_file(folder: Path, name: str) -> bool:
+    """Whether `folder` lists `name`, even as a broken link (which reading then reports)."""
+    return os.path.lexists(folder / name)
+
+
+def open_file(folder: Path, name: str) -> BinaryIO:
+    """Open the regular file `name` of `folder`. Raises UserError; never blocks on a pipe or a device."""
+    path = resolve_file(folder, name)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UserError(f"{path} is not a regular file: download the model again")
+        return os.fdopen(descriptor, "rb")
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {_reason(error)}") from None
+
+
+def read_bytes(folder: Path, name: str, limit: int) -> bytes:
+    """The whole file, which may have `limit` bytes at most."""
+    with open_file(folder, name) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit:
+            raise UserError(
+                f"{folder / name} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted"
+            )
+        try:
+            return file.read(limit)
+        except OSError as error:
+            raise UserError(f"{folder / name} cannot be read: {_reason(error)}") from None
+
+
+def read_text(folder: Path, name: str, limit: int) -> str:
+    """The whole file as UTF-8."""
+    try:
+        return read_bytes(folder, name, limit).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{folder / name} is not UTF-8 text (byte {error.start}); download it again"
+        ) from None
+
+
+def read_json(folder: Path, name: str, limit: int) -> Mapping[str, object]:
+    """The JSON object that the file holds."""
+    return parse_json(read_bytes(folder, name, limit), str(folder / name))
+
+
+def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping[str, object]:
+    """The JSON object in `data`. With `unique_keys`, a key that occurs twice in one object is refused.
+
+    Raises UserError that starts with `where` for anything but one valid object (deep nesting included).
+    """
+
+    def unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        values = dict(pairs)
+        if len(values) != len(pairs):
+            twice, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+            raise UserError(f"{where}: {quote(twice)} occurs twice in one object; download the model again")
+        return values
+
+    try:
+        value = json.loads(data.decode("utf-8"), object_pairs_hook=unique if unique_keys else None)
+    except RecursionError:
+        raise UserError(f"{where} is nested too deeply; download the model again") from None
+    except ValueError as error:  # bad JSON, bad UTF-8, numbers of thousands of digits
+        raise UserError(f"{where} is not valid JSON ({one_line(error)}); download it again") from None
+    if not isinstance(value, dict):
+        raise UserError(f"{where} does not hold a JSON object; download it again")
+    return value
+
+
+def _is_plain(name: str) -> bool:
+    return (
+        isinstance(name, str)
+        and 0 < len(name.encode("utf-8", "replace")) <= _MAX_NAME
+        and name.isprintable()
+        and not any(mark in name for mark in "/\\")
+        and name not in (".", "..")
+    )
+
+
+def _in_cache_blobs(root: Path, path: Path) -> bool:
+    entry = root.parent.parent
+    return (
+        root.parent.name == "snapshots"
+        and entry.name.startswith("models--")
+        and path.parent == entry / "blobs"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    return getattr(error, "strerror", None) or one_line(error)

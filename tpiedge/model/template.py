@@ -1,0 +1,184 @@
+"""Chat templates: from messages to the prompt the model was trained on.
+
+A template is a program by the model's author. It runs in a child process (`template_child.py`) in Jinja's
+sandbox, with limits on CPU, memory, output and time, whichever model it comes from.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from tpiedge.errors import UserError
+from tpiedge.model.folder import has_file, one_line, quote, read_json, read_text
+from tpiedge.units import MIB
+
+__all__ = ["ChatTemplate", "RenderLimits"]
+
+_CHILD = Path(__file__).parent / "template_child.py"
+_MAX_TEMPLATE_BYTES = 1_000_000
+_MAX_CONFIG_BYTES = 25_000_000
+_MAX_TEMPLATES = 64
+_RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+_KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")
+
+
+@dataclass(frozen=True)
+class RenderLimits:
+    """What one rendering may take. The interpreter and Jinja themselves need about 0.1 s and 40 MiB."""
+
+    cpu_s: int = 2
+    wall_s: float = 5.0
+    memory: int = 256 * MIB
+    characters: int = 8_000_000
+
+
+class ChatTemplate:
+    """The templates of one model by name ("default", "tool_use"), with its special tokens as variables."""
+
+    def __init__(
+        self,
+        templates: Mapping[str, str],
+        special_tokens: Mapping[str, str],
+        limits: RenderLimits | None = None,
+    ) -> None:
+        self._templates = dict(templates)
+        self._special_tokens = dict(special_tokens)
+        self._limits = limits or RenderLimits()
+
+    @staticmethod
+    def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
+        """From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. Raises UserError."""
+        if has_file(folder, "chat_template.jinja"):
+            templates = {"default": read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)}
+        else:
+            templates = _templates_of_config(folder)
+        if not templates:
+            raise UserError(
+                f"{folder} has no chat template: use text completion, or an instruction-tuned model "
+                "(with chat_template.jinja)"
+            )
+        return ChatTemplate(templates, special_tokens)
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+    ) -> str:
+        """The prompt for `messages` (JSON values); `variables` are the model's switches ("enable_thinking").
+
+        Raises UserError, in one line, if the template refuses the messages, is broken or exceeds its limits.
+        """
+        extra = dict(variables or {})
+        if taken := sorted(_RESERVED & set(extra)):
+            raise UserError(f"a template variable cannot be called {taken[0]}; choose another name")
+        job = {
+            "template": self._choose(tools),
+            "limits": {
+                "cpu_s": self._limits.cpu_s,
+                "memory": self._limits.memory,
+                "characters": self._limits.characters,
+            },
+            "variables": {
+                **self._special_tokens,
+                **extra,
+                "messages": list(messages),
+                "tools": None if tools is None else list(tools),
+                "documents": None,
+                "add_generation_prompt": add_generation_prompt,
+            },
+        }
+        return _run(_encode(job), self._limits.wall_s)
+
+    def _choose(self, tools: object) -> str:
+        if tools is not None and "tool_use" in self._templates:
+            return self._templates["tool_use"]
+        if "default" not in self._templates:
+            names = ", ".join(sorted(self._templates))
+            raise UserError(
+                f"the model has no default chat template, only {quote(names)}; use text completion"
+            )
+        return self._templates["default"]
+
+
+def _templates_of_config(folder: Path) -> dict[str, str]:
+    if not has_file(folder, "tokenizer_config.json"):
+        return {}
+    where = folder / "tokenizer_config.json"
+    value = read_json(folder, "tokenizer_config.json", _MAX_CONFIG_BYTES).get("chat_template")
+    if value is None:
+        return {}
+    if isinstance(value, str):
+        value = [{"name": "default", "template": value}]
+    if not isinstance(value, list) or len(value) > _MAX_TEMPLATES:
+        raise UserError(f"{where}: chat_template is neither a text nor a list of named texts")
+    templates: dict[str, str] = {}
+    for entry in value:
+        name, text = (entry.get("name"), entry.get("template")) if isinstance(entry, dict) else (None, None)
+        if not isinstance(name, str) or not isinstance(text, str):
+            raise UserError(f"{where}: chat_template holds {quote(entry)}, not a name and a template")
+        if len(text) > _MAX_TEMPLATE_BYTES:
+            raise UserError(f"{where}: chat_template {quote(name)} has over {_MAX_TEMPLATE_BYTES} characters")
+        templates[name] = text
+    return templates
+
+
+def _encode(job: Mapping[str, Any]) -> bytes:
+    try:
+        return json.dumps(job, allow_nan=False).encode("ascii")
+    except (TypeError, ValueError, RecursionError) as error:
+        raise UserError(f"the messages are not plain JSON: {one_line(error)}") from None
+
+
+def _run(job: bytes, wall_s: float) -> str:
+    """Have a child process render `job`."""
+    command = [sys.executable, "-I", "-S", str(_CHILD), *_jinja_folders()]
+    environment = {name: os.environ[name] for name in _KEPT_ENVIRONMENT if name in os.environ}
+    try:
+        child = subprocess.run(
+            command,
+            input=job,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=wall_s,
+            env=environment,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise UserError(
+            f"the model's chat template took more than {wall_s:g} s; use another template"
+        ) from None
+    return _answer(child.stdout, child.returncode)
+
+
+def _answer(output: bytes, status: int) -> str:
+    try:
+        answer = json.loads(output)
+    except ValueError:
+        # Killed by a limit (a negative status), or out of memory before it could say so.
+        reason = f"signal {-status}" if status < 0 else f"exit status {status}"
+        raise UserError(
+            f"the model's chat template took too much time or memory ({reason}); use another template"
+        ) from None
+    if "error" in answer:
+        raise UserError(f"the model's chat template failed: {one_line(answer['error'], 320)}")
+    return str(answer["text"])
+
+
+def _jinja_folders() -> list[str]:
+    """Where jinja2 and markupsafe lie: the child starts without site-packages, which halves its start-up."""
+    folders = []
+    for name in ("jinja2", "markupsafe"):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise UserError(f"the Python package {name} is missing; install tpiedge again")
+        folders.append(str(Path(spec.origin).parent.parent))
+    return list(dict.fromkeys(folders))

@@ -1,0 +1,157 @@
+"""Text to token ids and back, with the model's own `tokenizer.json`."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from tokenizers import Tokenizer as Backend
+
+from tpiedge.errors import UserError
+from tpiedge.model.fields import Fields
+from tpiedge.model.folder import has_file, one_line, quote, read_json, read_text
+
+__all__ = ["Tokenizer"]
+
+_MAX_BYTES = 100_000_000  # the largest in use (256,000 tokens) has 35 MB
+_MAX_CONFIG_BYTES = 25_000_000
+_TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
+
+
+@dataclass(frozen=True)
+class _Wrapping:
+    """The ids put around a text. None: what `tokenizer.json` itself says."""
+
+    before: tuple[int, ...]
+    after: tuple[int, ...]
+
+
+class Tokenizer:
+    """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates."""
+
+    def __init__(
+        self, backend: Backend, special_tokens: Mapping[str, str], wrapping: _Wrapping | None = None
+    ) -> None:
+        self._backend = backend
+        self._wrapping = wrapping
+        self.special_tokens = MappingProxyType(dict(special_tokens))
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+
+    @staticmethod
+    def open(folder: Path) -> "Tokenizer":
+        """Read `tokenizer.json` and, where it exists, `tokenizer_config.json`. Raises UserError."""
+        if not has_file(folder, "tokenizer.json"):
+            _refuse_without_json(folder)
+        backend = _parse(read_text(folder, "tokenizer.json", _MAX_BYTES), folder / "tokenizer.json")
+        backend.no_padding()
+        backend.no_truncation()
+        config = _read_config(folder)
+        special = _special_tokens(config, folder)
+        return Tokenizer(backend, special, _wrapping(config, backend, special))
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of tokens, added ones included; a model's embedding may have more rows."""
+        return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @property
+    def bos_id(self) -> int | None:
+        return self.token_id(self.special_tokens.get("bos_token", ""))
+
+    @property
+    def eos_id(self) -> int | None:
+        return self.token_id(self.special_tokens.get("eos_token", ""))
+
+    def token_id(self, token: str) -> int | None:
+        """The id of the token that is written exactly so."""
+        found = self._backend.token_to_id(token)
+        return None if found is None else int(found)
+
+    def token(self, token_id: int) -> str | None:
+        """How the vocabulary writes `token_id`; None beyond it."""
+        found = self._backend.id_to_token(token_id)
+        return None if found is None else str(found)
+
+    def encode(self, text: str, *, add_special: bool = True) -> list[int]:
+        """The ids of `text`; special tokens written out in it become themselves.
+
+        `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain
+        prompt, not for a rendered chat template, which writes its own. Raises UserError for half a surrogate
+        pair.
+        """
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise UserError(
+                f"the text holds half a surrogate pair at character {error.start}; send valid Unicode"
+            ) from None
+        wrapping = self._wrapping if add_special else None
+        ids = self._backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
+        return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
+
+    def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
+        """The text of `ids`; ids beyond the vocabulary have no text."""
+        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
+
+
+def _parse(text: str, path: Path) -> Backend:
+    try:
+        return Backend.from_str(text)
+    except BaseException as error:
+        # The Rust side reports a panic as an exception that does not derive from Exception.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"{path} is not a tokenizer that can be read ({one_line(error)}); download the model again"
+        ) from None
+
+
+def _read_config(folder: Path) -> Fields:
+    """tokenizer_config.json over the older special_tokens_map.json; empty where there is neither."""
+    values: dict[str, object] = {}
+    for name in ("special_tokens_map.json", "tokenizer_config.json"):
+        if has_file(folder, name):
+            values |= read_json(folder, name, _MAX_CONFIG_BYTES)
+    return Fields(str(folder / "tokenizer_config.json"), values)
+
+
+def _special_tokens(config: Fields, folder: Path) -> dict[str, str]:
+    tokens: dict[str, str] = {}
+    for name in _TOKEN_NAMES:
+        value = config.raw(name)
+        if isinstance(value, dict):
+            value = value.get("content")
+        if isinstance(value, str):
+            tokens[name] = value
+        elif value is not None:
+            raise UserError(
+                f"{folder / 'tokenizer_config.json'}: {name} is {quote(value)}, not a token's text"
+            )
+    return tokens
+
+
+def _wrapping(config: Fields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:
+    """`add_bos_token` and `add_eos_token`, if one is given, overrule tokenizer.json, as in transformers 5."""
+    if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
+        return None
+
+    def wanted(flag: str, name: str) -> tuple[int, ...]:
+        if not config.flag(flag, False) or name not in special:
+            return ()
+        found = backend.token_to_id(special[name])
+        if found is None:
+            config.refuse(flag, f"is true, but the vocabulary has no {quote(special[name])}")
+        return (int(found),)
+
+    return _Wrapping(wanted("add_bos_token", "bos_token"), wanted("add_eos_token", "eos_token"))
+
+
+def _refuse_without_json(folder: Path) -> None:
+    if any(has_file(folder, name) for name in ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json")):
+        raise UserError(
+            f"{folder} has its tokenizer in an older format only: make a tokenizer.json with transformers' "
+            "AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
+        )
+    raise UserError(f"{folder} has no tokenizer.json: download the model again, all of its files")

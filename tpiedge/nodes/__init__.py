@@ -1,0 +1,1 @@
+"""The computing processes of a cluster: their supervision, control links and membership."""

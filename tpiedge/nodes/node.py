@@ -1,0 +1,265 @@
+"""A computing process: `python -m tpiedge.nodes.node`, started and fed by a master (design, section 3).
+
+Its main thread is the engine thread; the control thread is `link`. It ends when the master says so, when the master
+or a peer is lost, or when its lifeline breaks.
+"""
+
+import os
+import queue
+import sys
+import threading
+import time
+import traceback
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from tpiedge import __version__
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.star import StarLeaf, StarRoot
+from tpiedge.engine.assembly import Engine
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.runner import Leader
+from tpiedge.errors import Cancelled, OutOfMemory, PeerLost, ProtocolError, TpiedgeError, UserError
+from tpiedge.lifeline import guard
+from tpiedge.memory.weights import PinnedWeights
+from tpiedge.model.config import ModelConfig
+from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.link import ControlLink
+from tpiedge.nodes.liveness import ClusterLiveness
+from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.transport.endpoint import Endpoint
+from tpiedge.transport.framing import CONTROL, TENSOR
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.control import Assign, Failed, Finished, Generate, Heartbeat, Hello, Listening, Loading, Ready, Stats
+from tpiedge.wire.messages import PROTOCOL
+
+__all__ = ["Node", "main"]
+
+_ASSIGN_S = 60.0
+_IDLE_S = 0.5
+_ORPHANED = 143
+
+
+class Node:
+    """One rank of one epoch. Everything it opens is closed by `close`, in reverse order."""
+
+    def __init__(self, bootstrap: NodeBootstrap) -> None:
+        self._bootstrap = bootstrap
+        self._clock = MonotonicClock()
+        self._keys = CurveKeys(bootstrap.public_key, bootstrap.secret_key)
+        self._liveness = ClusterLiveness(
+            self._clock, timeout_s=bootstrap.timeout_s, stall_s=bootstrap.stall_s
+        )
+        self._meter = Meter()
+        self._epoch = 0
+        self._weights: PinnedWeights | None = None
+        self._engine: Engine | None = None
+        self._data: Endpoint | None = None
+        self._request = ""
+        self._cancelled = threading.Event()
+        self._resources = ExitStack()
+        control = ZmqSpoke(
+            address=bootstrap.control_address,
+            server_key=bootstrap.master_key,
+            keys=self._keys,
+            name=f"node-{bootstrap.rank}",
+            hub_name="master",
+            plane=CONTROL,
+        )
+        self.link = ControlLink(
+            control,
+            self._clock,
+            self._liveness,
+            bootstrap.heartbeat_s,
+            self._heartbeat,
+            self._stats,
+            self._cancel,
+        )
+
+    def run(self) -> None:
+        """Join, load, compute until the master ends it. Raises what ends it otherwise."""
+        rank = self._bootstrap.rank
+        self.link.start(
+            Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name())
+        )
+        assign = self._expect_assign()
+        self._epoch = assign.epoch
+        torch.set_num_threads(assign.threads)
+        engine = self._build(assign, self._join_data_plane(assign))
+        if rank == 0:
+            self._lead(engine.leader())
+        else:
+            engine.follower().run()
+
+    def close(self) -> None:
+        """Send what is left to say and release everything."""
+        self.link.close()
+        self._resources.close()
+
+    def report(self, error: TpiedgeError) -> None:
+        """Tell the master why this node ends."""
+        self.link.post(
+            Failed(self._epoch, self._bootstrap.rank, self._request, type(error).__name__, str(error)[:2000])
+        )
+
+    def _expect_assign(self) -> Assign:
+        command = self._next_command(self._clock.now() + _ASSIGN_S)
+        if not isinstance(command, Assign):
+            raise ProtocolError(f"the master sent {type(command).__name__} before the plan")
+        return command
+
+    def _next_command(self, deadline: float | None) -> Assign | Generate:
+        """Wait for the master; without a deadline as long as the master is heard."""
+        while True:
+            try:
+                command = self.link.commands.get(timeout=_IDLE_S)
+            except queue.Empty:
+                self._liveness.check_idle(0, "the master's next command")
+                if deadline is not None and self._clock.now() > deadline:
+                    raise ProtocolError(f"the master sent no plan within {_ASSIGN_S:.0f} s") from None
+                continue
+            if isinstance(command, TpiedgeError):
+                raise command
+            if isinstance(command, Assign | Generate):
+                return command
+            raise Cancelled("the master ended this node")
+
+    def _join_data_plane(self, assign: Assign) -> Communicator:
+        if len(assign.nodes) == 1:
+            return LocalCommunicator()
+        if assign.rank == 0:
+            hub = ZmqHub(
+                address="tcp://127.0.0.1:*",
+                keys=self._keys,
+                name="node-0",
+                allowed={key: f"node-{rank}" for rank, key in assign.peer_keys},
+                plane=TENSOR,
+                io_threads=2,
+            )
+            self._data = self._resources.enter_context(hub)
+            self.link.post(Listening(assign.epoch, 0, hub.address))
+            return StarRoot(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
+        spoke = ZmqSpoke(
+            address=assign.root_endpoint,
+            server_key=assign.root_key,
+            keys=self._keys,
+            name=f"node-{assign.rank}",
+            hub_name="node-0",
+            plane=TENSOR,
+        )
+        self._data = self._resources.enter_context(spoke)
+        return StarLeaf(spoke, self._liveness, epoch=assign.epoch, rank=assign.rank, size=len(assign.nodes))
+
+    def _build(self, assign: Assign, communicator: Communicator) -> Engine:
+        started = time.perf_counter()
+        pack = Pack.open(Path(assign.pack))
+        share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
+        self._weights = PinnedWeights(pack, share, assign.rank == 0, progress=self._loading)
+        self._resources.callback(self._weights.close)
+        engine = self._engine = Engine.build(
+            ModelConfig.from_json(pack.config),
+            share,
+            self._weights,
+            communicator,
+            epoch=assign.epoch,
+            compute=assign.compute,
+            threads=assign.threads,
+            slots=assign.slots,
+            capacity_tokens=assign.capacity_tokens,
+            meter=self._meter,
+        )
+        self._resources.callback(engine.close)
+        load_s = time.perf_counter() - started
+        self.link.post(Ready(assign.epoch, assign.rank, self._weights.weight_bytes, load_s))
+        return engine
+
+    def _loading(self, done_bytes: int, total_bytes: int) -> None:
+        self.link.post(Loading(self._epoch, self._bootstrap.rank, done_bytes, total_bytes))
+
+    def _lead(self, leader: Leader) -> None:
+        while True:
+            command = self._next_command(None)
+            if not isinstance(command, Generate):
+                raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
+            self.link.post(self._generate(leader, command))
+
+    def _generate(self, leader: Leader, command: Generate) -> Finished | Failed:
+        self._cancelled.clear()
+        self._request = command.request.id
+        try:
+            return leader.generate(command.request, self.link.post, self._cancelled.is_set)
+        except UserError as error:
+            return Failed(self._epoch, 0, self._request, type(error).__name__, str(error))
+        finally:
+            self._request = ""
+
+    def _cancel(self, request: str) -> None:
+        """Called by the control thread."""
+        if request == self._request:
+            self._cancelled.set()
+            if self._engine is not None:
+                self._engine.communicator.request_cancel()
+
+    def _heartbeat(self) -> Heartbeat:
+        bytes_read = self._weights.bytes_read if self._weights else 0
+        return Heartbeat(self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read)
+
+    def _stats(self) -> Stats:
+        meter, weights, engine, data = self._meter, self._weights, self._engine, self._data
+        return Stats(
+            epoch=self._epoch,
+            rank=self._bootstrap.rank,
+            peak_rss_bytes=peak_rss_bytes(),
+            weight_bytes=weights.weight_bytes if weights else 0,
+            kv_bytes=engine.cache.reserved_bytes if engine else 0,
+            disk_read_bytes=weights.embedding_bytes_read if weights else 0,
+            bytes_sent=data.bytes_sent if data else 0,
+            bytes_received=data.bytes_received if data else 0,
+            compute_s=meter.compute_s,
+            reduce_wait_s=meter.reduce_wait_s,
+            weight_wait_s=meter.weight_wait_s,
+            steps=meter.steps,
+            tokens=meter.tokens,
+            head_s=meter.head_s,
+        )
+
+
+def main() -> int:
+    """Process entry; the exit status is the error's."""
+    bootstrap = NodeBootstrap.from_line(sys.stdin.buffer.readline())
+    guard(lambda: os._exit(_ORPHANED))
+    node = Node(bootstrap)
+    try:
+        node.run()
+    except Cancelled:
+        return 0
+    except TpiedgeError as error:
+        return _end(node, error)
+    except MemoryError:
+        return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: give it a smaller share"))
+    except RuntimeError as error:
+        if "allocate memory" in str(error):  # torch has no class of its own for the CPU
+            return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: {error}"))
+        raise
+    finally:
+        node.close()
+    return 0
+
+
+def _end(node: Node, error: TpiedgeError) -> int:
+    node.report(error)
+    if not isinstance(error, PeerLost):
+        traceback.print_exception(error)
+    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,31 @@
+"""What a process uses and runs on."""
+
+import platform
+import resource
+import sys
+from pathlib import Path
+
+__all__ = ["cpu_name", "peak_rss_bytes"]
+
+
+def peak_rss_bytes() -> int:
+    """The largest resident set of this process so far (VmHWM where Linux gives it)."""
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass  # no /proc: ask the portable way
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def cpu_name() -> str:
+    """The processor's name as far as the system tells."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()[:64]
+    except OSError:
+        pass  # no /proc: ask the portable way
+    return (platform.processor() or platform.machine())[:64]

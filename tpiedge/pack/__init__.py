@@ -1,0 +1,1 @@
+"""The on-disk form of a model: layout, writer, reader, hashes. No torch."""

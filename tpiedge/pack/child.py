@@ -1,0 +1,208 @@
+"""Packing in a process of its own, so that its memory goes back when it is done.
+
+`python -m tpiedge.pack.child` reads one line of JSON, the request, from stdin, and writes one line of JSON
+per event to stdout: {"event": "progress", "done", "total"}, then either {"event": "done", "path", "nbytes",
+"reused"} or {"event": "error", "kind", "message"}. It gives up and leaves nothing when stdin ends, when its
+parent dies, or on SIGTERM.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tpiedge.errors import Cancelled, InternalError, OutOfMemory, TpiedgeError, UserError
+from tpiedge.pack.dtypes import STORED, SourceDtype
+from tpiedge.pack.layout import JSON, ModelSpec, Precision
+from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json, parse_precision
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.source import CheckpointSource, SourceTensor, TensorSource
+from tpiedge.pack.writer import write_pack
+
+__all__ = ["CheckpointTensors", "PackRequest", "RandomTensors", "main"]
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_EVERY_S = 0.2
+
+
+@dataclass(frozen=True)
+class RandomTensors:
+    """Numbers from a seed, in the precision of the pack."""
+
+    seed: int
+
+
+@dataclass(frozen=True)
+class CheckpointTensors:
+    """Numbers from files."""
+
+    tensors: Mapping[str, SourceTensor]
+
+
+@dataclass(frozen=True)
+class PackRequest:
+    """The arguments of `write_pack`, as they cross to the child."""
+
+    spec: ModelSpec
+    source: RandomTensors | CheckpointTensors
+    precision: Precision
+    out: Path
+    distinct_layers: int | None = None
+
+    def to_json(self) -> dict[str, JSON]:
+        return {
+            "spec": model_spec_to_json(self.spec),
+            "source": _source_to_json(self.source),
+            "precision": self.precision.value,
+            "out": str(self.out.absolute()),
+            "distinct_layers": self.distinct_layers,
+        }
+
+    @staticmethod
+    def from_json(value: Any) -> "PackRequest":
+        """The parent is trusted: a malformed request is its defect, a KeyError or TypeError."""
+        return PackRequest(
+            spec=model_spec_from_json(value["spec"]),
+            source=_source_from_json(value["source"]),
+            precision=parse_precision(value["precision"]),
+            out=Path(value["out"]),
+            distinct_layers=value["distinct_layers"],
+        )
+
+    def open_source(self) -> TensorSource:
+        if isinstance(self.source, CheckpointTensors):
+            return CheckpointSource(self.source.tensors)
+        return RandomSource.for_spec(self.source.seed, self.spec, STORED[self.precision])
+
+
+@dataclass(frozen=True)
+class _FileTensor:
+    """A SourceTensor that came as JSON."""
+
+    file: Path
+    dtype: SourceDtype
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+def main() -> int:
+    """The process. Returns the exit status of errors.py."""
+    _die_with_parent()
+    _cancel_on_signals()
+    try:
+        request = PackRequest.from_json(json.loads(sys.stdin.buffer.readline()))
+        threading.Thread(target=_cancel_at_end_of_input, name="pack-parent-watch", daemon=True).start()
+        done = _pack(request)
+        _ignore_signals()
+        _emit(done)
+    except TpiedgeError as error:
+        return _fail(error)
+    except MemoryError:
+        return _fail(OutOfMemory("memory ran out while packing: close other programs and pack again"))
+    except Exception as error:
+        return _fail(InternalError(f"packing failed: {type(error).__name__}: {error}; please report this"))
+    return 0
+
+
+def _pack(request: PackRequest) -> dict[str, JSON]:
+    source = request.open_source()
+    with contextlib.closing(source):
+        report = write_pack(
+            request.spec,
+            source,
+            request.precision,
+            request.out,
+            request.distinct_layers,
+            _ProgressLines(),
+        )
+    return {"event": "done", "path": str(report.path), "nbytes": report.nbytes, "reused": report.reused}
+
+
+class _ProgressLines:
+    """Progress as events, a few per second."""
+
+    def __init__(self) -> None:
+        self._next_s = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if done == total or now >= self._next_s:
+            self._next_s = now + _PROGRESS_EVERY_S
+            _emit({"event": "progress", "done": done, "total": total})
+
+
+def _emit(event: Mapping[str, JSON]) -> None:
+    sys.stdout.write(json.dumps(event) + "\n")
+    sys.stdout.flush()
+
+
+def _fail(error: TpiedgeError) -> int:
+    _ignore_signals()
+    with contextlib.suppress(OSError):
+        _emit({"event": "error", "kind": type(error).__name__, "message": str(error)})
+    return error.exit_code
+
+
+def _die_with_parent() -> None:
+    """Linux: SIGTERM when the parent's thread ends. Elsewhere the end of stdin does it."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def _cancel_on_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, _raise_cancelled)
+
+
+def _raise_cancelled(number: int, frame: FrameType | None) -> None:
+    del frame
+    _ignore_signals()  # cleaning up must not be cancelled in its turn
+    raise Cancelled(f"packing was ended by {signal.Signals(number).name}")
+
+
+def _ignore_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+
+
+def _cancel_at_end_of_input() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _source_to_json(source: RandomTensors | CheckpointTensors) -> JSON:
+    if isinstance(source, RandomTensors):
+        return {"kind": "random", "seed": source.seed}
+    tensors: dict[str, JSON] = {
+        name: [str(t.file.absolute()), t.dtype, list(t.shape), t.offset, t.nbytes]
+        for name, t in source.tensors.items()
+    }
+    return {"kind": "checkpoint", "tensors": tensors}
+
+
+def _source_from_json(value: Any) -> RandomTensors | CheckpointTensors:
+    if value["kind"] == "random":
+        return RandomTensors(int(value["seed"]))
+    if value["kind"] != "checkpoint":
+        raise UserError(f"unknown source of tensors {value['kind']!r}")
+    return CheckpointTensors(
+        {
+            name: _FileTensor(Path(file), dtype, tuple(shape), offset, nbytes)
+            for name, (file, dtype, shape, offset, nbytes) in value["tensors"].items()
+        }
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,189 @@
+"""A pack back as a safetensors checkpoint: the original names and shapes, the stored bits."""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.pack.blob_writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
+from tpiedge.pack.dtypes import STORED, Array, numpy_dtype
+from tpiedge.pack.layout import JSON, MatrixLayout, MatrixSpec
+from tpiedge.pack.reader import BlobKey, Pack
+from tpiedge.pack.source import read_exactly, read_strided
+from tpiedge.pack.target import (
+    check_free_space,
+    explain_write_errors,
+    lock_target,
+    partial_folder,
+)
+
+__all__ = ["export_safetensors"]
+
+_SHARD_BYTES = 4_000_000_000
+_SLACK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Tensor:
+    """A tensor to write: `part` names it inside its blob."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    key: BlobKey
+    part: str
+
+
+def export_safetensors(
+    pack: Pack, out: Path, config_json: bytes | None = None, shard_bytes: int = _SHARD_BYTES
+) -> list[Path]:
+    """Write the pack's tensors into the new folder `out` and return the files of tensors.
+
+    One file model.safetensors, or shards of at most `shard_bytes` (one tensor at least) with an index.
+    `config_json`, if given, becomes config.json. Raises UserError, DiskFull, ReadFault; nothing is left then.
+    """
+    out = out.absolute()
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise UserError(f"{out} exists already: choose a new folder")
+    shards = _shards(_tensors(pack), shard_bytes)
+    needed = sum(tensor.nbytes for shard in shards for tensor in shard) + _SLACK_BYTES
+    with explain_write_errors(out.parent, needed), lock_target(out, timeout_s=1.0):
+        check_free_space(out.parent, needed)
+        with partial_folder(out) as folder:
+            names = _shard_names(len(shards))
+            for name, shard in zip(names, shards, strict=True):
+                _write_shard(pack, folder / name, shard)
+            if len(shards) > 1:
+                _write_index(folder, dict(zip(names, shards, strict=True)))
+            if config_json is not None:
+                (folder / "config.json").write_bytes(config_json)
+        return [out / name for name in names]
+
+
+def _tensors(pack: Pack) -> list[_Tensor]:
+    """Every tensor once, in the order of use."""
+    itemsize = pack.precision.itemsize
+    tensors: dict[str, _Tensor] = {}
+    for key in pack.keys:
+        spec = pack.blob_spec(key)
+        for m in spec.matrices:
+            tensor = _Tensor(m.source, m.source_shape, m.rows * m.cols * itemsize, key, m.name)
+            tensors.setdefault(m.source, tensor)
+        for v in spec.vectors:
+            tensors.setdefault(v.source, _Tensor(v.source, (v.length,), v.length * itemsize, key, v.name))
+    return list(tensors.values())
+
+
+def _shards(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
+    shards: list[list[_Tensor]] = [[]]
+    size = 0
+    for tensor in tensors:
+        if shards[-1] and size + tensor.nbytes > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(tensor)
+        size += tensor.nbytes
+    return shards
+
+
+def _shard_names(count: int) -> list[str]:
+    if count == 1:
+        return ["model.safetensors"]
+    return [f"model-{shard:05d}-of-{count:05d}.safetensors" for shard in range(1, count + 1)]
+
+
+def _write_index(folder: Path, shards: Mapping[str, list[_Tensor]]) -> None:
+    total = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
+    weight_map = {tensor.name: name for name, shard in shards.items() for tensor in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
+
+
+def _write_shard(pack: Pack, path: Path, tensors: list[_Tensor]) -> None:
+    with path.open("wb") as file:
+        file.write(_header(pack, tensors))
+        for tensor in tensors:
+            for part in _stored_parts(pack, tensor):
+                file.write(part.reshape(-1).view(np.uint8).data)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _header(pack: Pack, tensors: list[_Tensor]) -> bytes:
+    """The length of the JSON (8 bytes, little endian) and the JSON, padded with spaces to a multiple of 8."""
+    header: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for tensor in tensors:
+        header[tensor.name] = {
+            "dtype": STORED[pack.precision],
+            "shape": tensor.shape,
+            "data_offsets": [offset, offset + tensor.nbytes],
+        }
+        offset += tensor.nbytes
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
+    """The tensor's numbers in the order of its original shape."""
+    path = pack.blob_path(tensor.key)
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if len(tensor.shape) == 1:
+            yield _vector(pack, tensor, fd, path)
+            return
+        specs = {matrix.name: matrix for matrix in pack.blob_spec(tensor.key).matrices}
+        matrix = pack.layout(tensor.key).matrix(tensor.part)
+        dtype = numpy_dtype(STORED[pack.precision])
+        yield from _matrix_parts(specs[tensor.part], matrix, fd, path, dtype)
+    finally:
+        os.close(fd)
+
+
+def _vector(pack: Pack, tensor: _Tensor, fd: int, path: Path) -> Array:
+    place = next(v for v in pack.layout(tensor.key).vectors if v.name == tensor.part)
+    values = np.empty(place.nbytes, np.uint8)
+    read_exactly(fd, path, place.offset, values.data)
+    return values
+
+
+def _matrix_parts(
+    spec: MatrixSpec, matrix: MatrixLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]"
+) -> Iterator[Array]:
+    if spec.transposed:
+        step = max(1, STRIP_BYTES // (matrix.rows * matrix.itemsize))
+        for first in range(0, matrix.cols, step):
+            count = min(step, matrix.cols - first)
+            yield transpose(_read_columns(matrix, fd, path, dtype, first, count))
+        return
+    step = max(1, TILE_BYTES // matrix.row_stride)
+    for tile in tiles(matrix, step):
+        rows = _read_rows(matrix, fd, path, dtype, tile.first_row, tile.units * tile.padded_rows)
+        groups = rows.reshape(tile.units, tile.padded_rows, -1)
+        yield np.ascontiguousarray(groups[:, : tile.rows, : matrix.cols])
+
+
+def _read_rows(
+    matrix: MatrixLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]", first: int, count: int
+) -> Array:
+    """`count` stored rows, padding and all, from the data row `first` on."""
+    rows = np.empty((count, matrix.row_stride // matrix.itemsize), dtype)
+    read_exactly(fd, path, matrix.row_offset(first), rows.reshape(-1).view(np.uint8).data)
+    return rows
+
+
+def _read_columns(
+    matrix: MatrixLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]", first: int, count: int
+) -> Array:
+    """Columns [first, first + count) of all data rows."""
+    strip = np.empty((matrix.rows, count), dtype)
+    for unit in range(matrix.units):
+        row = unit * matrix.rows_per_unit
+        offset = matrix.row_offset(row) + first * matrix.itemsize
+        read_strided(fd, path, offset, matrix.row_stride, strip[row : row + matrix.unit_rows(unit)])
+    return strip

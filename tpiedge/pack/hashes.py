@@ -1,0 +1,97 @@
+"""The hashes of a blob: one record (sha256, crc32) per range, in the order of the layout.
+
+The blob's id is the sha256 of its layout and of this table, so an id vouches for every range without a pass
+over the blob, and a range can be checked as soon as it has arrived.
+"""
+
+import hashlib
+import json
+import re
+import struct
+import zlib
+from collections.abc import Iterable
+from pathlib import Path
+
+from tpiedge.errors import IntegrityError, ReadFault, UserError
+from tpiedge.pack.layout import BlobLayout
+
+__all__ = ["RECORD_BYTES", "HashTable", "RangeHasher", "blob_id", "is_blob_id"]
+
+_RECORD = struct.Struct("<32sI")
+RECORD_BYTES = _RECORD.size
+_ID = re.compile(r"[0-9a-f]{64}", re.ASCII)
+
+
+class HashTable:
+    """The records of one blob, by `Range.index`."""
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    @staticmethod
+    def load(path: Path, layout: BlobLayout, blob: str) -> "HashTable":
+        """Read the table of the blob with id `blob`. Raises IntegrityError unless the id vouches for it."""
+        try:
+            with path.open("rb") as file:
+                data = file.read(layout.range_count * RECORD_BYTES + 1)
+        except FileNotFoundError:
+            raise UserError(f"the pack lacks {path}: delete the pack and pack again") from None
+        except OSError as error:
+            raise ReadFault(path, 0, layout.range_count * RECORD_BYTES, error.strerror or "") from None
+        if len(data) != layout.range_count * RECORD_BYTES or blob_id(layout, data) != blob:
+            raise IntegrityError(path, "the table of hashes")
+        return HashTable(data)
+
+    def sha256(self, index: int) -> bytes:
+        return self._data[index * RECORD_BYTES : index * RECORD_BYTES + 32]
+
+    def crc32(self, index: int) -> int:
+        record: tuple[bytes, int] = _RECORD.unpack_from(self._data, index * RECORD_BYTES)
+        return record[1]
+
+
+class RangeHasher:
+    """Hashes the bytes of a blob as they pass, range by range."""
+
+    def __init__(self, lengths: Iterable[int]) -> None:
+        self._lengths = iter(lengths)
+        self._left = next(self._lengths, 0)
+        self._sha = hashlib.sha256()
+        self._crc = 0
+        self._records = bytearray()
+
+    def update(self, data: memoryview) -> None:
+        """The next bytes, cut anywhere."""
+        while len(data):
+            if not self._left:
+                raise ValueError("more bytes than the layout has")
+            part = data[: self._left]
+            self._sha.update(part)
+            self._crc = zlib.crc32(part, self._crc)
+            data = data[len(part) :]
+            self._left -= len(part)
+            if not self._left:
+                self._finish_range()
+
+    def table(self) -> bytes:
+        """The table, once all bytes have passed."""
+        if self._left:
+            raise ValueError("fewer bytes than the layout has")
+        return bytes(self._records)
+
+    def _finish_range(self) -> None:
+        self._records += _RECORD.pack(self._sha.digest(), self._crc)
+        self._sha = hashlib.sha256()
+        self._crc = 0
+        self._left = next(self._lengths, 0)
+
+
+def blob_id(layout: BlobLayout, table: bytes) -> str:
+    """64 hexadecimal digits that name a blob by its content."""
+    descriptor = json.dumps(layout.descriptor(), sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(descriptor.encode() + b"\0" + table).hexdigest()
+
+
+def is_blob_id(text: object) -> bool:
+    """Whether `text` is a blob's id, and so safe as a file name."""
+    return isinstance(text, str) and _ID.fullmatch(text) is not None

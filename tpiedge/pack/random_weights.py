@@ -1,0 +1,150 @@
+"""Weights made of nothing: a model of any shape without a checkpoint.
+
+Every number is a function of (seed, tensor name, row, column) alone, so any tiling gives the same tensor,
+and the bf16 weights are the f32 weights rounded. To be fast, a row is a window of one long pool of normal
+numbers, at an offset that no other row of the tensor (of fewer than 2**20 rows) has, times +1 or -1.
+"""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+
+import numpy as np
+import numpy.typing as npt
+
+from tpiedge.errors import UserError
+from tpiedge.pack.dtypes import Array, SourceDtype, bf16_from_f32
+from tpiedge.pack.layout import ModelSpec
+
+__all__ = ["STD", "RandomSource", "random_rows", "random_vector"]
+
+STD = 0.02
+
+_POOL = 1048573  # prime, so that a step visits every offset
+_STEP = 648055  # near _POOL / golden ratio: neighbouring rows lie far apart
+_LONGEST_ROW = 1 << 19
+_LOOP_FROM_COLS = 256  # from here on a copy per row beats numpy's gather
+
+
+class RandomSource:
+    """A TensorSource of random weights: matrices N(0, 0.02), norms near 1, biases near 0."""
+
+    def __init__(
+        self, seed: int, shapes: Mapping[str, tuple[int, ...]], dtype: SourceDtype, std: float = STD
+    ) -> None:
+        self._seed = seed
+        self._shapes = shapes
+        self._dtype = dtype
+        self._std = std
+
+    @staticmethod
+    def for_spec(seed: int, spec: ModelSpec, dtype: SourceDtype, std: float = STD) -> "RandomSource":
+        """The source that has every tensor of `spec`."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for blob in (spec.embedding, *spec.layers, spec.head):
+            shapes |= {matrix.source: matrix.source_shape for matrix in blob.matrices}
+            shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
+        return RandomSource(seed, shapes, dtype, std)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"random seed={self._seed} dtype={self._dtype} std={self._std}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        if name not in self._shapes:
+            raise UserError(f"the random model has no tensor {name}")
+        return self._shapes[name]
+
+    def dtype(self, name: str) -> SourceDtype:
+        del name
+        return self._dtype
+
+    def read_vector(self, name: str) -> Array:
+        return random_vector(self._seed, name, self.shape(name)[0], self._dtype)
+
+    def read_rows(self, name: str, first: int, count: int) -> Array:
+        cols = self.shape(name)[1]
+        return random_rows(self._seed, name, first, count, cols, self._dtype, std=self._std)
+
+    def read_columns(self, name: str, first: int, count: int) -> Array:
+        rows = self.shape(name)[0]
+        return random_rows(self._seed, name, 0, rows, count, self._dtype, first_col=first, std=self._std)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def random_rows(
+    seed: int,
+    name: str,
+    first_row: int,
+    count: int,
+    cols: int,
+    dtype: SourceDtype,
+    *,
+    first_col: int = 0,
+    std: float = STD,
+) -> Array:
+    """[count, cols] of the random matrix `name`, from row `first_row` and column `first_col` on.
+
+    The array is float32 for F32, float16 for F16, uint16 (bits) for BF16.
+    """
+    if first_col + cols > _LONGEST_ROW:
+        raise UserError(f"random weights have rows of at most {_LONGEST_ROW} numbers, not {first_col + cols}")
+    pool = _pool(seed, dtype, std)
+    rows = np.arange(first_row, first_row + count, dtype=np.uint64)
+    key = _key(seed, name)
+    offsets = ((rows * _STEP + key % _POOL) % _POOL + first_col).astype(np.int64)
+    values = _gather(pool, offsets, cols)
+    sign_bit = np.uint64(values.dtype.itemsize * 8 - 1)
+    bits: Array = values.view(np.uint32 if dtype == "F32" else np.uint16)
+    signs = (_mix(rows + np.uint64(key)) << sign_bit).astype(bits.dtype)
+    np.bitwise_xor(bits, signs[:, None], out=bits)
+    return values
+
+
+def random_vector(seed: int, name: str, length: int, dtype: SourceDtype) -> Array:
+    """A bias (a name with "bias") near 0, any other vector, as a norm's weight, near 1."""
+    generator = np.random.Generator(np.random.PCG64(_key(seed, name)))
+    noise = generator.standard_normal(length, dtype=np.float32) * np.float32(STD)
+    return _as(noise if "bias" in name else noise + np.float32(1), dtype)
+
+
+def _gather(pool: Array, offsets: Array, cols: int) -> Array:
+    if cols < _LOOP_FROM_COLS:
+        windows: Array = np.lib.stride_tricks.sliding_window_view(pool, cols)
+        return np.ascontiguousarray(windows[offsets])
+    values = np.empty((len(offsets), cols), pool.dtype)
+    for row, offset in enumerate(_ints(offsets)):
+        values[row] = pool[offset : offset + cols]
+    return values
+
+
+def _ints(array: Array) -> Iterable[int]:
+    return (int(value) for value in array)
+
+
+@lru_cache(maxsize=2)
+def _pool(seed: int, dtype: SourceDtype, std: float) -> Array:
+    generator = np.random.Generator(np.random.PCG64(_key(seed, "pool")))
+    normal = generator.standard_normal(_POOL + _LONGEST_ROW, dtype=np.float32)
+    return _as(normal * np.float32(std), dtype)
+
+
+def _as(values: Array, dtype: SourceDtype) -> Array:
+    if dtype == "BF16":
+        return bf16_from_f32(values)
+    return values.astype(np.float16) if dtype == "F16" else values
+
+
+def _key(seed: int, name: str) -> int:
+    """62 bits, so that adding a row's number does not overflow 64."""
+    digest = hashlib.sha256(f"{seed}\0{name}".encode()).digest()
+    return int.from_bytes(digest[:8], "little") >> 2
+
+
+def _mix(values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """One pseudo-random bit per value (the finaliser of splitmix64)."""
+    mixed = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return (mixed ^ (mixed >> np.uint64(31))) & np.uint64(1)

@@ -1,0 +1,35 @@
+"""Who holds what: intervals of units (design, section 2)."""
+
+from dataclasses import dataclass
+
+__all__ = ["NodeShare", "Share", "kv_share"]
+
+
+@dataclass(frozen=True)
+class Share:
+    """The units `start <= u < stop`. Empty where start == stop."""
+
+    start: int
+    stop: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.start <= self.stop:
+            raise ValueError(f"not an interval of units: [{self.start}, {self.stop})")
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class NodeShare:
+    """What one node computes of every layer: query heads and FFN tiles, either of which may be none."""
+
+    attention: Share
+    ffn: Share
+
+
+def kv_share(attention: Share, group_size: int) -> Share:
+    """The KV heads that cover the query heads `attention`; `group_size` query heads use one KV head (GQA)."""
+    if not len(attention):
+        return Share(0, 0)
+    return Share(attention.start // group_size, -(-attention.stop // group_size))

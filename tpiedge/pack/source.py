@@ -1,0 +1,169 @@
+"""Where the writer takes its numbers from, by rectangles that fit its memory."""
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol, cast
+
+import numpy as np
+
+from tpiedge.errors import ReadFault, UserError
+from tpiedge.pack.dtypes import Array, SourceDtype, numpy_dtype
+
+__all__ = ["CheckpointSource", "SourceTensor", "TensorSource", "read_exactly", "read_strided"]
+
+
+class TensorSource(Protocol):
+    """Named tensors of which rectangles can be read.
+
+    Arrays are float32 for F32, float16 for F16 and uint16 (bits) for BF16; they may be changed by the caller.
+    Unknown names raise UserError, failed reads ReadFault.
+    """
+
+    @property
+    def fingerprint(self) -> str:
+        """Two sources of the same fingerprint hold the same numbers."""
+        ...
+
+    def shape(self, name: str) -> tuple[int, ...]: ...
+
+    def dtype(self, name: str) -> SourceDtype: ...
+
+    def read_vector(self, name: str) -> Array:
+        """The whole 1-D tensor."""
+        ...
+
+    def read_rows(self, name: str, first: int, count: int) -> Array:
+        """[count, cols]: whole rows of a 2-D tensor."""
+        ...
+
+    def read_columns(self, name: str, first: int, count: int) -> Array:
+        """[rows, count]: a vertical strip of a 2-D tensor."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class SourceTensor(Protocol):
+    """A tensor in a file: `nbytes` bytes, row-major, little endian, at the byte `offset` of `file`."""
+
+    @property
+    def file(self) -> Path: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+    @property
+    def offset(self) -> int: ...
+    @property
+    def nbytes(self) -> int: ...
+
+
+class CheckpointSource:
+    """A TensorSource over tensors in files. Files are opened at first use and closed by `close`."""
+
+    def __init__(self, tensors: Mapping[str, SourceTensor]) -> None:
+        for name, tensor in tensors.items():
+            _check_tensor(name, tensor)
+        self._tensors = tensors
+        self._files: dict[Path, int] = {}
+
+    @property
+    def fingerprint(self) -> str:
+        """Names, places, and each file's size and time of change: reading the numbers would take a pass."""
+        digest = hashlib.sha256()
+        for name, t in sorted(self._tensors.items()):
+            digest.update(f"{name} {t.dtype} {t.shape} {t.offset} {t.file.name}\n".encode())
+        for file in sorted({tensor.file for tensor in self._tensors.values()}):
+            stat = file.stat()
+            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+        return f"checkpoint {digest.hexdigest()}"
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        return tuple(self._tensor(name).shape)
+
+    def dtype(self, name: str) -> SourceDtype:
+        return cast(SourceDtype, self._tensor(name).dtype)
+
+    def read_vector(self, name: str) -> Array:
+        tensor = self._tensor(name)
+        values = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
+        read_exactly(self._fd(tensor.file), tensor.file, tensor.offset, _bytes_of(values))
+        return values
+
+    def read_rows(self, name: str, first: int, count: int) -> Array:
+        tensor = self._tensor(name)
+        values = np.empty((count, tensor.shape[1]), numpy_dtype(tensor.dtype))
+        offset = tensor.offset + first * values.strides[0]
+        read_exactly(self._fd(tensor.file), tensor.file, offset, _bytes_of(values))
+        return values
+
+    def read_columns(self, name: str, first: int, count: int) -> Array:
+        tensor = self._tensor(name)
+        rows, cols = tensor.shape
+        values = np.empty((rows, count), numpy_dtype(tensor.dtype))
+        itemsize = values.itemsize
+        fd = self._fd(tensor.file)
+        if first == 0:
+            # The strips of a tensor touch all of it again and again, in steps that defeat the readahead.
+            os.posix_fadvise(fd, tensor.offset, tensor.nbytes, os.POSIX_FADV_WILLNEED)
+        read_strided(fd, tensor.file, tensor.offset + first * itemsize, cols * itemsize, values)
+        return values
+
+    def close(self) -> None:
+        while self._files:
+            os.close(self._files.popitem()[1])
+
+    def _tensor(self, name: str) -> SourceTensor:
+        if name not in self._tensors:
+            raise UserError(f"the checkpoint has no tensor {name}: is the download complete?")
+        return self._tensors[name]
+
+    def _fd(self, file: Path) -> int:
+        if file not in self._files:
+            try:
+                self._files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+            except OSError as error:
+                raise UserError(f"cannot open {file}: {error.strerror}") from None
+        return self._files[file]
+
+
+def read_exactly(fd: int, path: Path, offset: int, into: memoryview) -> None:
+    """Fill `into` from `offset`. Raises ReadFault, also where the file ends early."""
+    done = 0
+    while done < len(into):
+        try:
+            count = os.preadv(fd, [into[done:]], offset + done)
+        except OSError as error:
+            raise ReadFault(path, offset + done, len(into) - done, error.strerror or str(error)) from None
+        if count == 0:
+            raise ReadFault(path, offset + done, len(into) - done, "the file ends before; write it anew")
+        done += count
+
+
+def read_strided(fd: int, path: Path, offset: int, stride: int, into: Array) -> None:
+    """Fill each row of the C-contiguous `into` from `offset + row * stride`."""
+    view = _bytes_of(into)
+    row_bytes = into.strides[0]
+    if row_bytes == stride:
+        read_exactly(fd, path, offset, view)
+        return
+    for row in range(into.shape[0]):
+        read_exactly(fd, path, offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])
+
+
+def _bytes_of(values: Array) -> memoryview:
+    return values.reshape(-1).view(np.uint8).data
+
+
+def _check_tensor(name: str, tensor: SourceTensor) -> None:
+    if tensor.dtype not in ("F32", "F16", "BF16"):
+        raise UserError(
+            f"tensor {name} of {tensor.file} is {tensor.dtype}; only F32, F16 and BF16 can be packed"
+        )
+    count = 1
+    for length in tensor.shape:
+        count *= length
+    if tensor.offset < 0 or tensor.nbytes != count * numpy_dtype(tensor.dtype).itemsize:
+        raise UserError(f"tensor {name} of {tensor.file} has {tensor.nbytes} bytes, not those of its shape")

@@ -1,0 +1,1 @@
+"""Public fakes: a manual clock, a cluster inside one process."""

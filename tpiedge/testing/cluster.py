@@ -1,0 +1,154 @@
+"""A cluster inside one process: every rank a thread, the links queues, everything else as in real processes."""
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from torch import Tensor
+
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.star import StarLeaf, StarRoot, node_name
+from tpiedge.engine.assembly import Engine
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.runner import Leader
+from tpiedge.errors import TpiedgeError
+from tpiedge.memory.weights import PinnedWeights
+from tpiedge.model.config import ModelConfig
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare
+from tpiedge.transport.inprocess import InProcessHub
+from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+__all__ = ["InProcessCluster", "greedy_request"]
+
+_EPOCH = 1
+_WAIT_S = 20.0
+
+
+def greedy_request(prompt_ids: Sequence[int], max_tokens: int) -> GenerationRequest:
+    """The likeliest `max_tokens` tokens, end tokens included."""
+    sampling = Sampling(
+        temperature=0.0,
+        top_k=0,
+        top_p=1.0,
+        min_p=0.0,
+        repetition_penalty=1.0,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        logit_bias=(),
+        seed=0,
+        logprobs=0,
+    )
+    return GenerationRequest(
+        id="test",
+        prompt_ids=tuple(prompt_ids),
+        max_tokens=max_tokens,
+        sampling=sampling,
+        stop_ids=(),
+        ignore_eos=True,
+        keep_prefix=False,
+        prompt_scores=False,
+    )
+
+
+class InProcessCluster:
+    """One rank per share; rank 0 is the caller's thread. Use as a context manager."""
+
+    def __init__(
+        self, pack: Path, shares: Sequence[NodeShare], *, compute: str = "f32", capacity_tokens: int = 256
+    ) -> None:
+        self._pack = Pack.open(pack)
+        self._config = ModelConfig.from_json(self._pack.config)
+        self._shares = shares
+        self._compute = compute
+        self._capacity = capacity_tokens
+        self._resources = ExitStack()
+        self._threads: list[threading.Thread] = []
+        self.errors: list[TpiedgeError] = []
+        self.hub = InProcessHub(node_name(0))
+        self._spokes = [self.hub.spoke(node_name(rank)) for rank in range(1, len(shares))]
+        self.leader = self._start()
+
+    def generate(self, request: GenerationRequest) -> list[Token | PromptScores]:
+        """Every event of the request but the last."""
+        events: list[Token | PromptScores] = []
+        self.leader.generate(request, events.append, lambda: False)
+        return events
+
+    def greedy(self, prompt_ids: Sequence[int], max_tokens: int) -> list[int]:
+        """The continuation of the prompt."""
+        events = self.generate(greedy_request(prompt_ids, max_tokens))
+        return [event.token for event in events if isinstance(event, Token)]
+
+    def logits(self, token_ids: Sequence[int]) -> Tensor:
+        """[T, vocabulary] at every position."""
+        return self.leader.logits(token_ids)
+
+    def close(self) -> None:
+        """End the ranks' threads and give everything back."""
+        for spoke in self._spokes:
+            spoke.close()
+        for thread in self._threads:
+            thread.join(_WAIT_S)
+        self.hub.close()
+        self._resources.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _start(self) -> Leader:
+        try:
+            engines = [self._engine(rank) for rank in range(len(self._shares))]
+        except BaseException:
+            self._resources.close()
+            raise
+        for engine in engines[1:]:
+            thread = threading.Thread(target=self._follow, args=(engine,), name="follower")
+            thread.start()
+            self._threads.append(thread)
+        return engines[0].leader()
+
+    def _engine(self, rank: int) -> Engine:
+        weights = PinnedWeights(self._pack, self._shares[rank], rank == 0)
+        self._resources.callback(weights.close)
+        engine = Engine.build(
+            self._config,
+            self._shares[rank],
+            weights,
+            self._communicator(rank),
+            epoch=_EPOCH,
+            compute=self._compute,
+            threads=1,
+            slots=1,
+            capacity_tokens=self._capacity,
+            meter=Meter(),
+        )
+        self._resources.callback(engine.close)
+        return engine
+
+    def _communicator(self, rank: int) -> Communicator:
+        size = len(self._shares)
+        liveness = DeadlineLiveness(MonotonicClock(), _WAIT_S)
+        if size == 1:
+            return LocalCommunicator()
+        if rank == 0:
+            return StarRoot(self.hub, liveness, epoch=_EPOCH, size=size)
+        return StarLeaf(self._spokes[rank - 1], liveness, epoch=_EPOCH, rank=rank, size=size)
+
+    def _follow(self, engine: Engine) -> None:
+        try:
+            engine.follower().run()
+        except TpiedgeError as error:
+            self.errors.append(error)  # closing the spoke ends it so; tests look at anything else

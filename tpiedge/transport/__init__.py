@@ -1,0 +1,1 @@
+"""Channels that carry messages: ZeroMQ with CURVE, and queues inside one process."""

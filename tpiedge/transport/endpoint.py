@@ -1,0 +1,155 @@
+"""The transport as the rest of tpiedge sees it: a hub that many spokes connect to.
+
+Messages between one hub and one spoke arrive in the order sent, or the peer is gone. One thread owns an
+endpoint: it alone calls `send` and `recv`. `post`, `close` and the counters are for any thread.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from tpiedge.errors import PeerError, ProtocolError, TpiedgeError
+from tpiedge.wire.messages import Message
+
+__all__ = [
+    "Buffer",
+    "Counters",
+    "DuplicateName",
+    "Endpoint",
+    "EndpointClosed",
+    "Envelope",
+    "LinkReset",
+    "MalformedMessage",
+    "Unreachable",
+]
+
+Buffer = bytes | bytearray | memoryview
+"""Contiguous bytes, flat or not (`memoryview(array)`); must not change until the peer has answered."""
+
+
+class EndpointClosed(TpiedgeError):
+    """`close` was called, perhaps by another thread during a wait."""
+
+
+class Unreachable(PeerError):
+    """The peer `peer` is not connected, or does not take any more."""
+
+    def __init__(self, peer: str, waited_s: float) -> None:
+        super().__init__(f"{peer} is not connected or takes no more messages (waited {waited_s:.1f} s)")
+        self.peer = peer
+
+
+class MalformedMessage(ProtocolError):
+    """The admitted peer `peer` sent what the protocol does not allow."""
+
+    def __init__(self, peer: str, cause: str) -> None:
+        super().__init__(f"{peer} sent a malformed message: {cause}")
+        self.peer = peer
+
+
+class LinkReset(PeerError):
+    """The connection of `peer` broke and was made anew, perhaps by a restarted process.
+
+    Messages of either direction may have been lost in between.
+    """
+
+    def __init__(self, peer: str) -> None:
+        super().__init__(f"the connection of {peer} broke and was made anew")
+        self.peer = peer
+
+
+class DuplicateName(PeerError):
+    """The hub `hub` already serves a living process under this endpoint's name."""
+
+    def __init__(self, hub: str, name: str) -> None:
+        super().__init__(
+            f"{hub} already has a living {name}: stop that process, or give this one its own key"
+        )
+        self.hub = hub
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """A message as received. `tensors`: read-only views of the received bytes, one per tensor header."""
+
+    sender: str
+    message: Message
+    tensors: tuple[memoryview, ...] = ()
+
+
+@dataclass(slots=True)
+class Counters:
+    """What was thrown away, and why. Nothing else remembers it.
+
+    rejected: handshakes with a key that is not admitted. impostor: connections whose routing id is not the
+    name that belongs to the key. revoked: messages of peers that are admitted no more. duplicate: messages
+    of a second process under a name in use. malformed: raised as MalformedMessage. undeliverable: posted
+    messages whose peer was gone when their turn came.
+    """
+
+    rejected: int = 0
+    impostor: int = 0
+    revoked: int = 0
+    duplicate: int = 0
+    malformed: int = 0
+    undeliverable: int = 0
+
+
+class Endpoint(Protocol):
+    """One end. A hub names the peer in `to`; a spoke has one peer, the hub, and leaves `to` out."""
+
+    @property
+    def address(self) -> str:
+        """Where spokes connect to: the hub's own address."""
+        ...
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Names seen so far (hub) or the hub's name (spoke)."""
+        ...
+
+    @property
+    def bytes_sent(self) -> int:
+        """Headers and tensors handed to the transport."""
+        ...
+
+    @property
+    def bytes_received(self) -> int: ...
+
+    @property
+    def counters(self) -> Counters: ...
+
+    def send(
+        self,
+        message: Message,
+        tensors: Sequence[Buffer] = (),
+        to: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        """Hand over a message; waits up to `timeout_s` (default: the endpoint's) for the peer to be there.
+
+        ProtocolError: too large, or the tensors do not fit the message; nothing was sent. Unreachable,
+        EndpointClosed.
+        """
+        ...
+
+    def recv(self, timeout_s: float) -> Envelope | None:
+        """The next message, or None after `timeout_s`.
+
+        Raises MalformedMessage, LinkReset (hub), DuplicateName (spoke): the endpoint goes on working;
+        EndpointClosed: it does not.
+        """
+        ...
+
+    def post(self, message: Message, to: str | None = None) -> None:
+        """Queue a message without tensors from any thread; the owner sends it inside `recv` (or its next
+        `send`).
+
+        Raises ProtocolError at once where it cannot be encoded; is counted as undeliverable where `to` is
+        gone.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything; a wait in progress ends with EndpointClosed. Idempotent."""
+        ...

@@ -1,0 +1,178 @@
+"""Hub and spokes inside one process: queues instead of sockets, the same bytes and the same checks.
+
+Everything is encoded and copied on sending, as if it crossed a network.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpiedge.transport.endpoint import (
+    Buffer,
+    Counters,
+    EndpointClosed,
+    Envelope,
+    MalformedMessage,
+    Unreachable,
+)
+from tpiedge.transport.framing import TENSOR, Framer, Plane, read_frames
+from tpiedge.wire.messages import Message
+
+__all__ = ["InProcessHub", "InProcessSpoke"]
+
+_SEND_TIMEOUT_S = 3.0
+
+
+class _Mailbox:
+    """What one endpoint has received, and its own posted messages that it has yet to send."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.received: deque[tuple[str, list[bytes]]] = deque()
+        self.posted: deque[tuple[Message, str | None]] = deque()
+        self.closed = False
+
+
+@dataclass(slots=True)
+class _Traffic:
+    sent: int = 0
+    received: int = 0
+
+
+class _InProcessEndpoint:
+    """What hub and spoke share; `_box_of` finds the mailbox of a peer."""
+
+    def __init__(self, name: str, address: str, plane: Plane) -> None:
+        self.name = name
+        self.address = address
+        self.counters = Counters()
+        self._plane = plane
+        self._framer = Framer(plane)
+        self._mailbox = _Mailbox()
+        self._traffic = _Traffic()
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._traffic.sent
+
+    @property
+    def bytes_received(self) -> int:
+        return self._traffic.received
+
+    def send(
+        self,
+        message: Message,
+        tensors: Sequence[Buffer] = (),
+        to: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self._flush()
+        self._send([bytes(frame) for frame in self._framer.frames(message, tensors)], to, timeout_s)
+
+    def recv(self, timeout_s: float) -> Envelope | None:
+        deadline = time.monotonic() + timeout_s
+        box = self._mailbox
+        while True:
+            self._flush()
+            with box.changed:
+                ready = box.changed.wait_for(
+                    lambda: box.closed or box.received or box.posted, max(0.0, deadline - time.monotonic())
+                )
+                if box.closed:
+                    raise EndpointClosed(f"{self.name} was closed")
+                if not ready:
+                    return None
+                if not box.received:
+                    continue
+                sender, frames = box.received.popleft()
+            return self._open(sender, frames)
+
+    def post(self, message: Message, to: str | None = None) -> None:
+        Framer(self._plane).frames(message, ())
+        with self._mailbox.changed:
+            self._mailbox.posted.append((message, to))
+            self._mailbox.changed.notify_all()
+
+    def close(self) -> None:
+        with self._mailbox.changed:
+            self._mailbox.closed = True
+            self._mailbox.changed.notify_all()
+
+    def deliver(self, sender: str, frames: list[bytes]) -> None:
+        """Put raw frames into this endpoint's queue, as a peer that keeps no rules would."""
+        with self._mailbox.changed:
+            self._mailbox.received.append((sender, frames))
+            self._mailbox.changed.notify_all()
+
+    def _find(self, to: str | None, deadline: float) -> "_InProcessEndpoint | None":
+        raise NotImplementedError
+
+    def _open(self, sender: str, frames: list[bytes]) -> Envelope:
+        try:
+            envelope = read_frames(sender, frames, self._plane)
+        except MalformedMessage:
+            self.counters.malformed += 1
+            raise
+        self._traffic.received += sum(map(len, frames))
+        return envelope
+
+    def _flush(self) -> None:
+        if self._mailbox.closed:
+            raise EndpointClosed(f"{self.name} was closed")
+        while self._mailbox.posted:
+            message, to = self._mailbox.posted.popleft()
+            try:
+                self._send([bytes(self._framer.frames(message, ())[0])], to, 0.0)
+            except Unreachable:
+                self.counters.undeliverable += 1
+
+    def _send(self, frames: list[bytes], to: str | None, timeout_s: float | None) -> None:
+        wait_s = _SEND_TIMEOUT_S if timeout_s is None else timeout_s
+        peer = self._find(to, time.monotonic() + wait_s)
+        if peer is None or peer._mailbox.closed:
+            raise Unreachable(str(to), wait_s)
+        peer.deliver(self.name, frames)
+        self._traffic.sent += sum(map(len, frames))
+
+
+class InProcessHub(_InProcessEndpoint):
+    """The hub; `spoke(name)` connects a new one."""
+
+    def __init__(self, name: str, plane: Plane = TENSOR) -> None:
+        super().__init__(name, f"inprocess:{name}", plane)
+        self._spokes: dict[str, InProcessSpoke] = {}
+        self._joined = threading.Condition()
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(self._spokes)
+
+    def spoke(self, name: str) -> "InProcessSpoke":
+        """A connected spoke; replaces a closed one of the same name."""
+        spoke = InProcessSpoke(name, self, self._plane)
+        with self._joined:
+            self._spokes[name] = spoke
+            self._joined.notify_all()
+        return spoke
+
+    def _find(self, to: str | None, deadline: float) -> _InProcessEndpoint | None:
+        with self._joined:
+            self._joined.wait_for(lambda: to in self._spokes, max(0.0, deadline - time.monotonic()))
+            return self._spokes.get(to or "")
+
+
+class InProcessSpoke(_InProcessEndpoint):
+    """Made by `InProcessHub.spoke`."""
+
+    def __init__(self, name: str, hub: InProcessHub, plane: Plane) -> None:
+        super().__init__(name, hub.address, plane)
+        self._hub = hub
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return (self._hub.name,)
+
+    def _find(self, _to: str | None, _deadline: float) -> _InProcessEndpoint | None:
+        return self._hub

@@ -1,0 +1,179 @@
+"""Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
+
+Identity is the key. The gatekeeper turns the key into a name, libzmq stamps that name on every message, and
+the routing id, which the peer chooses as `name/nonce`, must agree with it. The nonce tells a process that
+connects again (same nonce: libzmq hands the route over) from a second process under the same key (other
+nonce: refused while the first one is connected). A spoke announces every connection with an empty frame, so
+the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
+"""
+
+import secrets
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import zmq
+
+from tpiedge.errors import PeerError, UserError
+from tpiedge.transport.admission import Admission
+from tpiedge.transport.context import ZmqContext
+from tpiedge.transport.endpoint import DuplicateName, Envelope, LinkReset
+from tpiedge.transport.framing import Plane
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
+
+__all__ = ["ZmqHub", "ZmqSpoke"]
+
+_MAX_HELD = 256
+# Frames of the transport itself; an encoded message starts otherwise.
+_PROBE = b""
+_DUPLICATE = b"duplicate"
+
+
+class ZmqHub(ZmqEndpoint):
+    """Binds `address` (tcp://HOST:PORT, PORT may be *; HOST is one of this computer's own addresses).
+
+    `allowed` maps public keys to peer names: nobody else gets in.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        keys: CurveKeys,
+        name: str,
+        allowed: Mapping[str, str],
+        *,
+        plane: Plane,
+        io_threads: int = 1,
+        context: ZmqContext | None = None,
+    ) -> None:
+        if not address.startswith("tcp://") or address.startswith("tcp://*"):
+            raise UserError(f"cannot listen on {address}: give one address of this computer, tcp://HOST:PORT")
+        own = context or ZmqContext(io_threads)
+        super().__init__(zmq.ROUTER, name, keys, plane, own)
+        self._own_context = None if context else own
+        self.admission = Admission(allowed, self.counters)
+        self._routes: dict[str, bytes] = {}
+        self._socket.curve_server = 1
+        self._socket.zap_domain = own.guard(self.admission)
+        self._socket.router_mandatory = 1
+        self._socket.router_handover = 1
+        self._bind(address)
+
+    @property
+    def address(self) -> str:
+        return self._address
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(self._routes)
+
+    def _bind(self, address: str) -> None:
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(f"cannot listen on {address}: {error}") from None
+        self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+
+    def _try_send(self, frames: Sequence[bytes | memoryview], to: str | None) -> bool:
+        route = self._routes.get(to or "")
+        return route is not None and to in self.admission.admitted and self._send_frames([route, *frames])
+
+    def _wait_to_send(self, timeout_s: float) -> None:
+        """A peer becomes known by what it sends, so take that in meanwhile."""
+        if len(self._held) >= _MAX_HELD:
+            time.sleep(timeout_s)
+            return
+        self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
+        held, self._held = self._held, deque()
+        self._receive()
+        self._held = held + self._held
+
+    def _read(self, frames: list[zmq.Frame]) -> Envelope | PeerError | None:
+        route, user = frames[0].bytes, _user_id(frames[0])
+        if user not in self.admission.admitted:
+            self.counters.revoked += 1
+            return None
+        known = self._routes.get(user)
+        if route != known:
+            return self._introduce(user, route, known)
+        if _is_probe(frames):
+            return LinkReset(user)
+        return self._envelope(user, frames[1:])
+
+    def _introduce(self, user: str, route: bytes, known: bytes | None) -> PeerError | None:
+        """The first frame that comes over `route`, the probe: decide whether it is now the way to `user`."""
+        if not route.startswith(user.encode() + b"/"):
+            self.counters.impostor += 1
+            return None
+        if known is not None and self._is_connected(known):
+            self.counters.duplicate += 1
+            self._send_frames([route, _DUPLICATE])
+            return None
+        self._routes[user] = route
+        return None if known is None else LinkReset(user)
+
+    def _is_connected(self, route: bytes) -> bool:
+        try:
+            self._socket.send_multipart([route, _PROBE], zmq.NOBLOCK)
+        except zmq.Again:
+            return True
+        except zmq.ZMQError:
+            return False
+        return True
+
+
+class ZmqSpoke(ZmqEndpoint):
+    """Connects to the hub at `address` whose public key is `server_key`, and again after every break."""
+
+    def __init__(
+        self,
+        address: str,
+        server_key: str,
+        keys: CurveKeys,
+        name: str,
+        *,
+        hub_name: str,
+        plane: Plane,
+        io_threads: int = 1,
+        context: ZmqContext | None = None,
+    ) -> None:
+        own = context or ZmqContext(io_threads)
+        super().__init__(zmq.DEALER, name, keys, plane, own)
+        self._own_context = None if context else own
+        self.address = address
+        self.peers = (hub_name,)
+        self._hub_name = hub_name
+        self._writable = zmq.Poller()
+        self._writable.register(self._socket, zmq.POLLOUT)
+        self._writable.register(self._wakeup, zmq.POLLIN)
+        self._socket.curve_serverkey = server_key.encode()
+        self._socket.routing_id = f"{name}/{secrets.token_hex(8)}".encode()
+        self._socket.probe_router = 1
+        # Nothing queues for a connection that does not exist yet.
+        self._socket.immediate = 1
+        self._socket.connect(address)
+
+    def _try_send(self, frames: Sequence[bytes | memoryview], to: str | None) -> bool:
+        return to in (None, self._hub_name) and self._send_frames(frames)
+
+    def _wait_to_send(self, timeout_s: float) -> None:
+        self._silence(self._writable.poll(int(timeout_s * 1000) + 1))
+
+    def _read(self, frames: list[zmq.Frame]) -> Envelope | PeerError | None:
+        first = frames[0].buffer
+        if len(frames) == 1 and first == _DUPLICATE:
+            return DuplicateName(self._hub_name, self.name)
+        if len(frames) == 1 and first == _PROBE:
+            return None
+        return self._envelope(self._hub_name, frames)
+
+
+def _is_probe(frames: list[zmq.Frame]) -> bool:
+    return len(frames) == 2 and frames[1].buffer == _PROBE
+
+
+def _user_id(frame: zmq.Frame) -> str:
+    """The name that the gatekeeper gave the connection of this frame."""
+    return str(frame.get("User-Id"))

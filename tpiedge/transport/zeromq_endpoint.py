@@ -1,0 +1,232 @@
+"""What the hub and the spoke over ZeroMQ share: options, sending, receiving, waiting and closing."""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+import zmq
+
+from tpiedge.errors import PeerError
+from tpiedge.transport.context import ZmqContext
+from tpiedge.transport.endpoint import (
+    Buffer,
+    Counters,
+    EndpointClosed,
+    Envelope,
+    MalformedMessage,
+    Unreachable,
+)
+from tpiedge.transport.framing import Framer, Plane, read_frames
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.wakeup import Wakeup
+from tpiedge.wire.messages import Message
+
+__all__ = ["ZmqEndpoint"]
+
+_HANDSHAKE_MS = 3000
+_HEARTBEAT_MS = 300
+_HEARTBEAT_TIMEOUT_MS = 900
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 5000
+_LINGER_MS = 200
+_SEND_TIMEOUT_S = 3.0
+_SLICE_S = 0.02
+_CURVE_OVERHEAD = 64
+_ZERO_COPY_BYTES = 65536
+_MAX_FRAMES = 4
+# Plain integers: combining the enum costs 2 us each time.
+_RECV = int(zmq.NOBLOCK)
+_SEND_LAST = int(zmq.NOBLOCK)
+_SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+
+
+class ZmqEndpoint:
+    """What hub and spoke share. The lock makes `close` safe during a wait; the wake-up ends the wait."""
+
+    def __init__(self, kind: int, name: str, keys: CurveKeys, plane: Plane, context: ZmqContext) -> None:
+        self.name = name
+        self.counters = Counters()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._plane = plane
+        self._framer = Framer(plane)
+        self._posted: deque[tuple[Message, str | None]] = deque()
+        self._held: deque[Envelope | PeerError] = deque()
+        self._closed = False
+        self._lock = threading.Lock()
+        self._wakeup = Wakeup()
+        self._socket = _configured(context.socket(kind), keys, plane)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+        self._poller.register(self._wakeup, zmq.POLLIN)
+        self._own_context: ZmqContext | None = None
+
+    def send(
+        self,
+        message: Message,
+        tensors: Sequence[Buffer] = (),
+        to: str | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        frames = self._framer.frames(message, tensors)
+        with self._lock:
+            self._flush()
+            self._deliver(frames, to, _SEND_TIMEOUT_S if timeout_s is None else timeout_s)
+
+    def recv(self, timeout_s: float) -> Envelope | None:
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while True:
+                self._flush()
+                if not self._held:
+                    self._receive()
+                if self._held:
+                    return _result(self._held.popleft())
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    return None
+                self._silence(self._poller.poll(int(remaining_s * 1000) + 1))
+
+    def post(self, message: Message, to: str | None = None) -> None:
+        # Encoded here too, so that the caller and not the owner learns of a message that cannot be sent.
+        Framer(self._plane).frames(message, ())
+        self._posted.append((message, to))
+        self._wakeup.ring()
+
+    def close(self) -> None:
+        self._closed = True
+        self._wakeup.ring()
+        with self._lock:
+            if self._socket.closed:
+                return
+            self._drain()
+            self._socket.close(linger=_LINGER_MS)
+            self._wakeup.close()
+            if self._own_context is not None:
+                self._own_context.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _read(self, frames: list[zmq.Frame]) -> Envelope | PeerError | None:
+        """What the frames of one message mean; None where nobody needs to know."""
+        raise NotImplementedError
+
+    def _try_send(self, frames: Sequence[bytes | memoryview], to: str | None) -> bool:
+        """Hand the frames to libzmq unless that would wait."""
+        raise NotImplementedError
+
+    def _wait_to_send(self, timeout_s: float) -> None:
+        raise NotImplementedError
+
+    def _flush(self) -> None:
+        """Send what other threads posted; EndpointClosed where one of them called `close`."""
+        if self._closed:
+            raise EndpointClosed(f"the connection of {self.name} was closed")
+        if self._posted:
+            self._drain()
+
+    def _drain(self) -> None:
+        while self._posted:
+            message, to = self._posted.popleft()
+            frames = self._framer.frames(message, ())
+            if self._try_send(frames, to):
+                self.bytes_sent += len(frames[0])
+            else:
+                self.counters.undeliverable += 1
+
+    def _deliver(self, frames: list[bytes | memoryview], to: str | None, timeout_s: float) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not self._try_send(frames, to):
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0:
+                raise Unreachable(to or "the hub", timeout_s)
+            self._wait_to_send(min(remaining_s, _SLICE_S))
+            if self._closed:
+                raise EndpointClosed(f"the connection of {self.name} was closed")
+        self.bytes_sent += sum(map(len, frames))
+
+    def _send_frames(self, frames: Sequence[bytes | memoryview]) -> bool:
+        """False where nothing was sent because the peer is not there or its queue is full."""
+        last = len(frames) - 1
+        try:
+            for index, frame in enumerate(frames):
+                flags = _SEND_MORE if index < last else _SEND_LAST
+                # Below this size the copy costs less than its avoidance; only `bytes` can never change later.
+                shared = len(frame) >= _ZERO_COPY_BYTES and isinstance(frame, bytes)
+                self._socket.send(frame, flags, copy=not shared)
+        except zmq.Again:
+            return False
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
+
+    def _silence(self, ready: list[tuple[object, int]]) -> None:
+        if any(item is not self._socket for item, _ in ready):
+            self._wakeup.silence()
+
+    def _receive(self) -> None:
+        """Read what is there until one message is held, without waiting."""
+        while not self._held:
+            try:
+                frames = _receive_frames(self._socket)
+            except zmq.Again:
+                return
+            try:
+                item = self._read(frames)
+            except MalformedMessage as error:
+                self.counters.malformed += 1
+                item = error
+            if item is not None:
+                self._held.append(item)
+
+    def _envelope(self, sender: str, frames: list[zmq.Frame]) -> Envelope:
+        if len(frames) > _MAX_FRAMES:
+            raise MalformedMessage(sender, f"more than {_MAX_FRAMES} frames")
+        views = [frame.buffer for frame in frames]
+        envelope = read_frames(sender, views, self._plane)
+        self.bytes_received += sum(map(len, views))
+        return envelope
+
+
+def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq.Socket[bytes]:
+    """Options of both roles; to be set before bind or connect."""
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    socket.maxmsgsize = plane.frame_limit + _CURVE_OVERHEAD
+    socket.sndhwm = socket.rcvhwm = plane.queue_length
+    socket.handshake_ivl = _HANDSHAKE_MS
+    socket.heartbeat_ivl = _HEARTBEAT_MS
+    socket.heartbeat_timeout = socket.heartbeat_ttl = _HEARTBEAT_TIMEOUT_MS
+    socket.reconnect_ivl = _RECONNECT_MS
+    socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+    socket.linger = _LINGER_MS
+    return socket
+
+
+def _receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+    """One whole message, cut after `_MAX_FRAMES` + 1 frames; zmq.Again where there is none."""
+    frames = [socket.recv(_RECV, copy=False)]
+    more = frames[0].more
+    while more:
+        frame = socket.recv(_RECV, copy=False)
+        more = frame.more
+        if len(frames) <= _MAX_FRAMES:
+            frames.append(frame)
+    return frames
+
+
+def _result(item: Envelope | PeerError) -> Envelope:
+    if isinstance(item, PeerError):
+        raise item
+    return item

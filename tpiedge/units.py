@@ -1,0 +1,43 @@
+"""Byte sizes as people write and read them."""
+
+import re
+
+from tpiedge.errors import UserError
+
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_seconds", "parse_bytes"]
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+_FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
+
+
+def parse_bytes(text: str) -> int:
+    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912, '100' -> 100. Raises UserError for anything else."""
+    match = _SIZE.fullmatch(text.strip())
+    factor = _FACTORS.get(match[2].lower()) if match else None
+    if match is None or factor is None:
+        raise UserError(f"not a size: {text!r}; write it like 4GB, 512MiB or 1500000")
+    return int(float(match[1]) * factor)
+
+
+def format_bytes(count: float) -> str:
+    """1536000 -> '1.5 MB' (powers of 1000, as disks and networks are sold)."""
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if abs(value) < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"
+
+
+def format_seconds(seconds: float) -> str:
+    """0.0123 -> '12 ms', 95 -> '1 min 35 s'."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms"
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    return f"{int(seconds // 60)} min {int(seconds % 60)} s"

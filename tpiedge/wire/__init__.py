@@ -1,0 +1,1 @@
+"""Messages and their encoding: no socket, no thread, no tensor library."""

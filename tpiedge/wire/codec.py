@@ -1,0 +1,85 @@
+"""Messages to bytes and back: MessagePack `[PROTOCOL, tag, field, field, ...]`.
+
+Everything that is not exactly one valid message raises ProtocolError, on both sides, before it has any
+effect.
+"""
+
+from functools import cache
+from typing import Any, cast
+
+import msgpack
+
+from tpiedge.errors import ProtocolError
+from tpiedge.wire.limits import MAX_ARRAY, MAX_CONTROL_HEADER
+from tpiedge.wire.messages import PROTOCOL, TAGS, Message
+from tpiedge.wire.schema import schema_of
+from tpiedge.wire.tensors import TensorHeader
+
+__all__ = ["decode", "encode", "tensors_of"]
+
+_PARSE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
+
+
+def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
+    """Bytes that `decode` turns into an equal message; ProtocolError where a field is out of bounds."""
+    kind: Any = type(message)
+    try:
+        fields = schema_of(kind).write(message)
+        data = cast(bytes, msgpack.packb((PROTOCOL, _tag(kind), *fields)))
+    except (ValueError, TypeError, KeyError) as error:
+        raise ProtocolError(f"cannot send this: {error}") from error
+    if len(data) > limit:
+        raise ProtocolError(f"a {kind.__name__} of {len(data)} bytes; at most {limit} may be sent")
+    return data
+
+
+def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER) -> Message:
+    """The message that `data` holds, entirely."""
+    if len(data) > limit:
+        raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
+    tag, fields = _parse(data)
+    cls: Any = TAGS.get(tag)
+    if cls is None:
+        raise ProtocolError(f"unknown message tag {tag}")
+    try:
+        return cast(Message, schema_of(cls).read(fields))
+    except ValueError as error:
+        raise ProtocolError(str(error)) from None
+
+
+def tensors_of(message: Message) -> tuple[TensorHeader, ...]:
+    """The headers of the tensors that travel with `message`, in order."""
+    kind: Any = type(message)
+    return tuple(header for name in _tensor_fields(kind) if (header := getattr(message, name)) is not None)
+
+
+def _parse(data: bytes | bytearray | memoryview) -> tuple[int, Any]:
+    try:
+        items = msgpack.unpackb(
+            data,
+            use_list=False,
+            max_array_len=MAX_ARRAY,
+            max_map_len=0,
+            max_ext_len=0,
+        )
+    except _PARSE_ERRORS as error:
+        raise ProtocolError(f"not MessagePack within the limits: {type(error).__name__} {error}") from None
+    if type(items) is not tuple or len(items) < 2 or type(items[0]) is not int or type(items[1]) is not int:
+        raise ProtocolError("not a message: no protocol number and tag")
+    if items[0] != PROTOCOL:
+        raise ProtocolError(
+            f"the peer speaks protocol {items[0]}, this node {PROTOCOL}: install the same tpiedge on both"
+        )
+    return items[1], items[2:]
+
+
+@cache
+def _tag(cls: type) -> int:
+    return next(tag for tag, known in TAGS.items() if known is cls)
+
+
+@cache
+def _tensor_fields(cls: type) -> tuple[str, ...]:
+    hints = schema_of(cls)
+    annotations = cls.__annotations__
+    return tuple(name for name in hints.names if annotations[name] in (TensorHeader, TensorHeader | None))

@@ -1,0 +1,236 @@
+"""Messages of the control plane: the master and each node."""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tpiedge.wire.fields import U32, U64, Compute, Interval, Key, MaxItems, Name, Rank, Seconds, Text
+from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = [
+    "AskStats",
+    "Assign",
+    "Cancel",
+    "Failed",
+    "FinishReason",
+    "Finished",
+    "Generate",
+    "Heartbeat",
+    "Hello",
+    "Listening",
+    "Loading",
+    "Lost",
+    "PeerPulse",
+    "PromptScores",
+    "Pulse",
+    "Ready",
+    "Shutdown",
+    "Stats",
+    "Token",
+]
+
+FinishReason = Literal["stop", "length", "cancel"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Node to master, first of all: who it is and what it runs."""
+
+    epoch: U32
+    rank: Rank
+    pid: U32
+    protocol: U32
+    version: Name
+    threads: U32
+    cpu: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Assign:
+    """Master to node: its part of the plan, among the ranks `nodes`. A node other than rank 0 connects to
+    `root_endpoint`.
+
+    `peer_keys` are the public keys that rank 0 admits to its data endpoint.
+    """
+
+    epoch: U32
+    rank: Rank
+    nodes: Annotated[tuple[Rank, ...], MaxItems(MAX_NODES)]
+    attention: Interval
+    ffn: Interval
+    pack: Text
+    compute: Compute
+    threads: U32
+    capacity_tokens: U32
+    slots: U32
+    root_endpoint: Name
+    root_key: Key
+    peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
+    heartbeat_s: Seconds
+    timeout_s: Seconds
+    memory_bytes: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """Rank 0 to master: where its data endpoint is."""
+
+    epoch: U32
+    rank: Rank
+    endpoint: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Loading:
+    """Node to master: how far it is with its weights."""
+
+    epoch: U32
+    rank: Rank
+    done_bytes: U64
+    total_bytes: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """Node to master: it can take steps."""
+
+    epoch: U32
+    rank: Rank
+    weight_bytes: U64
+    load_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """Node to master, regularly: that it lives and how far its engine is."""
+
+    epoch: U32
+    rank: Rank
+    step: U64
+    block: U32
+    bytes_read: U64
+
+
+@dataclass(frozen=True, slots=True)
+class PeerPulse:
+    """What the master last heard of `rank`, `age_ms` ago."""
+
+    rank: Rank
+    age_ms: U32
+    step: U64
+    block: U32
+    bytes_read: U64
+    state: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Pulse:
+    """Master to nodes, regularly: how all nodes do."""
+
+    epoch: U32
+    peers: Annotated[tuple[PeerPulse, ...], MaxItems(MAX_NODES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Master to nodes: `rank` is gone and will not answer in this epoch."""
+
+    epoch: U32
+    rank: Rank
+    cause: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Generate:
+    """Master to rank 0. `reset_stats`: every node counts its Stats from here."""
+
+    epoch: U32
+    request: GenerationRequest
+    reset_stats: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """Rank 0 to master: the `index`-th token of the answer and the likeliest (id, log probability)."""
+
+    epoch: U32
+    request: Name
+    index: U32
+    token: U32
+    logprobs: Annotated[tuple[tuple[U32, float], ...], MaxItems(33)]
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Rank 0 to master: log probabilities of the prompt's own tokens, from position `first` on."""
+
+    epoch: U32
+    request: Name
+    first: U32
+    scores: Annotated[tuple[float, ...], MaxItems(MAX_ARRAY)]
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """Rank 0 to master: the answer is complete."""
+
+    epoch: U32
+    request: Name
+    reason: FinishReason
+    prompt_tokens: U32
+    tokens: U32
+    prefill_s: Seconds
+    decode_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """Node to master: an error of class `kind` ended the request, or (request "") the node itself."""
+
+    epoch: U32
+    rank: Rank
+    request: Name
+    kind: Name
+    message: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Master to rank 0."""
+
+    epoch: U32
+    request: Name
+
+
+@dataclass(frozen=True, slots=True)
+class AskStats:
+    """Master to node."""
+
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """Node to master: what it has used since its counters were reset."""
+
+    epoch: U32
+    rank: Rank
+    peak_rss_bytes: U64
+    weight_bytes: U64
+    kv_bytes: U64
+    disk_read_bytes: U64
+    bytes_sent: U64
+    bytes_received: U64
+    compute_s: Seconds
+    reduce_wait_s: Seconds
+    weight_wait_s: Seconds
+    steps: U64
+    tokens: U64
+    head_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Master to node: finish and exit."""
+
+    epoch: U32

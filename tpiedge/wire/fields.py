@@ -1,0 +1,74 @@
+"""What a field of a message may hold, said in its type.
+
+`schema.py` turns these annotations into checks. A bare `int`, `str` or `tuple[T, ...]` is refused there, so
+no field can be added without a bound.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from tpiedge.wire.limits import MAX_NODES, MAX_TEXT
+
+__all__ = [
+    "U8",
+    "U32",
+    "U64",
+    "Compute",
+    "Interval",
+    "Key",
+    "MaxItems",
+    "MaxLength",
+    "Name",
+    "Packed",
+    "Range",
+    "Rank",
+    "Seconds",
+    "Text",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Inclusive bounds of an int or a float."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True, slots=True)
+class MaxLength:
+    """Characters of a str."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaxItems:
+    """Elements of a `tuple[T, ...]`."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A long tuple of numbers that travels as one binary string: `layout` (as in `struct`) per element.
+
+    Elements are numbers, or tuples of numbers where `layout` has several.
+    """
+
+    layout: str
+    count: int
+
+
+U8 = Annotated[int, Range(0, 2**8 - 1)]
+U32 = Annotated[int, Range(0, 2**32 - 1)]
+U64 = Annotated[int, Range(0, 2**64 - 1)]
+Rank = Annotated[int, Range(0, MAX_NODES - 1)]
+Seconds = Annotated[float, Range(0.0, 1e9)]
+Name = Annotated[str, MaxLength(256)]
+Text = Annotated[str, MaxLength(MAX_TEXT)]
+Key = Annotated[str, MaxLength(40)]
+"""A CURVE public key in Z85, or empty."""
+Interval = tuple[U32, U32]
+"""(start, stop), half open."""
+Compute = Literal["f32", "bf16"]

@@ -1,0 +1,48 @@
+"""What the master asks rank 0 to generate."""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tpiedge.wire.fields import U32, U64, Name, Packed, Range
+from tpiedge.wire.limits import MAX_PROMPT_TOKENS
+
+__all__ = ["GenerationRequest", "Sampling", "TokenIds"]
+
+TokenIds = tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
+
+    `logprobs`: how many of the most likely tokens come back with their log probability.
+    """
+
+    temperature: Annotated[float, Range(0.0, 100.0)]
+    top_k: U32
+    top_p: Annotated[float, Range(0.0, 1.0)]
+    min_p: Annotated[float, Range(0.0, 1.0)]
+    repetition_penalty: Annotated[float, Range(0.0, 1e6)]
+    presence_penalty: Annotated[float, Range(-1e6, 1e6)]
+    frequency_penalty: Annotated[float, Range(-1e6, 1e6)]
+    logit_bias: Annotated[tuple[tuple[int, float], ...], Packed("<Id", 1024)]
+    seed: U64
+    logprobs: Annotated[int, Range(0, 32)]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationRequest:
+    """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
+
+    `keep_prefix`: the KV cache of the prompt may be kept for a later request that starts alike.
+    `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
+    """
+
+    id: Name
+    prompt_ids: Annotated[TokenIds, Packed("<I", MAX_PROMPT_TOKENS)]
+    max_tokens: U32
+    sampling: Sampling
+    stop_ids: Annotated[TokenIds, Packed("<I", 1024)]
+    ignore_eos: bool
+    keep_prefix: bool
+    prompt_scores: bool = False
