@@ -1,7 +1,7 @@
 """Builds the native kernels; everything else is in pyproject.toml.
 
-They are one shared library with a C interface, loaded with ctypes. Optional: without a C++ compiler the package
-installs without them and computes with torch.
+They are one shared library with a C interface, loaded with ctypes. Optional: without a C++ compiler the
+package installs without them and computes with torch.
 """
 
 from pathlib import Path
@@ -22,7 +22,7 @@ setup(
                 "-Wall",
                 "-Wextra",
                 "-fvisibility=hidden",
-                # Whether a * b + c is fused must not depend on how the compiler unrolls, or bits would differ.
+                # Whether a * b + c is fused must not depend on how the compiler unrolls: bits would differ.
                 "-ffp-contract=off",
             ],
             extra_link_args=["-pthread"],

@@ -5,14 +5,12 @@ import torch
 from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError, ProtocolError
-from tpiedge.transport.endpoint import Buffer, Envelope
+from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["Array", "array_of", "frame_of", "header_of", "read_array"]
+__all__ = ["Array", "array_of", "header_of", "read_array"]
 
 Array = NDArray[np.float32]
-
-_SHARED_BYTES = 65536
 
 
 def array_of(tensor: torch.Tensor) -> Array:
@@ -26,13 +24,6 @@ def array_of(tensor: torch.Tensor) -> Array:
 
 def header_of(array: Array) -> TensorHeader:
     return TensorHeader("f32", array.shape)
-
-
-def frame_of(array: Array, receivers: int) -> Buffer:
-    """What to send: one immutable copy where it is large and several sends would copy it each."""
-    if receivers > 1 and array.nbytes >= _SHARED_BYTES:
-        return array.tobytes()
-    return array.data
 
 
 def read_array(envelope: Envelope, rank: int, shape: tuple[int, ...] | None) -> Array:

@@ -12,7 +12,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from tpiedge.collectives.arrays import Array, array_of, frame_of, header_of, read_array
+from tpiedge.collectives.arrays import Array, array_of, header_of, read_array
 from tpiedge.collectives.communicator import Liveness, Tag
 from tpiedge.collectives.inbox import Inbox
 from tpiedge.errors import InternalError, ProtocolError
@@ -90,7 +90,7 @@ class StarRoot(_Star):
         reduced = Reduced(
             self._epoch, tag.step, tag.block, tag.chunk, CANCEL if cancelled else 0, header_of(total)
         )
-        self._send_all(reduced, (frame_of(total, self.size - 1),), what)
+        self._send_all(reduced, (total.data,), what)
         self.cancelled = cancelled
         self.wait_s += time.perf_counter() - started
         return torch.from_numpy(total)
@@ -98,7 +98,7 @@ class StarRoot(_Star):
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         array = array_of(hidden)
         message = Hidden(self._epoch, tag.step, tag.chunk, header_of(array))
-        self._send_all(message, (frame_of(array, self.size - 1),), f"the broadcast of {tag}")
+        self._send_all(message, (array.data,), f"the broadcast of {tag}")
         return hidden
 
     def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:

@@ -9,6 +9,7 @@ from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Follower, Leader
+from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
 from tpiedge.kv.cache import KVCache
@@ -60,7 +61,7 @@ class Engine:
         forward = ForwardPass(config, share, weights, cache, communicator, linear, meter)
         return Engine(config, epoch, weights, communicator, linear, cache, meter, forward)
 
-    def leader(self) -> Leader:
+    def leader(self, limits: StepLimits | None = None) -> Leader:
         """The loop of rank 0."""
         return Leader(
             self.config,
@@ -71,6 +72,7 @@ class Engine:
             self.cache,
             self.communicator,
             self.meter,
+            limits or StepLimits.of(self.config.hidden_size),
         )
 
     def follower(self) -> Follower:

@@ -15,7 +15,7 @@ from tpiedge.engine.forward import ForwardPass, StepCancelled
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.sampler import Sampler
-from tpiedge.engine.steps import chunk_tokens, chunks
+from tpiedge.engine.steps import StepLimits, chunks
 from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
@@ -24,10 +24,7 @@ from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ACTIVATION_BYTES", "Follower", "Leader"]
-
-#: Hidden states of one step (TPI-LLM keeps the whole prompt's; MOM, section 3, bounds them).
-ACTIVATION_BYTES = 64 << 20
+__all__ = ["Follower", "Leader"]
 
 _SLOT = 0
 _SCORE_ROWS = 64
@@ -46,6 +43,7 @@ class Leader:
         cache: KVCache,
         communicator: Communicator,
         meter: Meter,
+        limits: StepLimits,
     ) -> None:
         self._config = config
         self._epoch = epoch
@@ -57,7 +55,7 @@ class Leader:
         self._meter = meter
         self._step = 0
         self._kept: list[int] = []
-        self._step_tokens = max(1, ACTIVATION_BYTES // (4 * config.hidden_size))
+        self._limits = limits
 
     def generate(
         self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None], cancelled: Callable[[], bool]
@@ -128,7 +126,7 @@ class Leader:
         start = self._reusable(request)
         x_H = torch.empty(0)
         while start < len(prompt):
-            stop = min(len(prompt), start + self._step_tokens)
+            stop = min(len(prompt), start + self._limits.step_tokens)
             x_TH = self._run_step(prompt[start:stop], start, len(prompt))
             if request.prompt_scores:
                 self._score(x_TH, prompt[start + 1 : stop + 1], start + 1, request.id, emit)
@@ -171,7 +169,7 @@ class Leader:
             epoch=self._epoch,
             step=self._step,
             segments=(Segment(_SLOT, start, len(token_ids), rope_length),),
-            chunk_tokens=chunk_tokens(self._config.hidden_size),
+            chunk_tokens=self._limits.chunk_tokens,
             tokens=len(token_ids),
         )
         with self._meter.heading():

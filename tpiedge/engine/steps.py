@@ -10,10 +10,24 @@ from dataclasses import dataclass
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["MESSAGE_BYTES", "Chunk", "Piece", "chunk_tokens", "chunks"]
+__all__ = ["Chunk", "Piece", "StepLimits", "chunks"]
 
-#: A message of a block carries at most about this many bytes of hidden states.
-MESSAGE_BYTES = 1 << 20
+_MESSAGE_BYTES = 1 << 20
+_ACTIVATION_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class StepLimits:
+    """How many tokens a step holds, and how many of them are computed and reduced at a time."""
+
+    step_tokens: int
+    chunk_tokens: int
+
+    @staticmethod
+    def of(hidden_size: int) -> "StepLimits":
+        """A step's f32 hidden states take at most 64 MiB, a message's 1 MiB (design, section 7; MOM, section 3)."""
+        row_bytes = 4 * hidden_size
+        return StepLimits(max(1, _ACTIVATION_BYTES // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
 
 
 @dataclass(frozen=True)
@@ -39,11 +53,6 @@ class Chunk:
     first_row: int
     last_row: int
     pieces: tuple[Piece, ...]
-
-
-def chunk_tokens(hidden_size: int) -> int:
-    """Tokens whose f32 hidden states fill one message."""
-    return max(1, MESSAGE_BYTES // (4 * hidden_size))
 
 
 def chunks(plan: StepPlan) -> tuple[Chunk, ...]:

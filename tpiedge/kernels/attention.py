@@ -13,7 +13,7 @@ __all__ = ["attention", "kv_of_heads"]
 
 # Bound on the mask of one query tile: a long prompt must not need T x S floats.
 _MASK_ELEMENTS = 1 << 21
-# Up to this size the keys of all KV heads are widened from bf16 and computed at once; else one head at a time.
+# Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
 _WIDENED_ELEMENTS = 1 << 20
 
 
@@ -38,22 +38,23 @@ def attention(
 ) -> Tensor:
     """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...
 
-    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key, first_key + 1,
-    ... and include the new tokens. A query sees keys up to its own position, and with `window` only those at a
-    position greater than its own minus `window` (Hugging Face's meaning). `kv_of_head` is non-decreasing, one
-    entry per query head. `scale` is 1 / sqrt(d) unless given.
+    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key,
+    first_key + 1, ... and include the new tokens. A query sees keys up to its own position, and with `window`
+    only those at a position greater than its own minus `window` (Hugging Face's meaning). `kv_of_head` is
+    non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
 
     Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
     """
     _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
+    tokens, _, width = q_TNd.shape
     result = torch.empty(q_TNd.shape)
     offset = first_position - first_key
     low = 0 if window is None else max(0, offset + 1 - window)
     k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
     whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
     for kv, heads in _runs(kv_of_head, whole):
-        q_TKgd = q_TNd[:, heads].unflatten(1, (kv.stop - kv.start, -1))
-        out_TKgd = result[:, heads].unflatten(1, (kv.stop - kv.start, -1))
+        q_TKgd = q_TNd[:, heads].view(tokens, kv.stop - kv.start, -1, width)
+        out_TKgd = result[:, heads].view(tokens, kv.stop - kv.start, -1, width)
         _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), offset - low, window, scale, out_TKgd)
     return result
 
@@ -70,7 +71,7 @@ def _group(
     """Fill `out_TKgd`: g query heads for each KV head; query t is at key index offset + t."""
     tokens = q_TKgd.shape[0]
     if tokens == 1:
-        # One query sees every key: the heads of a group take the place of its tokens and share a pass over the keys.
+        # One query sees every key: the heads of a group stand where tokens do and share one pass over them.
         out = F.scaled_dot_product_attention(
             q_TKgd.transpose(0, 1), k_KSd[:, None], v_KSd[:, None], scale=scale
         )

@@ -26,7 +26,7 @@ class Library:
     def __init__(self, dll: ctypes.CDLL, isa: str | None = None) -> None:
         self.dll = dll
         self.isa = ISAS[dll.tpiedge_best_isa()] if isa is None else isa
-        if not dll.tpiedge_has_isa(ISAS.index(self.isa)):
+        if self.isa not in ISAS or not dll.tpiedge_has_isa(ISAS.index(self.isa)):
             raise ValueError(f"this CPU or build of the kernels has no {self.isa}")
 
     def open_pool(self, threads: int) -> "Pool":

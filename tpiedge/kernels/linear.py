@@ -2,8 +2,8 @@
 
 T tokens, I input features, O output features, R rows of the stored weight (design, sections 6 and 9).
 
-Up to NATIVE_TOKENS tokens go through the native kernels where they were built; there a row of the result has the
-same bits whatever else is in the step and however many threads work. More tokens go through torch.
+Up to NATIVE_TOKENS tokens go through the native kernels where they were built; there a row of the result has
+the same bits whatever else is in the step and however many threads work. More tokens go through torch.
 """
 
 from types import TracebackType
@@ -46,7 +46,7 @@ class Linear:
 
     def project(self, x_TI: Tensor, w_RI: Tensor) -> Tensor:
         """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
-        _check(x_TI, w_RI, w_RI.shape[1])
+        _check(x_TI, w_RI, input_dim=1)
         if self._pool is None or x_TI.shape[0] > NATIVE_TOKENS:
             return torch_linear.project(x_TI, w_RI, self.arithmetic)
         y_TR = torch.empty((x_TI.shape[0], w_RI.shape[0]))
@@ -55,7 +55,7 @@ class Linear:
 
     def contract(self, x_TR: Tensor, w_RO: Tensor) -> Tensor:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
-        _check(x_TR, w_RO, w_RO.shape[0])
+        _check(x_TR, w_RO, input_dim=0)
         if self._pool is None or x_TR.shape[0] > NATIVE_TOKENS:
             return torch_linear.contract(x_TR, w_RO, self.arithmetic)
         y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
@@ -82,12 +82,13 @@ class Linear:
         return x.contiguous()
 
 
-def _check(x: Tensor, w: Tensor, features: int) -> None:
+def _check(x: Tensor, w: Tensor, input_dim: int) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
+    if w.dim() != 2 or w.dtype not in (torch.float32, torch.bfloat16):
+        raise ValueError(f"weights are {list(w.shape)} {w.dtype}, not a matrix in f32 or bf16")
+    features = w.shape[input_dim]
     if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32:
         raise ValueError(f"activations are {list(x.shape)} {x.dtype}, not f32 [tokens, {features}]")
-    if w.dtype not in (torch.float32, torch.bfloat16):
-        raise ValueError(f"weights are {w.dtype}, not f32 or bf16")
     if w.stride(1) != 1 or w.stride(0) < w.shape[1]:
         raise ValueError(f"weights of shape {list(w.shape)} have strides {w.stride()}, not (>= columns, 1)")
     if x.device.type != "cpu" or w.device.type != "cpu":

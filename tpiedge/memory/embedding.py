@@ -12,6 +12,7 @@ from tpiedge.errors import UserError
 from tpiedge.memory.arena import DTYPES
 from tpiedge.memory.ranges import read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader
+from tpiedge.pack.dtypes import STORED, numpy_dtype
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import read_exactly
 
@@ -29,6 +30,7 @@ class EmbeddingTable:
         self.bytes_checked = 0
         self._matrix = pack.layout("embedding").matrix("embedding")
         self._dtype = DTYPES[pack.precision]
+        self._stored = numpy_dtype(STORED[pack.precision])
         self._path = pack.blob_path("embedding")
         self._hashes = pack.hashes("embedding")
         self._reader = reader
@@ -40,10 +42,9 @@ class EmbeddingTable:
         matrix = self._matrix
         offsets = [matrix.row_offset(row) for row in ids]
         self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
-        row_bytes = matrix.cols * matrix.itemsize
-        data = np.empty((len(ids), row_bytes), np.uint8)
+        data = np.empty((len(ids), matrix.cols), self._stored)
         for place, offset in enumerate(offsets):
-            read_exactly(self._fd, self._path, offset, data[place].data)
+            read_exactly(self._fd, self._path, offset, data[place].view(np.uint8).data)
         self.bytes_read += data.nbytes
         return torch.from_numpy(data).view(self._dtype).to(torch.float32)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tpiedge.errors import ReadFault, UserError
+from tpiedge.errors import InternalError, ReadFault, UserError
 from tpiedge.pack.layout import ALIGN
 
 __all__ = ["DirectFile", "DirectReader", "ReadJob"]
@@ -38,15 +38,19 @@ class ReadJob:
 
 
 class DirectFile:
-    """A file open for aligned reads, by any thread, until `close`."""
+    """A file open for aligned reads, by any thread, until `close`. UserError if it cannot be opened."""
 
     def __init__(self, path: Path, *, direct: bool = True) -> None:
         self.path = path
         self._stack = ExitStack()
         self._buffered: int | None = None
-        self._direct: int | None = self._open_direct() if direct else None
-        if self._direct is None:
-            self._buffered = self._open(0)
+        self._direct: int | None = None
+        try:
+            self._direct = self._open_direct() if direct else None
+            if self._direct is None:
+                self._buffered = self._open(0)
+        except OSError as error:
+            raise UserError(f"cannot open {path}: {error.strerror}; is the pack complete?") from None
 
     @property
     def is_direct(self) -> bool:
@@ -163,9 +167,7 @@ class DirectReader:
     def _fill(self, job: ReadJob) -> None:
         done, length = 0, len(job.into)
         if job.offset % ALIGN or length % ALIGN:
-            raise UserError(
-                f"read of {length} bytes at {job.offset} of {job.file.path} is not aligned: pack again"
-            )
+            raise InternalError(f"read of {length} bytes at {job.offset} of {job.file.path} is not aligned")
         while done < length:
             offset, part = job.offset + done, job.into[done : done + self._max_read_bytes]
             try:

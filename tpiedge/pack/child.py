@@ -7,12 +7,10 @@ parent dies, or on SIGTERM.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import sys
-import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from types import FrameType
 from typing import Any
 
 from tpiedge.errors import Cancelled, InternalError, OutOfMemory, TpiedgeError, UserError
+from tpiedge.lifeline import guard
 from tpiedge.pack.dtypes import STORED, SourceDtype
 from tpiedge.pack.layout import JSON, ModelSpec, Precision
 from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json, parse_precision
@@ -30,7 +29,6 @@ from tpiedge.pack.writer import write_pack
 
 __all__ = ["CheckpointTensors", "PackRequest", "RandomTensors", "main"]
 
-_PR_SET_PDEATHSIG = 1
 _PROGRESS_EVERY_S = 0.2
 
 
@@ -97,11 +95,10 @@ class _FileTensor:
 
 def main() -> int:
     """The process. Returns the exit status of errors.py."""
-    _die_with_parent()
     _cancel_on_signals()
     try:
         request = PackRequest.from_json(json.loads(sys.stdin.buffer.readline()))
-        threading.Thread(target=_cancel_at_end_of_input, name="pack-parent-watch", daemon=True).start()
+        guard(lambda: os.kill(os.getpid(), signal.SIGTERM))
         done = _pack(request)
         _ignore_signals()
         _emit(done)
@@ -153,12 +150,6 @@ def _fail(error: TpiedgeError) -> int:
     return error.exit_code
 
 
-def _die_with_parent() -> None:
-    """Linux: SIGTERM when the parent's thread ends. Elsewhere the end of stdin does it."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-
-
 def _cancel_on_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _raise_cancelled)
@@ -173,12 +164,6 @@ def _raise_cancelled(number: int, frame: FrameType | None) -> None:
 def _ignore_signals() -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, signal.SIG_IGN)
-
-
-def _cancel_at_end_of_input() -> None:
-    while os.read(0, 4096):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _source_to_json(source: RandomTensors | CheckpointTensors) -> JSON:

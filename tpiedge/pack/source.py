@@ -64,8 +64,6 @@ class CheckpointSource:
     """A TensorSource over tensors in files. Files are opened at first use and closed by `close`."""
 
     def __init__(self, tensors: Mapping[str, SourceTensor]) -> None:
-        for name, tensor in tensors.items():
-            _check_tensor(name, tensor)
         self._tensors = tensors
         self._files: dict[Path, int] = {}
 
@@ -76,7 +74,7 @@ class CheckpointSource:
         for name, t in sorted(self._tensors.items()):
             digest.update(f"{name} {t.dtype} {t.shape} {t.offset} {t.file.name}\n".encode())
         for file in sorted({tensor.file for tensor in self._tensors.values()}):
-            stat = file.stat()
+            stat = _stat(file)
             digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
         return f"checkpoint {digest.hexdigest()}"
 
@@ -118,6 +116,8 @@ class CheckpointSource:
     def _tensor(self, name: str) -> SourceTensor:
         if name not in self._tensors:
             raise UserError(f"the checkpoint has no tensor {name}: is the download complete?")
+        # Checked when asked for: a checkpoint may hold integers that no spec names.
+        _check_tensor(name, self._tensors[name])
         return self._tensors[name]
 
     def _fd(self, file: Path) -> int:
@@ -151,6 +151,13 @@ def read_strided(fd: int, path: Path, offset: int, stride: int, into: Array) -> 
         return
     for row in range(into.shape[0]):
         read_exactly(fd, path, offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])
+
+
+def _stat(file: Path) -> os.stat_result:
+    try:
+        return file.stat()
+    except OSError as error:
+        raise UserError(f"cannot open {file}: {error.strerror}") from None
 
 
 def _bytes_of(values: Array) -> memoryview:

@@ -17,6 +17,7 @@ from tpiedge.collectives.star import StarLeaf, StarRoot, node_name
 from tpiedge.engine.assembly import Engine
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
+from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import TpiedgeError
 from tpiedge.memory.weights import PinnedWeights
 from tpiedge.model.config import ModelConfig
@@ -62,12 +63,19 @@ class InProcessCluster:
     """One rank per share; rank 0 is the caller's thread. Use as a context manager."""
 
     def __init__(
-        self, pack: Path, shares: Sequence[NodeShare], *, compute: str = "f32", capacity_tokens: int = 256
+        self,
+        pack: Path,
+        shares: Sequence[NodeShare],
+        *,
+        compute: str = "f32",
+        capacity_tokens: int = 256,
+        limits: StepLimits | None = None,
     ) -> None:
         self._pack = Pack.open(pack)
         self._config = ModelConfig.from_json(self._pack.config)
         self._shares = shares
         self._compute = compute
+        self._limits = limits
         self._capacity = capacity_tokens
         self._resources = ExitStack()
         self._threads: list[threading.Thread] = []
@@ -118,7 +126,7 @@ class InProcessCluster:
             thread = threading.Thread(target=self._follow, args=(engine,), name="follower")
             thread.start()
             self._threads.append(thread)
-        return engines[0].leader()
+        return engines[0].leader(self._limits)
 
     def _engine(self, rank: int) -> Engine:
         weights = PinnedWeights(self._pack, self._shares[rank], rank == 0)

@@ -14,20 +14,20 @@ from zmq.utils import z85
 
 from tpiedge.errors import UserError
 from tpiedge.transport.endpoint import Counters
+from tpiedge.transport.keys import is_key
 
 __all__ = ["Admission", "Gatekeeper"]
 
 _ZAP_ADDRESS = "inproc://zeromq.zap.01"
-_KEY_LENGTH = 40
 _log = logging.getLogger(__name__)
 
 
 class Admission:
     """The list of one hub: public key (Z85) to peer name. Any thread may change it."""
 
-    def __init__(self, allowed: Mapping[str, str], counters: Counters) -> None:
+    def __init__(self, allowed: Mapping[str, str]) -> None:
         self._lock = threading.Lock()
-        self._counters = counters
+        self.counters = Counters()
         self._names: dict[str, str] = {}
         self.admitted: frozenset[str] = frozenset()
         for key, name in allowed.items():
@@ -35,7 +35,7 @@ class Admission:
 
     def admit(self, key: str, name: str) -> None:
         """Let `key` in as `name`, instead of the key that had this name before."""
-        if len(key) != _KEY_LENGTH or not name or "/" in name:
+        if not is_key(key) or not name or "/" in name:
             raise UserError(f"not a public key and a peer name: {len(key)} characters, {name!r}")
         with self._lock:
             kept = {known: other for known, other in self._names.items() if other != name}
@@ -50,7 +50,7 @@ class Admission:
         """The name that belongs to `key`; None, and counted, where there is none."""
         with self._lock:
             name = self._names.get(key)
-            self._counters.rejected += name is None
+            self.counters.rejected += name is None
         return name
 
     def _replace(self, names: dict[str, str]) -> None:

@@ -24,7 +24,7 @@ __all__ = [
 ]
 
 Buffer = bytes | bytearray | memoryview
-"""Contiguous bytes, flat or not (`memoryview(array)`); must not change until the peer has answered."""
+"""Contiguous bytes, flat or not (`memoryview(array)`); may change as soon as `send` returns."""
 
 
 class EndpointClosed(TpiedgeError):

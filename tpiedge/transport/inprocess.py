@@ -96,6 +96,8 @@ class _InProcessEndpoint:
             self._mailbox.changed.notify_all()
 
     def close(self) -> None:
+        if not self._mailbox.closed:
+            self._drain()
         with self._mailbox.changed:
             self._mailbox.closed = True
             self._mailbox.changed.notify_all()
@@ -121,6 +123,9 @@ class _InProcessEndpoint:
     def _flush(self) -> None:
         if self._mailbox.closed:
             raise EndpointClosed(f"{self.name} was closed")
+        self._drain()
+
+    def _drain(self) -> None:
         while self._mailbox.posted:
             message, to = self._mailbox.posted.popleft()
             try:

@@ -19,7 +19,7 @@ from tpiedge.transport.admission import Admission
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import DuplicateName, Envelope, LinkReset
 from tpiedge.transport.framing import Plane
-from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
 __all__ = ["ZmqHub", "ZmqSpoke"]
@@ -49,13 +49,12 @@ class ZmqHub(ZmqEndpoint):
     ) -> None:
         if not address.startswith("tcp://") or address.startswith("tcp://*"):
             raise UserError(f"cannot listen on {address}: give one address of this computer, tcp://HOST:PORT")
-        own = context or ZmqContext(io_threads)
-        super().__init__(zmq.ROUTER, name, keys, plane, own)
-        self._own_context = None if context else own
-        self.admission = Admission(allowed, self.counters)
+        self.admission = Admission(allowed)
+        super().__init__(zmq.ROUTER, name, keys, plane, context, io_threads)
+        self.counters = self.admission.counters
         self._routes: dict[str, bytes] = {}
         self._socket.curve_server = 1
-        self._socket.zap_domain = own.guard(self.admission)
+        self._socket.zap_domain = self._context.guard(self.admission)
         self._socket.router_mandatory = 1
         self._socket.router_handover = 1
         self._bind(address)
@@ -139,9 +138,9 @@ class ZmqSpoke(ZmqEndpoint):
         io_threads: int = 1,
         context: ZmqContext | None = None,
     ) -> None:
-        own = context or ZmqContext(io_threads)
-        super().__init__(zmq.DEALER, name, keys, plane, own)
-        self._own_context = None if context else own
+        if not is_key(server_key):
+            raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
+        super().__init__(zmq.DEALER, name, keys, plane, context, io_threads)
         self.address = address
         self.peers = (hub_name,)
         self._hub_name = hub_name
@@ -153,7 +152,14 @@ class ZmqSpoke(ZmqEndpoint):
         self._socket.probe_router = 1
         # Nothing queues for a connection that does not exist yet.
         self._socket.immediate = 1
-        self._socket.connect(address)
+        self._connect(address)
+
+    def _connect(self, address: str) -> None:
+        try:
+            self._socket.connect(address)
+        except zmq.ZMQError as error:
+            self.close()
+            raise UserError(f"cannot connect to {address}: {error}") from None
 
     def _try_send(self, frames: Sequence[bytes | memoryview], to: str | None) -> bool:
         return to in (None, self._hub_name) and self._send_frames(frames)

@@ -9,7 +9,7 @@ from typing import Self
 
 import zmq
 
-from tpiedge.errors import PeerError
+from tpiedge.errors import PeerError, UserError
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import (
     Buffer,
@@ -20,7 +20,7 @@ from tpiedge.transport.endpoint import (
     Unreachable,
 )
 from tpiedge.transport.framing import Framer, Plane, read_frames
-from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.wakeup import Wakeup
 from tpiedge.wire.messages import Message
 
@@ -35,7 +35,7 @@ _LINGER_MS = 200
 _SEND_TIMEOUT_S = 3.0
 _SLICE_S = 0.02
 _CURVE_OVERHEAD = 64
-_ZERO_COPY_BYTES = 65536
+_HANDSHAKE_BYTES = 4096
 _MAX_FRAMES = 4
 # Plain integers: combining the enum costs 2 us each time.
 _RECV = int(zmq.NOBLOCK)
@@ -46,7 +46,17 @@ _SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 class ZmqEndpoint:
     """What hub and spoke share. The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
-    def __init__(self, kind: int, name: str, keys: CurveKeys, plane: Plane, context: ZmqContext) -> None:
+    def __init__(
+        self,
+        kind: int,
+        name: str,
+        keys: CurveKeys,
+        plane: Plane,
+        context: ZmqContext | None,
+        io_threads: int,
+    ) -> None:
+        if not (is_key(keys.public) and is_key(keys.secret)):
+            raise UserError(f"the CURVE keys of {name} are not Z85 text of 40 characters")
         self.name = name
         self.counters = Counters()
         self.bytes_sent = 0
@@ -58,11 +68,12 @@ class ZmqEndpoint:
         self._closed = False
         self._lock = threading.Lock()
         self._wakeup = Wakeup()
-        self._socket = _configured(context.socket(kind), keys, plane)
+        self._context = context or ZmqContext(io_threads)
+        self._owns_context = context is None
+        self._socket = _configured(self._context.socket(kind), keys, plane)
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
-        self._own_context: ZmqContext | None = None
 
     def send(
         self,
@@ -105,8 +116,8 @@ class ZmqEndpoint:
             self._drain()
             self._socket.close(linger=_LINGER_MS)
             self._wakeup.close()
-            if self._own_context is not None:
-                self._own_context.close()
+            if self._owns_context:
+                self._context.close()
 
     def __enter__(self) -> Self:
         return self
@@ -160,9 +171,8 @@ class ZmqEndpoint:
         try:
             for index, frame in enumerate(frames):
                 flags = _SEND_MORE if index < last else _SEND_LAST
-                # Below this size the copy costs less than its avoidance; only `bytes` can never change later.
-                shared = len(frame) >= _ZERO_COPY_BYTES and isinstance(frame, bytes)
-                self._socket.send(frame, flags, copy=not shared)
+                # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
+                self._socket.send(frame, flags)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -203,7 +213,7 @@ def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq
     """Options of both roles; to be set before bind or connect."""
     socket.curve_publickey = keys.public.encode()
     socket.curve_secretkey = keys.secret.encode()
-    socket.maxmsgsize = plane.frame_limit + _CURVE_OVERHEAD
+    socket.maxmsgsize = max(plane.frame_limit, _HANDSHAKE_BYTES) + _CURVE_OVERHEAD
     socket.sndhwm = socket.rcvhwm = plane.queue_length
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.heartbeat_ivl = _HEARTBEAT_MS

@@ -17,6 +17,7 @@ from tpiedge.wire.tensors import TensorHeader
 
 __all__ = ["decode", "encode", "tensors_of"]
 
+_TAG_OF: dict[Any, int] = {cls: tag for tag, cls in TAGS.items()}
 _PARSE_ERRORS = (ValueError, TypeError, OverflowError, RecursionError, msgpack.UnpackException)
 
 
@@ -25,9 +26,11 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
     kind: Any = type(message)
     try:
         fields = schema_of(kind).write(message)
-        data = cast(bytes, msgpack.packb((PROTOCOL, _tag(kind), *fields)))
-    except (ValueError, TypeError, KeyError) as error:
+        data = cast(bytes, msgpack.packb((PROTOCOL, _TAG_OF[kind], *fields)))
+    except (ValueError, TypeError) as error:
         raise ProtocolError(f"cannot send this: {error}") from error
+    except KeyError:
+        raise ProtocolError(f"cannot send this: {kind.__name__} is no message of its own") from None
     if len(data) > limit:
         raise ProtocolError(f"a {kind.__name__} of {len(data)} bytes; at most {limit} may be sent")
     return data
@@ -71,11 +74,6 @@ def _parse(data: bytes | bytearray | memoryview) -> tuple[int, Any]:
             f"the peer speaks protocol {items[0]}, this node {PROTOCOL}: install the same tpiedge on both"
         )
     return items[1], items[2:]
-
-
-@cache
-def _tag(cls: type) -> int:
-    return next(tag for tag, known in TAGS.items() if known is cls)
 
 
 @cache

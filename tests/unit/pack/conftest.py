@@ -77,9 +77,7 @@ def read_matrix() -> Callable[[Pack, int | str, str], np.ndarray]:
         matrix = layout.matrix(name)
         blob = pack.blob_path(key).read_bytes()  # type: ignore[arg-type]
         dtype = np.dtype(f"<u{layout.precision.itemsize}")
-        rows = [
-            np.frombuffer(blob, dtype, matrix.cols, matrix.row_offset(row)) for row in range(matrix.rows)
-        ]
+        rows = [np.frombuffer(blob, dtype, matrix.cols, matrix.row_offset(row)) for row in range(matrix.rows)]
         return np.stack(rows)
 
     return read

@@ -37,7 +37,14 @@ F32, BF16 = Precision.F32, Precision.BF16
     ],
 )
 def test_matrix_layout_by_hand(
-    rows: int, cols: int, per_unit: int, precision: Precision, stride: int, padded: int, units: int, nbytes: int
+    rows: int,
+    cols: int,
+    per_unit: int,
+    precision: Precision,
+    stride: int,
+    padded: int,
+    units: int,
+    nbytes: int,
 ) -> None:
     layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit),)), precision)
     matrix = layout.matrix("q")

@@ -11,7 +11,9 @@ from tpiedge.pack.random_weights import STD, RandomSource, random_rows, random_v
 def test_any_tiling_gives_the_same_tensor(dtype: str, cols: int) -> None:
     whole = random_rows(3, "w", 0, 50, cols, dtype)  # type: ignore[arg-type]
     tile = random_rows(3, "w", 17, 9, 11, dtype, first_col=40)  # type: ignore[arg-type]
-    np.testing.assert_array_equal(tile.view(np.uint8), np.ascontiguousarray(whole[17:26, 40:51]).view(np.uint8))
+    np.testing.assert_array_equal(
+        tile.view(np.uint8), np.ascontiguousarray(whole[17:26, 40:51]).view(np.uint8)
+    )
 
 
 def test_seed_and_name_matter() -> None:

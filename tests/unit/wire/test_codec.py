@@ -213,7 +213,7 @@ TOKEN = next(tag for tag, cls in TAGS.items() if cls is Token)
         (b"\xdd\xff\xff\xff\xff", "not MessagePack"),
         (b"\xdf\xff\xff\xff\xff", "not MessagePack"),
         (b"\x91" * 100_000, "not MessagePack"),
-        (b"\xd6\xff\x00\x00\x00\x00", "not a message"),
+        (b"\xd6\xff\x00\x00\x00\x00", "not MessagePack"),
         (bytes(MAX_CONTROL_HEADER + 1), "at most"),
     ],
 )  # fmt: skip
@@ -270,7 +270,7 @@ def _decodes_or_refuses(data: bytes) -> None:
 
 
 def test_sender_refuses_what_the_receiver_would() -> None:
-    with pytest.raises(ProtocolError, match="Heartbeat.rank"):
+    with pytest.raises(ProtocolError, match=r"Heartbeat\.rank"):
         encode(Heartbeat(1, 128, 0, 0, 0))
     with pytest.raises(ProtocolError, match="cannot send"):
         encode(Lost(1, 1, "\ud800"))

@@ -8,11 +8,15 @@ namespace {
 using tpiedge::Product;
 
 // Measured on a Zen 4 core: other values lost up to a third of the memory bandwidth for one token.
-constexpr int ROW_TILE = 4;               // project: rows at once
-constexpr int64_t PROJECT_AHEAD = 512;    // project: bytes of each row fetched ahead
-constexpr int DEPTH = 16;                 // contract: rows summed before they are added to the result
-constexpr int CONTRACT_RUN = 128;         // contract: bytes of each row at once
-constexpr int64_t CONTRACT_AHEAD = 256;   // contract: bytes of each row fetched ahead
+constexpr int ROW_TILE = 4;              // project: rows at once
+constexpr int64_t PROJECT_AHEAD = 512;   // project: bytes of each row fetched ahead
+constexpr int64_t CONTRACT_AHEAD = 256;  // contract: bytes of each row fetched ahead
+// contract: rows summed before they are added to the result, and bytes of each at once. More rows of f32 than a cache
+// has ways evict each other where the stride is a power of two.
+template <class W>
+constexpr int DEPTH = sizeof(W) == 4 ? 8 : 16;
+template <class W>
+constexpr int RUN = sizeof(W) == 4 ? 256 : 128;
 
 template <class V, bool SOME, class W>
 inline typename V::Reg get(const W *from, int count) {
@@ -112,7 +116,7 @@ inline void contract_tile(const Product &p, int64_t row, int64_t depth, int64_t 
 
 template <class V, class W, int TOKENS>
 void contract_step(const Product &p, int64_t row, int64_t depth, int64_t token, int64_t first, int64_t last) {
-    constexpr int run = static_cast<int>(CONTRACT_RUN / (V::lanes * sizeof(W)));
+    constexpr int run = static_cast<int>(RUN<W> / (V::lanes * sizeof(W)));
     constexpr int vectors = run < V::VECTORS ? run : V::VECTORS;
     constexpr int64_t tile = vectors * V::lanes;
     const W *w = static_cast<const W *>(p.w) + row * p.w_stride;
@@ -120,7 +124,7 @@ void contract_step(const Product &p, int64_t row, int64_t depth, int64_t token, 
     for (; c + tile <= last; c += tile) {
         // As above; these runs are too short and too many for the CPU's own prefetcher.
         const int64_t right = c + CONTRACT_AHEAD / sizeof(W);
-        const W *ahead = right < last ? w + right : w + DEPTH * p.w_stride + (right - last + first);
+        const W *ahead = right < last ? w + right : w + DEPTH<W> * p.w_stride + (right - last + first);
         contract_tile<V, W, vectors, TOKENS, false>(p, row, depth, token, c, V::lanes, ahead);
     }
     for (; c + V::lanes <= last; c += V::lanes)
@@ -131,8 +135,8 @@ void contract_step(const Product &p, int64_t row, int64_t depth, int64_t token, 
 template <class V, class W>
 void contract(const Product &p, int64_t first, int64_t last) {
     for (int64_t t = 0; t < p.tokens; t++) memset(p.y + t * p.cols + first, 0, (last - first) * sizeof(float));
-    for (int64_t row = 0; row < p.rows; row += DEPTH) {
-        const int64_t depth = p.rows - row < DEPTH ? p.rows - row : DEPTH;
+    for (int64_t row = 0; row < p.rows; row += DEPTH<W>) {
+        const int64_t depth = p.rows - row < DEPTH<W> ? p.rows - row : DEPTH<W>;
         int64_t token = 0;
         for (; token + V::TOKENS <= p.tokens; token += V::TOKENS)
             contract_step<V, W, V::TOKENS>(p, row, depth, token, first, last);
@@ -145,6 +149,7 @@ void contract(const Product &p, int64_t first, int64_t last) {
 }
 
 template <class V>
-constexpr tpiedge::Kernels KERNELS = {project<V, float>, project<V, uint16_t>, contract<V, float>, contract<V, uint16_t>};
+constexpr tpiedge::Kernels KERNELS = {project<V, float>, project<V, uint16_t>, contract<V, float>,
+                                      contract<V, uint16_t>};
 
 }  // namespace

@@ -1,0 +1,157 @@
+"""The heart of the promise: every family, every number of nodes, every split gives transformers' own tokens.
+
+Ranks are threads here and the links queues; tests/process does the same with processes and ZeroMQ.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from tests.reference import CASES, Reference
+from tpiedge.engine.steps import StepLimits
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.share import NodeShare
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.writer import write_pack
+from tpiedge.planner.partition import Shape, Weight, parse_shares, partition
+from tpiedge.testing.cluster import InProcessCluster, greedy_request
+from tpiedge.wire.control import PromptScores
+from tpiedge.wire.requests import GenerationRequest
+
+RELATIVE = 1e-4
+
+# Even and uneven splits of 1, 2, 3 and 5 nodes; "0:1" helps with the FFN only, "1:0" with attention only.
+SPLITS = ["1", "1,1", "3,1", "1,0:1", "1,1,1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "5,0.1,1,1,2", "1,0:3,1,0:1,1"]
+
+
+@pytest.fixture(scope="session")
+def packs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Reference], Path]:
+    """The pack of a reference's checkpoint, in the checkpoint's own precision."""
+    known: dict[str, Path] = {}
+
+    def find(reference: Reference) -> Path:
+        name = reference.case.name
+        if name not in known:
+            checkpoint = Checkpoint.open(reference.folder)
+            spec = model_spec(checkpoint.config)
+            checkpoint.check(spec)
+            precision = Precision.BF16 if reference.case.dtype == "bf16" else Precision.F32
+            source = CheckpointSource(checkpoint.tensors)
+            known[name] = tmp_path_factory.mktemp("packs") / name
+            write_pack(spec, source, precision, known[name])
+            source.close()
+        return known[name]
+
+    return find
+
+
+def split(reference: Reference, shares: str) -> tuple[NodeShare, ...]:
+    config = Checkpoint.open(reference.folder).config
+    shape = Shape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    weights: tuple[Weight, ...] = parse_shares(shares, shares.count(",") + 1)
+    return partition(shape, weights)
+
+
+def assert_close(actual: torch.Tensor, expected: np.ndarray) -> None:
+    """Every row within RELATIVE of its own largest logit."""
+    error = np.abs(actual.numpy() - expected).max(-1) / np.abs(expected).max(-1)
+    assert error.max() < RELATIVE, f"relative error {error.max():.2e}"
+
+
+@pytest.mark.parametrize("shares", SPLITS)
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_tokens_and_logits_are_those_of_transformers(
+    name: str,
+    shares: str,
+    references: Callable[[str], Reference],
+    packs: Callable[[Reference], Path],
+) -> None:
+    reference = references(name)
+    with InProcessCluster(packs(reference), split(reference, shares)) as cluster:
+        tokens = cluster.greedy(reference.prompt_ids, len(reference.greedy_ids))
+        logits_TV = cluster.logits(reference.prompt_ids)
+    assert tuple(tokens) == reference.greedy_ids
+    assert_close(logits_TV, reference.logits_TV)
+
+
+@pytest.mark.parametrize("limits", [StepLimits(5, 2), StepLimits(1000, 3), StepLimits(1, 1), StepLimits(4, 1000)])
+@pytest.mark.parametrize("name", ["llama-gqa-odd", "mistral-sliding", "llama-rope-dynamic-beyond"])
+def test_chunks_and_steps_of_the_prompt_change_nothing(
+    name: str,
+    limits: StepLimits,
+    references: Callable[[str], Reference],
+    packs: Callable[[Reference], Path],
+) -> None:
+    reference = references(name)
+    with InProcessCluster(packs(reference), split(reference, "2,1"), limits=limits) as cluster:
+        assert tuple(cluster.greedy(reference.prompt_ids, 24)) == reference.greedy_ids
+
+
+@pytest.mark.parametrize("shares", ["1", "1,5,2"])
+def test_two_runs_give_the_same_bits(
+    shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    reference = references("qwen3")
+    runs = []
+    for _ in range(2):
+        with InProcessCluster(packs(reference), split(reference, shares)) as cluster:
+            runs.append(cluster.logits(reference.prompt_ids))
+    assert torch.equal(runs[0], runs[1])
+
+
+def test_a_kept_prefix_changes_nothing(
+    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    """A second turn reuses the cache of the first; so does a turn that departs from it in the middle."""
+    reference = references("yi")
+    prompt = reference.prompt_ids
+    longer = [*prompt, *reference.greedy_ids[:10]]
+    departing = [*prompt[: len(prompt) // 2], 5, 6, 7]
+    with InProcessCluster(packs(reference), split(reference, "1,1")) as cluster:
+        fresh = [cluster.greedy(ids, 12) for ids in (longer, departing)]
+        cluster.greedy(prompt, 12)
+        kept = [
+            [event.token for event in cluster.generate(keeping(ids)) if not isinstance(event, PromptScores)]
+            for ids in (longer, departing)
+        ]
+    assert kept == fresh
+    assert tuple(fresh[0]) == reference.greedy_ids[10:22]
+
+
+def keeping(prompt_ids: list[int]) -> GenerationRequest:
+    return replace(greedy_request(prompt_ids, 12), keep_prefix=True)
+
+
+def test_prompt_scores_are_the_log_probabilities_of_the_prompt(
+    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    reference = references("qwen2-tied")
+    request = replace(greedy_request(reference.prompt_ids, 1), prompt_scores=True)
+    limits = StepLimits(7, 3)
+    with InProcessCluster(packs(reference), split(reference, "1,1"), limits=limits) as cluster:
+        events = [event for event in cluster.generate(request) if isinstance(event, PromptScores)]
+    scores = [score for event in events for score in event.scores]
+    expected = torch.log_softmax(torch.from_numpy(reference.logits_TV), -1)[:-1]
+    own = expected.gather(1, torch.tensor(reference.prompt_ids[1:])[:, None])[:, 0]
+    assert [event.first for event in events] == sorted(event.first for event in events)
+    assert torch.allclose(torch.tensor(scores), own, rtol=RELATIVE, atol=RELATIVE)
+
+
+def test_bf16_arithmetic_stays_near_f32_for_every_split(
+    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    """The stated bound of bf16: 3 % of the largest logit, and any two splits within it of each other."""
+    reference = next(ref for ref in map(references, [case.name for case in CASES]) if ref.case.dtype == "bf16")
+    bound = 0.03 * np.abs(reference.logits_TV).max()
+    seen = []
+    for shares in ("1", "1,1", "1,5,2"):
+        with InProcessCluster(packs(reference), split(reference, shares), compute="bf16") as cluster:
+            seen.append(cluster.logits(reference.prompt_ids).numpy())
+        assert np.abs(seen[-1] - reference.logits_TV).max() < bound
+        assert np.abs(seen[-1] - seen[0]).max() < bound

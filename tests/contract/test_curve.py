@@ -1,0 +1,198 @@
+"""Who gets in over ZeroMQ, and what everybody else can do: nothing but raise a counter."""
+
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+import zmq
+
+from tpiedge.errors import UserError
+from tpiedge.transport.endpoint import DuplicateName, Endpoint, LinkReset, Unreachable
+from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.codec import encode
+from tpiedge.wire.control import Shutdown
+
+WAIT_S = 10.0
+HUB_KEYS, NODE_KEYS, OTHER_KEYS, STRANGER_KEYS = (CurveKeys.generate() for _ in range(4))
+
+
+@pytest.fixture
+def hub() -> Iterator[ZmqHub]:
+    allowed = {NODE_KEYS.public: "node-1", OTHER_KEYS.public: "node-2"}
+    with ZmqHub("tcp://127.0.0.1:*", HUB_KEYS, "node-0", allowed, plane=TENSOR) as made:
+        yield made
+
+
+def connect(hub: ZmqHub, keys: CurveKeys = NODE_KEYS, name: str = "node-1", server_key: str = "") -> ZmqSpoke:
+    return ZmqSpoke(hub.address, server_key or HUB_KEYS.public, keys, name, hub_name="node-0", plane=TENSOR)
+
+
+def assert_serves(hub: ZmqHub, spoke: Endpoint, sender: str = "node-1") -> None:
+    """The connection works in both directions."""
+    spoke.send(Shutdown(3), timeout_s=WAIT_S)
+    envelope = hub.recv(WAIT_S)
+    assert envelope is not None
+    assert (envelope.sender, envelope.message) == (sender, Shutdown(3))
+    hub.send(Shutdown(4), to=sender)
+    answer = spoke.recv(WAIT_S)
+    assert answer is not None
+    assert answer.message == Shutdown(4)
+
+
+def wait_for(hub: ZmqHub, counter: str) -> None:
+    """Nothing is received until `counter` counts."""
+    deadline = time.monotonic() + WAIT_S
+    while not getattr(hub.counters, counter):
+        assert hub.recv(0.02) is None
+        assert time.monotonic() < deadline, hub.counters
+
+
+def test_a_key_that_is_not_admitted_gets_nowhere(hub: ZmqHub) -> None:
+    with connect(hub, STRANGER_KEYS) as stranger, connect(hub) as spoke:
+        with pytest.raises(Unreachable):
+            stranger.send(Shutdown(1), timeout_s=0.3)
+        assert hub.counters.rejected >= 1
+        assert_serves(hub, spoke)
+        assert hub.peers == ("node-1",)
+
+
+def test_a_wrong_server_key_gets_nowhere(hub: ZmqHub) -> None:
+    with connect(hub, server_key=STRANGER_KEYS.public) as misled, connect(hub) as spoke:
+        with pytest.raises(Unreachable):
+            misled.send(Shutdown(1), timeout_s=0.3)
+        assert_serves(hub, spoke)
+
+
+def test_a_peer_without_curve_gets_nowhere(hub: ZmqHub) -> None:
+    with zmq.Context() as context, closing(context.socket(zmq.DEALER)) as plain, connect(hub) as spoke:
+        plain.linger = 0
+        plain.routing_id = b"node-1/x"
+        plain.connect(hub.address)
+        plain.send(encode(Shutdown(9)))
+        assert_serves(hub, spoke)
+        assert hub.recv(0.2) is None
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(100),
+        bytes.fromhex("ff00000000000000017f0300") + b"CURVE" + bytes(1000),
+        b"\xff" * 5000,
+    ],
+)
+def test_junk_is_cut_off_and_harms_nobody(hub: ZmqHub, junk: bytes) -> None:
+    host, port = hub.address.removeprefix("tcp://").split(":")
+    with connect(hub) as spoke, socket.create_connection((host, int(port))) as raw:
+        raw.sendall(junk)
+        raw.settimeout(WAIT_S)
+        try:
+            while raw.recv(4096):
+                pass
+        except ConnectionResetError:
+            pass
+        assert_serves(hub, spoke)
+        assert hub.recv(0.0) is None
+
+
+def test_nobody_speaks_under_the_name_of_another(hub: ZmqHub) -> None:
+    with connect(hub, OTHER_KEYS, name="node-1") as impostor, connect(hub) as spoke:
+        impostor.send(Shutdown(1), timeout_s=WAIT_S)
+        wait_for(hub, "impostor")
+        assert_serves(hub, spoke)
+        assert hub.peers == ("node-1",)
+
+
+def test_a_second_process_is_told_and_the_first_one_undisturbed(hub: ZmqHub) -> None:
+    with connect(hub) as first:
+        assert_serves(hub, first)
+        with connect(hub) as second:
+            second.send(Shutdown(1), timeout_s=WAIT_S)
+            wait_for(hub, "duplicate")
+            with pytest.raises(DuplicateName, match="node-0 already has a living node-1"):
+                second.recv(WAIT_S)
+            assert_serves(hub, first)
+        assert_serves(hub, first)
+
+
+def test_a_restarted_process_takes_over_and_the_hub_learns_of_it(hub: ZmqHub) -> None:
+    with connect(hub) as first:
+        assert_serves(hub, first)
+    with connect(hub) as second:
+        second.send(Shutdown(3), timeout_s=WAIT_S)
+        with pytest.raises(LinkReset) as caught:
+            hub.recv(WAIT_S)
+        assert caught.value.peer == "node-1"
+        assert hub.recv(WAIT_S) is not None
+        assert_serves(hub, second)
+
+
+def test_a_broken_connection_shows(hub: ZmqHub) -> None:
+    with connect(hub) as spoke:
+        assert_serves(hub, spoke)
+        spoke._socket.disconnect(hub.address)
+        spoke._socket.connect(hub.address)
+        deadline = time.monotonic() + WAIT_S
+
+        def serve_both() -> None:
+            while time.monotonic() < deadline:
+                spoke.recv(0.0)
+                hub.recv(0.01)
+
+        with pytest.raises(LinkReset):
+            serve_both()
+
+
+def test_a_revoked_peer_is_dropped_at_once(hub: ZmqHub) -> None:
+    with connect(hub) as spoke, connect(hub, OTHER_KEYS, "node-2") as other:
+        assert_serves(hub, spoke)
+        hub.admission.revoke("node-1")
+        spoke.send(Shutdown(1))
+        wait_for(hub, "revoked")
+        with pytest.raises(Unreachable):
+            hub.send(Shutdown(1), to="node-1", timeout_s=0.0)
+        assert_serves(hub, other, "node-2")
+
+
+def test_a_peer_admitted_later_gets_in(hub: ZmqHub) -> None:
+    hub.admission.admit(STRANGER_KEYS.public, "node-3")
+    with connect(hub, STRANGER_KEYS, "node-3") as spoke:
+        assert_serves(hub, spoke, "node-3")
+
+
+def test_an_oversize_frame_of_an_admitted_peer_does_not_arrive(hub: ZmqHub) -> None:
+    with connect(hub) as spoke, connect(hub, OTHER_KEYS, "node-2") as other:
+        assert_serves(hub, spoke)
+        spoke._socket.send(bytes(TENSOR.frame_limit + 4096))
+        assert_serves(hub, other, "node-2")
+
+
+@pytest.mark.parametrize("address", ["tcp://*:*", "tcp://*:5555", "ipc:///tmp/x", "tcp://192.0.2.1:1"])
+def test_only_an_own_address_can_be_listened_on(address: str) -> None:
+    with pytest.raises(UserError, match="cannot listen"):
+        ZmqHub(address, HUB_KEYS, "node-0", {}, plane=TENSOR)
+
+
+def test_a_bad_key_or_address_is_refused_and_leaves_nothing() -> None:
+    with pytest.raises(UserError, match="public key of node-0"):
+        ZmqSpoke("tcp://127.0.0.1:1", "x", NODE_KEYS, "node-1", hub_name="node-0", plane=TENSOR)
+    with pytest.raises(UserError, match="cannot connect"):
+        ZmqSpoke("nowhere", HUB_KEYS.public, NODE_KEYS, "node-1", hub_name="node-0", plane=TENSOR)
+    with pytest.raises(UserError, match="CURVE keys"):
+        ZmqHub("tcp://127.0.0.1:*", CurveKeys("a", "b"), "node-0", {}, plane=TENSOR)
+
+
+@pytest.mark.parametrize("allowed", [{"short": "node-1"}, {"k" * 40: ""}, {"k" * 40: "a/b"}])
+def test_a_bad_admission_is_refused(allowed: dict[str, str]) -> None:
+    with pytest.raises(UserError):
+        ZmqHub("tcp://127.0.0.1:*", HUB_KEYS, "node-0", allowed, plane=TENSOR)
+
+
+def test_the_secret_key_is_not_shown() -> None:
+    assert HUB_KEYS.secret not in repr(HUB_KEYS)
+    assert HUB_KEYS.public in repr(HUB_KEYS)

@@ -1,0 +1,108 @@
+"""The installed command as a subprocess, with everything it starts."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+__all__ = ["COMMAND", "Ended", "Started", "gone", "run_command", "start_command", "wait_for"]
+
+COMMAND = str(Path(sys.executable).with_name("tpiedge"))
+
+_POLL_S = 0.01
+_LIMIT_S = 50.0
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What a command left: its status and all it wrote."""
+
+    status: int
+    out: str
+    err: str
+
+
+class Started:
+    """A running command in a session of its own, so that it can be killed with all that it starts."""
+
+    def __init__(self, arguments: list[str]) -> None:
+        self.process = subprocess.Popen(
+            [COMMAND, *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        self._family: dict[int, psutil.Process] = {}
+
+    def wait_for_output(self) -> None:
+        """Until the first byte on standard output: an answer has begun. Fails if the command ends before."""
+        assert self.process.stdout is not None
+        first = os.read(self.process.stdout.fileno(), 1)
+        assert first, self.finish().err
+
+    def children(self) -> list[psutil.Process]:
+        """The processes it has started and that still run, oldest first: nodes in the order of ranks."""
+        found = psutil.Process(self.process.pid).children(recursive=True)
+        self._family |= {child.pid: child for child in found}
+        return sorted(found, key=lambda child: (child.create_time(), child.pid))
+
+    def finish(self, limit_s: float = _LIMIT_S) -> Ended:
+        """Wait for its end, reading what it still writes."""
+        out, err = self.process.communicate(timeout=limit_s)
+        return Ended(self.process.returncode, out.decode(errors="replace"), err.decode(errors="replace"))
+
+    def kill_all(self) -> None:
+        """Nothing of it runs afterwards."""
+        for child in self._family.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.communicate()
+
+
+def start_command(*arguments: object) -> Started:
+    return Started([str(argument) for argument in arguments])
+
+
+def run_command(*arguments: object, stdin: str = "", limit_s: float = _LIMIT_S, **environment: str) -> Ended:
+    """Run to the end; a command that takes longer than `limit_s` is killed with all its children."""
+    with subprocess.Popen(
+        [COMMAND, *(str(argument) for argument in arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | environment,
+    ) as process:
+        try:
+            out, err = process.communicate(stdin.encode(), timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
+            process.kill()
+            raise
+    return Ended(process.returncode, out.decode(), err.decode())
+
+
+def gone(process: psutil.Process) -> bool:
+    """Whether it has ended (a zombie has)."""
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_for(condition, limit_s: float) -> float:
+    """Seconds until `condition()` held; fails after `limit_s`."""
+    started = time.monotonic()
+    while not condition():
+        assert time.monotonic() - started < limit_s, f"not within {limit_s} s"
+        time.sleep(_POLL_S)
+    return time.monotonic() - started

@@ -1,0 +1,52 @@
+"""The real command in real processes."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import Ended, Started, run_command, start_command
+from tests.process.models import build_text_model
+
+
+@pytest.fixture(scope="session")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random model with tokenizer and chat template, and room for long answers."""
+    return build_text_model(tmp_path_factory.mktemp("text") / "babbler")
+
+
+@pytest.fixture
+def tpiedge() -> Callable[..., Ended]:
+    """Run `tpiedge ARGUMENTS...` to its end."""
+    return run_command
+
+
+@pytest.fixture
+def generate(tpiedge: Callable[..., Ended]) -> Callable[..., dict]:
+    """`tpiedge run --json`: its one object. Fails unless it is the only thing on standard output."""
+
+    def generate(*arguments: object, **options: object) -> dict:
+        ended = tpiedge("run", *arguments, "--threads", 1, "--json", **options)
+        assert ended.status == 0, ended.err
+        lines = ended.out.splitlines()
+        assert len(lines) == 1, ended.out
+        record = json.loads(lines[0])
+        assert isinstance(record, dict)
+        return record
+
+    return generate
+
+
+@pytest.fixture
+def start():
+    """Start `tpiedge ARGUMENTS...`; whatever is left of it at the end of the test is killed."""
+    started: list[Started] = []
+
+    def begin(*arguments: object) -> Started:
+        started.append(start_command(*arguments))
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill_all()

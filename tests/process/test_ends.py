@@ -1,0 +1,181 @@
+"""Whatever dies, and however: the rest ends too, quickly, and says why in one line."""
+
+import os
+import signal
+import time
+
+import pytest
+
+from tests.process.command import gone, wait_for
+
+# A loss is noticed within 1.8 s (heartbeats of 0.3 s, timeout of 1.5 s); the rest is for the message and the end.
+NOTICED_S = 2.5
+CLEAN_S = 2.0
+
+
+@pytest.fixture
+def answering(start, text_model):
+    """A cluster in the middle of an answer that will take minutes: the command, and its nodes by rank."""
+
+    def begin(nodes):
+        command = start(
+            "run", "--model", text_model, "--nodes", nodes, "--threads", 1, "--prompt", "ba be bi",
+            "--max-tokens", 20_000, "--ignore-eos",
+        )  # fmt: skip
+        command.wait_for_output()
+        ranks = command.children()
+        assert len(ranks) == nodes
+        return command, ranks
+
+    return begin
+
+
+def one_line(ended):
+    """The line that says what happened; the only one beside progress."""
+    lines = [line for line in ended.err.splitlines() if not line.startswith(("packing ", "loading "))]
+    assert len(lines) == 1, ended.err
+    assert lines[0].startswith("tpiedge: ")
+    return lines[0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+def test_an_interrupted_answer_leaves_nothing(answering, number):
+    command, ranks = answering(2)
+    command.process.send_signal(number)
+    started = time.monotonic()
+    ended = command.finish()
+    assert time.monotonic() - started < CLEAN_S
+    assert ended.status == 130
+    assert one_line(ended) == "tpiedge: interrupted"
+    assert all(map(gone, ranks))
+
+
+def test_ctrl_c_in_a_terminal_reaches_the_whole_group(answering):
+    command, ranks = answering(2)
+    os.killpg(command.process.pid, signal.SIGINT)
+    ended = command.finish()
+    assert ended.status == 130
+    assert one_line(ended) == "tpiedge: interrupted"
+    assert all(map(gone, ranks))
+
+
+def test_an_impatient_second_ctrl_c_leaves_nothing_either(answering):
+    command, ranks = answering(2)
+    command.process.send_signal(signal.SIGINT)
+    time.sleep(0.02)
+    command.process.send_signal(signal.SIGINT)
+    assert command.finish().status == 130
+    wait_for(lambda: all(map(gone, ranks)), CLEAN_S)
+
+
+def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
+    command = start("run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9)
+    wait_for(lambda: len(command.children()) == 2, 20)
+    ranks = command.children()
+    command.process.send_signal(signal.SIGINT)
+    ended = command.finish()
+    assert ended.status == 130
+    assert one_line(ended) == "tpiedge: interrupted"
+    assert all(map(gone, ranks))
+
+
+def test_nodes_do_not_outlive_a_killed_parent(answering):
+    command, ranks = answering(3)
+    command.process.kill()
+    wait_for(lambda: all(map(gone, ranks)), 3.0)
+
+
+def test_nodes_do_not_outlive_a_parent_killed_while_one_of_them_is_frozen(answering):
+    command, ranks = answering(2)
+    ranks[1].suspend()
+    command.process.kill()
+    wait_for(lambda: gone(ranks[0]), 3.0)
+    ranks[1].resume()  # a stopped process cannot act; it ends as soon as it can
+    wait_for(lambda: gone(ranks[1]), 3.0)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_node_is_named(answering, rank):
+    command, ranks = answering(3)
+    ranks[rank].kill()
+    started = time.monotonic()
+    ended = command.finish()
+    assert time.monotonic() - started < NOTICED_S
+    assert ended.status == 3
+    line = one_line(ended)
+    assert f"node {rank} was lost" in line
+    assert "SIGKILL" in line
+    assert all(map(gone, ranks))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_frozen_node_is_named(answering, rank):
+    command, ranks = answering(2)
+    ranks[rank].suspend()
+    started = time.monotonic()
+    ended = command.finish()
+    assert time.monotonic() - started < NOTICED_S
+    assert ended.status == 3
+    line = one_line(ended)
+    assert f"node {rank} was lost" in line
+    assert "silent for" in line
+    assert all(map(gone, ranks))
+
+
+def test_a_node_killed_while_it_starts_is_named(start, text_model):
+    command = start("run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9)
+    wait_for(lambda: len(command.children()) == 2, 20)
+    ranks = command.children()
+    ranks[1].kill()
+    ended = command.finish()
+    assert ended.status == 3
+    line = one_line(ended)
+    assert "node 1 was lost" in line
+    assert "SIGKILL" in line
+    assert all(map(gone, ranks))
+
+
+def test_a_reader_that_goes_away_ends_the_answer(answering):
+    """As `tpiedge run ... | head` does."""
+    command, ranks = answering(2)
+    command.process.stdout.close()
+    assert command.process.wait(10) == 1
+    assert command.process.stderr.read() == b""
+    assert all(map(gone, ranks))
+
+
+@pytest.fixture
+def packing(start, tmp_path):
+    """`tpiedge pack` in the middle of some hundred megabytes: the command and its child."""
+    out = tmp_path / "pack"
+    command = start("pack", "--random", "tinyllama", "--distinct-layers", 1, "--precision", "f32", "--out", out)
+    wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("pack.partial-*/blobs/*")), 30)
+    (child,) = command.children()
+    return command, child, tmp_path
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_interrupted_packing_leaves_nothing(packing, number):
+    command, child, folder = packing
+    os.killpg(command.process.pid, number) if number is signal.SIGINT else command.process.send_signal(number)
+    ended = command.finish()
+    assert ended.status == 130
+    assert one_line(ended) == "tpiedge: interrupted"
+    assert list(folder.iterdir()) == []
+    assert gone(child)
+
+
+def test_packing_whose_parent_is_killed_leaves_nothing(packing):
+    command, child, folder = packing
+    command.process.kill()
+    wait_for(lambda: gone(child), 5.0)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_killed_packing_child_leaves_nothing(packing):
+    command, child, folder = packing
+    child.kill()
+    ended = command.finish()
+    assert ended.status == 4
+    assert "packing was killed" in one_line(ended)
+    assert list(folder.iterdir()) == []

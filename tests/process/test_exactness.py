@@ -1,0 +1,155 @@
+"""Real processes over encrypted links give the tokens and the logits of transformers on one machine.
+
+G generated tokens, V vocabulary, T prompt positions.
+"""
+
+import numpy as np
+import pytest
+
+TOP = 5
+KEYS = {
+    "model", "precision", "prompt_tokens", "token_ids", "text", "finish_reason", "ttft_s", "s_per_token", "nodes",
+    "plan",
+}  # fmt: skip
+NODE_KEYS = {
+    "rank", "attention_units", "ffn_units", "threads", "peak_rss_bytes", "weight_bytes", "disk_read_bytes",
+    "compute_s", "reduce_wait_s", "weight_wait_s",
+}  # fmt: skip
+
+# Every family and every kind of rope, on clusters of every kind: 2, 3 and 5 nodes; even, uneven and FFN-only;
+# more nodes than KV heads.
+CLUSTERS = [
+    ("llama2-mha", 2, "1,1"),
+    ("llama-gqa-odd", 3, "3,1,2"),
+    ("llama-mqa-tied", 2, "1,3"),
+    ("openllama", 3, "1,1,0:2"),
+    ("llama-biases", 5, "2,1,1,1,1"),
+    ("llama3-published-keys", 5, "1,1,1,1,1"),
+    ("llama3-new-keys", 2, "1,0:2"),
+    ("llama-rope-dynamic-within", 2, "1,2"),
+    ("llama-rope-yarn", 3, "1,1,1"),
+    ("yi", 3, "1,2,4"),
+    ("mistral-sliding", 2, "0:1,1"),
+    ("mistral-full", 3, "1:0,1,0:1"),
+    ("qwen2-tied", 2, "4,3"),
+    ("qwen2-sliding", 2, "1,1"),
+    ("qwen3", 5, "3,1,2,0:1,1"),
+    ("qwen3-biases", 2, "3,2"),
+]
+
+
+def log_softmax(logits):
+    shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
+    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+
+
+def assert_close(actual, expected, scale):
+    """1e-4, relative to the largest logit of the row: how far the two best are apart does not depend on less."""
+    np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-4 * float(np.abs(scale).max()))
+
+
+def arguments(found, nodes, shares):
+    return (
+        "--model", found.folder, "--nodes", nodes, "--shares", shares,
+        "--prompt-ids", ",".join(map(str, found.prompt_ids)), "--max-tokens", len(found.greedy_ids),
+        "--ignore-eos", "--precision", "f32", "--logprobs", TOP,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "nodes", "shares"), CLUSTERS, ids=lambda value: str(value))
+def test_a_cluster_answers_as_transformers(name, nodes, shares, references, generate):
+    found = references(name)
+    record = generate(*arguments(found, nodes, shares), "--prompt-logprobs")
+    assert record["token_ids"] == list(found.greedy_ids)
+    assert record["finish_reason"] == "length"
+    assert_logprobs(record["logprobs"], found.greedy_logits_GV)
+    assert_prompt_logprobs(record["prompt_logprobs"], found)
+    assert_covered(record, nodes, "attention_units", found.case.config["num_attention_heads"])
+    assert_covered(record, nodes, "ffn_units", -(-found.case.config["intermediate_size"] // 128))
+
+
+def assert_logprobs(logprobs, logits_GV):
+    expected_GV = log_softmax(logits_GV)
+    assert len(logprobs) == len(expected_GV)
+    for step, (pairs, expected_V) in enumerate(zip(logprobs, expected_GV, strict=True)):
+        ids, values = [token for token, _ in pairs], np.array([value for _, value in pairs])
+        best = np.sort(expected_V)[::-1][:TOP]
+        assert len(set(ids)) == TOP
+        assert_close(values, best, logits_GV[step])  # the five best values, best first ...
+        assert_close(expected_V[ids], values, logits_GV[step])  # ... under the right ids
+
+
+def assert_prompt_logprobs(scores, found):
+    """Of every prompt token after the first."""
+    following = list(found.prompt_ids[1:])
+    expected_T = log_softmax(found.logits_TV[:-1])[np.arange(len(following)), following]
+    assert_close(scores, expected_T, found.logits_TV)
+
+
+def assert_covered(record, nodes, units, total):
+    """The nodes' intervals, in the order of ranks, are a partition."""
+    assert [node["rank"] for node in record["nodes"]] == list(range(nodes))
+    at = 0
+    for node in record["nodes"]:
+        start, stop = node[units]
+        assert start == at or start == stop
+        at = max(at, stop)
+    assert at == total
+
+
+def test_the_table_has_every_family_and_every_kind_of_cluster():
+    names = {name for name, _, _ in CLUSTERS}
+    for family in ("llama2", "llama3", "yi", "mistral", "qwen2", "qwen3", "openllama"):
+        assert any(name.startswith(family) for name in names)
+    assert {nodes for _, nodes, _ in CLUSTERS} == {2, 3, 5}
+    assert any(len(set(shares.split(","))) == 1 for _, _, shares in CLUSTERS)
+    assert any("0:" in shares for _, _, shares in CLUSTERS)
+
+
+@pytest.mark.parametrize("shares", ["1,1", "1,0:2"])
+def test_two_runs_of_a_plan_give_the_same_bits(shares, references, generate):
+    found = references("qwen3")
+    first, second = (generate(*arguments(found, 2, shares)) for _ in range(2))
+    # JSON keeps a double exactly, so equal lists are equal bits.
+    assert first["logprobs"] == second["logprobs"]
+    assert first["token_ids"] == second["token_ids"] == list(found.greedy_ids)
+
+
+def test_the_json_has_the_documented_keys(references, generate):
+    found = references("llama2-mha")
+    ids = ",".join(map(str, found.prompt_ids))
+    record = generate("--model", found.folder, "--nodes", 2, "--prompt-ids", ids, "--max-tokens", 3, "--ignore-eos")
+    assert set(record) == KEYS
+    assert [set(node) for node in record["nodes"]] == [NODE_KEYS] * 2
+    assert record["prompt_tokens"] == len(found.prompt_ids)
+    assert record["token_ids"] == list(found.greedy_ids[:3])
+    assert record["precision"] == "f32"
+    assert record["plan"]["shares"][0]["attention"] == record["nodes"][0]["attention_units"]
+    # Generation alone reads rank 0's embedding rows and nothing else: 21 of the prompt and 2 of the answer.
+    row_bytes = 4 * found.case.config["hidden_size"]
+    assert record["nodes"][0]["disk_read_bytes"] in range(23 * row_bytes, 23 * 8192)
+    assert record["nodes"][1]["disk_read_bytes"] == 0
+    for node in record["nodes"]:
+        assert 50 << 20 < node["peak_rss_bytes"] < 400 << 20
+        assert node["weight_bytes"] > 0
+        assert 0 < node["compute_s"] < 10
+        assert node["weight_wait_s"] == 0
+        assert node["threads"] == 1
+
+
+def test_one_node_alone(references, generate):
+    found = references("llama-gqa-odd")
+    record = generate(*arguments(found, 1, "1"))
+    assert record["token_ids"] == list(found.greedy_ids)
+    assert record["plan"]["collective"] == "none"
+
+
+def test_an_end_token_ends_the_answer(references, generate):
+    """Unless --ignore-eos says otherwise: the first greedy token of this model is its end token."""
+    found = references("llama2-mha")
+    assert found.greedy_ids[0] == found.case.config["eos_token_id"]
+    ids = ",".join(map(str, found.prompt_ids))
+    record = generate("--model", found.folder, "--nodes", 2, "--prompt-ids", ids, "--max-tokens", 24)
+    assert record["token_ids"] == [found.greedy_ids[0]]
+    assert record["finish_reason"] == "stop"
+    assert record["s_per_token"] is None

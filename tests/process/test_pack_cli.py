@@ -1,0 +1,171 @@
+"""Packs by the command: written, run from, read back; and text through a whole cluster."""
+
+import json
+
+import pytest
+from safetensors import safe_open
+
+from tpiedge.model.source import resolve_model
+
+
+def tensors(folder):
+    """Name -> the tensor of a checkpoint."""
+    found = {}
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
+    return found
+
+
+def ids(found):
+    return ",".join(map(str, found.prompt_ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"), [("llama-gqa-odd", "bf16"), ("qwen3-biases", "f32"), ("qwen2-tied", "bf16")]
+)
+def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path, name, precision):
+    folder = references(name).folder
+    packed = tpiedge("pack", folder, "--out", tmp_path / "pack", "--verify", "--json")
+    assert packed.status == 0, packed.err
+    record = json.loads(packed.out)
+    size = sum(path.stat().st_size for path in (tmp_path / "pack" / "blobs").iterdir())
+    assert record == {"path": str(tmp_path / "pack"), "bytes": size, "reused": False, "verified": True}
+    unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
+    assert unpacked.status == 0, unpacked.err
+    source, back = tensors(folder), tensors(tmp_path / "back")
+    assert set(back) == set(source)
+    assert {str(tensor.dtype) for tensor in back.values()} == {f"torch.{'bfloat16' if precision == 'bf16' else 'float32'}"}
+    for tensor_name, tensor in source.items():
+        assert back[tensor_name].dtype == tensor.dtype
+        assert back[tensor_name].numpy(force=True).tobytes() == tensor.numpy(force=True).tobytes() if (
+            precision == "f32"
+        ) else back[tensor_name].equal(tensor)
+    assert (tmp_path / "back" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pack"]
+
+
+def test_a_pack_runs_without_its_checkpoint(tpiedge, generate, references, tmp_path):
+    found = references("mistral-full")
+    assert tpiedge("pack", found.folder, "--out", tmp_path / "pack").status == 0
+    arguments = ("--nodes", 2, "--prompt-ids", ids(found), "--max-tokens", 24, "--ignore-eos")
+    record = generate("--model", tmp_path / "pack", *arguments)
+    assert record["token_ids"] == list(found.greedy_ids)
+    assert record["precision"] == "bf16"
+    # What was unpacked is a checkpoint again.
+    assert tpiedge("unpack", tmp_path / "pack", tmp_path / "back").status == 0
+    record = generate("--model", tmp_path / "back", *arguments)
+    assert record["token_ids"] == list(found.greedy_ids)
+
+
+def test_the_first_run_packs_and_the_second_does_not(tpiedge, references, tmp_path):
+    found = references("llama-mqa-tied")
+    arguments = ("run", "--model", found.folder, "--threads", 1, "--prompt-ids", ids(found), "--max-tokens", 2)
+    first = tpiedge(*arguments, TPIEDGE_CACHE=str(tmp_path))
+    assert first.status == 0, first.err
+    assert "packing llama-mqa-tied as f32: " in first.err
+    (pack,) = (tmp_path / "packs").iterdir()
+    written = pack.stat().st_mtime_ns
+    second = tpiedge(*arguments, TPIEDGE_CACHE=str(tmp_path))
+    assert "packing" not in second.err
+    assert second.out == first.out
+    assert [path.stat().st_mtime_ns for path in (tmp_path / "packs").iterdir()] == [written]
+
+
+def test_both_precisions_of_a_model_live_side_by_side(generate, references, tmp_path):
+    """bf16 holds a bf16 source exactly, so the widened pack gives the same bits."""
+    found = references("llama-gqa-odd")
+    arguments = (
+        "--model", found.folder, "--cache", tmp_path, "--prompt-ids", ids(found), "--max-tokens", 6,
+        "--ignore-eos", "--logprobs", 3,
+    )  # fmt: skip
+    narrow = generate(*arguments, "--precision", "f32")
+    wide = generate(*arguments, "--precision", "f32", "--compute", "f32")
+    assert (narrow["precision"], wide["precision"]) == ("bf16", "f32")
+    assert narrow["token_ids"] == wide["token_ids"] == list(found.greedy_ids[:6])
+    assert len(list((tmp_path / "packs").iterdir())) == 2
+
+
+def test_bf16_arithmetic_stays_close(generate, references):
+    """Rounded to bf16, the logits of this model move by less than the margin of its first tokens."""
+    found = references("qwen3")
+    arguments = ("--model", found.folder, "--prompt-ids", ids(found), "--max-tokens", 4, "--ignore-eos", "--nodes", 2)
+    record = generate(*arguments, "--precision", "bf16", "--compute", "bf16", "--logprobs", 1)
+    assert record["plan"]["compute"] == "bf16"
+    assert record["token_ids"][0] == found.greedy_ids[0]
+
+
+def test_a_random_pack_of_a_real_shape(tpiedge, tmp_path):
+    arguments = ("pack", "--random", "tinyllama", "--distinct-layers", 1, "--json", "--out", tmp_path / "pack")
+    first, second = tpiedge(*arguments), tpiedge(*arguments)
+    assert (first.status, second.status) == (0, 0), first.err + second.err
+    one, two = json.loads(first.out), json.loads(second.out)
+    assert (one.pop("reused"), two.pop("reused")) == (False, True)
+    assert one == two
+    assert set(one) == {"path", "bytes", "verified"}
+    # One layer, the embedding and the head: 22 layers would take 2.2 GB.
+    assert 340e6 < one["bytes"] < 360e6
+    assert len(list((tmp_path / "pack" / "blobs").glob("*.hashes"))) == 3
+
+
+# Text.
+
+
+@pytest.fixture
+def demo_or_babbler(text_model):
+    """The bundled model where this checkout has it, with a prompt; else the random one that babbles."""
+    try:
+        resolve_model("demo")
+    except Exception:
+        return text_model, "ba be bi"
+    return "demo", "Once upon a time"
+
+
+def test_the_text_of_three_nodes_is_that_of_one(generate, demo_or_babbler):
+    model, prompt = demo_or_babbler
+    arguments = ("--model", model, "--prompt", prompt, "--max-tokens", 24)
+    alone = generate(*arguments)
+    together = generate(*arguments, "--nodes", 3, "--shares", "3,1,2")
+    assert together["text"] == alone["text"]
+    assert together["token_ids"] == alone["token_ids"]
+    assert len(together["text"]) > 20
+    assert together["nodes"][0]["attention_units"] != together["nodes"][1]["attention_units"]
+
+
+def test_text_for_people(tpiedge, generate, text_model):
+    arguments = ("--model", text_model, "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
+    ended = tpiedge("run", *arguments, "--threads", 1, "--nodes", 2)
+    assert ended.status == 0, ended.err
+    assert ended.out == generate(*arguments)["text"] + "\n"
+    assert "8 tokens (length)" in ended.err.splitlines()[-1]
+
+
+def test_a_stop_string_ends_the_answer_and_is_not_shown(generate, text_model):
+    arguments = ("--model", text_model, "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
+    whole = generate(*arguments)["text"]
+    word = whole.split()[4]
+    record = generate(*arguments, "--stop", word)
+    assert record["finish_reason"] == "stop"
+    assert record["text"] == whole[: whole.index(word)]
+
+
+def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
+    """Two turns: the second prompt holds the first question, its answer and the second question."""
+    flags = ("--threads", 1, "--context", 128, "--max-tokens", 5)
+    ended = tpiedge("run", "--model", text_model, *flags, "--nodes", 2, stdin="ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n")
+    assert ended.status == 0, ended.err
+    assert [line for line in ended.err.splitlines() if not line.startswith("packing ")] == []
+    first, second, cleared = ended.out.splitlines()
+    once = generate("--model", text_model, "--prompt", "ba be ", "--max-tokens", 5)
+    assert first == once["text"]
+    twice = generate("--model", text_model, "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
+    assert second == twice["text"]
+    assert cleared == first
+
+
+def test_a_chat_refuses_what_does_not_fit_and_goes_on(tpiedge, text_model):
+    flags = ("--threads", 1, "--context", 8, "--max-tokens", 3)
+    ended = tpiedge("run", "--model", text_model, *flags, stdin="ba " * 9 + "\nba be\n")
+    assert ended.status == 0, ended.err
+    assert "the conversation has 9 tokens, the context 8" in ended.err
+    assert len(ended.out.splitlines()) == 1

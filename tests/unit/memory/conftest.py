@@ -1,0 +1,44 @@
+"""A pack of awkward shapes: head_dim 20, hidden 60, FFN 200 (128 + 72), 6 query heads, 3 KV heads."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.writer import write_pack
+
+HIDDEN, FFN, VOCABULARY, HEAD_DIM = 60, 200, 1003, 20
+
+
+def _layer(at: int) -> BlobSpec:
+    shapes = {"q": (120, 20), "k": (60, 20), "v": (60, 20), "o": (120, 20)}
+    shapes |= dict.fromkeys(("gate", "up", "down"), (FFN, 128))
+    matrices = (
+        MatrixSpec(name, f"{at}.{name}", rows, HIDDEN, per_unit, name in ("o", "down"))
+        for name, (rows, per_unit) in shapes.items()
+    )
+    vectors = (VectorSpec("attention_norm", f"{at}.norm", HIDDEN), VectorSpec("q_bias", f"{at}.bias", 120))
+    return BlobSpec(tuple(matrices), vectors)
+
+
+@pytest.fixture
+def make_pack(tmp_path: Path) -> Callable[..., Pack]:
+    def make(
+        precision: Precision = Precision.F32, layers: int = 2, distinct: int | None = None, tied: bool = False
+    ) -> Pack:
+        head = () if tied else (MatrixSpec("head", "head", VOCABULARY, HIDDEN, 128),)
+        spec = ModelSpec(
+            BlobSpec((MatrixSpec("embedding", "embedding", VOCABULARY, HIDDEN, 128),)),
+            tuple(_layer(layer) for layer in range(layers)),
+            BlobSpec(head, (VectorSpec("final_norm", "norm", HIDDEN),)),
+            {},
+        )
+        source = RandomSource.for_spec(7, spec, STORED[precision])
+        write_pack(spec, source, precision, tmp_path / "pack", distinct)
+        return Pack.open(tmp_path / "pack")
+
+    return make

@@ -1,0 +1,148 @@
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import InternalError, ReadFault, UserError
+from tpiedge.memory.arena import Arena
+from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
+
+SIZE = 64 * 4096
+
+
+def accept(data: memoryview) -> None:
+    pass
+
+
+@pytest.fixture
+def content(tmp_path: Path) -> bytes:
+    data = os.urandom(SIZE)
+    (tmp_path / "blob").write_bytes(data)
+    return data
+
+
+@pytest.fixture
+def path(tmp_path: Path, content: bytes) -> Path:
+    return tmp_path / "blob"
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    fds = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= fds
+    assert [t.name for t in threading.enumerate() if t.name.startswith("tpiedge")] == []
+
+
+def read_all(path: Path, *, direct: bool = True, max_read_bytes: int = 8 << 20) -> bytes:
+    arena = Arena(SIZE)
+    into = arena.buffer(arena.take(SIZE))
+    quarter = SIZE // 4
+    with DirectReader(3, max_read_bytes) as reader, DirectFile(path, direct=direct) as file:
+        jobs = [ReadJob(file, at, into[at : at + quarter], accept) for at in range(0, SIZE, quarter)]
+        assert reader.run(jobs) == reader.bytes_read == SIZE
+    return bytes(into)
+
+
+def test_read_with_o_direct(path: Path, content: bytes) -> None:
+    with DirectFile(path) as file:
+        if not file.is_direct:
+            pytest.skip("this file system refuses O_DIRECT")
+    assert read_all(path) == content
+    assert read_all(path, max_read_bytes=8192) == content
+
+
+def test_read_through_the_page_cache(path: Path, content: bytes) -> None:
+    assert read_all(path, direct=False) == content
+
+
+def test_o_direct_refused_when_opening(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened = os.open
+
+    def refuse(name: Path, flags: int, *rest: int) -> int:
+        if flags & os.O_DIRECT:
+            raise OSError(errno.EINVAL, "Invalid argument")
+        return opened(name, flags, *rest)
+
+    monkeypatch.setattr(os, "open", refuse)
+    assert read_all(path) == content
+
+
+def fail_preadv(monkeypatch: pytest.MonkeyPatch, decide: Callable[[int, int], int | None]) -> None:
+    """`decide(call number, offset)` gives an errno to fail with, or None."""
+    preadv, calls = os.preadv, iter(range(10**6))
+
+    def wrapped(fd: int, buffers: list[memoryview], offset: int) -> int:
+        code = decide(next(calls), offset)
+        if code:
+            raise OSError(code, os.strerror(code))
+        return preadv(fd, buffers, offset)
+
+    monkeypatch.setattr(os, "preadv", wrapped)
+
+
+def test_o_direct_refused_when_reading(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_preadv(monkeypatch, lambda call, _: errno.EINVAL if call == 0 else None)
+    assert read_all(path) == content
+
+
+def test_short_reads_are_continued(path: Path, content: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, to, at: preadv(fd, [to[0][:4096]], at))
+    assert read_all(path) == content
+
+
+def test_a_failing_disk_is_a_read_fault(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_preadv(monkeypatch, lambda _, offset: errno.EIO if offset == SIZE // 2 else None)
+    with pytest.raises(ReadFault, match=f"at offset {SIZE // 2} of .*blob: Input/output error") as caught:
+        read_all(path)
+    assert (caught.value.path, caught.value.offset) == (path, SIZE // 2)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.parametrize("cut", [4096, 100])
+def test_a_short_file_is_a_read_fault(path: Path, content: bytes, direct: bool, cut: int) -> None:
+    path.write_bytes(content[:-cut])
+    with pytest.raises(ReadFault, match="the file ends before"):
+        read_all(path, direct=direct)
+
+
+def test_after_a_failure_nobody_writes_into_the_memory(path: Path) -> None:
+    started, go_on = threading.Event(), threading.Event()
+
+    def wait(data: memoryview) -> None:
+        started.set()
+        assert go_on.wait(10)
+
+    def refuse(data: memoryview) -> None:
+        assert started.wait(10)
+        raise InternalError("refused")
+
+    arena = Arena(SIZE)
+    into = arena.buffer(arena.take(SIZE))
+    with DirectReader(2) as reader, DirectFile(path) as file:
+        checks = [refuse, wait, *[accept] * 20]
+        jobs = [ReadJob(file, at * 4096, into[at * 4096 :][:4096], check) for at, check in enumerate(checks)]
+        timer = threading.Timer(0.05, go_on.set)
+        timer.start()
+        with pytest.raises(InternalError, match="refused"):
+            reader.run(jobs)
+        assert go_on.is_set()  # run waited for the job that had begun
+        timer.join()
+
+
+def test_unaligned_jobs_are_refused(path: Path) -> None:
+    arena = Arena(SIZE)
+    into = arena.buffer(arena.take(SIZE))
+    with DirectReader(1) as reader, DirectFile(path) as file:
+        for offset, length in ((512, 4096), (0, 100)):
+            with pytest.raises(InternalError, match="not aligned"):
+                reader.run([ReadJob(file, offset, into[:length], accept)])
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="No such file"):
+        DirectFile(tmp_path / "nowhere")

@@ -1,0 +1,263 @@
+import os
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+import tpiedge
+from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
+from tpiedge.memory.arena import DTYPES
+from tpiedge.memory.weights import Block, PinnedWeights
+from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.random_weights import random_rows, random_vector
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+
+MakePack = Callable[..., Pack]
+EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
+
+
+@pytest.fixture(autouse=True)
+def no_leaks() -> Iterator[None]:
+    fds = set(os.listdir("/proc/self/fd"))
+    yield
+    assert set(os.listdir("/proc/self/fd")) <= fds
+    assert [t.name for t in threading.enumerate() if t.name.startswith("tpiedge")] == []
+
+
+@pytest.fixture
+def load() -> Iterator[Callable[..., PinnedWeights]]:
+    made: list[PinnedWeights] = []
+
+    def make(
+        pack: Pack, share: NodeShare = EVERYTHING, rank0: bool = False, **kwargs: object
+    ) -> PinnedWeights:
+        made.append(PinnedWeights(pack, share, rank0, **kwargs))  # type: ignore[arg-type]
+        return made[-1]
+
+    yield make
+    for weights in made:
+        weights.close()
+
+
+def original(precision: Precision, name: str, rows: int, cols: int) -> torch.Tensor:
+    values = torch.from_numpy(random_rows(7, name, 0, rows, cols, STORED[precision]))
+    return values if precision is Precision.F32 else values.view(torch.bfloat16)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+def test_a_share_of_a_block(
+    make_pack: MakePack, load: Callable[..., PinnedWeights], precision: Precision
+) -> None:
+    weights = load(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2)))
+    with weights.resident(Block(1, "attention")) as block:
+        assert set(block.matrices) == {"q", "k", "v", "o"}
+        q, o = original(precision, "1.q", 120, 60), original(precision, "1.o", 60, 120)
+        held = block.matrices["q"]
+        assert (held.dtype, held.shape) == (DTYPES[precision], (3 * 32, 60))
+        assert held.stride(1) == 1
+        for at, head in enumerate((1, 2, 3)):
+            assert torch.equal(held[at * 32 : at * 32 + 20], q[head * 20 : head * 20 + 20])
+            assert torch.equal(
+                block.matrices["o"][at * 32 : at * 32 + 20], o[:, head * 20 : head * 20 + 20].T
+            )
+            assert not held[at * 32 + 20 : at * 32 + 32].any()
+        assert block.matrices["k"].shape == (2 * 32, 60)  # KV heads 0 and 1 cover query heads 1, 2, 3
+        bias = block.vectors["q_bias"]
+        assert (bias.dtype, bias.shape) == (torch.float32, (120,))
+        expected = random_vector(7, "1.bias", 120, STORED[precision])
+        stored = torch.from_numpy(expected)
+        stored = stored if precision is Precision.F32 else stored.view(torch.bfloat16)
+        assert torch.equal(bias, stored.float())
+    with weights.resident(Block(1, "ffn")) as block:
+        assert set(block.matrices) == {"gate", "up", "down"}
+        assert torch.equal(block.matrices["up"][:72], original(precision, "1.up", 200, 60)[128:])
+
+
+def test_rows_of_padding_yield_nothing(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+    """Sums over padded units equal sums over the original matrices: the engine relies on it."""
+    weights = load(make_pack())
+    x = torch.randn(3, 60, generator=torch.Generator().manual_seed(0))
+    with weights.resident(Block(0, "ffn")) as block:
+        padded = (x @ block.matrices["up"].T) @ block.matrices["down"]
+    up, down = original(Precision.F32, "0.up", 200, 60), original(Precision.F32, "0.down", 60, 200)
+    torch.testing.assert_close(padded, x @ up.T @ down.T)
+
+
+def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+    weights = load(make_pack(), NodeShare(Share(0, 0), Share(0, 1)))
+    with weights.resident(Block(0, "attention")) as block:
+        assert not block.matrices
+        assert set(block.vectors) == {"attention_norm", "q_bias"}
+    assert weights.weight_bytes == sum(weights._pack.share_bytes(layer, weights_share()) for layer in (0, 1))
+
+
+def weights_share() -> NodeShare:
+    return NodeShare(Share(0, 0), Share(0, 1))
+
+
+def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+    pack = make_pack(Precision.BF16)
+    seen: list[tuple[int, int]] = []
+    weights = load(pack, rank0=True, progress=lambda *at: seen.append(at))
+    expected = pack.layout(0).nbytes + pack.layout(1).nbytes + pack.layout("head").nbytes
+    assert weights.weight_bytes == weights.bytes_read == expected
+    assert seen[-1] == (expected, expected)
+    assert weights.embedding_bytes_read == 0
+    weights.embedding_rows([3, 1002, 3])
+    assert weights.embedding_bytes_read == 3 * 60 * 2
+
+
+@pytest.mark.parametrize("share_repeated", [False, True])
+def test_repeated_layers_take_memory_each(
+    make_pack: MakePack, load: Callable[..., PinnedWeights], share_repeated: bool
+) -> None:
+    pack = make_pack(layers=3, distinct=1)
+    weights = load(pack, share_repeated=share_repeated)
+    assert weights.weight_bytes == pack.layout(0).nbytes * (1 if share_repeated else 3)
+    places = set()
+    for layer in range(3):
+        with weights.resident(Block(layer, "ffn")) as block:
+            places.add(block.matrices["gate"].data_ptr())
+            assert torch.equal(block.matrices["gate"][:128], original(Precision.F32, "0.gate", 200, 60)[:128])
+    assert len(places) == (1 if share_repeated else 3)
+
+
+@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("tied", [False, True])
+def test_rank_0_has_embedding_and_head(
+    make_pack: MakePack, load: Callable[..., PinnedWeights], tied: bool, precision: Precision
+) -> None:
+    weights = load(make_pack(precision, tied=tied), rank0=True)
+    embedding = original(precision, "embedding", 1003, 60)
+    ids = [0, 1002, 127, 128, 5, 5]
+    rows = weights.embedding_rows(ids)
+    assert rows.dtype == torch.float32
+    assert torch.equal(rows, embedding[ids].float())
+    assert weights.embedding_rows([]).shape == (0, 60)
+    head = embedding if tied else original(precision, "head", 1003, 60)
+    next_row = 0
+    for first, tile in weights.head_tiles():
+        assert first == next_row
+        assert torch.equal(tile, head[first : first + len(tile)])
+        next_row += len(tile)
+    assert next_row == 1003
+    norm = weights.head_vectors()["final_norm"]
+    assert (norm.dtype, norm.shape) == (torch.float32, (60,))
+
+
+def test_token_ids_beyond_the_vocabulary(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+    weights = load(make_pack(), rank0=True)
+    for row in (1003, -1):
+        with pytest.raises(UserError, match=f"has rows 0 to 1002, not {row}"):
+            weights.embedding_rows([0, row])
+
+
+def test_only_rank_0_has_a_head(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+    weights = load(make_pack())
+    for ask in (
+        lambda: weights.embedding_rows([1]),
+        lambda: list(weights.head_tiles()),
+        weights.head_vectors,
+    ):
+        with pytest.raises(InternalError, match="not rank 0"):
+            ask()
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_damage_is_seen_while_loading(make_pack: MakePack) -> None:
+    pack = make_pack()
+    flip(pack.blob_path(1), pack.layout(1).matrix("k").span(2, 3)[0])
+    with pytest.raises(IntegrityError, match=f"unit 2 of k of .*{pack.blob_id(1)}"):
+        PinnedWeights(pack, EVERYTHING, rank0=False)
+    PinnedWeights(pack, NodeShare(Share(0, 4), Share(0, 2)), rank0=False).close()  # does not hold that unit
+
+
+def test_damage_in_the_embedding_is_seen_at_first_use(
+    make_pack: MakePack, load: Callable[..., PinnedWeights]
+) -> None:
+    pack = make_pack()
+    flip(pack.blob_path("embedding"), pack.layout("embedding").matrix("embedding").row_offset(200))
+    weights = load(pack, rank0=True)
+    weights.embedding_rows([0, 127, 256])
+    for _ in range(2):
+        with pytest.raises(IntegrityError, match="unit 1 of embedding"):
+            weights.embedding_rows([0, 130])
+
+
+def test_a_short_blob_is_a_read_fault(make_pack: MakePack) -> None:
+    pack = make_pack()
+    path = pack.blob_path(0)
+    path.write_bytes(path.read_bytes()[:-8192])
+    with pytest.raises(ReadFault, match=re.escape(str(path))):
+        PinnedWeights(pack, EVERYTHING, rank0=True)
+
+
+def test_a_share_beyond_the_model(make_pack: MakePack) -> None:
+    for share in (NodeShare(Share(0, 7), Share(0, 2)), NodeShare(Share(0, 6), Share(0, 3))):
+        with pytest.raises(UserError, match="plan again"):
+            PinnedWeights(make_pack(), share, rank0=False)
+
+
+def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
+    weights = PinnedWeights(make_pack(), EVERYTHING, rank0=True)
+    weights.close()
+    weights.close()
+    with pytest.raises(InternalError, match="closed"):
+        weights.resident(Block(0, "ffn"))
+    with pytest.raises(InternalError, match="closed"):
+        weights.embedding_rows([1])
+
+
+_PROBE = """
+import re, sys
+from pathlib import Path
+from tpiedge.memory.weights import PinnedWeights
+from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.layout import *
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+
+def peak():
+    return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+
+pack = Pack.open(Path(sys.argv[1]))
+share = NodeShare(Share(0, 16), Share(0, 32))
+before = peak()
+weights = PinnedWeights(pack, share, rank0=False)
+print(peak() - before - weights.weight_bytes)
+weights.close()
+"""
+
+
+def test_no_second_copy_of_the_weights(tmp_path: Path) -> None:
+    from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec
+    from tpiedge.pack.random_weights import RandomSource
+    from tpiedge.pack.writer import write_pack
+
+    shapes = {"q": (2048, 128), "k": (512, 128), "o": (2048, 128), "gate": (4096, 128), "down": (4096, 128)}
+    layer = BlobSpec(tuple(MatrixSpec(name, name, rows, 2048, unit) for name, (rows, unit) in shapes.items()))
+    embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
+    spec = ModelSpec(embedding, (layer,) * 4, BlobSpec(), {})
+    write_pack(spec, RandomSource.for_spec(1, spec, "BF16"), Precision.BF16, tmp_path / "pack", 1)
+    root = str(Path(tpiedge.__file__).parents[1])
+    done = subprocess.run(
+        [sys.executable, "-c", _PROBE, str(tmp_path / "pack")],
+        capture_output=True,
+        text=True,
+        check=True,
+        env=os.environ | {"PYTHONPATH": root},
+    )
+    assert int(done.stdout) < 30 << 20

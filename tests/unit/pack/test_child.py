@@ -1,0 +1,174 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import Cancelled, DiskFull, InternalError, OutOfMemory, ResourceError, UserError
+from tpiedge.pack import parent
+from tpiedge.pack.child import CheckpointTensors, PackRequest, RandomTensors
+from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec, Precision
+from tpiedge.pack.parent import run_pack_child
+from tpiedge.pack.reader import Pack, verify_pack
+
+# A few hundred megabytes of random numbers: long enough to be interrupted.
+_ROWS = 16384
+
+
+@pytest.fixture
+def long_request(tmp_path: Path) -> PackRequest:
+    layers = tuple(BlobSpec((MatrixSpec("q", f"q{layer}", _ROWS, 4096, 128),)) for layer in range(8))
+    embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
+    spec = ModelSpec(embedding, layers, BlobSpec(), {})
+    return PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack")
+
+
+def ignore(done: int, total: int) -> None:
+    pass
+
+
+def test_a_pack_from_a_child(tmp_path: Path, spec: ModelSpec) -> None:
+    seen: list[tuple[int, int]] = []
+    request = PackRequest(spec, RandomTensors(5), Precision.BF16, tmp_path / "pack", 1)
+    report = run_pack_child(request, lambda *at: seen.append(at))
+    assert seen[-1] == (report.nbytes, report.nbytes)
+    pack = Pack.open(report.path)
+    verify_pack(pack)
+    assert pack.blob_id(0) == pack.blob_id(1)
+    assert run_pack_child(request, ignore).reused
+
+
+def test_requests_cross_as_json(tmp_path: Path, spec: ModelSpec) -> None:
+    random = PackRequest(spec, RandomTensors(5), Precision.BF16, tmp_path / "pack", 1)
+    assert PackRequest.from_json(json.loads(json.dumps(random.to_json()))) == random
+
+
+class FileTensor:
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.dtype, self.shape, self.offset, self.nbytes = "BF16", (4, 6), 16, 48
+
+
+def test_a_checkpoint_crosses_as_its_table(tmp_path: Path, spec: ModelSpec) -> None:
+    source = CheckpointTensors({"a": FileTensor(tmp_path / "f")})
+    request = PackRequest(spec, source, Precision.F32, tmp_path / "pack")
+    crossed = PackRequest.from_json(json.loads(json.dumps(request.to_json()))).source
+    assert isinstance(crossed, CheckpointTensors)
+    tensor = crossed.tensors["a"]
+    assert (tensor.file, tensor.dtype, tensor.shape) == (tmp_path / "f", "BF16", (4, 6))
+    with pytest.raises(UserError, match=r"the checkpoint has no tensor model\.embed_tokens"):
+        run_pack_child(request, ignore)
+
+
+def test_a_file_that_is_gone(tmp_path: Path) -> None:
+    embedding = BlobSpec((MatrixSpec("embedding", "a", 4, 6, 4),))
+    spec = ModelSpec(embedding, (BlobSpec(),), BlobSpec(), {})
+    source = CheckpointTensors({"a": FileTensor(tmp_path / "gone")})
+    with pytest.raises(UserError, match=r"gone.*No such file"):
+        run_pack_child(PackRequest(spec, source, Precision.F32, tmp_path / "pack"), ignore)
+    (tmp_path / "gone").write_bytes(bytes(40))
+    with pytest.raises(ResourceError, match="cannot read 24 bytes at offset 40"):
+        run_pack_child(PackRequest(spec, source, Precision.F32, tmp_path / "pack"), ignore)
+
+
+def test_a_caller_that_gives_up_ends_the_child(tmp_path: Path, long_request: PackRequest) -> None:
+    def give_up(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_pack_child(long_request, give_up)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def started_child(long_request: PackRequest) -> "subprocess.Popen[bytes]":
+    """A child that has begun to write."""
+    child = subprocess.Popen(
+        [sys.executable, "-P", "-m", "tpiedge.pack.child"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=parent._environment(),
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.write(json.dumps(long_request.to_json()).encode() + b"\n")
+    child.stdin.flush()
+    assert json.loads(child.stdout.readline())["event"] == "progress"
+    return child
+
+
+def test_sigterm_leaves_nothing(tmp_path: Path, started_child: "subprocess.Popen[bytes]") -> None:
+    started_child.send_signal(signal.SIGTERM)
+    out, _ = started_child.communicate(timeout=30)
+    last = json.loads(out.splitlines()[-1])
+    assert (last["event"], last["kind"]) == ("error", "Cancelled")
+    assert started_child.returncode == Cancelled.exit_code
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_killed_child_leaves_what_the_next_pack_removes(
+    tmp_path: Path, started_child: "subprocess.Popen[bytes]", spec: ModelSpec
+) -> None:
+    started_child.kill()
+    started_child.communicate(timeout=30)
+    assert any("partial" in entry.name for entry in tmp_path.iterdir())
+    run_pack_child(PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack"), ignore)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
+
+
+def test_a_child_dies_with_its_parent(tmp_path: Path, long_request: PackRequest) -> None:
+    program = (
+        "import json, sys, os, signal\n"
+        "from tpiedge.pack.child import PackRequest\n"
+        "from tpiedge.pack.parent import run_pack_child\n"
+        "request = PackRequest.from_json(json.loads(sys.stdin.readline()))\n"
+        "run_pack_child(request, lambda *at: os.kill(os.getpid(), signal.SIGKILL))\n"
+    )
+    subprocess.run(
+        [sys.executable, "-c", program],
+        input=json.dumps(long_request.to_json()).encode() + b"\n",
+        env=parent._environment(),
+        check=False,
+    )
+    emptied = threading.Event()
+    for _ in range(300):
+        if not list(tmp_path.iterdir()):
+            return
+        emptied.wait(0.1)
+    pytest.fail(f"left behind: {list(tmp_path.iterdir())}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("DiskFull", DiskFull), ("IntegrityError", ResourceError), ("Odd", InternalError)]
+)
+def test_errors_keep_their_kind(
+    tmp_path: Path, spec: ModelSpec, kind: str, expected: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tell(child: object, request: object) -> list[dict[str, str]]:
+        return [{"event": "error", "kind": kind, "message": "one line"}]
+
+    monkeypatch.setattr(parent, "_events", tell)
+    request = PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack")
+    with pytest.raises(expected, match="one line"):
+        run_pack_child(request, ignore)
+
+
+def test_a_silent_end_is_explained(tmp_path: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(child: "subprocess.Popen[bytes]", request: object) -> list[object]:
+        os.kill(child.pid, signal.SIGKILL)
+        return []
+
+    monkeypatch.setattr(parent, "_events", kill)
+    request = PackRequest(spec, RandomTensors(1), Precision.F32, tmp_path / "pack")
+    with pytest.raises(OutOfMemory, match="was killed"):
+        run_pack_child(request, ignore)
+
+
+def test_packing_needs_no_torch(spec: ModelSpec, make_pack: Callable[..., Pack]) -> None:
+    program = "import sys, tpiedge.pack.parent, tpiedge.pack.export; sys.exit('torch' in sys.modules)"
+    subprocess.run([sys.executable, "-c", program], env=parent._environment(), check=True)

@@ -1,0 +1,176 @@
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tpiedge.errors import IntegrityError, ReadFault, UserError
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import load_manifest, manifest_text, model_spec_from_json, model_spec_to_json
+from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.share import NodeShare, Share
+
+MakePack = Callable[..., Pack]
+
+
+def flip(path: Path, offset: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[offset] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_pack_tells_what_it_holds(make_pack: MakePack) -> None:
+    pack = make_pack(Precision.BF16)
+    assert (pack.precision, pack.num_layers, pack.config["hidden_size"]) == (Precision.BF16, 2, 60)
+    assert pack.keys == ("embedding", 0, 1, "head")
+    assert pack.head_matrix == ("head", "head")
+    assert pack.group_size(0) == 2
+    assert pack.nbytes == sum(pack.blob_path(key).stat().st_size for key in pack.keys)
+    with pytest.raises(UserError, match="has layers 0 to 1, not 2"):
+        pack.layout(2)
+
+
+def test_a_tied_head_is_the_embedding(make_pack: MakePack) -> None:
+    pack = make_pack(tied=True)
+    assert pack.head_matrix == ("embedding", "embedding")
+    assert [vector.name for vector in pack.layout("head").vectors] == ["final_norm"]
+
+
+def test_ranges_of_a_share(make_pack: MakePack) -> None:
+    pack = make_pack()
+    share = NodeShare(Share(2, 3), Share(1, 2))
+    labels = [item.label for item in pack.share_ranges(0, share)]
+    assert labels[0] == "the vector section"
+    assert sorted(labels[1:]) == sorted(
+        ["unit 2 of q", "unit 2 of o", "unit 1 of k", "unit 1 of v"]
+        + [f"unit 1 of {name}" for name in ("gate", "up", "down")]
+    )
+    assert sum(item.length for item in pack.share_ranges(0, share)) == pack.share_bytes(0, share)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_verify_names_the_damage(make_pack: MakePack, fast: bool) -> None:
+    pack = make_pack()
+    seen: list[tuple[int, int]] = []
+    assert verify_pack(pack, fast=fast, progress=lambda *at: seen.append(at)) == pack.nbytes
+    assert seen[-1] == (pack.nbytes, pack.nbytes)
+    flip(pack.blob_path(1), pack.layout(1).matrix("down").span(1, 2)[0] + 17)
+    with pytest.raises(IntegrityError, match=f"unit 1 of down of .*{pack.blob_id(1)}"):
+        verify_pack(pack, fast=fast)
+    verify_pack(pack, NodeShare(Share(0, 6), Share(0, 1)), fast=fast)  # does not hold the damaged tile
+    with pytest.raises(IntegrityError):
+        verify_pack(pack, NodeShare(Share(0, 0), Share(1, 2)), fast=fast)
+
+
+def test_damage_in_padding_counts(make_pack: MakePack) -> None:
+    pack = make_pack()
+    offset, length = pack.layout(0).matrix("q").span(0, 1)
+    flip(pack.blob_path(0), offset + length - 1)
+    with pytest.raises(IntegrityError, match="unit 0 of q"):
+        verify_pack(pack)
+
+
+def test_a_damaged_table_of_hashes(make_pack: MakePack) -> None:
+    pack = make_pack()
+    flip(pack.blob_path(0).with_suffix(".hashes"), 40)
+    with pytest.raises(IntegrityError, match="the table of hashes"):
+        pack.hashes(0)
+
+
+def test_missing_and_short_files(make_pack: MakePack) -> None:
+    pack = make_pack()
+    path = pack.blob_path(0)
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-4096])
+    with pytest.raises(UserError, match=f"has {len(whole) - 4096} bytes instead of {len(whole)}"):
+        Pack.open(pack.path)
+    with pytest.raises(ReadFault, match="the file ends before"):
+        verify_pack(pack)
+    path.unlink()
+    with pytest.raises(UserError, match="the pack lacks"):
+        Pack.open(pack.path)
+    path.with_suffix(".hashes").unlink()
+    with pytest.raises(UserError, match="the pack lacks"):
+        pack.hashes(0)
+
+
+def test_not_a_pack(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not a pack"):
+        Pack.open(tmp_path)
+    with pytest.raises(UserError, match="is not a pack"):
+        Pack.open(tmp_path / "nowhere")
+
+
+def test_manifest_round_trip(make_pack: MakePack, spec: Any) -> None:
+    pack = make_pack()
+    manifest = load_manifest(pack.path)
+    assert manifest.same_request(manifest)
+    assert manifest_text(manifest) == (pack.path / "manifest.json").read_bytes()
+    assert model_spec_from_json(json.loads(json.dumps(model_spec_to_json(spec)))) == spec
+
+
+def _edit(path: Path, change: Callable[[dict[str, Any]], None], *, sign: bool = True) -> None:
+    from tpiedge.pack.manifest import _checksum
+
+    document = json.loads(path.read_text())
+    change(document["manifest"])
+    if sign:
+        document["checksum"] = _checksum(document["manifest"])
+    path.write_text(json.dumps(document))
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (lambda m: m.update(version=2), "pack again with this tpiedge"),
+        (lambda m: m.update(format="zip"), "not a pack of version"),
+        (lambda m: m.update(precision="q3"), "unknown precision 'q3'"),
+        (lambda m: m.update(precision=[]), "unknown precision"),
+        (lambda m: m.pop("spec"), "field spec is missing"),
+        (lambda m: m.update(spec=[]), "not an object"),
+        (lambda m: m["spec"].update(layers={}), "not a list"),
+        (lambda m: m["spec"].update(layers=[]), "0 blobs|2 blobs|0 layers"),
+        (lambda m: m["spec"]["layers"][0]["matrices"][0].append(1), "7 fields"),
+        (lambda m: m["spec"]["layers"][0]["matrices"].__setitem__(0, 5), "not a list"),
+        (lambda m: m["spec"]["layers"][0]["matrices"][0].__setitem__(2, 1 << 70), "not a number"),
+        (lambda m: m["blobs"].update(head="../../etc/passwd"), "not the id of a blob"),
+        (lambda m: m["blobs"].update(head="A" * 64), "not the id of a blob"),
+        (lambda m: m["blobs"].update(head=m["blobs"]["head"] + "\n"), "not the id of a blob"),
+        (lambda m: m["blobs"]["layers"].pop(), "1 blobs for 2 layers"),
+        (lambda m: m.update(distinct_layers=9), "distinct_layers"),
+        (lambda m: m.update(source=1), "source is not a text"),
+    ],
+)
+def test_a_hostile_manifest_is_a_users_error(
+    make_pack: MakePack, change: Callable[[dict[str, Any]], None], complaint: str
+) -> None:
+    pack = make_pack()
+    _edit(pack.path / "manifest.json", change)
+    with pytest.raises(UserError, match=complaint) as caught:
+        Pack.open(pack.path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_manifest(make_pack: MakePack) -> None:
+    pack = make_pack()
+    path = pack.path / "manifest.json"
+    _edit(path, lambda m: m["spec"]["config"].update(hidden_size=61), sign=False)
+    with pytest.raises(UserError, match="checksum differs"):
+        Pack.open(pack.path)
+    path.write_text("[" * 100_000)
+    with pytest.raises(UserError, match="not JSON"):
+        Pack.open(pack.path)
+
+
+def test_a_layer_cannot_borrow_a_blob_of_another_shape(make_pack: MakePack) -> None:
+    pack = make_pack()
+    path = pack.path / "manifest.json"
+
+    def swap_rows_and_units(manifest: dict[str, Any]) -> None:
+        for matrix in manifest["spec"]["layers"][0]["matrices"][:2]:
+            matrix[5] = True  # same size, another meaning
+
+    _edit(path, swap_rows_and_units)
+    with pytest.raises(IntegrityError, match="the table of hashes"):
+        Pack.open(pack.path).hashes(0)

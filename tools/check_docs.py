@@ -1,0 +1,71 @@
+"""Fails where README.md or ARCHITECTURE.md name a path, a command, a flag or a make target that does not exist."""
+
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+
+from tpiedge.cli.main import cli
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = ("README.md", "ARCHITECTURE.md")
+
+_INLINE = re.compile(r"`([^`\n]+)`")
+_FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_PATH = re.compile(r"(?:[A-Za-z_.][\w.\-]*/)+[\w.\-]*|[\w\-]+\.(?:py|toml|md|txt|cpp|h)")
+
+
+def main() -> int:
+    """Print every broken reference; status 1 if there is one."""
+    broken = [f"{name}: {complaint}" for name in DOCUMENTS for complaint in check((ROOT / name).read_text())]
+    for line in broken:
+        print(line, file=sys.stderr)
+    return 1 if broken else 0
+
+
+def check(text: str) -> Iterator[str]:
+    """What is wrong with a document."""
+    commands = [line for block in _FENCE.findall(text) for line in block.splitlines()]
+    inline = _INLINE.findall(_FENCE.sub("", text))
+    for code in [*commands, *inline]:
+        line = code.strip().removeprefix("$ ").removeprefix(".venv/bin/")
+        if line.startswith("tpiedge "):
+            yield from _check_command(line)
+        elif line.startswith("make "):
+            yield from _check_target(line.split()[1])
+    for code in inline:
+        if _PATH.fullmatch(code) and not _exists(code):
+            yield f"`{code}` does not exist"
+
+
+def _exists(path: str) -> bool:
+    return any((base / path).exists() for base in (ROOT, ROOT / "tpiedge"))
+
+
+def _check_target(target: str) -> Iterator[str]:
+    if not re.search(rf"^{re.escape(target)}:", (ROOT / "Makefile").read_text(), re.MULTILINE):
+        yield f"`make {target}`: the Makefile has no such target"
+
+
+def _check_command(line: str) -> Iterator[str]:
+    words = [word for word in shlex.split(line, comments=True)[1:] if word not in ("|", ">")]
+    command: click.Command = cli
+    while words and isinstance(command, click.Group) and not words[0].startswith("-"):
+        found = command.commands.get(words[0])
+        if found is None:
+            yield f"`{line}`: there is no verb {words[0]!r}"
+            return
+        command, words = found, words[1:]
+    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    known |= {"--help", "-h"}
+    for word in words:
+        flag = word.strip("[]").partition("=")[0]
+        if flag.startswith("--") and flag not in known:
+            yield f"`{line}`: tpiedge {command.name} has no flag {flag}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
