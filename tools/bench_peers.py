@@ -31,12 +31,16 @@ Measure = Callable[[Sequence[int], int], tuple[float, float]]
 
 def main() -> int:
     """Parse the command line and run a comparison."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     verbs = parser.add_subparsers(required=True)
     verb = verbs.add_parser("transformers", help="decode and prefill of one process each, the same threads")
     verb.add_argument("checkpoint", type=Path)
     verb.add_argument("--precision", choices=("f32", "bf16"), default="bf16")
-    verb.add_argument("--compute", choices=("f32", "bf16"), help="tpiedge's arithmetic [default: --precision's]")
+    verb.add_argument(
+        "--compute", choices=("f32", "bf16"), help="tpiedge's arithmetic [default: --precision's]"
+    )
     verb.add_argument("--threads", type=int, default=2)
     verb.add_argument("--prompt-tokens", type=int, default=64)
     verb.add_argument("--tokens", type=int, default=24)

@@ -98,7 +98,9 @@ class IntegrityError(ResourceError):
     """`what` (a range of `path`) differs from the hash that was recorded when it was written."""
 
     def __init__(self, path: Path, what: str) -> None:
-        super().__init__(f"{what} of {path} is damaged (its checksum differs): delete the pack and pack again")
+        super().__init__(
+            f"{what} of {path} is damaged (its checksum differs): delete the pack and pack again"
+        )
         self.path = path
         self.what = what
 

@@ -27,7 +27,18 @@ from tpiedge.wire.requests import GenerationRequest
 RELATIVE = 1e-4
 
 # Even and uneven splits of 1, 2, 3 and 5 nodes; "0:1" helps with the FFN only, "1:0" with attention only.
-SPLITS = ["1", "1,1", "3,1", "1,0:1", "1,1,1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "5,0.1,1,1,2", "1,0:3,1,0:1,1"]
+SPLITS = [
+    "1",
+    "1,1",
+    "3,1",
+    "1,0:1",
+    "1,1,1",
+    "1,5,2",
+    "1:0,0:1,2",
+    "1,1,1,1,1",
+    "5,0.1,1,1,2",
+    "1,0:3,1,0:1,1",
+]
 
 
 @pytest.fixture(scope="session")
@@ -80,7 +91,9 @@ def test_tokens_and_logits_are_those_of_transformers(
     assert_close(logits_TV, reference.logits_TV)
 
 
-@pytest.mark.parametrize("limits", [StepLimits(5, 2), StepLimits(1000, 3), StepLimits(1, 1), StepLimits(4, 1000)])
+@pytest.mark.parametrize(
+    "limits", [StepLimits(5, 2), StepLimits(1000, 3), StepLimits(1, 1), StepLimits(4, 1000)]
+)
 @pytest.mark.parametrize("name", ["llama-gqa-odd", "mistral-sliding", "llama-rope-dynamic-beyond"])
 def test_chunks_and_steps_of_the_prompt_change_nothing(
     name: str,
@@ -147,7 +160,9 @@ def test_bf16_arithmetic_stays_near_f32_for_every_split(
     references: Callable[[str], Reference], packs: Callable[[Reference], Path]
 ) -> None:
     """The stated bound of bf16: 3 % of the largest logit, and any two splits within it of each other."""
-    reference = next(ref for ref in map(references, [case.name for case in CASES]) if ref.case.dtype == "bf16")
+    reference = next(
+        ref for ref in map(references, [case.name for case in CASES]) if ref.case.dtype == "bf16"
+    )
     bound = 0.03 * np.abs(reference.logits_TV).max()
     seen = []
     for shares in ("1", "1,1", "1,5,2"):

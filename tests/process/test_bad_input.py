@@ -227,6 +227,7 @@ def test_a_broken_tokenizer(fails, text_model, tmp_path, content):
         (("--seed", -1), "--seed is -1"),
         (("--logprobs", 21), "--logprobs is 21"),
         (("--logit-bias", "x"), "'x' is not a token id and a bias"),
+        (("--stop", "x"), "--stop needs a tokenizer"),
         (("--context", 0), "--context 0 is out of range"),
         (("--context", 10**9), "--context 1000000000 is out of range"),
         (("--colour", "red"), "No such option"),
@@ -245,6 +246,7 @@ def test_impossible_flags(fails, references, flags, expected):
         ("--shares", "x"),
         ("--threads", -1),
         ("--temperature", -1),
+        ("--prompt-ids", "x"),
     ],
     ids=lambda flags: " ".join(map(str, flags)),
 )
@@ -269,7 +271,7 @@ def test_prompts(fails, references, text_model):
     assert "the prompt is empty" in fails("run", "--model", text_model, "--prompt", "")
     assert "no tokenizer.json" in fails(*run, "--prompt", "ba")
     assert "--json needs --prompt or --prompt-ids" in fails(*run, "--json")
-    assert "tokenizer" in fails(*run, "--prompt-ids", "1", "--stop", "x")
+    assert "--context 0 is out of range" in fails("run", "--model", text_model, "--context", 0)
 
 
 def test_bf16_arithmetic_with_f32_weights(fails, references):

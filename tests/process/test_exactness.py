@@ -13,7 +13,7 @@ KEYS = {
 }  # fmt: skip
 NODE_KEYS = {
     "rank", "attention_units", "ffn_units", "threads", "peak_rss_bytes", "weight_bytes", "disk_read_bytes",
-    "compute_s", "reduce_wait_s", "weight_wait_s",
+    "compute_s", "reduce_wait_s", "weight_wait_s", "head_s", "bytes_sent",
 }  # fmt: skip
 
 # Every family and every kind of rope, on clusters of every kind: 2, 3 and 5 nodes; even, uneven and FFN-only;

@@ -53,7 +53,9 @@ class _Setting:
 
 @bench.command()
 @click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
-@click.option("--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, measured in alternation.")
+@click.option(
+    "--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, measured in alternation."
+)
 @click.option("--precision", type=click.Choice(["f32", "bf16"]))
 @click.option("--compute", type=click.Choice(["f32", "bf16"]))
 @click.option("--prompt-tokens", type=click.IntRange(1, 8192), default=64, show_default=True)
@@ -122,7 +124,9 @@ def _measure(model: PreparedModel, setting: _Setting, prompt_tokens: int, tokens
         "peak_rss_bytes": [node.peak_rss_bytes for node in after],
         "weight_bytes": [node.weight_bytes for node in after],
         "kv_bytes": [node.kv_bytes for node in after],
-        "compute_s_per_token": [(w["compute_s"] - p["compute_s"]) / steps for w, p in zip(whole, prefill, strict=True)],
+        "compute_s_per_token": [
+            (w["compute_s"] - p["compute_s"]) / steps for w, p in zip(whole, prefill, strict=True)
+        ],
         "reduce_wait_s_per_token": [
             (w["reduce_wait_s"] - p["reduce_wait_s"]) / steps for w, p in zip(whole, prefill, strict=True)
         ],
@@ -195,7 +199,10 @@ def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) 
     # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
     from tpiedge.nodes.reduce_root import measure_allreduce
 
-    counts, payloads = _integers("--nodes", nodes, 2, 64), _integers("--bytes", sizes, 4, _MAX_ALLREDUCE_BYTES)
+    counts, payloads = (
+        _integers("--nodes", nodes, 2, 64),
+        _integers("--bytes", sizes, 4, _MAX_ALLREDUCE_BYTES),
+    )
     results: list[dict[str, Any]] = []
     started = time.monotonic()
     for count in counts:
@@ -211,7 +218,8 @@ def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) 
         click.echo(json.dumps({"rounds": rounds, "repeats": repeats, "results": results}))
         return
     rows = [
-        [str(item["nodes"]), format_bytes(item["bytes"]), _milliseconds_exact(item["seconds"])] for item in results
+        [str(item["nodes"]), format_bytes(item["bytes"]), _milliseconds_exact(item["seconds"])]
+        for item in results
     ]
     print_table(["nodes", "payload", "ms per all-reduce (median of medians, min-max)"], rows)
     click.echo(f"{repeats} x {rounds} rounds each, {time.monotonic() - started:.0f} s", err=True)

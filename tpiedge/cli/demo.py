@@ -18,7 +18,7 @@ from tpiedge.wire.requests import GenerationRequest
 __all__ = ["demo"]
 
 _PROMPT = "Once upon a time"
-_TOKENS = 120
+_TOKENS = 200
 _NODES = 3
 _SHARES = "3,2,1"
 

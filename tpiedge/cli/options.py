@@ -1,7 +1,6 @@
 """Flags that several verbs share, and what they say together."""
 
 from collections.abc import Callable
-
 from dataclasses import fields
 from typing import Any, TypeVar
 
@@ -35,7 +34,9 @@ BYTES = _Bytes()
 class _LogitBias(click.ParamType[tuple[int, float]]):
     name = "ID:BIAS"
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> tuple[int, float]:
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int, float]:
         if isinstance(value, tuple):
             return value
         token, _, bias = str(value).partition(":")
@@ -47,15 +48,23 @@ class _LogitBias(click.ParamType[tuple[int, float]]):
 
 _SAMPLING = (
     click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-    click.option("--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0 keeps all."),
+    click.option(
+        "--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0 keeps all."
+    ),
     click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest mass P."),
-    click.option("--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below P x the likeliest."),
+    click.option(
+        "--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below P x the likeliest."
+    ),
     click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
     click.option("--presence-penalty", type=float, default=0.0, show_default=True),
     click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
-    click.option("--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."),
+    click.option(
+        "--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."
+    ),
     click.option("--seed", type=int, default=0, show_default=True),
-    click.option("--logprobs", type=int, default=0, show_default=True, help="Report the K likeliest tokens (--json)."),
+    click.option(
+        "--logprobs", type=int, default=0, show_default=True, help="Report the K likeliest tokens (--json)."
+    ),
 )
 
 

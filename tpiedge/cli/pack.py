@@ -33,10 +33,16 @@ __all__ = ["pack", "unpack"]
 
 @click.command()
 @click.argument("model_name", metavar="[MODEL]", required=False)
-@click.option("--random", "preset_name", metavar="PRESET", help=f"Random weights: {', '.join(sorted(PRESETS))}.")
-@click.option("--distinct-layers", type=int, metavar="K", help="Store K layers and repeat them (with --random).")
+@click.option(
+    "--random", "preset_name", metavar="PRESET", help=f"Random weights: {', '.join(sorted(PRESETS))}."
+)
+@click.option(
+    "--distinct-layers", type=int, metavar="K", help="Store K layers and repeat them (with --random)."
+)
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's; bf16]")
+@click.option(
+    "--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's; bf16]"
+)
 @click.option("--out", type=click.Path(path_type=Path), help="Folder to write.  [default: in the cache]")
 @click.option("--verify", is_flag=True, help="Read everything back and compare with the hashes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
@@ -64,7 +70,12 @@ def pack(
     if verify:
         verify_pack(Pack.open(report.path))
     if as_json:
-        record = {"path": str(report.path), "bytes": report.nbytes, "reused": report.reused, "verified": verify}
+        record = {
+            "path": str(report.path),
+            "bytes": report.nbytes,
+            "reused": report.reused,
+            "verified": verify,
+        }
         click.echo(json.dumps(record))
     else:
         done = "already there" if report.reused else "written"
@@ -78,7 +89,12 @@ def _pack_model(name: str, precision: str | None, out: Path | None, cache: Path 
 
 
 def _pack_random(
-    name: str, distinct_layers: int | None, seed: int, precision: Precision, out: Path | None, cache: Path | None
+    name: str,
+    distinct_layers: int | None,
+    seed: int,
+    precision: Precision,
+    out: Path | None,
+    cache: Path | None,
 ) -> PackReport:
     if not 0 <= seed < 1 << 64:
         raise UserError(f"--seed {seed} is out of range: 0 to {(1 << 64) - 1}")

@@ -80,14 +80,18 @@ class PreparedModel:
     def tokenizer(self) -> Tokenizer:
         """Raises UserError where the model has none."""
         if self._folder is None:
-            raise UserError(f"the pack {self.name} has no tokenizer: give --prompt-ids, or the checkpoint's folder")
+            raise UserError(
+                f"the pack {self.name} has no tokenizer: give --prompt-ids, or the checkpoint's folder"
+            )
         return Tokenizer.open(self._folder)
 
     @cached_property
     def template(self) -> ChatTemplate:
         """Raises UserError where the model has none."""
         if self._folder is None:
-            raise UserError(f"the pack {self.name} has no chat template: give --prompt-ids, or the checkpoint's folder")
+            raise UserError(
+                f"the pack {self.name} has no chat template: give --prompt-ids, or the checkpoint's folder"
+            )
         return ChatTemplate.open(self._folder, self.tokenizer.special_tokens)
 
 

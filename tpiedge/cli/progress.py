@@ -38,15 +38,15 @@ class ByteProgress:
             click.echo("\r" + " " * len(self._last) + "\r", nl=False, err=True)
         if done:
             rate = format_bytes(done / max(elapsed, 1e-3))
-            click.echo(f"{self._label}: {format_bytes(done)} in {format_seconds(elapsed)} ({rate}/s)", err=True)
+            click.echo(
+                f"{self._label}: {format_bytes(done)} in {format_seconds(elapsed)} ({rate}/s)", err=True
+            )
 
     def _line(self, done: int, total: int, elapsed: float) -> str:
         rate = done / max(elapsed, 1e-3)
         left = format_seconds((total - done) / rate) if rate > 0 else "unknown"
         percent = 100 * done / max(total, 1)
-        return (
-            f"{self._label}: {percent:.0f}% of {format_bytes(total)}, {format_bytes(rate)}/s, {left} left"
-        )
+        return f"{self._label}: {percent:.0f}% of {format_bytes(total)}, {format_bytes(rate)}/s, {left} left"
 
     def _write(self, line: str) -> None:
         if self._live:

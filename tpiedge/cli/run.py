@@ -52,7 +52,9 @@ class _Wanted:
 @click.option("--stop", multiple=True, help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--prompt-logprobs", is_flag=True, help="Report the prompt's own log probabilities (--json).")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
+)
 @sampling_options
 @cache_option
 def run(
@@ -88,7 +90,9 @@ def run(
         _chat(model, layout, context, max_tokens, sampling)
         return
     ids = token_ids(prompt_ids) if prompt_ids is not None else tuple(model.tokenizer.encode(prompt or ""))
-    _once(model, layout, context, _Wanted(ids, max_tokens, sampling, stop, ignore_eos, prompt_logprobs), as_json)
+    _once(
+        model, layout, context, _Wanted(ids, max_tokens, sampling, stop, ignore_eos, prompt_logprobs), as_json
+    )
 
 
 def _chat(
@@ -102,9 +106,7 @@ def _chat(
         chat(cluster, model.tokenizer, template, model.config.eos_ids, capacity, max_tokens, sampling)
 
 
-def _once(
-    model: PreparedModel, layout: Layout, context: int | None, wanted: _Wanted, as_json: bool
-) -> None:
+def _once(model: PreparedModel, layout: Layout, context: int | None, wanted: _Wanted, as_json: bool) -> None:
     limit = model.config.max_position_embeddings
     if context is not None:
         limit = _check_context(context, limit)
@@ -112,9 +114,13 @@ def _once(
     if not prompt_tokens:
         raise UserError("the prompt is empty: give at least one token")
     if prompt_tokens >= limit:
-        raise UserError(f"the prompt has {prompt_tokens} tokens, the context {limit} positions: shorten the prompt")
+        raise UserError(
+            f"the prompt has {prompt_tokens} tokens, the context {limit} positions: shorten the prompt"
+        )
     if max(wanted.prompt_ids) >= model.config.vocab_size:
-        raise UserError(f"token id {max(wanted.prompt_ids)} is outside the vocabulary of {model.config.vocab_size}")
+        raise UserError(
+            f"token id {max(wanted.prompt_ids)} is outside the vocabulary of {model.config.vocab_size}"
+        )
     capacity = min(prompt_tokens + wanted.max_tokens, limit)
     plan = plan_cluster(model, layout, capacity)
     request = GenerationRequest(

@@ -58,7 +58,10 @@ class Leader:
         self._limits = limits
 
     def generate(
-        self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None], cancelled: Callable[[], bool]
+        self,
+        request: GenerationRequest,
+        emit: Callable[[Token | PromptScores], None],
+        cancelled: Callable[[], bool],
     ) -> Finished:
         """Run the request to its end, handing every token to `emit` as soon as it is drawn.
 

@@ -63,7 +63,8 @@ def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
     starts = range(0, total, plan.chunk_tokens)
     bounds = [(start, min(start + plan.chunk_tokens, total)) for start in starts]
     return tuple(
-        Chunk(index, first, last, tuple(_pieces(plan, first, last))) for index, (first, last) in enumerate(bounds)
+        Chunk(index, first, last, tuple(_pieces(plan, first, last)))
+        for index, (first, last) in enumerate(bounds)
     )
 
 

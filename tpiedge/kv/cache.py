@@ -47,7 +47,9 @@ class KVCache:
         if not 0 <= slot < len(self._lengths):
             raise ProtocolError(f"the plan names cache slot {slot}, but there are {len(self._lengths)}")
         if not start <= self._lengths[slot]:
-            raise ProtocolError(f"the plan leaves a hole: slot {slot} holds {self._lengths[slot]}, not {start}")
+            raise ProtocolError(
+                f"the plan leaves a hole: slot {slot} holds {self._lengths[slot]}, not {start}"
+            )
         if stop > self.capacity:
             raise ProtocolError(f"the plan needs {stop} positions, the cache has {self.capacity}")
         self._lengths[slot] = start

@@ -78,12 +78,16 @@ class LocalCluster:
         self._node_keys = [CurveKeys.generate() for _ in spec.shares]
         self._children: list[Child] = []
         allowed = {keys.public: f"node-{rank}" for rank, keys in enumerate(self._node_keys)}
-        self._hub = ZmqHub(address="tcp://127.0.0.1:*", keys=self._keys, name="master", allowed=allowed, plane=CONTROL)
+        self._hub = ZmqHub(
+            address="tcp://127.0.0.1:*", keys=self._keys, name="master", allowed=allowed, plane=CONTROL
+        )
         timing = spec.timing
         self._controller = Controller(
             self._hub,
             self._clock,
-            Membership(len(spec.shares), self._clock.now(), timeout_s=timing.timeout_s, start_s=timing.start_s),
+            Membership(
+                len(spec.shares), self._clock.now(), timeout_s=timing.timeout_s, start_s=timing.start_s
+            ),
             _EPOCH,
             timing.heartbeat_s,
             self._assign,
@@ -175,7 +179,8 @@ class LocalCluster:
                 self._loaded[rank] = (total, total)
         if self._on_loading:
             self._on_loading(
-                sum(done for done, _ in self._loaded.values()), sum(total for _, total in self._loaded.values())
+                sum(done for done, _ in self._loaded.values()),
+                sum(total for _, total in self._loaded.values()),
             )
 
     def _next_event(self, deadline: float | None = None) -> Message:

@@ -120,7 +120,9 @@ class Controller:
         match message:
             case Hello(protocol=protocol):
                 if protocol != PROTOCOL:
-                    raise ProtocolError(f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both")
+                    raise ProtocolError(
+                        f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
+                    )
                 self._membership.reach(rank, State.JOINED, now)
                 self._assign_joined()
             case Listening(endpoint=endpoint) if rank == 0:

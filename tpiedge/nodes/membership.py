@@ -61,7 +61,8 @@ class Membership:
     def all_in(self, state: State) -> bool:
         """Whether every node has reached `state` and none is lost."""
         return all(
-            member.state in _ORDER and _ORDER.index(member.state) >= _ORDER.index(state) for member in self._members
+            member.state in _ORDER and _ORDER.index(member.state) >= _ORDER.index(state)
+            for member in self._members
         )
 
     def reach(self, rank: int, state: State, now: float) -> None:

@@ -37,7 +37,18 @@ from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import CONTROL, TENSOR
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.wire.control import Assign, Failed, Finished, Generate, Heartbeat, Hello, Listening, Loading, Ready, Stats
+from tpiedge.wire.control import (
+    Assign,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Listening,
+    Loading,
+    Ready,
+    Stats,
+)
 from tpiedge.wire.messages import PROTOCOL
 
 __all__ = ["Node", "main"]

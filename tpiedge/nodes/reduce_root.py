@@ -33,12 +33,14 @@ def measure_allreduce(nodes: int, payloads: Sequence[int], rounds: int) -> dict[
         address="tcp://127.0.0.1:*", keys=keys, name=node_name(0), allowed=allowed, plane=TENSOR, io_threads=2
     ) as hub:
         children = [
-            _leaf(rank, nodes, hub.address, keys.public, pair, payloads, rounds) for rank, pair in leaf_keys.items()
+            _leaf(rank, nodes, hub.address, keys.public, pair, payloads, rounds)
+            for rank, pair in leaf_keys.items()
         ]
         try:
             root = StarRoot(hub, DeadlineLiveness(MonotonicClock(), _WAIT_S), epoch=1, size=nodes)
             return {
-                payload: _median(root, step, payload, rounds) for step, payload in enumerate(payloads, start=1)
+                payload: _median(root, step, payload, rounds)
+                for step, payload in enumerate(payloads, start=1)
             }
         finally:
             for child in children:
@@ -57,7 +59,13 @@ def _median(root: StarRoot, step: int, payload: int, rounds: int) -> float:
 
 
 def _leaf(
-    rank: int, nodes: int, address: str, server_key: str, keys: CurveKeys, payloads: Sequence[int], rounds: int
+    rank: int,
+    nodes: int,
+    address: str,
+    server_key: str,
+    keys: CurveKeys,
+    payloads: Sequence[int],
+    rounds: int,
 ) -> Child:
     job = {
         "rank": rank,

@@ -5,6 +5,7 @@ included, so that nothing secret is in an argument list or the environment) and 
 dies, in whatever way, the pipe closes and the child ends (tpiedge.lifeline).
 """
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -25,7 +26,7 @@ class Child:
     """A running `python -m MODULE`. The parent must call `stop`."""
 
     def __init__(self, module: str, first_line: bytes, environment: Mapping[str, str]) -> None:
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115: closed by `stop`
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
         self._process = subprocess.Popen(
             # -P: a folder named numpy in the user's working directory must not be imported.
@@ -36,12 +37,9 @@ class Child:
             start_new_session=True,
             env={**os.environ, **environment},
         )
-        try:
+        with contextlib.suppress(BrokenPipeError):  # it died at once; `exit_cause` tells why
             self._lifeline.write(first_line + b"\n")
             self._lifeline.flush()
-        except BrokenPipeError:
-            # It died at once; `exit_cause` tells why.
-            return
 
     @property
     def pid(self) -> int:
@@ -69,10 +67,8 @@ class Child:
 
     def stop(self, deadline: float) -> None:
         """Close the lifeline, wait until `deadline` (monotonic seconds) for a voluntary end, then kill. Idempotent."""
-        try:
+        with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
-        except BrokenPipeError:
-            pass
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:

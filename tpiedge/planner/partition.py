@@ -84,7 +84,9 @@ def parse_shares(text: str, nodes: int) -> tuple[Weight, ...]:
     weights = tuple(_parse_weight(item, text) for item in items)
     for part, values in (("attention", [w.attention for w in weights]), ("FFN", [w.ffn for w in weights])):
         if not any(values):
-            raise UserError(f"--shares {text!r} leaves the {part} to nobody: at least one weight must be above 0")
+            raise UserError(
+                f"--shares {text!r} leaves the {part} to nobody: at least one weight must be above 0"
+            )
     return weights
 
 
@@ -95,7 +97,9 @@ def _parse_weight(item: str, text: str) -> Weight:
     except ValueError:
         numbers = []
     if not 1 <= len(numbers) <= 2:
-        raise UserError(f"--shares {text!r}: {item.strip()!r} is not a weight; write numbers like 3,1,2 or 1,0:2")
+        raise UserError(
+            f"--shares {text!r}: {item.strip()!r} is not a weight; write numbers like 3,1,2 or 1,0:2"
+        )
     if any(not math.isfinite(number) or number < 0 or number > 1e9 for number in numbers):
         raise UserError(f"--shares {text!r}: {item.strip()!r} is out of range; weights are from 0 to 1e9")
     return Weight(numbers[0], numbers[-1])

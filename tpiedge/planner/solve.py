@@ -16,7 +16,16 @@ from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.planner.partition import Shape, Weight, partition
 from tpiedge.units import MIB, format_bytes
 
-__all__ = ["NODE_BASE_BYTES", "Infeasible", "ModelFacts", "NodeFacts", "NodeNeed", "Plan", "evaluate", "solve"]
+__all__ = [
+    "NODE_BASE_BYTES",
+    "Infeasible",
+    "ModelFacts",
+    "NodeFacts",
+    "NodeNeed",
+    "Plan",
+    "evaluate",
+    "solve",
+]
 
 #: Interpreter, torch's libraries, socket buffers and activations of a node: what a node may weigh beyond weights + KV.
 NODE_BASE_BYTES = 350 * MIB

@@ -8,7 +8,14 @@ from tpiedge.kv.cache import KVCache
 
 
 def make(**changes: object) -> KVCache:
-    settings = {"num_layers": 2, "kv_heads": 3, "head_dim": 4, "slots": 2, "capacity": 8, "dtype": torch.float32}
+    settings = {
+        "num_layers": 2,
+        "kv_heads": 3,
+        "head_dim": 4,
+        "slots": 2,
+        "capacity": 8,
+        "dtype": torch.float32,
+    }
     return KVCache(**(settings | changes))  # type: ignore[arg-type]
 
 
@@ -36,7 +43,9 @@ def test_begin_cuts_back_for_a_shared_prefix() -> None:
     ("slot", "start", "stop", "complaint"),
     [(2, 0, 1, "slot 2"), (-1, 0, 1, "slot -1"), (0, 1, 2, "hole"), (0, 0, 9, "9 positions")],
 )
-def test_a_plan_that_breaks_the_laws_is_a_protocol_error(slot: int, start: int, stop: int, complaint: str) -> None:
+def test_a_plan_that_breaks_the_laws_is_a_protocol_error(
+    slot: int, start: int, stop: int, complaint: str
+) -> None:
     with pytest.raises(ProtocolError, match=complaint):
         make().begin(slot, start, stop)
 

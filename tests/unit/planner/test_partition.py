@@ -1,5 +1,7 @@
 """Shares cover every unit once, follow the weights and respect KV-head borders."""
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -63,11 +65,13 @@ def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: 
         intervals = [getattr(share, part) for share in shares]
         assert intervals[0].start == 0
         assert intervals[-1].stop == total
-        assert all(a.stop == b.start for a, b in zip(intervals, intervals[1:], strict=False))
+        assert all(a.stop == b.start for a, b in pairwise(intervals))
     takers = sum(weight > 0 for weight in weights)
     if takers <= kv_heads:
         assert all(share.attention.start % group == 0 for share in shares)
-    assert all(not share.attention and not share.ffn for share, w in zip(shares, weights, strict=True) if w == 0)
+    assert all(
+        not share.attention and not share.ffn for share, w in zip(shares, weights, strict=True) if w == 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -85,8 +85,7 @@ def test_a_bigger_context_can_make_a_plan_impossible() -> None:
 )
 def test_a_plan_keeps_every_limit(speeds: list[float], memories: list[int], tokens: int) -> None:
     nodes = [
-        NodeFacts(speed, memory * MIB, memory * MIB)
-        for speed, memory in zip(speeds, memories, strict=False)
+        NodeFacts(speed, memory * MIB, memory * MIB) for speed, memory in zip(speeds, memories, strict=False)
     ]
     plan = solve(MODEL, nodes, tokens)
     if isinstance(plan, Plan):
