@@ -95,7 +95,9 @@ def _children() -> dict[int, str]:
     """Process id -> command, of everything below this process. Adopted orphans that have ended are reaped."""
     with contextlib.suppress(ChildProcessError):
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # cheap: most tests have no child at all
-        return {child.pid: _command(child) for child in psutil.Process().children(recursive=True) if _runs(child)}
+        return {
+            child.pid: _command(child) for child in psutil.Process().children(recursive=True) if _runs(child)
+        }
     return {}
 
 

@@ -16,7 +16,12 @@ def build_text_model(folder: Path) -> Path:
 
     from tests.reference import Case, build
 
-    words = ["<unk>", "<s>", "</s>", *(first + second for first in "bcdfghjklmnpqrstvwxz" for second in "aeiou")]
+    words = [
+        "<unk>",
+        "<s>",
+        "</s>",
+        *(first + second for first in "bcdfghjklmnpqrstvwxz" for second in "aeiou"),
+    ]
     shape = {
         "hidden_size": 64,
         "num_attention_heads": 4,
@@ -31,7 +36,9 @@ def build_text_model(folder: Path) -> Path:
         "eos_token_id": 2,
     }
     build(Case("babbler", {"model_type": "llama"} | shape, seed=5), folder)
-    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer.add_special_tokens(words[:3])
     tokenizer.save(str(folder / "tokenizer.json"))

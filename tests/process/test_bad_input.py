@@ -193,7 +193,9 @@ def test_a_broken_tokenizer(fails, text_model, tmp_path, content):
     folder = tmp_path / "model"
     shutil.copytree(text_model, folder)
     (folder / "tokenizer.json").write_bytes(content)
-    assert "tokenizer.json is not a tokenizer that can be read" in fails("run", "--model", folder, "--prompt", "ba")
+    assert "tokenizer.json is not a tokenizer that can be read" in fails(
+        "run", "--model", folder, "--prompt", "ba"
+    )
 
 
 # Flags.
@@ -260,7 +262,9 @@ def test_prompts(fails, references, text_model):
     folder, vocabulary = references("openllama").folder, 517
     run = ("run", "--model", folder)
     assert "either --prompt or --prompt-ids, not both" in fails(*run, "--prompt", "a", "--prompt-ids", "1")
-    assert f"token id {vocabulary} is outside the vocabulary of 517" in fails(*run, "--prompt-ids", f"1,{vocabulary}")
+    assert f"token id {vocabulary} is outside the vocabulary of 517" in fails(
+        *run, "--prompt-ids", f"1,{vocabulary}"
+    )
     assert "cannot be a token id" in fails(*run, "--prompt-ids", "1,-1")
     assert "cannot be a token id" in fails(*run, "--prompt-ids", 1 << 40)
     assert "is not a list of token ids" in fails(*run, "--prompt-ids", "1,,2")
@@ -349,7 +353,9 @@ def test_a_pack_that_lacks_bytes(fails, pack):
     assert f"the pack lacks {blob}" in fails(*run_model(pack))
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"manifest": {"format": "zip"}, "checksum": ""}'], ids=range(4))
+@pytest.mark.parametrize(
+    "content", [b"", b"{}", b"[1]", b'{"manifest": {"format": "zip"}, "checksum": ""}'], ids=range(4)
+)
 def test_a_spoilt_manifest(fails, pack, content):
     (pack / "manifest.json").write_bytes(content)
     assert "manifest.json" in fails(*run_model(pack))
@@ -376,7 +382,10 @@ def tiny_disk(tmp_path):
         if os.geteuid() != 0:
             pytest.skip("needs root to mount a small file system")
         made = subprocess.run(
-            ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", str(folder)], capture_output=True, text=True, check=False
+            ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", str(folder)],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if made.returncode:
             pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
@@ -410,7 +419,10 @@ def test_a_folder_that_cannot_be_written(fails, model, tmp_path):
 # Hostile chat templates.
 
 HOSTILE = {
-    "endless": ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", "time or memory"),
+    "endless": (
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
+        "time or memory",
+    ),
     "flood": ("{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "characters"),
     "memory": ("{% set x = 'x' * 10 ** 10 %}{{ x }}", "memory"),
     "escape": ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),

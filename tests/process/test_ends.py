@@ -33,13 +33,17 @@ def answering(start, text_model):
 
 def one_line(ended):
     """The line that says what happened; the only one beside progress. (click ends the line of the ^C first.)"""
-    lines = [line for line in ended.err.splitlines() if line and not line.startswith(("packing ", "loading "))]
+    lines = [
+        line for line in ended.err.splitlines() if line and not line.startswith(("packing ", "loading "))
+    ]
     assert len(lines) == 1, ended.err
     assert lines[0].startswith("tpiedge: ")
     return lines[0]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
+)
 def test_an_interrupted_answer_leaves_nothing(answering, number):
     command, ranks = answering(2)
     command.process.send_signal(number)
@@ -70,7 +74,9 @@ def test_an_impatient_second_ctrl_c_leaves_nothing_either(answering):
 
 
 def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
-    command = start("run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9)
+    command = start(
+        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
+    )
     wait_for(lambda: len(command.children()) == 2, 20)
     ranks = command.children()
     command.process.send_signal(signal.SIGINT)
@@ -97,7 +103,9 @@ def test_nodes_do_not_outlive_a_parent_killed_while_one_of_them_is_frozen(answer
 
 
 def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model):
-    command = start("run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9)
+    command = start(
+        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
+    )
     wait_for(lambda: len(command.children()) == 2, 20)
     ranks = command.children()
     command.process.kill()
@@ -133,7 +141,9 @@ def test_a_frozen_node_is_named(answering, rank):
 
 
 def test_a_node_killed_while_it_starts_is_named(start, text_model):
-    command = start("run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9)
+    command = start(
+        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
+    )
     wait_for(lambda: len(command.children()) == 2, 20)
     ranks = command.children()
     ranks[1].kill()
@@ -158,7 +168,9 @@ def test_a_reader_that_goes_away_ends_the_answer(answering):
 def packing(start, tmp_path):
     """`tpiedge pack` in the middle of some hundred megabytes: the command and its child."""
     out = tmp_path / "pack"
-    command = start("pack", "--random", "tinyllama", "--distinct-layers", 1, "--precision", "f32", "--out", out)
+    command = start(
+        "pack", "--random", "tinyllama", "--distinct-layers", 1, "--precision", "f32", "--out", out
+    )
     wait_for(lambda: any(path.stat().st_size for path in tmp_path.glob("pack.partial-*/blobs/*")), 30)
     (child,) = command.children()
     return command, child, tmp_path

@@ -118,7 +118,9 @@ def test_two_runs_of_a_plan_give_the_same_bits(shares, references, generate):
 def test_the_json_has_the_documented_keys(references, generate):
     found = references("llama2-mha")
     ids = ",".join(map(str, found.prompt_ids))
-    record = generate("--model", found.folder, "--nodes", 2, "--prompt-ids", ids, "--max-tokens", 3, "--ignore-eos")
+    record = generate(
+        "--model", found.folder, "--nodes", 2, "--prompt-ids", ids, "--max-tokens", 3, "--ignore-eos"
+    )
     assert set(record) == KEYS
     assert [set(node) for node in record["nodes"]] == [NODE_KEYS] * 2
     assert record["prompt_tokens"] == len(found.prompt_ids)

@@ -23,7 +23,11 @@ print(status, sorted(heavy), file=sys.stderr)
 
 def run(*arguments):
     ended = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
     assert ended.stderr.splitlines()[-1] == "0 []", ended.stderr
     return ended.stdout

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+import torch
 from safetensors import safe_open
 
 from tpiedge.model.source import resolve_model
@@ -22,9 +23,10 @@ def ids(found):
 
 
 @pytest.mark.parametrize(
-    ("name", "precision"), [("llama-gqa-odd", "bf16"), ("qwen3-biases", "f32"), ("qwen2-tied", "bf16")]
+    ("name", "dtype"),
+    [("llama-gqa-odd", "bfloat16"), ("qwen3-biases", "float32"), ("qwen2-tied", "bfloat16")],
 )
-def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path, name, precision):
+def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path, name, dtype):
     folder = references(name).folder
     packed = tpiedge("pack", folder, "--out", tmp_path / "pack", "--verify", "--json")
     assert packed.status == 0, packed.err
@@ -35,12 +37,10 @@ def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path, name, precisi
     assert unpacked.status == 0, unpacked.err
     source, back = tensors(folder), tensors(tmp_path / "back")
     assert set(back) == set(source)
-    assert {str(tensor.dtype) for tensor in back.values()} == {f"torch.{'bfloat16' if precision == 'bf16' else 'float32'}"}
+    assert {tensor.dtype for tensor in back.values()} == {getattr(torch, dtype)}
     for tensor_name, tensor in source.items():
-        assert back[tensor_name].dtype == tensor.dtype
-        assert back[tensor_name].numpy(force=True).tobytes() == tensor.numpy(force=True).tobytes() if (
-            precision == "f32"
-        ) else back[tensor_name].equal(tensor)
+        assert back[tensor_name].shape == tensor.shape
+        assert back[tensor_name].view(torch.uint8).equal(tensor.view(torch.uint8))
     assert (tmp_path / "back" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["back", "pack"]
 
@@ -60,7 +60,17 @@ def test_a_pack_runs_without_its_checkpoint(tpiedge, generate, references, tmp_p
 
 def test_the_first_run_packs_and_the_second_does_not(tpiedge, references, tmp_path):
     found = references("llama-mqa-tied")
-    arguments = ("run", "--model", found.folder, "--threads", 1, "--prompt-ids", ids(found), "--max-tokens", 2)
+    arguments = (
+        "run",
+        "--model",
+        found.folder,
+        "--threads",
+        1,
+        "--prompt-ids",
+        ids(found),
+        "--max-tokens",
+        2,
+    )
     first = tpiedge(*arguments, TPIEDGE_CACHE=str(tmp_path))
     assert first.status == 0, first.err
     assert "packing llama-mqa-tied as f32: " in first.err
@@ -89,14 +99,33 @@ def test_both_precisions_of_a_model_live_side_by_side(generate, references, tmp_
 def test_bf16_arithmetic_stays_close(generate, references):
     """Rounded to bf16, the logits of this model move by less than the margin of its first tokens."""
     found = references("qwen3")
-    arguments = ("--model", found.folder, "--prompt-ids", ids(found), "--max-tokens", 4, "--ignore-eos", "--nodes", 2)
+    arguments = (
+        "--model",
+        found.folder,
+        "--prompt-ids",
+        ids(found),
+        "--max-tokens",
+        4,
+        "--ignore-eos",
+        "--nodes",
+        2,
+    )
     record = generate(*arguments, "--precision", "bf16", "--compute", "bf16", "--logprobs", 1)
     assert record["plan"]["compute"] == "bf16"
     assert record["token_ids"][0] == found.greedy_ids[0]
 
 
 def test_a_random_pack_of_a_real_shape(tpiedge, tmp_path):
-    arguments = ("pack", "--random", "tinyllama", "--distinct-layers", 1, "--json", "--out", tmp_path / "pack")
+    arguments = (
+        "pack",
+        "--random",
+        "tinyllama",
+        "--distinct-layers",
+        1,
+        "--json",
+        "--out",
+        tmp_path / "pack",
+    )
     first, second = tpiedge(*arguments), tpiedge(*arguments)
     assert (first.status, second.status) == (0, 0), first.err + second.err
     one, two = json.loads(first.out), json.loads(second.out)
@@ -152,7 +181,9 @@ def test_a_stop_string_ends_the_answer_and_is_not_shown(generate, text_model):
 def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
     """Two turns: the second prompt holds the first question, its answer and the second question."""
     flags = ("--threads", 1, "--context", 128, "--max-tokens", 5)
-    ended = tpiedge("run", "--model", text_model, *flags, "--nodes", 2, stdin="ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n")
+    ended = tpiedge(
+        "run", "--model", text_model, *flags, "--nodes", 2, stdin="ba be\n\nbi bo\n/clear\nba be\n/exit\nbu\n"
+    )
     assert ended.status == 0, ended.err
     assert [line for line in ended.err.splitlines() if not line.startswith("packing ")] == []
     first, second, cleared = ended.out.splitlines()

@@ -54,6 +54,7 @@ class Leader:
         self._communicator = communicator
         self._meter = meter
         self._step = 0
+        self._cancelled: Callable[[], bool] = _never
         self._kept: list[int] = []
         self._limits = limits
 
@@ -65,10 +66,11 @@ class Leader:
     ) -> Finished:
         """Run the request to its end, handing every token to `emit` as soon as it is drawn.
 
-        `cancelled` is asked between steps; a cancel inside a step comes through the communicator.
+        `cancelled` is asked between steps; inside one, whoever sets it also calls the communicator's `request_cancel`.
         Raises UserError where prompt + max_tokens exceed the KV cache, PeerLost, ProtocolError.
         """
         self._check(request)
+        self._cancelled = cancelled
         started = time.perf_counter()
         sampler = Sampler(request.sampling, request.prompt_ids, self._config.vocab_size)
         tokens = 0
@@ -179,12 +181,19 @@ class Leader:
             x_TH = self._weights.embedding_rows(token_ids)
         with self._meter.reducing():
             self._communicator.announce(plan)
+            # A cancel that came before the announcement was meant for this request, but belonged to no step yet.
+            if self._cancelled():
+                self._communicator.request_cancel()
             for chunk in chunks(plan):
                 tag = Tag(plan.step, 0, chunk.index)
                 self._communicator.broadcast(x_TH[chunk.first_row : chunk.last_row], tag)
         self._forward.run(x_TH, plan)
         self._kept += token_ids
         return x_TH
+
+
+def _never() -> bool:
+    return False
 
 
 class Follower:

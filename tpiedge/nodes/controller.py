@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from tpiedge.clock import Clock
 from tpiedge.errors import OutOfMemory, PeerLost, ProtocolError, ResourceError, TpiedgeError, UserError
 from tpiedge.nodes.membership import Loss, Membership, State
-from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Envelope, MalformedMessage
+from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Envelope, LinkReset, MalformedMessage
 from tpiedge.wire.control import (
     Assign,
     Failed,
@@ -100,7 +100,7 @@ class Controller:
                     due = self._clock.now() + self._heartbeat_s
                     self._watch()
                     self._pulse()
-            except MalformedMessage as error:
+            except (MalformedMessage, LinkReset) as error:
                 self._lose(self._membership.lose(_rank(error.peer), str(error)))
             except EndpointClosed:
                 return

@@ -27,7 +27,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv_itemsize: int) -> ModelFacts:
         ffn_tile_bytes=unit_bytes("gate", "up", "down"),
         last_tile_bytes=unit_bytes("gate", "up", "down", last=True),
         resident_bytes=layer.vectors_nbytes,
-        head_bytes=pack.layout(key).matrix(head).nbytes,
+        head_bytes=pack.layout(key).matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         kv_token_bytes=2 * head_dim * kv_itemsize,
     )
 

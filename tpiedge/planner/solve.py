@@ -146,7 +146,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
     for _ in range(_ROUNDS):
         fractions = _water_fill([node.speed for node in nodes], limits)
         if fractions is None:
-            return _shortage(model, nodes, limits, capacity_tokens)
+            return _shortage(model, limits, capacity_tokens)
         outcome = evaluate(model, nodes, [Weight(part, part) for part in fractions], capacity_tokens)
         if isinstance(outcome, Plan):
             return outcome
@@ -204,9 +204,7 @@ def _water_fill(speeds: Sequence[float], limits: Sequence[float]) -> list[float]
     return fractions if rest < 1e-9 else None
 
 
-def _shortage(
-    model: ModelFacts, nodes: Sequence[NodeFacts], limits: Sequence[float], capacity_tokens: int
-) -> Infeasible:
+def _shortage(model: ModelFacts, limits: Sequence[float], capacity_tokens: int) -> Infeasible:
     weights, kv_cache = _whole_bytes(model, capacity_tokens)
     for rank, limit in enumerate(limits):
         if limit < 0:

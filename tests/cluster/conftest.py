@@ -1,0 +1,3 @@
+from tests.cluster.packs import packs
+
+__all__ = ["packs"]

@@ -1,0 +1,36 @@
+"""A cancel ends the step on every rank after the same block, and the next request is exact."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.packs import split
+from tests.reference import Reference
+from tpiedge.engine.steps import StepLimits
+from tpiedge.testing.cluster import InProcessCluster, greedy_request
+from tpiedge.wire.control import Token
+
+
+def true_from(call: int) -> Callable[[], bool]:
+    """False for the first `call` - 1 calls."""
+    calls: Iterator[bool] = iter([False] * (call - 1))
+    return lambda: next(calls, True)
+
+
+@pytest.mark.parametrize("shares", ["1", "1,1", "2,1,1"])
+@pytest.mark.parametrize("call", [1, 2, 3, 7, 8])
+def test_a_cancel_at_any_moment_leaves_a_cluster_that_answers_exactly(
+    call: int, shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    """Odd calls fall into a step (between announcement and first block), even ones between two steps."""
+    reference = references("yi")
+    with InProcessCluster(packs(reference), split(reference, shares), limits=StepLimits(9, 4)) as cluster:
+        events: list[object] = []
+        request = greedy_request(reference.prompt_ids, 24)
+        finished = cluster.leader.generate(request, events.append, true_from(call))
+        tokens = [event.token for event in events if isinstance(event, Token)]
+        assert finished.reason == "cancel"
+        assert finished.tokens == len(tokens) < 24
+        assert tuple(tokens) == reference.greedy_ids[: len(tokens)]
+        assert tuple(cluster.greedy(reference.prompt_ids, 24)) == reference.greedy_ids

@@ -1,0 +1,33 @@
+"""What the planner predicts of a node's weights is what the node holds, to the byte."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.packs import split
+from tests.reference import Reference
+from tpiedge.memory.weights import PinnedWeights
+from tpiedge.pack.reader import Pack
+from tpiedge.planner.facts import model_facts
+from tpiedge.planner.partition import parse_shares
+from tpiedge.planner.solve import NodeFacts, Plan, evaluate
+
+
+@pytest.mark.parametrize("shares", ["1", "3,1", "1,0:2,1", "1,1,1,1,1"])
+@pytest.mark.parametrize("name", ["openllama", "llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
+def test_predicted_bytes_are_held_bytes(
+    name: str, shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    reference = references(name)
+    pack = Pack.open(packs(reference))
+    nodes = split(reference, shares)
+    facts = model_facts(pack, head_dim=16, kv_itemsize=4)
+    plan = evaluate(facts, [NodeFacts(1.0)] * len(nodes), parse_shares(shares, len(nodes)), 10)
+    assert isinstance(plan, Plan)
+    for rank, (share, need) in enumerate(zip(nodes, plan.needs, strict=True)):
+        weights = PinnedWeights(pack, share, rank == 0)
+        held = weights.weight_bytes
+        weights.close()
+        assert plan.shares[rank] == share
+        assert need.weight_bytes == held

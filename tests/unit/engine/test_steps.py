@@ -1,0 +1,62 @@
+"""Steps cut into chunks: rows and positions, for one sequence and for many."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.engine.steps import Chunk, Piece, StepLimits, chunks
+from tpiedge.errors import ProtocolError
+from tpiedge.wire.data import Segment, StepPlan
+
+
+def plan(*segments: tuple[int, int, int], chunk_tokens: int, tokens: int | None = None) -> StepPlan:
+    total = sum(length for _, _, length in segments) if tokens is None else tokens
+    parts = tuple(Segment(slot, start, length, start + length) for slot, start, length in segments)
+    return StepPlan(epoch=1, step=1, segments=parts, chunk_tokens=chunk_tokens, tokens=total)
+
+
+def test_a_prompt_in_chunks() -> None:
+    assert chunks(plan((0, 10, 5), chunk_tokens=2)) == (
+        Chunk(0, 0, 2, (Piece(0, 10, 0, 2),)),
+        Chunk(1, 2, 4, (Piece(0, 12, 0, 2),)),
+        Chunk(2, 4, 5, (Piece(0, 14, 0, 1),)),
+    )
+
+
+def test_a_chunk_holds_rows_of_many_sequences() -> None:
+    assert chunks(plan((0, 7, 1), (3, 0, 4), (1, 2, 1), chunk_tokens=4)) == (
+        Chunk(0, 0, 4, (Piece(0, 7, 0, 1), Piece(3, 0, 1, 4))),
+        Chunk(1, 4, 6, (Piece(3, 3, 0, 1), Piece(1, 2, 1, 2))),
+    )
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [plan((0, 0, 3), chunk_tokens=2, tokens=4), plan(chunk_tokens=2), plan((0, 0, 3), chunk_tokens=0)],
+)
+def test_a_plan_whose_numbers_contradict_is_refused(bad: StepPlan) -> None:
+    with pytest.raises(ProtocolError):
+        chunks(bad)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8),
+    chunk_tokens=st.integers(1, 30),
+    start=st.integers(0, 100),
+)
+def test_every_position_is_in_exactly_one_piece(lengths: list[int], chunk_tokens: int, start: int) -> None:
+    segments = [(slot, start + slot, length) for slot, length in enumerate(lengths)]
+    parts = chunks(plan(*segments, chunk_tokens=chunk_tokens))
+    rows = [
+        (piece.slot, piece.start + row - piece.first_row)
+        for chunk in parts
+        for piece in chunk.pieces
+        for row in range(piece.first_row, piece.last_row)
+    ]
+    assert rows == [(slot, first + i) for slot, first, length in segments for i in range(length)]
+    assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)
+
+
+def test_limits_bound_a_step_and_a_message() -> None:
+    assert StepLimits.of(4096) == StepLimits(step_tokens=4096, chunk_tokens=64)
+    assert StepLimits.of(1 << 26) == StepLimits(1, 1)
