@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from tests.leaks import Holdings, adopt_orphans
+from tests.process.leaks import Holdings, adopt_orphans
 
 if TYPE_CHECKING:
     from tests.reference import Reference

@@ -92,7 +92,7 @@ def assert_covered(record, nodes, units, total):
     at = 0
     for node in record["nodes"]:
         start, stop = node[units]
-        assert start == at or start == stop
+        assert start in (at, stop)
         at = max(at, stop)
     assert at == total
 

@@ -1,4 +1,4 @@
-"""An interactive chat with a running cluster."""
+"""An interactive chat with a local cluster."""
 
 import sys
 from itertools import count
@@ -6,78 +6,105 @@ from itertools import count
 import click
 
 from tpiedge.cli.answer import Answer, collect
-from tpiedge.model.template import ChatTemplate
-from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.cli.launch import Layout, check_context, launch, plan_cluster
+from tpiedge.cli.options import Ending
+from tpiedge.cli.prepare import PreparedModel
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["chat"]
 
+_CONTEXT = 4096
 _HELP = "Type a message and Enter. /clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
 
 
 def chat(
-    cluster: LocalCluster,
-    tokenizer: Tokenizer,
-    template: ChatTemplate,
-    eos_ids: tuple[int, ...],
-    capacity: int,
-    max_tokens: int,
-    sampling: Sampling,
+    model: PreparedModel, layout: Layout, context: int | None, ending: Ending, sampling: Sampling
 ) -> None:
-    """Read messages from standard input until its end. The KV cache keeps the common prefix of the turns."""
-    if sys.stdin.isatty():
-        click.echo(_HELP, err=True)
-    messages: list[dict[str, str]] = []
-    for turn in count(1):
-        text = _read_line()
-        if text is None or text.strip() == "/exit":
-            return
-        if text.strip() == "/clear":
-            messages.clear()
-            continue
-        if not text.strip():
-            continue
-        messages.append({"role": "user", "content": text})
-        prompt = tuple(tokenizer.encode(template.render(messages), add_special=False))
-        if len(prompt) >= capacity:
-            messages.pop()
+    """Start a cluster and answer messages from standard input until its end."""
+    limit = model.context_tokens
+    capacity = min(_CONTEXT, limit) if context is None else check_context(model, context)
+    _ = model.template  # a model without one is refused before anything starts
+    plan = plan_cluster(model, layout, capacity)
+    with launch(model, layout, plan, capacity) as cluster:
+        if sys.stdin.isatty():
+            click.echo(_HELP, err=True)
+        _Conversation(cluster, model, capacity, ending, sampling).run()
+
+
+class _Conversation:
+    """The messages so far. The KV cache keeps the common prefix of the turns."""
+
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        model: PreparedModel,
+        capacity: int,
+        ending: Ending,
+        sampling: Sampling,
+    ) -> None:
+        self._cluster = cluster
+        self._model = model
+        self._capacity = capacity
+        self._ending = ending
+        self._sampling = sampling
+        self._messages: list[dict[str, str]] = []
+        self._turns = count(1)
+
+    def run(self) -> None:
+        while (line := _read_line()) is not None and line.strip() != "/exit":
+            if line.strip() == "/clear":
+                self._messages.clear()
+            elif line.strip():
+                self._turn(line)
+
+    def _turn(self, text: str) -> None:
+        """One message and its answer; a message without an answer is forgotten."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        rendered = self._model.template.render(messages)
+        prompt = tuple(self._model.tokenizer.encode(rendered, add_special=False))
+        if len(prompt) >= self._capacity:
             click.echo(
-                f"the conversation has {len(prompt)} tokens, the context {capacity}: /clear it, or start again "
-                "with a larger --context",
+                f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
+                "again with a larger --context",
                 err=True,
             )
-            continue
+            return
+        answer = self._speak(prompt)
+        if answer is not None:
+            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+
+    def _speak(self, prompt: tuple[int, ...]) -> Answer | None:
+        """The answer, shown as it comes; None if the user stopped it."""
         request = GenerationRequest(
-            id=f"turn-{turn}",
+            id=f"turn-{next(self._turns)}",
             prompt_ids=prompt,
-            max_tokens=min(max_tokens, capacity - len(prompt)),
-            sampling=sampling,
-            stop_ids=eos_ids,
-            ignore_eos=False,
+            max_tokens=min(self._ending.max_tokens, self._capacity - len(prompt)),
+            sampling=self._sampling,
+            stop_ids=self._model.config.eos_ids,
+            ignore_eos=self._ending.ignore_eos,
             keep_prefix=True,
             prompt_scores=False,
         )
-        answer = _speak(cluster, request, tokenizer)
-        if answer is None:
-            messages.pop()
-        else:
-            messages.append({"role": "assistant", "content": answer.text})
-
-
-def _speak(cluster: LocalCluster, request: GenerationRequest, tokenizer: Tokenizer) -> Answer | None:
-    """The answer, shown as it comes; None if the user stopped it."""
-    try:
-        answer = collect(cluster, request, tokenizer, (), lambda text: click.echo(text, nl=False))
-    except KeyboardInterrupt:
-        click.echo(" [stopped]")
-        return None
-    click.echo()
-    return answer
+        try:
+            answer = collect(
+                self._cluster,
+                request,
+                self._model.tokenizer,
+                self._ending.strings,
+                lambda text: click.echo(text, nl=False),
+            )
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            click.echo(" [stopped]")
+            return None
+        click.echo()
+        return answer
 
 
 def _read_line() -> str | None:
-    """One line of the user; None at the end of input or on Ctrl-C."""
+    """One line of the user; None at the end of input or on Ctrl-C at the prompt."""
     if not sys.stdin.isatty():
         line = sys.stdin.readline()
         return line.rstrip("\n") if line else None

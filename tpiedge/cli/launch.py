@@ -11,10 +11,10 @@ from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
 from tpiedge.planner.facts import model_facts
-from tpiedge.planner.partition import parse_shares
+from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Infeasible, NodeFacts, Plan, evaluate, solve
 
-__all__ = ["Layout", "launch", "plan_cluster", "plan_json"]
+__all__ = ["Layout", "check_context", "launch", "plan_cluster", "plan_json"]
 
 _MAX_NODES = 64
 
@@ -36,25 +36,44 @@ class Layout:
         cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
         return max(1, cores // self.nodes)
 
+    def check(self) -> None:
+        """Raises UserError for any flag that is out of range."""
+        _ = self.weights
+
+    @property
+    def weights(self) -> tuple[Weight, ...] | None:
+        """The nodes' relative weights; None: whatever fits. Raises UserError as `check`."""
+        if not 1 <= self.nodes <= _MAX_NODES:
+            raise UserError(f"--nodes {self.nodes} is out of range: 1 to {_MAX_NODES}")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
+        return None if self.shares is None else parse_shares(self.shares, self.nodes)
+
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
     """Shares by --shares or even ones within --memory. Raises UserError, or OutOfMemory with the numbers."""
-    if not 1 <= layout.nodes <= _MAX_NODES:
-        raise UserError(f"--nodes {layout.nodes} is out of range: 1 to {_MAX_NODES}")
-    if layout.threads is not None and not 1 <= layout.threads <= 1024:
-        raise UserError(f"--threads {layout.threads} is out of range: 1 to 1024")
+    weights = layout.weights
     facts = model_facts(
         model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
     )
     nodes = [NodeFacts(1.0, layout.memory_bytes) for _ in range(layout.nodes)]
-    if layout.shares is None:
-        plan = solve(facts, nodes, capacity_tokens)
-    else:
-        plan = evaluate(facts, nodes, parse_shares(layout.shares, layout.nodes), capacity_tokens)
+    plan = (
+        solve(facts, nodes, capacity_tokens)
+        if weights is None
+        else evaluate(facts, nodes, weights, capacity_tokens)
+    )
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     _check_this_computer(model, plan)
     return plan
+
+
+def check_context(model: PreparedModel, context: int) -> int:
+    """--context, if the model has as many positions."""
+    limit = model.context_tokens
+    if not 1 <= context <= limit:
+        raise UserError(f"--context {context} is out of range: the model has 1 to {limit} positions")
+    return context
 
 
 def _check_this_computer(model: PreparedModel, plan: Plan) -> None:

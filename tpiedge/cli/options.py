@@ -1,7 +1,7 @@
 """Flags that several verbs share, and what they say together."""
 
 from collections.abc import Callable
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
@@ -11,7 +11,25 @@ from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["BYTES", "greedy", "sampling_of", "sampling_options", "token_ids"]
+__all__ = ["BYTES", "Ending", "greedy", "sampling_of", "sampling_options", "token_ids"]
+
+_TOKEN_IDS = 1 << 32
+
+
+@dataclass(frozen=True)
+class Ending:
+    """When an answer ends: after so many tokens, before any of these strings, at an end token. Checked when made."""
+
+    max_tokens: int
+    strings: tuple[str, ...]
+    ignore_eos: bool
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.max_tokens < _TOKEN_IDS:
+            raise UserError(f"--max-tokens {self.max_tokens} is out of range: at least 1")
+        if "" in self.strings:
+            raise UserError("--stop is empty: leave it out, or give some text")
+
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -75,10 +93,13 @@ def sampling_options(command: _Command) -> _Command:
     return command
 
 
-def sampling_of(flags: dict[str, Any], vocab_size: int) -> Sampling:
-    """Take the sampling flags out of `flags`. Raises UserError that names the flag."""
+def sampling_of(flags: dict[str, Any]) -> Sampling:
+    """Take the sampling flags out of `flags`. Raises UserError that names the flag.
+
+    That --logit-bias stays within the vocabulary is still to be checked, once the model is known.
+    """
     sampling = Sampling(**{field.name: flags.pop(field.name) for field in fields(Sampling)})
-    check_sampling(sampling, vocab_size)
+    check_sampling(sampling, _TOKEN_IDS)
     return sampling
 
 
@@ -104,6 +125,6 @@ def token_ids(text: str) -> tuple[int, ...]:
         ids = tuple(int(item) for item in text.split(","))
     except ValueError:
         raise UserError(f"--prompt-ids {text[:60]!r} is not a list of token ids like 1,2,3") from None
-    if any(not 0 <= token < 1 << 32 for token in ids):
+    if any(not 0 <= token < _TOKEN_IDS for token in ids):
         raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
     return ids

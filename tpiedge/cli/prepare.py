@@ -1,5 +1,6 @@
 """From the name of a model to a pack, packed on first use, with its tokenizer and chat template."""
 
+import os
 import shutil
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,9 +73,20 @@ class PreparedModel:
         self._folder = folder
 
     @property
+    def context_tokens(self) -> int:
+        """Positions that the model can use: RoPE scaling may reach beyond those it was trained on."""
+        rope, limit = self.config.rope, self.config.max_position_embeddings
+        match rope.kind:
+            case "linear" | "dynamic":
+                return int(limit * rope.factor)
+            case "yarn":
+                return max(limit, int(rope.original_positions * rope.factor))
+        return limit
+
+    @property
     def has_tokenizer(self) -> bool:
-        """Whether text can go in and come out; a synthetic pack takes token ids only."""
-        return self._folder is not None
+        """Whether text can go in and come out; other models take token ids only."""
+        return self._folder is not None and has_file(self._folder, "tokenizer.json")
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
@@ -98,7 +110,7 @@ class PreparedModel:
 def prepare(name: str, precision: str | None, compute: Compute | None, cache: Path | None) -> PreparedModel:
     """Open the model's pack; the first time, make it, with progress on standard error."""
     given = Path(name)
-    if (given / MANIFEST_NAME).is_file():
+    if os.path.isfile(given / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
         return _prepare_pack(name, given, precision, compute)
     folder = resolve_model(name)
     checkpoint = Checkpoint.open(folder)

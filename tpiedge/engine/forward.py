@@ -94,7 +94,9 @@ class ForwardPass:
                 x_CH = x_TH[chunk.first_row : chunk.last_row]
                 with self._meter.computing():
                     partial_CH = self._attention(x_CH, weights, layer, chunk, rotary)
-                self._reduce(x_CH, partial_CH, Tag(step, 2 * layer, chunk.index), weights.vectors.get("o_bias"))
+                self._reduce(
+                    x_CH, partial_CH, Tag(step, 2 * layer, chunk.index), weights.vectors.get("o_bias")
+                )
 
     def _ffn_block(self, x_TH: Tensor, step: int, layer: int, parts: tuple[Chunk, ...]) -> None:
         with self._weights.resident(Block(layer, "ffn")) as weights:
@@ -126,39 +128,44 @@ class ForwardPass:
             return None
         rows = slice(chunk.first_row, chunk.last_row)
         cos_Cd, sin_Cd = rotary.cos_Td[rows], rotary.sin_Td[rows]
-        h_CH = rms_norm(x_CH, weights.vectors["attention_norm"], self._config.rms_norm_eps)
-        q_Cnd = self._heads(h_CH, weights, "q", self._share.attention.start, len(self._share.attention))
-        k_CKd = self._heads(h_CH, weights, "k", self._kv.start, len(self._kv))
-        v_CKd = self._heads(h_CH, weights, "v", self._kv.start, len(self._kv))
+        h_CH = self._norm(x_CH, weights, "attention_norm")
+        y_q, y_k, y_v = self._linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
+        q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
+        k_CKd = self._heads(y_k, weights, "k", self._kv.start, len(self._kv))
+        v_CKd = self._heads(y_v, weights, "v", self._kv.start, len(self._kv))
         if self._config.qk_norm:
-            q_Cnd = rms_norm(q_Cnd, weights.vectors["q_norm"], self._config.rms_norm_eps)
-            k_CKd = rms_norm(k_CKd, weights.vectors["k_norm"], self._config.rms_norm_eps)
-        q_Cnd, k_CKd = rope(q_Cnd, cos_Cd, sin_Cd), rope(k_CKd, cos_Cd, sin_Cd)
+            q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
+        q_Cnd = rope(q_Cnd, cos_Cd, sin_Cd, self._linear.pool)
+        k_CKd = rope(k_CKd, cos_Cd, sin_Cd, self._linear.pool)
         out_Cnd = self._attend(q_Cnd, k_CKd, v_CKd, layer, chunk)
         o_RH = weights.matrices["o"]
-        stored = o_RH.shape[0] // len(self._share.attention)
-        out_CnP = functional.pad(out_Cnd, (0, stored - out_Cnd.shape[-1]))
+        padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
+        out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self._linear.contract(out_CnP.flatten(1), o_RH)
 
     def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, chunk: Chunk) -> Tensor:
-        out_Cnd = torch.empty_like(q_Cnd)
+        parts = []
         for piece in chunk.pieces:
             rows = slice(piece.first_row, piece.last_row)
             self._cache.append(layer, piece.slot, piece.start, k_CKd[rows], v_CKd[rows])
-            out_Cnd[rows] = attention(
+            part_Cnd = attention(
                 q_Cnd[rows],
                 self._cache.keys(layer, piece.slot, piece.stop),
                 self._cache.values(layer, piece.slot, piece.stop),
                 self._kv_of_head,
                 piece.start,
                 window=self._config.windows[layer],
+                pool=self._linear.pool,
             )
-        return out_Cnd
+            parts.append(part_Cnd)
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
-    def _heads(self, h_CH: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
-        """[C, count, d]: the projection `name` of heads [first, first + count), with its bias, without padding."""
-        y_CP = self._linear.project(h_CH, weights.matrices[name])
-        y_Ccd = y_CP.view(h_CH.shape[0], count, -1)[..., : self._config.head_dim]
+    def _norm(self, x: Tensor, weights: BlockWeights, name: str) -> Tensor:
+        return rms_norm(x, weights.vectors[name], self._config.rms_norm_eps, self._linear.pool)
+
+    def _heads(self, y_CP: Tensor, weights: BlockWeights, name: str, first: int, count: int) -> Tensor:
+        """[C, count, d]: a projection to heads [first, first + count), with its bias, without padding."""
+        y_Ccd = y_CP.view(y_CP.shape[0], count, -1)[..., : self._config.head_dim]
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return y_Ccd
@@ -168,14 +175,13 @@ class ForwardPass:
         """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
         if not len(self._share.ffn):
             return None
-        h_CH = rms_norm(x_CH, weights.vectors["ffn_norm"], self._config.rms_norm_eps)
-        gate_CF = self._columns(h_CH, weights, "gate")
-        up_CF = self._columns(h_CH, weights, "up")
-        return self._linear.contract(swiglu(gate_CF, up_CF), weights.matrices["down"])
+        h_CH = self._norm(x_CH, weights, "ffn_norm")
+        y_gate, y_up = self._linear.project_many(h_CH, [weights.matrices["gate"], weights.matrices["up"]])
+        gate_CF, up_CF = self._columns(y_gate, weights, "gate"), self._columns(y_up, weights, "up")
+        return self._linear.contract(swiglu(gate_CF, up_CF, self._linear.pool), weights.matrices["down"])
 
-    def _columns(self, h_CH: Tensor, weights: BlockWeights, name: str) -> Tensor:
-        """[C, F]. Padding rows are zero in the weights and stay zero through SwiGLU and the down projection."""
-        y_CF = self._linear.project(h_CH, weights.matrices[name])
+    def _columns(self, y_CF: Tensor, weights: BlockWeights, name: str) -> Tensor:
+        """[C, F] with its bias. Padding stays zero through SwiGLU and the down projection."""
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return y_CF

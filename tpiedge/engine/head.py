@@ -21,7 +21,8 @@ class Head:
 
     def logits(self, x_MH: Tensor) -> Tensor:
         """[M, vocabulary] f32 for M positions; the caller bounds M, since a row of logits may take half a megabyte."""
-        h_MH = rms_norm(x_MH, self._weights.head_vectors()["final_norm"], self._config.rms_norm_eps)
+        weight = self._weights.head_vectors()["final_norm"]
+        h_MH = rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
         logits_MV = torch.empty(x_MH.shape[0], self._config.vocab_size)
         for first, tile_RH in self._weights.head_tiles():
             rows = min(tile_RH.shape[0], self._config.vocab_size - first)

@@ -3,11 +3,17 @@
 T new tokens, N query heads, K KV heads, g query heads of one KV head, S cached positions, d head width.
 """
 
+import functools
+import math
+import struct
+from bisect import bisect_left
 from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from tpiedge.kernels.library import MAX_HEAD_WIDTH, NATIVE_TOKENS, Pool
 
 __all__ = ["attention", "kv_of_heads"]
 
@@ -35,6 +41,7 @@ def attention(
     first_key: int = 0,
     window: int | None = None,
     scale: float | None = None,
+    pool: Pool | None = None,
 ) -> Tensor:
     """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...
 
@@ -43,12 +50,15 @@ def attention(
     only those at a position greater than its own minus `window` (Hugging Face's meaning). `kv_of_head` is
     non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
 
-    Scratch: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
+    Few tokens go through the native kernels of `pool`: there a token's bits do not depend on the others.
+    Scratch otherwise: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
     """
-    _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
+    head_start = _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
+    offset = first_position - first_key
+    if pool is not None and q_TNd.shape[0] <= NATIVE_TOKENS and q_TNd.shape[2] <= MAX_HEAD_WIDTH:
+        return _native(pool, q_TNd, k_KSd, v_KSd, head_start, offset, window, scale)
     tokens, _, width = q_TNd.shape
     result = torch.empty(q_TNd.shape)
-    offset = first_position - first_key
     low = 0 if window is None else max(0, offset + 1 - window)
     k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
     whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
@@ -57,6 +67,35 @@ def attention(
         out_TKgd = result[:, heads].view(tokens, kv.stop - kv.start, -1, width)
         _group(q_TKgd, k_KSd[kv].float(), v_KSd[kv].float(), offset - low, window, scale, out_TKgd)
     return result
+
+
+def _native(
+    pool: Pool,
+    q_TNd: Tensor,
+    k_KSd: Tensor,
+    v_KSd: Tensor,
+    head_start: bytes,
+    offset: int,
+    window: int | None,
+    scale: float | None,
+) -> Tensor:
+    """The native kernels read raw memory, so what they are given and `_check` does not look at is checked here."""
+    if q_TNd.dtype is not torch.float32 or not q_TNd.is_cpu:
+        raise ValueError(f"queries are {q_TNd.dtype} on {q_TNd.device}, not f32 in main memory")
+    for x_KSd in (k_KSd, v_KSd):
+        if (x_KSd.dtype is not torch.float32 and x_KSd.dtype is not torch.bfloat16) or not x_KSd.is_cpu:
+            raise ValueError(f"the cache is {x_KSd.dtype} on {x_KSd.device}, not f32 or bf16 in main memory")
+        if x_KSd.shape[2] != q_TNd.shape[2] or x_KSd.stride(2) != 1 or x_KSd.dtype is not k_KSd.dtype:
+            raise ValueError(
+                f"keys or values are {list(x_KSd.shape)} {x_KSd.dtype} with strides {x_KSd.stride()}"
+                f" for queries {list(q_TNd.shape)}"
+            )
+    if window is not None and window < 1:
+        raise ValueError(f"a window of {window} positions")
+    out_TNd = torch.empty(q_TNd.shape)
+    scale = 1 / math.sqrt(q_TNd.shape[2]) if scale is None else scale
+    pool.attention(q_TNd.contiguous(), k_KSd, v_KSd, head_start, offset, window, scale, out_TNd)
+    return out_TNd
 
 
 def _group(
@@ -111,13 +150,23 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
     return runs
 
 
-def _check(q_TNd: Tensor, k_KSd: Tensor, v_KSd: Tensor, kv_of_head: tuple[int, ...], before: int) -> None:
+def _check(q_TNd: Tensor, k_KSd: Tensor, v_KSd: Tensor, kv_of_head: tuple[int, ...], before: int) -> bytes:
+    """Returns the KV heads as the native kernels take them."""
     tokens, heads, _ = q_TNd.shape
-    if list(kv_of_head) != sorted(kv_of_head):
-        raise ValueError(f"KV heads {kv_of_head} decrease")
-    if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < k_KSd.shape[0]):
-        raise ValueError(f"{heads} query heads with KV heads {kv_of_head} of {k_KSd.shape[0]}")
+    head_start = _head_start(kv_of_head, heads, k_KSd.shape[0])
     if k_KSd.shape != v_KSd.shape or before < 0 or k_KSd.shape[1] != before + tokens:
         raise ValueError(
             f"keys {list(k_KSd.shape)}, values {list(v_KSd.shape)} for {before} + {tokens} positions"
         )
+    return head_start
+
+
+@functools.lru_cache(maxsize=64)
+def _head_start(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
+    """The first query head of every KV head, and the end, as int64: checked, because memory is read with them."""
+    if list(kv_of_head) != sorted(kv_of_head):
+        raise ValueError(f"KV heads {kv_of_head} decrease")
+    if len(kv_of_head) != heads or (heads and not 0 <= min(kv_of_head) <= max(kv_of_head) < kv_heads):
+        raise ValueError(f"{heads} query heads with KV heads {kv_of_head} of {kv_heads}")
+    starts = [bisect_left(kv_of_head, kv) for kv in range(kv_heads + 1)]
+    return struct.pack(f"={len(starts)}q", *starts)

@@ -5,17 +5,48 @@ import functools
 import importlib.machinery
 import logging
 import os
+import struct
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
-__all__ = ["ISAS", "Library", "Pool", "native_library"]
+__all__ = ["ISAS", "MAX_HEAD_WIDTH", "MAX_PRODUCTS", "NATIVE_TOKENS", "Library", "Pool", "native_library"]
 
-_ABI = 1
+_ABI = 2
+# Up to this many tokens the native kernels compute; torch's products are faster for more.
+NATIVE_TOKENS = 16
 # The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx512")
+
+# Of one call of Pool.project, and of a head (native/interface.cpp, native/kernels.h).
+MAX_PRODUCTS = 4
+MAX_HEAD_WIDTH = 256
+
+# One weight of a project: w, y, is bf16, stride, rows.
+_WEIGHT = struct.Struct("=5q")
+_NO_WINDOW = 1 << 62
+
+_int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
+_ROWS = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _size]
+_SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "tpiedge_has_isa": ([_int], _int),
+    "tpiedge_best_isa": ([], _int),
+    "tpiedge_open": ([_int, _int], _pointer),
+    "tpiedge_close": ([_pointer], None),
+    "tpiedge_project": ([_pointer, _pointer, _size, _size, ctypes.c_char_p, _size], None),
+    "tpiedge_contract": ([_pointer, _pointer, _pointer, _int, _size, _pointer, _size, _size, _size], None),
+    "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
+    "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
+    "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
+    "tpiedge_attention": (
+        [_pointer, _pointer, _pointer, _pointer, _pointer, _int, ctypes.c_char_p, *[_size] * 10, _float],
+        None,
+    ),
+}
 
 _log = logging.getLogger(__name__)
 
@@ -35,38 +66,112 @@ class Library:
 
 
 class Pool:
-    """Native threads that compute together with the caller. One call at a time."""
+    """Native threads that compute together with the caller, and what else is native. One call at a time.
+
+    The methods read and write raw memory: the modules of this package check what they pass on. All f32 tensors
+    are contiguous where no stride is named.
+    """
 
     def __init__(self, dll: ctypes.CDLL, isa: int, threads: int) -> None:
         handle = dll.tpiedge_open(threads, isa)
         if not handle:
             raise RuntimeError(f"cannot start {threads - 1} threads for the native kernels")
         self._dll = dll
-        self._handle = handle
-        self.close = weakref.finalize(self, dll.tpiedge_close, handle)
+        self._open: int | None = handle
+        self._finalizer = weakref.finalize(self, dll.tpiedge_close, handle)
 
-    def project(self, x_TI: Tensor, w_RI: Tensor, y_TR: Tensor) -> None:
-        """y = x @ w.T; x and y contiguous f32."""
-        self._call(self._dll.tpiedge_project, x_TI, w_RI, y_TR)
+    def close(self) -> None:
+        """End the threads. May be called again."""
+        self._open = None
+        self._finalizer()
+
+    @property
+    def _handle(self) -> int:
+        if self._open is None:
+            raise RuntimeError("the native threads were closed")
+        return self._open
+
+    def project(self, x_TI: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
+        """y = x @ w.T of each weight [R, I] (rows at a stride, f32 or bf16), up to MAX_PRODUCTS."""
+        packed = b"".join(
+            _WEIGHT.pack(w.data_ptr(), y.data_ptr(), w.dtype is torch.bfloat16, w.stride(0), y.shape[1])
+            for w, y in zip(weights, outputs, strict=True)
+        )
+        tokens, cols = x_TI.shape
+        self._dll.tpiedge_project(self._handle, x_TI.data_ptr(), tokens, cols, packed, len(weights))
 
     def contract(self, x_TR: Tensor, w_RO: Tensor, y_TO: Tensor) -> None:
-        """y = x @ w; x and y contiguous f32."""
-        self._call(self._dll.tpiedge_contract, x_TR, w_RO, y_TO)
-
-    def _call(self, function: "ctypes._NamedFuncPointer", x: Tensor, w: Tensor, y: Tensor) -> None:
-        if not self.close.alive:
-            raise RuntimeError("the native threads were closed")
-        function(
+        """y = x @ w."""
+        rows, cols = w_RO.shape
+        self._dll.tpiedge_contract(
             self._handle,
-            x.data_ptr(),
-            w.data_ptr(),
-            w.dtype is torch.bfloat16,
-            w.stride(0),
-            y.data_ptr(),
-            x.shape[0],
-            w.shape[0],
-            w.shape[1],
+            x_TR.data_ptr(),
+            w_RO.data_ptr(),
+            w_RO.dtype is torch.bfloat16,
+            w_RO.stride(0),
+            y_TO.data_ptr(),
+            x_TR.shape[0],
+            rows,
+            cols,
         )
+
+    def rms_norm(self, x_TNd: Tensor, weight_d: Tensor, eps: float, y_TNd: Tensor) -> None:
+        """x may be strided but in its last dimension."""
+        self._dll.tpiedge_rms_norm(self._handle, *_rows(x_TNd, y_TNd), weight_d.data_ptr(), eps)
+
+    def rope(self, x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, y_TNd: Tensor) -> None:
+        """x may be strided but in its last dimension."""
+        self._dll.tpiedge_rope(
+            self._handle, *_rows(x_TNd, y_TNd), cos_Tr.data_ptr(), sin_Tr.data_ptr(), cos_Tr.shape[1]
+        )
+
+    def swiglu(self, gate_TF: Tensor, up_TF: Tensor, y_TF: Tensor) -> None:
+        """y = silu(gate) * up."""
+        self._dll.tpiedge_swiglu(
+            self._handle, gate_TF.data_ptr(), up_TF.data_ptr(), y_TF.data_ptr(), y_TF.numel()
+        )
+
+    def attention(
+        self,
+        q_TNd: Tensor,
+        k_KSd: Tensor,
+        v_KSd: Tensor,
+        head_start: bytes,
+        offset: int,
+        window: int | None,
+        scale: float,
+        y_TNd: Tensor,
+    ) -> None:
+        """The first query stands at key index `offset`; `head_start`: K + 1 native int64."""
+        tokens, heads, width = q_TNd.shape
+        k_head_stride, k_stride, _ = k_KSd.stride()
+        v_head_stride, v_stride, _ = v_KSd.stride()
+        self._dll.tpiedge_attention(
+            self._handle,
+            q_TNd.data_ptr(),
+            k_KSd.data_ptr(),
+            v_KSd.data_ptr(),
+            y_TNd.data_ptr(),
+            k_KSd.dtype is torch.bfloat16,
+            head_start,
+            k_head_stride,
+            k_stride,
+            v_head_stride,
+            v_stride,
+            tokens,
+            heads,
+            k_KSd.shape[0],
+            width,
+            offset,
+            _NO_WINDOW if window is None else window,
+            scale,
+        )
+
+
+def _rows(x_TNd: Tensor, y_TNd: Tensor) -> tuple[int, ...]:
+    token_stride, head_stride, _ = x_TNd.stride()
+    tokens, heads, width = x_TNd.shape
+    return x_TNd.data_ptr(), y_TNd.data_ptr(), token_stride, head_stride, tokens, heads, width
 
 
 @functools.cache
@@ -107,13 +212,7 @@ def load(path: Path) -> ctypes.CDLL:
         raise OSError(f"{path.name} is not the kernels' library") from error
     if version != _ABI:
         raise OSError(f"{path.name} has version {version}, not {_ABI}: reinstall")
-    dll.tpiedge_has_isa.argtypes = [ctypes.c_int]
-    dll.tpiedge_open.argtypes = [ctypes.c_int, ctypes.c_int]
-    dll.tpiedge_open.restype = ctypes.c_void_p
-    dll.tpiedge_close.argtypes = [ctypes.c_void_p]
-    dll.tpiedge_close.restype = None
-    pointer, size = ctypes.c_void_p, ctypes.c_int64
-    for function in (dll.tpiedge_project, dll.tpiedge_contract):
-        function.argtypes = [pointer, pointer, pointer, ctypes.c_int, size, pointer, size, size, size]
-        function.restype = None
+    for name, (arguments, result) in _SIGNATURES.items():
+        function = getattr(dll, name)
+        function.argtypes, function.restype = arguments, result
     return dll

@@ -6,6 +6,7 @@ Up to NATIVE_TOKENS tokens go through the native kernels where they were built; 
 the same bits whatever else is in the step and however many threads work. More tokens go through torch.
 """
 
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Self
 
@@ -14,11 +15,9 @@ from torch import Tensor
 
 from tpiedge.kernels import torch_linear
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import Library, native_library
+from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Library, Pool, native_library
 
 __all__ = ["NATIVE_TOKENS", "Linear"]
-
-NATIVE_TOKENS = 16
 
 
 class Linear:
@@ -44,14 +43,27 @@ class Linear:
         """Whether few tokens are computed by the native kernels."""
         return self._pool is not None
 
+    @property
+    def pool(self) -> Pool | None:
+        """The native kernels, for the operations that are not products; None where torch computes."""
+        return self._pool
+
     def project(self, x_TI: Tensor, w_RI: Tensor) -> Tensor:
         """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
-        _check(x_TI, w_RI, input_dim=1)
-        if self._pool is None or x_TI.shape[0] > NATIVE_TOKENS:
-            return torch_linear.project(x_TI, w_RI, self.arithmetic)
-        y_TR = torch.empty((x_TI.shape[0], w_RI.shape[0]))
-        self._pool.project(self._input(x_TI), w_RI, y_TR)
-        return y_TR
+        return self.project_many(x_TI, (w_RI,))[0]
+
+    def project_many(self, x_TI: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        """x @ w.T of up to MAX_PRODUCTS weights, for one waking of the threads. A result for each."""
+        if len(weights) > MAX_PRODUCTS:
+            raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
+        for w_RI in weights:
+            _check(x_TI, w_RI, input_dim=1)
+        tokens = x_TI.shape[0]
+        if self._pool is None or tokens > NATIVE_TOKENS:
+            return [torch_linear.project(x_TI, w_RI, self.arithmetic) for w_RI in weights]
+        outputs = [torch.empty((tokens, w_RI.shape[0])) for w_RI in weights]
+        self._pool.project(self._input(x_TI), weights, outputs)
+        return outputs
 
     def contract(self, x_TR: Tensor, w_RO: Tensor) -> Tensor:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
@@ -84,12 +96,12 @@ class Linear:
 
 def _check(x: Tensor, w: Tensor, input_dim: int) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
-    if w.dim() != 2 or w.dtype not in (torch.float32, torch.bfloat16):
+    if w.dim() != 2 or (w.dtype is not torch.float32 and w.dtype is not torch.bfloat16):
         raise ValueError(f"weights are {list(w.shape)} {w.dtype}, not a matrix in f32 or bf16")
-    features = w.shape[input_dim]
-    if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32:
-        raise ValueError(f"activations are {list(x.shape)} {x.dtype}, not f32 [tokens, {features}]")
-    if w.stride(1) != 1 or w.stride(0) < w.shape[1]:
-        raise ValueError(f"weights of shape {list(w.shape)} have strides {w.stride()}, not (>= columns, 1)")
-    if x.device.type != "cpu" or w.device.type != "cpu":
+    shape, strides = w.shape, w.stride()
+    if x.dim() != 2 or x.shape[1] != shape[input_dim] or x.dtype is not torch.float32:
+        raise ValueError(f"activations are {list(x.shape)} {x.dtype}, not f32 [tokens, {shape[input_dim]}]")
+    if strides[1] != 1 or strides[0] < shape[1]:
+        raise ValueError(f"weights of shape {list(shape)} have strides {strides}, not (>= columns, 1)")
+    if not (x.is_cpu and w.is_cpu):
         raise ValueError(f"activations on {x.device}, weights on {w.device}: both must be in main memory")

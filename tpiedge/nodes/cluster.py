@@ -41,6 +41,7 @@ __all__ = ["ClusterSpec", "LocalCluster", "Timing"]
 _SLICE_S = 0.1
 _STATS_S = 10.0
 _CLOSING_S = 3.0
+_BROKEN_CLOSING_S = 0.2
 _EPOCH = 1
 
 
@@ -77,6 +78,7 @@ class LocalCluster:
         self._keys = CurveKeys.generate()
         self._node_keys = [CurveKeys.generate() for _ in spec.shares]
         self._children: list[Child] = []
+        self._broken = False
         allowed = {keys.public: f"node-{rank}" for rank, keys in enumerate(self._node_keys)}
         self._hub = ZmqHub(
             address="tcp://127.0.0.1:*", keys=self._keys, name="master", allowed=allowed, plane=CONTROL
@@ -150,11 +152,14 @@ class LocalCluster:
         return [answers[rank] for rank in sorted(answers)]
 
     def close(self) -> None:
-        """End all nodes, in order if they answer within three seconds, else by force. Idempotent."""
+        """End all nodes, in order if they do so within three seconds, else by force. Idempotent.
+
+        Once a node is lost nothing is left to wait for: it may be frozen, and the user waits for the message.
+        """
         if self._controller.running:
             for rank in range(len(self._children)):
                 self._hub.post(Shutdown(_EPOCH), to=f"node-{rank}")
-            deadline = time.monotonic() + _CLOSING_S
+            deadline = time.monotonic() + (_BROKEN_CLOSING_S if self._broken else _CLOSING_S)
             while time.monotonic() < deadline and any(child.exit_cause() is None for child in self._children):
                 time.sleep(0.01)
         self._controller.close()
@@ -194,6 +199,7 @@ class LocalCluster:
                     raise PeerError("the nodes did not answer in time") from None
                 continue
             if isinstance(event, TpiedgeError):
+                self._broken = True
                 raise event
             return event
 
@@ -212,7 +218,7 @@ class LocalCluster:
         )
         threads = str(self._spec.threads)
         environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        return Child("tpiedge.nodes.node", bootstrap.to_line(), environment)
+        return Child("tpiedge.nodes.process", bootstrap.to_line(), environment)
 
     def _assign(self, rank: int, root_endpoint: str) -> Assign:
         spec, share = self._spec, self._spec.shares[rank]

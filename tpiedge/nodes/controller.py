@@ -93,13 +93,12 @@ class Controller:
         due = self._clock.now()
         while not self._closing.is_set():
             try:
-                envelope = self._hub.recv(max(0.0, due - self._clock.now()))
-                if envelope is not None:
+                # When this thread itself was held up, heartbeats are waiting: hear them all before judging silence.
+                while (envelope := self._hub.recv(max(0.0, due - self._clock.now()))) is not None:
                     self._handle(envelope)
-                if self._clock.now() >= due:
-                    due = self._clock.now() + self._heartbeat_s
-                    self._watch()
-                    self._pulse()
+                due = self._clock.now() + self._heartbeat_s
+                self._watch()
+                self._pulse()
             except (MalformedMessage, LinkReset) as error:
                 self._lose(self._membership.lose(_rank(error.peer), str(error)))
             except EndpointClosed:

@@ -91,7 +91,9 @@ class ControlLink:
                 self._endpoint.send(self._heartbeat())
                 due = now + self._heartbeat_s
             envelope = self._endpoint.recv(max(0.0, due - now))
-            if envelope is not None:
+            if envelope is None:
+                self._liveness.heard_nothing()
+            else:
                 self._liveness.heard_master()
                 self._handle(envelope.message)
 

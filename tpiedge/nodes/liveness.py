@@ -30,7 +30,7 @@ class ClusterLiveness:
         self._timeout_s = timeout_s
         self._stall_s = stall_s
         self._lock = threading.Lock()
-        self._master_heard = clock.now()
+        self._master_heard = self._listened = clock.now()
         self._lost: dict[int, str] = {}
         self._progress: dict[int, tuple[Progress, float]] = {}
         self._wait: tuple[tuple[int, str], float] = ((-1, ""), 0.0)
@@ -39,7 +39,12 @@ class ClusterLiveness:
     def heard_master(self) -> None:
         """Any message of the master arrived."""
         with self._lock:
-            self._master_heard = self._clock.now()
+            self._master_heard = self._listened = self._clock.now()
+
+    def heard_nothing(self) -> None:
+        """Nothing of the master is waiting. Only what was listened for can be missed: silence grows by these calls."""
+        with self._lock:
+            self._listened = self._clock.now()
 
     def report(self, rank: int, progress: Progress) -> None:
         """The master passed on how far the node `rank` is."""
@@ -58,11 +63,6 @@ class ClusterLiveness:
         with self._lock:
             self._stopping = True
 
-    def master_silent(self) -> bool:
-        """Whether the master has not been heard for longer than the timeout."""
-        with self._lock:
-            return self._clock.now() - self._master_heard > self._timeout_s
-
     def check(self, rank: int, waiting_for: str) -> None:
         """Return if the wait for `rank` still makes sense; raises PeerLost (or Cancelled at shutdown) if not.
 
@@ -73,7 +73,7 @@ class ClusterLiveness:
             now = self._clock.now()
             if self._wait[0] != (rank, waiting_for):
                 self._wait = ((rank, waiting_for), now)
-            self._check_alive(rank, waiting_for, now)
+            self._check_alive(rank, waiting_for)
             advanced = self._progress[rank][1] if rank in self._progress else now
             stuck_s = now - max(advanced, self._wait[1])
             if stuck_s > self._stall_s:
@@ -82,13 +82,13 @@ class ClusterLiveness:
     def check_idle(self, rank: int, waiting_for: str) -> None:
         """As `check` for a wait that may last for ever while the cluster has nothing to do."""
         with self._lock:
-            self._check_alive(rank, waiting_for, self._clock.now())
+            self._check_alive(rank, waiting_for)
 
-    def _check_alive(self, rank: int, waiting_for: str, now: float) -> None:
+    def _check_alive(self, rank: int, waiting_for: str) -> None:
         if self._stopping:
             raise Cancelled(f"the node stops during {waiting_for}")
         for lost, cause in self._lost.items():
             raise PeerLost(lost, waiting_for, cause)
-        silent_s = now - self._master_heard
+        silent_s = self._listened - self._master_heard
         if silent_s > self._timeout_s:
             raise PeerLost(rank, waiting_for, f"the master has been silent for {silent_s:.1f} s")

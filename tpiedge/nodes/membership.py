@@ -3,7 +3,8 @@
 Laws:
 1. A node goes STARTING -> JOINED -> LOADING -> READY, each at most once, and to LOST from anywhere. LOST is final.
 2. A node is lost when its process ended, when it reported a failure of its own, when it was silent for longer than
-   the timeout after it joined, or when it did not join within the start limit. The first cause stays.
+   the timeout once it was ready (several times as long while it loads), or when it did not join within the start
+   limit. The first cause stays.
 3. Each loss is returned exactly once, by the call that found it.
 """
 
@@ -22,6 +23,9 @@ class State(StrEnum):
     READY = "ready"
     LOST = "lost"
 
+
+#: While nodes start, more processes than cores import, read and allocate at once, and nobody waits for an answer.
+_LOADING_PATIENCE = 6
 
 _ORDER = [State.STARTING, State.JOINED, State.LOADING, State.READY]
 
@@ -98,7 +102,8 @@ class Membership:
         silent_s = now - member.heard
         if member.state is State.STARTING and silent_s > self._start_s:
             return self.lose(member.rank, f"it did not start within {self._start_s:.0f} s")
-        if member.state in _ORDER[1:] and silent_s > self._timeout_s:
+        patience = 1 if member.state is State.READY else _LOADING_PATIENCE
+        if member.state in _ORDER[1:] and silent_s > self._timeout_s * patience:
             return self.lose(member.rank, f"silent for {silent_s:.1f} s (frozen or cut off)")
         return ()
 

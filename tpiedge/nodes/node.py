@@ -1,4 +1,4 @@
-"""A computing process: `python -m tpiedge.nodes.node`, started and fed by a master (design, section 3).
+"""A computing process, started and fed by a master (design, section 3).
 
 Its main thread is the engine thread; the control thread is `link`. It ends when the master says so, when the master
 or a peer is lost, or when its lifeline breaks.
@@ -24,7 +24,6 @@ from tpiedge.engine.assembly import Engine
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.errors import Cancelled, OutOfMemory, PeerLost, ProtocolError, TpiedgeError, UserError
-from tpiedge.lifeline import guard
 from tpiedge.memory.weights import PinnedWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.nodes.bootstrap import NodeBootstrap
@@ -51,11 +50,10 @@ from tpiedge.wire.control import (
 )
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["Node", "main"]
+__all__ = ["Node", "run"]
 
 _ASSIGN_S = 60.0
 _IDLE_S = 0.5
-_ORPHANED = 143
 
 
 class Node:
@@ -242,10 +240,8 @@ class Node:
         )
 
 
-def main() -> int:
-    """Process entry; the exit status is the error's."""
-    bootstrap = NodeBootstrap.from_line(sys.stdin.buffer.readline())
-    guard(lambda: os._exit(_ORPHANED))
+def run(bootstrap: NodeBootstrap) -> int:
+    """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
     node = Node(bootstrap)
     try:
         node.run()
@@ -270,7 +266,3 @@ def _end(node: Node, error: TpiedgeError) -> int:
         traceback.print_exception(error)
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
     return error.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -162,8 +162,9 @@ def _raise_cancelled(number: int, frame: FrameType | None) -> None:
 
 
 def _ignore_signals() -> None:
+    # Not SIG_IGN: for a signal that is on its way already, Python would then print a warning with a traceback.
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)
+        signal.signal(number, lambda _number, _frame: None)
 
 
 def _source_to_json(source: RandomTensors | CheckpointTensors) -> JSON:

@@ -21,6 +21,7 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.pack.child import PackRequest
+from tpiedge.pack.target import remove_leftovers
 from tpiedge.pack.writer import PackReport, Progress
 
 __all__ = ["run_pack_child"]
@@ -53,7 +54,9 @@ def run_pack_child(request: PackRequest, on_progress: Progress) -> PackReport:
             else:
                 make = _ERRORS.get(event["kind"], InternalError)
                 raise make(str(event["message"]))
-        raise _unexpected_end(child.wait())
+        status = child.wait()
+        remove_leftovers(request.out.absolute())
+        raise _unexpected_end(status)
 
 
 @contextlib.contextmanager

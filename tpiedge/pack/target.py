@@ -17,7 +17,14 @@ from pathlib import Path
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
 from tpiedge.units import format_bytes
 
-__all__ = ["check_free_space", "explain_write_errors", "lock_target", "partial_folder", "sync_folder"]
+__all__ = [
+    "check_free_space",
+    "explain_write_errors",
+    "lock_target",
+    "partial_folder",
+    "remove_leftovers",
+    "sync_folder",
+]
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _POLL_S = 0.1
@@ -43,8 +50,7 @@ def partial_folder(target: Path) -> Iterator[Path]:
 
     Needs the lock of `target`. Partial folders that dead processes left are removed first.
     """
-    for stale in target.parent.glob(f"{_escaped(target.name)}.partial-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    _remove_partials(target)
     partial = target.parent / f"{target.name}.partial-{secrets.token_hex(4)}"
     try:
         partial.mkdir()
@@ -55,6 +61,12 @@ def partial_folder(target: Path) -> Iterator[Path]:
     finally:
         if partial.exists():
             shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_leftovers(target: Path) -> None:
+    """Remove what a killed writer of `target` has left, unless another one is at work."""
+    with contextlib.suppress(UserError, OSError), lock_target(target, timeout_s=0.0):
+        _remove_partials(target)
 
 
 def check_free_space(folder: Path, needed: int) -> None:
@@ -82,6 +94,11 @@ def sync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _remove_partials(target: Path) -> None:
+    for stale in target.parent.glob(f"{_escaped(target.name)}.partial-*"):
+        shutil.rmtree(stale, ignore_errors=True)
 
 
 def _disk_full(folder: Path, needed: int, free: int) -> TpiedgeError:

@@ -185,7 +185,7 @@ def test_a_closed_pool_refuses() -> None:
     pool = open_library().open_pool(1)
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
-        pool.project(torch.ones(1, 2), torch.ones(3, 2), torch.empty(1, 3))
+        pool.project(torch.ones(1, 2), [torch.ones(3, 2)], [torch.empty(1, 3)])
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 #if defined(__x86_64__)
 
 #include <immintrin.h>
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -41,18 +42,30 @@ struct Avx2 {
         memcpy(to, whole, count * sizeof(float));
     }
     static Reg add(Reg a, Reg b) { return _mm256_add_ps(a, b); }
+    static Reg sub(Reg a, Reg b) { return _mm256_sub_ps(a, b); }
+    static Reg mul(Reg a, Reg b) { return _mm256_mul_ps(a, b); }
+    static Reg div(Reg a, Reg b) { return _mm256_div_ps(a, b); }
+    static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
     static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
     static float sum(Reg a) {
         __m128 four = _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
         four = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
     }
+    static void sum4(const Reg *four, float *to) {
+        const Reg pairs = _mm256_hadd_ps(_mm256_hadd_ps(four[0], four[1]), _mm256_hadd_ps(four[2], four[3]));
+        _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+    }
+    static Reg power2(Reg magic) {
+        const __m256i n = _mm256_add_epi32(_mm256_castps_si256(magic), _mm256_set1_epi32(127));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
+    }
     static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
 };
 
 }  // namespace
 
-#include "product.inl"
+#include "kernels.inl"
 
 const tpiedge::Kernels *tpiedge::avx2_kernels() {
     const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");

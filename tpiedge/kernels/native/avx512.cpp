@@ -4,6 +4,7 @@
 #if defined(__x86_64__)
 
 #include <immintrin.h>
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -39,21 +40,44 @@ struct Avx512 {
     static void store(float *to, Reg value) { _mm512_storeu_ps(to, value); }
     static void store_some(float *to, Reg value, int count) { _mm512_mask_storeu_ps(to, mask(count), value); }
     static Reg add(Reg a, Reg b) { return _mm512_add_ps(a, b); }
+    static Reg sub(Reg a, Reg b) { return _mm512_sub_ps(a, b); }
+    static Reg mul(Reg a, Reg b) { return _mm512_mul_ps(a, b); }
+    static Reg div(Reg a, Reg b) { return _mm512_div_ps(a, b); }
+    static Reg max(Reg a, Reg b) { return _mm512_maskz_max_ps(0xffff, a, b); }
     static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+    template <int HALF>
+    static __m256 half(Reg a) {
+        return _mm256_castpd_ps(_mm512_maskz_extractf64x4_pd(0xf, _mm512_castps_pd(a), HALF));
+    }
+    static __m128 halves(Reg a) {
+        const __m256 eight = _mm256_add_ps(half<0>(a), half<1>(a));
+        return _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    }
     static float sum(Reg a) {
-        alignas(64) float all[lanes];
-        _mm512_store_ps(all, a);
-        const __m256 eight = _mm256_add_ps(_mm256_load_ps(all), _mm256_load_ps(all + 8));
-        __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+        __m128 four = halves(a);
         four = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
+    }
+    // Of each 128 bits of a and b: a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+    static Reg weave(Reg a, Reg b) {
+        return add(_mm512_maskz_unpacklo_ps(0xffff, a, b), _mm512_maskz_unpackhi_ps(0xffff, a, b));
+    }
+    static void sum4(const Reg *four, float *to) {
+        const __m512d ab = _mm512_castps_pd(weave(four[0], four[1]));
+        const __m512d cd = _mm512_castps_pd(weave(four[2], four[3]));
+        const Reg low = _mm512_castpd_ps(_mm512_maskz_unpacklo_pd(0xff, ab, cd));
+        _mm_storeu_ps(to, halves(add(low, _mm512_castpd_ps(_mm512_maskz_unpackhi_pd(0xff, ab, cd)))));
+    }
+    static Reg power2(Reg magic) {
+        const __m512i n = _mm512_add_epi32(_mm512_castps_si512(magic), _mm512_set1_epi32(127));
+        return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, n, 23));
     }
     static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
 };
 
 }  // namespace
 
-#include "product.inl"
+#include "kernels.inl"
 
 const tpiedge::Kernels *tpiedge::avx512_kernels() {
     const bool has = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&

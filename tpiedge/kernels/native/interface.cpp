@@ -10,10 +10,18 @@
 
 namespace {
 
+using tpiedge::Attention;
 using tpiedge::Kernels;
 using tpiedge::Product;
+using tpiedge::Rows;
 
-constexpr int ABI = 1;  // as in library.py
+constexpr int ABI = 2;  // as in library.py
+
+// Pieces for each thread.
+constexpr int64_t PROJECT_PIECES = 8;
+constexpr int64_t CONTRACT_PIECES = 2;
+// Multiplications of an attention (one of its two products) from which waking other threads pays.
+constexpr int64_t WORTH_SHARING = 1 << 18;
 
 struct Context {
     Context(int threads, const Kernels *with) : pool(threads), kernels(with) {}
@@ -21,11 +29,30 @@ struct Context {
     const Kernels *kernels;
 };
 
+// Products that share x, computed with one hand-over to the pool.
+constexpr int MAX_PRODUCTS = 4;  // as in library.py
+
 struct Job {
-    Product product;
-    tpiedge::Kernel kernel;
-    int64_t outputs;
-    int64_t piece;
+    int count = 0;
+    struct Part {
+        Product product;
+        tpiedge::ProductKernel kernel;
+        int64_t outputs;
+        int64_t piece;
+        int64_t first_piece;
+    } parts[MAX_PRODUCTS];
+    int64_t pieces = 0;
+
+    void add(const Product &product, tpiedge::ProductKernel kernel, int64_t outputs, int64_t piece) {
+        parts[count++] = Part{product, kernel, outputs, piece, pieces};
+        pieces += (outputs + piece - 1) / piece;
+    }
+};
+
+struct AttentionJob {
+    Attention attention;
+    void (*kernel)(const Attention &, int64_t token, int64_t kv_head);
+    int64_t tokens;
 };
 
 // The numbering of ISAS in library.py, slowest first.
@@ -40,19 +67,24 @@ const Kernels *kernels_of(int isa) {
 
 void compute(const void *context, int64_t index) {
     const Job &job = *static_cast<const Job *>(context);
-    const int64_t first = index * job.piece;
-    const int64_t last = first + job.piece < job.outputs ? first + job.piece : job.outputs;
-    job.kernel(job.product, first, last);
+    int at = job.count - 1;
+    while (index < job.parts[at].first_piece) at--;
+    const Job::Part &part = job.parts[at];
+    const int64_t first = (index - part.first_piece) * part.piece;
+    const int64_t last = first + part.piece < part.outputs ? first + part.piece : part.outputs;
+    part.kernel(part.product, first, last);
+}
+
+void compute_attention(const void *context, int64_t index) {
+    const AttentionJob &job = *static_cast<const AttentionJob *>(context);
+    job.kernel(job.attention, index % job.tokens, index / job.tokens);
 }
 
 // Pieces are small enough that a thread that lost its core for a while does not hold up the others, and a multiple of
 // `grain` outputs.
-void run(Context &context, const Product &product, tpiedge::Kernel kernel, int64_t outputs, int64_t grain,
-         int64_t pieces_per_thread) {
-    const int64_t wanted = context.pool.threads() * pieces_per_thread;
+int64_t piece_of(int64_t outputs, int64_t grain, int64_t wanted) {
     const int64_t piece = ((outputs + wanted - 1) / wanted + grain - 1) / grain * grain;
-    const Job job{product, kernel, outputs, piece};
-    if (outputs > 0) context.pool.run(compute, &job, (outputs + piece - 1) / piece);
+    return piece > 0 ? piece : grain;
 }
 
 }  // namespace
@@ -80,16 +112,71 @@ TPIEDGE_EXPORT void *tpiedge_open(int threads, int isa) {
 
 TPIEDGE_EXPORT void tpiedge_close(void *handle) { delete static_cast<Context *>(handle); }
 
-TPIEDGE_EXPORT void tpiedge_project(void *handle, const float *x, const void *w, int w_is_bf16, int64_t w_stride,
-                                    float *y, int64_t tokens, int64_t rows, int64_t cols) {
+struct Weight {  // as packed by library.py
+    const void *w;
+    float *y;
+    int64_t is_bf16;
+    int64_t stride;
+    int64_t rows;
+};
+
+TPIEDGE_EXPORT void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights,
+                                    int64_t count) {
     Context &context = *static_cast<Context *>(handle);
-    const Product product{x, w, y, w_stride, tokens, rows, cols};
-    run(context, product, w_is_bf16 ? context.kernels->project_bf16 : context.kernels->project_f32, rows, 16, 8);
+    const Kernels &kernels = *context.kernels;
+    const int64_t wanted = context.pool.threads() * PROJECT_PIECES;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < count; i++) rows += weights[i].rows;
+    const int64_t piece = piece_of(rows, 16, wanted);
+    Job job;
+    for (int64_t i = 0; i < count; i++) {
+        const Weight &w = weights[i];
+        job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols},
+                w.is_bf16 ? kernels.project_bf16 : kernels.project_f32, w.rows, piece);
+    }
+    context.pool.run(compute, &job, job.pieces);
 }
 
 TPIEDGE_EXPORT void tpiedge_contract(void *handle, const float *x, const void *w, int w_is_bf16, int64_t w_stride,
                                      float *y, int64_t tokens, int64_t rows, int64_t cols) {
     Context &context = *static_cast<Context *>(handle);
-    const Product product{x, w, y, w_stride, tokens, rows, cols};
-    run(context, product, w_is_bf16 ? context.kernels->contract_bf16 : context.kernels->contract_f32, cols, 64, 2);
+    const Kernels &kernels = *context.kernels;
+    Job job;
+    job.add(Product{x, w, y, w_stride, tokens, rows, cols}, w_is_bf16 ? kernels.contract_bf16 : kernels.contract_f32,
+            cols, piece_of(cols, 64, context.pool.threads() * CONTRACT_PIECES));
+    context.pool.run(compute, &job, job.pieces);
+}
+
+TPIEDGE_EXPORT void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,
+                                     int64_t tokens, int64_t heads, int64_t width, const float *weight, float eps) {
+    const Rows rows{x, y, token_stride, head_stride, tokens, heads, width};
+    static_cast<Context *>(handle)->kernels->rms_norm(rows, weight, eps);
+}
+
+TPIEDGE_EXPORT void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,
+                                 int64_t tokens, int64_t heads, int64_t width, const float *cos, const float *sin,
+                                 int64_t rotated) {
+    const Rows rows{x, y, token_stride, head_stride, tokens, heads, width};
+    static_cast<Context *>(handle)->kernels->rope(rows, cos, sin, rotated);
+}
+
+TPIEDGE_EXPORT void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count) {
+    static_cast<Context *>(handle)->kernels->swiglu(gate, up, y, count);
+}
+
+TPIEDGE_EXPORT void tpiedge_attention(void *handle, const float *q, const void *k, const void *v, float *y, int is_bf16,
+                                      const int64_t *head_start, int64_t k_head_stride, int64_t k_stride,
+                                      int64_t v_head_stride, int64_t v_stride, int64_t tokens, int64_t heads,
+                                      int64_t kv_heads, int64_t width, int64_t offset, int64_t window, float scale) {
+    Context &context = *static_cast<Context *>(handle);
+    const Attention attention{q,        k,     v,     y,      head_start, k_head_stride, k_stride, v_head_stride,
+                              v_stride, heads, width, offset, window,     scale};
+    const auto kernel = is_bf16 ? context.kernels->attention_bf16 : context.kernels->attention_f32;
+    const AttentionJob job{attention, kernel, tokens};
+    const int64_t seen = offset + tokens < window ? offset + tokens : window;
+    const int64_t pieces = tokens * kv_heads;
+    if (seen * tokens * heads * width >= WORTH_SHARING)
+        context.pool.run(compute_attention, &job, pieces);
+    else
+        for (int64_t piece = 0; piece < pieces; piece++) compute_attention(&job, piece);
 }

@@ -1,4 +1,5 @@
 // Vectors of four floats in the compiler's own notation: every CPU of the architecture has them (SSE2, NEON).
+#include <math.h>
 #include <stddef.h>
 #include <string.h>
 
@@ -31,13 +32,21 @@ struct Portable {
     static void store(float *to, Reg value) { memcpy(to, &value, sizeof value); }
     static void store_some(float *to, Reg value, int count) { memcpy(to, &value, count * sizeof(float)); }
     static Reg add(Reg a, Reg b) { return a + b; }
+    static Reg sub(Reg a, Reg b) { return a - b; }
+    static Reg mul(Reg a, Reg b) { return a * b; }
+    static Reg div(Reg a, Reg b) { return a / b; }
+    static Reg max(Reg a, Reg b) { return a > b ? a : b; }
     static Reg fma(Reg a, Reg b, Reg c) { return a * b + c; }
     static float sum(Reg a) { return (a[0] + a[2]) + (a[1] + a[3]); }
+    static void sum4(const Reg *four, float *to) {
+        for (int i = 0; i < 4; i++) to[i] = sum(four[i]);
+    }
+    static Reg power2(Reg magic) { return reinterpret_cast<Reg>((reinterpret_cast<Word>(magic) + 127) << 23); }
     static void prefetch(const void *at) { __builtin_prefetch(at); }
 };
 
 }  // namespace
 
-#include "product.inl"
+#include "kernels.inl"
 
 const tpiedge::Kernels *tpiedge::portable_kernels() { return &KERNELS<Portable>; }

@@ -1,7 +1,5 @@
-// The kernels, written once for a vector type V that each instruction set's source defines before it includes this:
-//   lanes, Reg; zero, load, load_some (n < lanes; zeros beyond), broadcast, fma(a, b, c) = a * b + c, add,
-//   store, store_some, sum (in a fixed order), prefetch; TOKENS at once and VECTORS of columns as registers allow.
-// Everything lives in an unnamed namespace: two sources must never share code compiled for different CPUs.
+// Products of few tokens with a weight matrix. V as in kernels.inl. The order in which a result is summed depends on R
+// and C only.
 
 namespace {
 
@@ -147,9 +145,5 @@ void contract(const Product &p, int64_t first, int64_t last) {
         if (token < p.tokens) contract_step<V, W, 1>(p, row, depth, token, first, last);
     }
 }
-
-template <class V>
-constexpr tpiedge::Kernels KERNELS = {project<V, float>, project<V, uint16_t>, contract<V, float>,
-                                      contract<V, uint16_t>};
 
 }  // namespace

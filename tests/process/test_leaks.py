@@ -1,0 +1,69 @@
+"""The leak check of every test sees what it should see."""
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.process.leaks import Holdings
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+AT_ONCE_S = 0.0
+
+
+def test_nothing_is_left_of_nothing():
+    assert Holdings.now().growth(AT_ONCE_S) == []
+
+
+def test_a_thread_is_seen():
+    before, done = Holdings.now(), threading.Event()
+    thread = threading.Thread(target=done.wait, name="forgotten", daemon=True)
+    thread.start()
+    assert before.growth(AT_ONCE_S) == ["thread forgotten"]
+    done.set()
+    thread.join()
+    assert before.growth(AT_ONCE_S) == []
+
+
+def test_a_socket_and_a_file_are_seen(tmp_path):
+    before = Holdings.now()
+    with socket.socket(), (tmp_path / "file").open("w"):
+        assert sorted(before.growth(AT_ONCE_S)) == [
+            f"open file {tmp_path}/file (x1)",
+            "open file socket (x1)",
+        ]
+    assert before.growth(AT_ONCE_S) == []
+
+
+def test_a_child_is_seen():
+    before = Holdings.now()
+    with subprocess.Popen(["sleep", "60"]) as child:
+        assert before.growth(AT_ONCE_S) == [f"process {child.pid}: sleep 60"]
+        child.kill()
+    assert before.growth(AT_ONCE_S) == []
+
+
+def test_an_orphan_is_seen():
+    """A process whose parent has gone: what a master must not leave behind."""
+    before = Holdings.now()
+    command = "sleep 60 >/dev/null & echo $!"
+    started = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True)
+    orphan = int(started.stdout)
+    assert before.growth(AT_ONCE_S) == [f"process {orphan}: sleep 60"]
+    psutil.Process(orphan).kill()
+    assert before.growth(2.0) == []
+
+
+def test_what_goes_soon_has_its_time():
+    before = Holdings.now()
+    reader, writer = os.pipe()
+    threading.Timer(0.1, lambda: (os.close(reader), os.close(writer))).start()
+    started = time.monotonic()
+    assert before.growth(5.0) == []
+    assert time.monotonic() - started < 4

@@ -1,3 +1,0 @@
-from tests.reference.fixtures import references
-
-__all__ = ["references"]

@@ -1,0 +1,131 @@
+"""One prompt, one answer: as text while it comes, or as one JSON object."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from tpiedge.cli.answer import Answer, collect
+from tpiedge.cli.launch import Layout, check_context, launch, plan_cluster, plan_json
+from tpiedge.cli.options import Ending
+from tpiedge.cli.prepare import PreparedModel
+from tpiedge.errors import UserError
+from tpiedge.units import format_bytes
+from tpiedge.wire.control import Stats
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+__all__ = ["Prompt", "once"]
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """What to continue, and how."""
+
+    ids: tuple[int, ...]
+    ending: Ending
+    sampling: Sampling
+    logprobs: bool
+
+
+def once(model: PreparedModel, layout: Layout, context: int | None, prompt: Prompt, as_json: bool) -> None:
+    """Start a cluster for the prompt, print the answer, end the cluster. Raises UserError before anything starts."""
+    capacity = _capacity(model, context, prompt)
+    tokenizer = model.tokenizer if model.has_tokenizer else None
+    if tokenizer is None and prompt.ending.strings:
+        raise UserError(f"--stop needs a tokenizer, which {model.name} lacks")
+    plan = plan_cluster(model, layout, capacity)
+    request = GenerationRequest(
+        id="run",
+        prompt_ids=prompt.ids,
+        max_tokens=capacity - len(prompt.ids),
+        sampling=prompt.sampling,
+        stop_ids=model.config.eos_ids,
+        ignore_eos=prompt.ending.ignore_eos,
+        keep_prefix=False,
+        prompt_scores=prompt.logprobs,
+    )
+
+    def show(text: str) -> None:
+        if not as_json:
+            click.echo(text, nl=False)
+
+    with launch(model, layout, plan, capacity) as cluster:
+        answer = collect(cluster, request, tokenizer, prompt.ending.strings, show)
+        if not as_json:
+            click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
+        stats = cluster.stats()
+    if as_json:
+        click.echo(
+            json.dumps(_record(model, request, answer, stats, plan_json(model, layout, plan, capacity)))
+        )
+    else:
+        _summary(answer, stats)
+
+
+def _capacity(model: PreparedModel, context: int | None, prompt: Prompt) -> int:
+    """Positions of prompt and answer, within --context and the model's own limit."""
+    limit = model.context_tokens if context is None else check_context(model, context)
+    tokens = len(prompt.ids)
+    if not tokens:
+        raise UserError("the prompt is empty: give at least one token")
+    if tokens >= limit:
+        raise UserError(f"the prompt has {tokens} tokens, the context {limit} positions: shorten the prompt")
+    beyond = max(prompt.ids)
+    if beyond >= model.config.vocab_size:
+        raise UserError(f"token id {beyond} is outside the vocabulary of {model.config.vocab_size}")
+    return min(tokens + prompt.ending.max_tokens, limit)
+
+
+def _record(
+    model: PreparedModel,
+    request: GenerationRequest,
+    answer: Answer,
+    stats: list[Stats],
+    plan: dict[str, Any],
+) -> dict[str, object]:
+    record: dict[str, object] = {
+        "model": model.name,
+        "precision": model.pack.precision.value,
+        "prompt_tokens": len(request.prompt_ids),
+        "token_ids": answer.token_ids,
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "ttft_s": answer.ttft_s,
+        "s_per_token": answer.s_per_token,
+        "nodes": [_node_record(node, plan) for node in stats],
+        "plan": plan,
+    }
+    if request.sampling.logprobs:
+        record["logprobs"] = answer.logprobs
+    if request.prompt_scores:
+        record["prompt_logprobs"] = answer.prompt_logprobs
+    return record
+
+
+def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
+    share = plan["shares"][stats.rank]
+    return {
+        "rank": stats.rank,
+        "attention_units": share["attention"],
+        "ffn_units": share["ffn"],
+        "threads": plan["threads"],
+        "peak_rss_bytes": stats.peak_rss_bytes,
+        "weight_bytes": stats.weight_bytes,
+        "disk_read_bytes": stats.disk_read_bytes,
+        "bytes_sent": stats.bytes_sent,
+        "compute_s": stats.compute_s,
+        "reduce_wait_s": stats.reduce_wait_s,
+        "weight_wait_s": stats.weight_wait_s,
+        "head_s": stats.head_s,
+    }
+
+
+def _summary(answer: Answer, stats: list[Stats]) -> None:
+    speed = f", {answer.s_per_token:.3f} s/token" if answer.s_per_token is not None else ""
+    peak = max(node.peak_rss_bytes for node in stats)
+    click.echo(
+        f"{len(answer.token_ids)} tokens ({answer.finish_reason}), first after {answer.ttft_s:.2f} s{speed}; "
+        f"{len(stats)} nodes, at most {format_bytes(peak)} each",
+        err=True,
+    )

@@ -1,0 +1,105 @@
+// Norm, rotation and activation of few tokens, all on the calling thread. V as in kernels.inl.
+
+namespace {
+
+using tpiedge::Rows;
+
+// 1.5 * 2^23: in x + ROUND the last bits are x rounded to an integer n; power2 makes 2^n of them.
+constexpr float ROUND = 12582912.0f;
+
+// e^x within 2 units in the last place for -87 < x < 88, the values at these bounds beyond them; NaN stays NaN.
+// Cephes' expf: x = n ln 2 + r, with ln 2 in two parts, and a polynomial in r.
+template <class V>
+inline typename V::Reg exponential(typename V::Reg x) {
+    x = V::max(V::broadcast(-87.0f), x);
+    x = V::sub(V::zero(), V::max(V::broadcast(-88.0f), V::sub(V::zero(), x)));
+    const typename V::Reg magic = V::fma(x, V::broadcast(1.44269504088896341f), V::broadcast(ROUND));
+    const typename V::Reg n = V::sub(magic, V::broadcast(ROUND));
+    typename V::Reg r = V::fma(n, V::broadcast(-0.693359375f), x);
+    r = V::fma(n, V::broadcast(2.12194440e-4f), r);
+    typename V::Reg p = V::broadcast(1.9875691500e-4f);
+    p = V::fma(p, r, V::broadcast(1.3981999507e-3f));
+    p = V::fma(p, r, V::broadcast(8.3334519073e-3f));
+    p = V::fma(p, r, V::broadcast(4.1665795894e-2f));
+    p = V::fma(p, r, V::broadcast(1.6666665459e-1f));
+    p = V::fma(p, r, V::broadcast(0.5f));
+    p = V::add(V::fma(p, V::mul(r, r), r), V::broadcast(1.0f));
+    return V::mul(p, V::power2(magic));
+}
+
+template <class V>
+float sum_of_squares(const float *x, int64_t width) {
+    typename V::Reg acc[4] = {V::zero(), V::zero(), V::zero(), V::zero()};
+    int64_t c = 0;
+    for (; c + 4 * V::lanes <= width; c += 4 * V::lanes)
+        for (int i = 0; i < 4; i++) {
+            const auto in = V::load(x + c + i * V::lanes);
+            acc[i] = V::fma(in, in, acc[i]);
+        }
+    for (; c < width; c += V::lanes) {
+        const int64_t left = width - c;
+        const auto in = left < V::lanes ? V::load_some(x + c, static_cast<int>(left)) : V::load(x + c);
+        acc[0] = V::fma(in, in, acc[0]);
+    }
+    return V::sum(V::add(V::add(acc[0], acc[1]), V::add(acc[2], acc[3])));
+}
+
+template <class V>
+void rms_norm(const Rows &rows, const float *weight, float eps) {
+    float *y = rows.y;
+    for (int64_t t = 0; t < rows.tokens; t++)
+        for (int64_t h = 0; h < rows.heads; h++, y += rows.width) {
+            const float *x = rows.x + t * rows.token_stride + h * rows.head_stride;
+            const float mean = sum_of_squares<V>(x, rows.width) / static_cast<float>(rows.width);
+            const auto factor = V::broadcast(1.0f / sqrtf(mean + eps));
+            int64_t c = 0;
+            for (; c + V::lanes <= rows.width; c += V::lanes)
+                V::store(y + c, V::mul(V::load(weight + c), V::mul(V::load(x + c), factor)));
+            const int left = static_cast<int>(rows.width - c);
+            if (left)
+                V::store_some(y + c, V::mul(V::load_some(weight + c, left), V::mul(V::load_some(x + c, left), factor)),
+                              left);
+        }
+}
+
+// One half of a rotated row: y = x * cos + sign * other * sin.
+template <class V>
+inline void rotate_half(const float *x, const float *other, const float *cos, const float *sin, float sign, float *y,
+                        int64_t half) {
+    int64_t c = 0;
+    for (; c + V::lanes <= half; c += V::lanes) {
+        const auto turned = V::mul(V::mul(V::broadcast(sign), V::load(other + c)), V::load(sin + c));
+        V::store(y + c, V::add(V::mul(V::load(x + c), V::load(cos + c)), turned));
+    }
+    for (; c < half; c++) y[c] = x[c] * cos[c] + sign * other[c] * sin[c];
+}
+
+template <class V>
+void rope(const Rows &rows, const float *cos, const float *sin, int64_t rotated) {
+    const int64_t half = rotated / 2;
+    float *y = rows.y;
+    for (int64_t t = 0; t < rows.tokens; t++, cos += rotated, sin += rotated)
+        for (int64_t h = 0; h < rows.heads; h++, y += rows.width) {
+            const float *x = rows.x + t * rows.token_stride + h * rows.head_stride;
+            rotate_half<V>(x, x + half, cos, sin, -1.0f, y, half);
+            rotate_half<V>(x + half, x, cos + half, sin + half, 1.0f, y + half, half);
+            memcpy(y + rotated, x + rotated, (rows.width - rotated) * sizeof(float));
+        }
+}
+
+template <class V>
+inline typename V::Reg silu_times(typename V::Reg gate, typename V::Reg up) {
+    const auto grown = V::add(V::broadcast(1.0f), exponential<V>(V::sub(V::zero(), gate)));
+    return V::mul(V::div(gate, grown), up);
+}
+
+template <class V>
+void swiglu(const float *gate, const float *up, float *y, int64_t count) {
+    int64_t c = 0;
+    for (; c + V::lanes <= count; c += V::lanes)
+        V::store(y + c, silu_times<V>(V::load(gate + c), V::load(up + c)));
+    const int left = static_cast<int>(count - c);
+    if (left) V::store_some(y + c, silu_times<V>(V::load_some(gate + c, left), V::load_some(up + c, left)), left);
+}
+
+}  // namespace
