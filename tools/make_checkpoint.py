@@ -14,25 +14,23 @@ is f32 rounded. Memory stays below 200 MB whatever the size of a tensor.
 import argparse
 import json
 import math
-import os
-import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from tpiedge.errors import DiskFull, TpiedgeError, UserError
+from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import Array, SourceDtype
-from tpiedge.pack.layout import ModelSpec
 from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.safetensors_file import INDEX_NAME, TensorEntry, header, index, shard_names, split_shards
+from tpiedge.pack.specs import ModelSpec
+from tpiedge.pack.target import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.units import format_bytes, format_seconds, parse_bytes
 
 Config = dict[str, object]
@@ -44,6 +42,9 @@ DTYPES: dict[str, tuple[SourceDtype, str, int]] = {
 }
 """Our name -> safetensors' name, config.json's name, bytes per element."""
 
+SMALL_FILES_BYTES = 64_000_000
+"""More than tokenizer and configs take."""
+
 CHUNK = 4 * 1024 * 1024
 """Elements drawn and written at a time."""
 
@@ -51,31 +52,24 @@ CHUNK = 4 * 1024 * 1024
 # --- tensors ---
 
 
-@dataclass(frozen=True)
-class Tensor:
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def elements(self) -> int:
-        return math.prod(self.shape)
-
-
 def model(config: Config) -> ModelSpec:
     """The matrices and vectors of `config`. Raises UserError for a model that tpiedge does not run."""
     return model_spec(ModelConfig.from_huggingface(config))
 
 
-def tensors(spec: ModelSpec) -> list[Tensor]:
+def tensors(spec: ModelSpec, dtype: str) -> list[TensorEntry]:
     """Every tensor of the checkpoint, in the order of computation."""
-    found = []
+    shapes: dict[str, tuple[int, ...]] = {}
     for blob in (spec.embedding, *spec.layers, spec.head):
-        found += [Tensor(matrix.source, matrix.source_shape) for matrix in blob.matrices]
-        found += [Tensor(vector.source, (vector.length,)) for vector in blob.vectors]
-    return found
+        shapes |= {matrix.source: matrix.source_shape for matrix in blob.matrices}
+        shapes |= {vector.source: (vector.length,) for vector in blob.vectors}
+    name_of_dtype, _, itemsize = DTYPES[dtype]
+    return [
+        TensorEntry(name, name_of_dtype, shape, itemsize * math.prod(shape)) for name, shape in shapes.items()
+    ]
 
 
-def chunks(source: RandomSource, tensor: Tensor) -> Iterator[memoryview]:
+def chunks(source: RandomSource, tensor: TensorEntry) -> Iterator[memoryview]:
     """The bytes of `tensor` in row-major order, about CHUNK elements at a time."""
     if len(tensor.shape) == 1:
         yield _bytes(source.read_vector(tensor.name))
@@ -93,61 +87,21 @@ def _bytes(values: Array) -> memoryview:
 # --- files ---
 
 
-def split(found: list[Tensor], itemsize: int, shard_size: int) -> list[list[Tensor]]:
-    """Consecutive tensors, at most `shard_size` bytes per shard; a larger tensor has a shard of its own."""
-    shards: list[list[Tensor]] = [[]]
-    room = shard_size
-    for tensor in found:
-        nbytes = tensor.elements * itemsize
-        if nbytes > room and shards[-1]:
-            shards.append([])
-            room = shard_size
-        shards[-1].append(tensor)
-        room -= nbytes
-    return shards
-
-
-def header(shard: list[Tensor], dtype: str) -> bytes:
-    """The start of a safetensors file: length, then JSON padded so that the data is aligned to 8 bytes."""
-    name, _, itemsize = DTYPES[dtype]
-    entries: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in shard:
-        end = offset + tensor.elements * itemsize
-        entries[tensor.name] = {"dtype": name, "shape": tensor.shape, "data_offsets": (offset, end)}
-        offset = end
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
-
-
 def write_weights(
     folder: Path, config: Config, dtype: str, seed: int, shard_size: int, progress: "Progress"
 ) -> None:
-    spec, (name_of_dtype, _, itemsize) = model(config), DTYPES[dtype]
-    found, source = tensors(spec), RandomSource.for_spec(seed, spec, name_of_dtype)
-    shards = split(found, itemsize, shard_size)
-    weight_map: dict[str, str] = {}
-    for number, shard in enumerate(shards, 1):
-        single = len(shards) == 1
-        name = "model.safetensors" if single else f"model-{number:05d}-of-{len(shards):05d}.safetensors"
-        weight_map |= {tensor.name: name for tensor in shard}
+    spec = model(config)
+    source = RandomSource.for_spec(seed, spec, DTYPES[dtype][0])
+    shards = split_shards(tensors(spec, dtype), shard_size)
+    by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
+    for name, shard in by_name.items():
         with open(folder / name, "wb") as file:
-            _write_shard(file, shard, dtype, source, progress)
+            file.write(header(shard))
+            for chunk in chain.from_iterable(chunks(source, tensor) for tensor in shard):
+                file.write(chunk)
+                progress.advance(len(chunk))
     if len(shards) > 1:
-        total = itemsize * sum(tensor.elements for tensor in found)
-        index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-        _write_json(folder / "model.safetensors.index.json", index)
-
-
-def _write_shard(
-    file: BinaryIO, shard: list[Tensor], dtype: str, source: RandomSource, progress: "Progress"
-) -> None:
-    file.write(header(shard, dtype))
-    for tensor in shard:
-        for chunk in chunks(source, tensor):
-            file.write(chunk)
-            progress.advance(len(chunk))
+        _write_json(folder / INDEX_NAME, index(by_name))
 
 
 def _write_json(path: Path, value: object) -> None:
@@ -294,24 +248,19 @@ def make_checkpoint(out: Path, config: Config, *, dtype: str, seed: int, shard_s
 
     Raises UserError where OUT exists and DiskFull where there is no room; a failure leaves nothing behind.
     """
+    out = out.absolute()
     if out.exists():
         raise UserError(f"{out} exists already: choose another folder or remove it")
     config = config | {"torch_dtype": DTYPES[dtype][1]}
-    total = DTYPES[dtype][2] * sum(tensor.elements for tensor in tensors(model(config)))
-    out.parent.mkdir(parents=True, exist_ok=True)
-    free = shutil.disk_usage(out.parent).free
-    if free < total + 64_000_000:
-        needed = f"needs {format_bytes(total)} and {out.parent} has {format_bytes(free)} free"
-        raise DiskFull(f"the checkpoint {needed}: free some space, or use --layers or --dtype bf16")
-    partial = Path(tempfile.mkdtemp(prefix=f".{out.name}.partial-", dir=out.parent))
-    try:
-        partial.chmod(0o755)
-        write_small_files(partial, config)
-        write_weights(partial, config, dtype, seed, shard_size, Progress(total))
-        os.rename(partial, out)
-    except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
+    total = sum(tensor.nbytes for tensor in tensors(model(config), dtype))
+    needed = total + SMALL_FILES_BYTES
+    with explain_write_errors(out.parent, needed):
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with lock_target(out, timeout_s=0.0):
+            check_free_space(out.parent, needed)
+            with partial_folder(out) as partial:
+                write_small_files(partial, config)
+                write_weights(partial, config, dtype, seed, shard_size, Progress(total))
     return total
 
 

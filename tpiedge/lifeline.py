@@ -16,10 +16,10 @@ __all__ = ["guard"]
 _PR_SET_PDEATHSIG = 1
 
 
-def guard(on_orphaned: Callable[[], None]) -> None:
+def guard(on_orphaned: Callable[[], None], death_signal: signal.Signals = signal.SIGKILL) -> None:
     """Call `on_orphaned` from a thread once the parent is gone. It should end the process."""
     if sys.platform == "linux":
-        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
     threading.Thread(target=_watch, args=(on_orphaned,), name="lifeline", daemon=True).start()
 
 

@@ -1,6 +1,7 @@
 """Byte sizes as people write and read them."""
 
 import re
+from decimal import Decimal
 
 from tpiedge.errors import UserError
 
@@ -20,8 +21,11 @@ def parse_bytes(text: str) -> int:
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
-        raise UserError(f"not a size: {text!r}; write it like 4GB, 512MiB or 1500000")
-    return int(float(match[1]) * factor)
+        raise UserError(f"not a size: {text[:40]!r}; write it like 4GB, 512MiB or 1500000")
+    size = int(Decimal(match[1]) * factor)
+    if size >= 1 << 63:
+        raise UserError(f"not a size that a computer can have: {text[:40]!r}")
+    return size
 
 
 def format_bytes(count: float) -> str:

@@ -274,6 +274,38 @@ def test_a_sum_beyond_f32_is_an_error_and_a_large_one_is_not(network: Any) -> No
         star.root.all_reduce(large, Tag(1, 1, 0))
 
 
+def test_partials_that_come_in_any_order_are_summed_in_the_order_of_ranks(network: Any) -> None:
+    star = begun(network, 4)
+    # (1e8 - 1e8) + 3 differs from 1e8 + (3 - 1e8) in f32.
+    for rank, value in ((3, 3.0), (1, 1e8), (2, -1e8)):
+        star.endpoints[rank].send(Partial(1, 1, 0, 0, rank, ROW), (_bytes(value),))
+    total = star.root.all_reduce(torch.full((3, HIDDEN), 1.0), TAG)
+    expected = np.float32(1.0) + np.float32(1e8) + np.float32(-1e8) + np.float32(3.0)
+    assert torch.equal(total, torch.full((3, HIDDEN), float(expected)))
+
+
+@pytest.mark.parametrize("guilty", [0, 1, 2])
+def test_a_value_that_is_not_finite_is_blamed_on_its_sender(network: Any, guilty: int) -> None:
+    star = begun(network, 3)
+    values = [float("nan") if rank == guilty else 1.0 for rank in range(3)]
+    for rank in (2, 1):
+        star.endpoints[rank].send(Partial(1, 1, 0, 0, rank, ROW), (_bytes(values[rank]),))
+    with pytest.raises(ProtocolError, match=f"node {guilty} contributed a value that is not finite"):
+        star.root.all_reduce(torch.full((3, HIDDEN), values[0]), TAG)
+
+
+def test_a_tensor_that_does_not_contribute_stays_as_it_is(network: Any) -> None:
+    star = begun(network)
+    given = [partial(7), partial(8)]
+
+    def work(one: Communicator) -> torch.Tensor:
+        return one.all_reduce(given[one.rank], TAG, contributes=False)
+
+    assert all(torch.equal(total, torch.zeros(3, HIDDEN)) for total in run(star.ranks, work))
+    assert torch.equal(given[0], partial(7))
+    assert torch.equal(given[1], partial(8))
+
+
 @pytest.mark.parametrize(
     "wait",
     [

@@ -11,6 +11,7 @@ from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Envelope, MalformedMessage, Unreachable
 from tpiedge.transport.framing import CONTROL, Plane
 from tpiedge.transport.inprocess import InProcessHub
+from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Cancel, Lost, Shutdown
 from tpiedge.wire.data import Hidden, Partial
 from tpiedge.wire.limits import MAX_TENSOR_BYTES
@@ -190,6 +191,33 @@ def test_the_hub_waits_for_a_peer_that_is_about_to_come(network: Any) -> None:
     hub.send(Shutdown(5), to="node-1", timeout_s=WAIT_S)
     thread.join(WAIT_S)
     assert [envelope.message for envelope in met] == [Shutdown(5)]
+
+
+def test_the_hub_sends_to_several_at_once(network: Any) -> None:
+    hub = network.hub()
+    spokes = {f"node-{rank}": network.spoke(rank) for rank in (1, 2, 3)}
+    for spoke in spokes.values():
+        meet(hub, spoke)
+    array = np.arange(8, dtype=np.float32).reshape(1, 8)
+    before = hub.bytes_sent
+    hub.send(hidden(array), (array.data,), to=("node-3", "node-1"))
+    array += 1
+    for name in ("node-1", "node-3"):
+        envelope = receive(spokes[name])
+        assert bytes(envelope.tensors[0]) == (array - 1).tobytes()
+    assert spokes["node-2"].recv(0.05) is None
+    assert hub.bytes_sent - before == 2 * (len(encode(hidden(array))) + array.nbytes)
+
+
+def test_sending_to_several_stops_at_the_first_that_is_not_there(network: Any) -> None:
+    hub, first, last = network.hub(), network.spoke(1), network.spoke(3)
+    meet(hub, first)
+    meet(hub, last)
+    with pytest.raises(Unreachable, match="node-2") as caught:
+        hub.send(Shutdown(4), to=("node-1", "node-2", "node-3"), timeout_s=0.05)
+    assert caught.value.peer == "node-2"
+    assert receive(first).message == Shutdown(4)
+    assert last.recv(0.05) is None
 
 
 def test_what_comes_while_the_hub_waits_to_send_is_kept(network: Any) -> None:

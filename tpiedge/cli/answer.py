@@ -64,7 +64,8 @@ def collect(
                     answer.finish_reason = reason
     finally:
         events.close()  # cancels what still runs
-    writer.finish()
+    if writer.finish():
+        answer.finish_reason = "stop"
     return answer
 
 
@@ -87,11 +88,13 @@ class _TextWriter:
         self._write(text)
         return stopped
 
-    def finish(self) -> None:
-        """Show what was held back."""
-        if self._detokenizer is not None:
-            text, stopped = self._matcher.feed(self._detokenizer.finish())
-            self._write(text if stopped else text + self._matcher.finish())
+    def finish(self) -> bool:
+        """Show what was held back; whether a stop string was complete in it."""
+        if self._detokenizer is None:
+            return False
+        text, stopped = self._matcher.feed(self._detokenizer.finish())
+        self._write(text if stopped else text + self._matcher.finish())
+        return stopped
 
     def _write(self, text: str) -> None:
         if text:

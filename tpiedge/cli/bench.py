@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.answer import collect
+from tpiedge.cli.answer import Answer, collect
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.options import greedy
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
@@ -18,7 +18,6 @@ from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.units import format_bytes
-from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest
 
@@ -79,7 +78,13 @@ def decode(
     Every repeat measures each setting once, each in a fresh cluster, with one request to warm up.
     """
     wanted = [_Setting.parse(item) for item in settings.split(",")]
+    for setting in wanted:
+        Layout(setting.nodes, None, setting.threads, None).check()
     model = prepare(model_name, precision, compute, cache)
+    if prompt_tokens + tokens > model.context_tokens:
+        raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
+    if model.config.rope.depends_on_length:
+        raise UserError("models with dynamic RoPE cannot keep a prompt, which this benchmark relies on")
     runs: dict[str, list[dict[str, Any]]] = {str(setting): [] for setting in wanted}
     for repeat in range(repeats):
         for setting in wanted:
@@ -101,54 +106,50 @@ def decode(
 
 
 def _measure(model: PreparedModel, setting: _Setting, prompt_tokens: int, tokens: int) -> dict[str, Any]:
+    """A warm-up, a prefill of the whole prompt, then a decode that keeps the prompt: one token in every step."""
     layout = Layout(setting.nodes, None, setting.threads, None)
     capacity = prompt_tokens + tokens
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity) as cluster:
-        _generate(cluster, model, prompt_tokens, 2)
+        _generate(cluster, model, prompt_tokens, 2, keep=False)
+        prefill = _generate(cluster, model, prompt_tokens, 1, keep=False)
         before = cluster.stats()
-        answer = _generate(cluster, model, prompt_tokens, 1)
-        middle = cluster.stats()
-        answer = _generate(cluster, model, prompt_tokens, tokens)
+        decode = _generate(cluster, model, prompt_tokens, tokens, keep=True)
         after = cluster.stats()
-    steps = tokens - 1
-    prefill = [_difference(b, a) for b, a in zip(before, middle, strict=True)]
-    whole = [_difference(b, a) for b, a in zip(middle, after, strict=True)]
-    s_per_token = answer.s_per_token or 0.0
-    head_s = (whole[0]["head_s"] - prefill[0]["head_s"]) / steps
+    steps = after[0].steps - before[0].steps
+
+    def per_step(counter: str) -> list[float]:
+        pairs = zip(before, after, strict=True)
+        return [(getattr(end, counter) - getattr(start, counter)) / steps for start, end in pairs]
+
+    s_per_token = decode.s_per_token or 0.0
+    head_s = per_step("head_s")[0]
     return {
-        "prefill_tokens_per_s": prompt_tokens / answer.ttft_s,
+        "prefill_tokens_per_s": prompt_tokens / prefill.ttft_s,
         "s_per_token": s_per_token,
         "head_s_per_token": head_s,
         "layers_s_per_token": s_per_token - head_s,
         "peak_rss_bytes": [node.peak_rss_bytes for node in after],
         "weight_bytes": [node.weight_bytes for node in after],
         "kv_bytes": [node.kv_bytes for node in after],
-        "compute_s_per_token": [
-            (w["compute_s"] - p["compute_s"]) / steps for w, p in zip(whole, prefill, strict=True)
-        ],
-        "reduce_wait_s_per_token": [
-            (w["reduce_wait_s"] - p["reduce_wait_s"]) / steps for w, p in zip(whole, prefill, strict=True)
-        ],
+        "compute_s_per_token": per_step("compute_s"),
+        "reduce_wait_s_per_token": per_step("reduce_wait_s"),
     }
 
 
-def _difference(before: Stats, after: Stats) -> dict[str, float]:
-    names = ("compute_s", "reduce_wait_s", "head_s")
-    return {name: getattr(after, name) - getattr(before, name) for name in names}
-
-
-def _generate(cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int) -> Any:
-    """Random-looking but fixed prompt ids; greedy; end tokens ignored."""
+def _generate(
+    cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
+) -> Answer:
+    """Fixed prompt ids that look random; greedy; end tokens ignored."""
     ids = tuple((7919 * index + 13) % model.config.vocab_size for index in range(prompt_tokens))
     request = GenerationRequest(
-        id=f"bench-{tokens}",
+        id=f"bench-{tokens}-{keep}",
         prompt_ids=ids,
         max_tokens=tokens,
         sampling=greedy(),
         stop_ids=(),
         ignore_eos=True,
-        keep_prefix=False,
+        keep_prefix=keep,
         prompt_scores=False,
     )
     return collect(cluster, request, None, (), lambda _text: None)
@@ -203,6 +204,8 @@ def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) 
         _integers("--nodes", nodes, 2, 64),
         _integers("--bytes", sizes, 4, _MAX_ALLREDUCE_BYTES),
     )
+    if any(payload % 4 for payload in payloads):
+        raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
     results: list[dict[str, Any]] = []
     started = time.monotonic()
     for count in counts:

@@ -6,6 +6,7 @@ import click
 
 from tpiedge.cli.answer import collect
 from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.once import positions
 from tpiedge.cli.options import greedy
 from tpiedge.cli.prepare import cache_option, prepare
 from tpiedge.cli.table import print_table
@@ -32,7 +33,7 @@ def demo(prompt: str, max_tokens: int, cache: Path | None) -> None:
     model = prepare(DEMO, None, None, cache)
     layout = Layout(_NODES, _SHARES, 1, None)
     prompt_ids = tuple(model.tokenizer.encode(prompt))
-    capacity = min(len(prompt_ids) + max_tokens, model.config.max_position_embeddings)
+    capacity = positions(model, None, prompt_ids, max_tokens)
     plan = plan_cluster(model, layout, capacity)
     request = GenerationRequest(
         id="demo",

@@ -1,5 +1,6 @@
 """From a prepared model and what the user allows to a plan and a running cluster."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,8 +34,7 @@ class Layout:
         """As given, or the physical cores divided among the nodes."""
         if self.threads is not None:
             return self.threads
-        cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-        return max(1, cores // self.nodes)
+        return max(1, _cores() // self.nodes)
 
     def check(self) -> None:
         """Raises UserError for any flag that is out of range."""
@@ -48,6 +48,13 @@ class Layout:
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
         return None if self.shares is None else parse_shares(self.shares, self.nodes)
+
+
+def _cores() -> int:
+    """Physical cores that this process may use."""
+    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return min(cores, allowed)
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
@@ -98,9 +105,15 @@ def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: in
         threads=layout.threads_per_node,
         capacity_tokens=capacity_tokens,
     )
-    with LocalCluster(spec, progress) as cluster:
+    cluster = LocalCluster(spec, [need.weight_bytes for need in plan.needs], progress)
+    try:
+        cluster.start()
+    finally:
         progress.finish(0)
+    try:
         yield cluster
+    finally:
+        cluster.close()
 
 
 def plan_json(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int) -> dict[str, object]:

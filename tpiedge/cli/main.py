@@ -4,6 +4,7 @@ Exit statuses: 0 done; 1 any other failure; 2 bad input; 3 another node failed; 
 space or a working disk; 70 a defect of tpiedge; 130 interrupted.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -16,7 +17,7 @@ from tpiedge.cli.bench import bench
 from tpiedge.cli.demo import demo
 from tpiedge.cli.pack import pack, unpack
 from tpiedge.cli.run import run
-from tpiedge.errors import InternalError, TpiedgeError
+from tpiedge.errors import DiskFull, InternalError, TpiedgeError
 
 __all__ = ["cli", "main"]
 
@@ -36,8 +37,11 @@ for command in (run, demo, pack, unpack, bench):
 def main() -> None:
     """Run a command; every error is one line on standard error and an exit status."""
     # A terminal that goes away and a polite kill end the command as Ctrl-C does: in order, children included.
-    signal.signal(signal.SIGTERM, _interrupt)
-    signal.signal(signal.SIGHUP, _interrupt)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
+            signal.signal(number, _terminate)
+    # A stopped master would be lost to its nodes within two seconds: Ctrl-Z cannot be honoured.
+    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     sys.exit(_run())
 
 
@@ -51,18 +55,26 @@ def _run() -> int:
         return _fail(error.format_message(), error.exit_code)
     except TpiedgeError as error:
         return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, click.Abort):
+    except (KeyboardInterrupt, click.Abort, _Terminated):
         return _fail("interrupted", _INTERRUPTED)
-    except BrokenPipeError:
-        # The reader of our output has gone, like `tpiedge ... | head`: nothing is left to say, not even at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            return _fail(
+                "no space left where the output goes: free some, or write elsewhere", DiskFull.exit_code
+            )
+        return _defect(error)
     except Exception as error:
-        if os.environ.get("TPIEDGE_DEBUG"):
-            traceback.print_exc()
-        hint = "" if os.environ.get("TPIEDGE_DEBUG") else " (TPIEDGE_DEBUG=1 shows where)"
-        return _fail(f"a defect of tpiedge: {type(error).__name__}: {error}{hint}", InternalError.exit_code)
+        return _defect(error)
     return 0
+
+
+def _defect(error: Exception) -> int:
+    """Ours to mend; where it is, is said on request."""
+    wanted = bool(os.environ.get("TPIEDGE_DEBUG"))
+    if wanted:
+        traceback.print_exception(error)
+    hint = "" if wanted else " (TPIEDGE_DEBUG=1 shows where)"
+    return _fail(f"a defect of tpiedge: {type(error).__name__}: {error}{hint}", InternalError.exit_code)
 
 
 def _fail(message: str, status: int) -> int:
@@ -71,5 +83,9 @@ def _fail(message: str, status: int) -> int:
     return status
 
 
-def _interrupt(_signal: int, _frame: object) -> None:
-    raise KeyboardInterrupt
+class _Terminated(BaseException):
+    """A polite kill: not KeyboardInterrupt, which a chat takes for the end of one answer."""
+
+
+def _terminate(_signal: int, _frame: object) -> None:
+    raise _Terminated

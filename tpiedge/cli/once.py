@@ -1,6 +1,7 @@
 """One prompt, one answer: as text while it comes, or as one JSON object."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["Prompt", "once"]
+__all__ = ["Prompt", "once", "positions"]
 
 
 @dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Prompt:
 
 def once(model: PreparedModel, layout: Layout, context: int | None, prompt: Prompt, as_json: bool) -> None:
     """Start a cluster for the prompt, print the answer, end the cluster. Raises UserError before anything starts."""
-    capacity = _capacity(model, context, prompt)
+    capacity = positions(model, context, prompt.ids, prompt.ending.max_tokens)
     tokenizer = model.tokenizer if model.has_tokenizer else None
     if tokenizer is None and prompt.ending.strings:
         raise UserError(f"--stop needs a tokenizer, which {model.name} lacks")
@@ -63,18 +64,18 @@ def once(model: PreparedModel, layout: Layout, context: int | None, prompt: Prom
         _summary(answer, stats)
 
 
-def _capacity(model: PreparedModel, context: int | None, prompt: Prompt) -> int:
-    """Positions of prompt and answer, within --context and the model's own limit."""
+def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[int], max_tokens: int) -> int:
+    """Positions of prompt and answer, within --context and the model's own limit. Raises UserError."""
     limit = model.context_tokens if context is None else check_context(model, context)
-    tokens = len(prompt.ids)
+    tokens = len(prompt_ids)
     if not tokens:
         raise UserError("the prompt is empty: give at least one token")
     if tokens >= limit:
         raise UserError(f"the prompt has {tokens} tokens, the context {limit} positions: shorten the prompt")
-    beyond = max(prompt.ids)
+    beyond = max(prompt_ids)
     if beyond >= model.config.vocab_size:
         raise UserError(f"token id {beyond} is outside the vocabulary of {model.config.vocab_size}")
-    return min(tokens + prompt.ending.max_tokens, limit)
+    return min(tokens + max_tokens, limit)
 
 
 def _record(

@@ -176,8 +176,12 @@ def pack_checkpoint(checkpoint: Checkpoint, precision: Precision, out: Path) -> 
 def run_packing(request: PackRequest, label: str) -> PackReport:
     """Run the request in a child process with a progress line."""
     progress = ByteProgress(label)
-    report = run_pack_child(request, progress)
-    progress.finish(0 if report.reused else report.nbytes)
+    written = 0
+    try:
+        report = run_pack_child(request, progress)
+        written = 0 if report.reused else report.nbytes
+    finally:
+        progress.finish(written)
     return report
 
 

@@ -1,5 +1,7 @@
 """Between torch tensors, numpy arrays and frames, without a copy where none is needed."""
 
+from functools import lru_cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -15,15 +17,25 @@ Array = NDArray[np.float32]
 
 def array_of(tensor: torch.Tensor) -> Array:
     """The tensor's own memory as an array. InternalError unless it is a contiguous f32 matrix."""
-    if tensor.dtype is not torch.float32 or tensor.dim() != 2 or not tensor.is_contiguous():
-        shape = tuple(tensor.shape)
-        raise InternalError(f"a collective takes contiguous f32 matrices, not {tensor.dtype} {shape}")
-    array: Array = tensor.detach().numpy()
+    try:
+        array: Array = tensor.numpy()
+    except (TypeError, RuntimeError) as error:
+        raise InternalError(f"a collective takes contiguous f32 matrices: {error}") from None
+    # numpy is asked, because every call of torch costs several microseconds between two blocks.
+    if array.dtype.char != "f" or array.ndim != 2 or not array.flags.c_contiguous:
+        raise InternalError(
+            f"a collective takes contiguous f32 matrices, not {tensor.dtype} {tuple(tensor.shape)}"
+        )
     return array
 
 
 def header_of(array: Array) -> TensorHeader:
-    return TensorHeader("f32", array.shape)
+    return _header(array.shape)
+
+
+@lru_cache(maxsize=64)
+def _header(shape: tuple[int, ...]) -> TensorHeader:
+    return TensorHeader("f32", shape)
 
 
 def read_array(envelope: Envelope, rank: int, shape: tuple[int, ...] | None) -> Array:

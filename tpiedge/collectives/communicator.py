@@ -5,13 +5,13 @@ order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["Communicator", "Liveness", "Tag"]
+__all__ = ["Communicator", "Doing", "Liveness", "Tag"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +24,16 @@ class Tag:
 
     def __str__(self) -> str:
         return f"step {self.step}, block {self.block}, chunk {self.chunk}"
+
+
+class Doing(NamedTuple):
+    """What a wait is for. Becomes text only where somebody reads it: nearly every wait ends before."""
+
+    operation: str
+    place: Tag | str
+
+    def __str__(self) -> str:
+        return f"the {self.operation} of {self.place}"
 
 
 class Liveness(Protocol):
@@ -79,8 +89,8 @@ class Communicator(Protocol):
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         """The sum over ranks of `partial` (f32, contiguous, [tokens, hidden]); same bits on every rank.
 
-        With `contributes=False` only the shape of `partial` is used. The caller owns the result, which may be
-        `partial` itself.
+        The caller owns the result, which may be `partial` itself: do not use `partial` afterwards. With
+        `contributes=False` only its shape is used, and it stays as it is.
         """
         ...
 

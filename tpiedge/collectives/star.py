@@ -6,16 +6,16 @@ Two one-way latencies and 2 (N - 1) messages per all-reduce, all of them over ra
 
 import time
 from collections.abc import Sequence
-from math import isfinite
 from typing import Final
 
 import numpy as np
 import torch
 
 from tpiedge.collectives.arrays import Array, array_of, header_of, read_array
-from tpiedge.collectives.communicator import Liveness, Tag
+from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.inbox import Inbox
-from tpiedge.errors import InternalError, ProtocolError
+from tpiedge.collectives.summation import OrderedSum
+from tpiedge.errors import InternalError
 from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
 from tpiedge.wire.data import CANCEL, Gathered, Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.messages import Message
@@ -42,20 +42,25 @@ class _Star:
         self._endpoint = endpoint
         self._liveness = liveness
         peers = range(1, size) if rank == 0 else (0,)
-        self._inbox = Inbox(endpoint, {node_name(peer): peer for peer in peers}, epoch, liveness)
+        self._ranks = {node_name(peer): peer for peer in peers}
+        self._inbox = Inbox(endpoint, self._ranks, epoch, liveness)
 
     @property
     def dropped(self) -> int:
         """Messages that came too late."""
         return self._inbox.dropped
 
-    def _send(self, rank: int, message: Message, tensors: Sequence[Buffer], what: str) -> None:
+    def _send(self, message: Message, tensors: Sequence[Buffer], what: Doing) -> None:
+        """To every peer."""
+        names = tuple(self._ranks)
         while True:
             try:
-                self._endpoint.send(message, tensors, node_name(rank), _SEND_SLICE_S)
+                self._endpoint.send(message, tensors, names, _SEND_SLICE_S)
                 return
-            except Unreachable:
-                self._liveness.check(rank, what)
+            except Unreachable as error:
+                self._liveness.check(self._ranks[error.peer], str(what))
+                # Those before it have the message.
+                names = names[names.index(error.peer) :]
 
 
 class StarRoot(_Star):
@@ -72,44 +77,40 @@ class StarRoot(_Star):
     def announce(self, plan: StepPlan) -> None:
         self.cancelled = self._cancel_requested = False
         self._inbox.begin(plan.step)
-        self._send_all(plan, (), f"the plan of step {plan.step}")
+        self._send(plan, (), Doing("plan", f"step {plan.step}"))
 
     def next_plan(self) -> StepPlan:
         raise InternalError("rank 0 makes the plans")
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         own = array_of(partial)
-        what = f"the all-reduce of {tag}"
+        what = Doing("all-reduce", tag)
         started = time.perf_counter()
-        parts: dict[int, Array] = {0: own} if contributes else {}
-        for rank, envelope in self._inbox.collect(Partial, tag, self._leaves, what):
-            if envelope.tensors:
-                parts[rank] = read_array(envelope, rank, own.shape)
-        total = _sum(parts, own.shape, what)
+        with np.errstate(over="ignore", invalid="ignore"):
+            parts = OrderedSum(own if contributes else None)
+            for rank, envelope in self._inbox.collect(Partial, tag, self._leaves, what):
+                parts.put(rank, read_array(envelope, rank, own.shape) if envelope.tensors else None)
+            total = parts.result(own.shape, what)
         cancelled = self._cancel_requested
         reduced = Reduced(
             self._epoch, tag.step, tag.block, tag.chunk, CANCEL if cancelled else 0, header_of(total)
         )
-        self._send_all(reduced, (total.data,), what)
+        self._send(reduced, (total.data,), what)
         self.cancelled = cancelled
         self.wait_s += time.perf_counter() - started
-        return torch.from_numpy(total)
+        return partial if contributes else torch.from_numpy(total)
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         array = array_of(hidden)
         message = Hidden(self._epoch, tag.step, tag.chunk, header_of(array))
-        self._send_all(message, (array.data,), f"the broadcast of {tag}")
+        self._send(message, (array.data,), Doing("broadcast", tag))
         return hidden
 
     def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
         parts = [part] * self.size
-        for rank, envelope in self._inbox.collect(Gathered, tag, self._leaves, f"the gather of {tag}"):
+        for rank, envelope in self._inbox.collect(Gathered, tag, self._leaves, Doing("gather", tag)):
             parts[rank] = torch.from_numpy(read_array(envelope, rank, None).copy())
         return parts
-
-    def _send_all(self, message: Message, tensors: Sequence[Buffer], what: str) -> None:
-        for rank in range(1, self.size):
-            self._send(rank, message, tensors, what)
 
 
 class StarLeaf(_Star):
@@ -131,57 +132,31 @@ class StarLeaf(_Star):
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         own = array_of(partial)
-        what = f"the all-reduce of {tag}"
+        what = Doing("all-reduce", tag)
         started = time.perf_counter()
         header = header_of(own) if contributes else None
         message = Partial(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header)
-        self._send(0, message, (own.data,) if contributes else (), what)
+        self._send(message, (own.data,) if contributes else (), what)
         total, flags = self._await(Reduced, tag, own.shape, what)
         self.cancelled = bool(flags & CANCEL)
+        if contributes:
+            np.copyto(own, total)
         self.wait_s += time.perf_counter() - started
-        return total
+        return partial if contributes else torch.from_numpy(total.copy())
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
-        what = f"the broadcast of {tag}"
+        what = Doing("broadcast", tag)
         tag = Tag(tag.step, 0, tag.chunk)
-        return self._await(Hidden, tag, tuple(hidden.shape), what)[0]
+        return torch.from_numpy(self._await(Hidden, tag, tuple(hidden.shape), what)[0].copy())
 
     def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
         own = array_of(part)
         message = Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header_of(own))
-        self._send(0, message, (own.data,), f"the gather of {tag}")
+        self._send(message, (own.data,), Doing("gather", tag))
         return None
 
-    def _await(self, kind: type, tag: Tag, shape: tuple[int, ...], what: str) -> tuple[torch.Tensor, int]:
-        """The tensor of rank 0's answer, and its flags."""
+    def _await(self, kind: type, tag: Tag, shape: tuple[int, ...], what: Doing) -> tuple[Array, int]:
+        """The array of rank 0's answer, read-only, and its flags."""
         (_, envelope), *_ = self._inbox.collect(kind, tag, {0}, what)
         flags = int(getattr(envelope.message, "flags", 0))
-        return torch.from_numpy(read_array(envelope, 0, shape).copy()), flags
-
-
-def _sum(parts: dict[int, Array], shape: tuple[int, ...], what: str) -> Array:
-    """((p0 + p1) + p2) + ..., in a new array; ProtocolError names who sent a value that is not finite."""
-    ranks = sorted(parts)
-    if not ranks:
-        return np.zeros(shape, np.float32)
-    if len(ranks) == 1:
-        total = parts[ranks[0]].copy()
-    else:
-        with np.errstate(over="ignore", invalid="ignore"):
-            total = np.add(parts[ranks[0]], parts[ranks[1]])
-            for rank in ranks[2:]:
-                np.add(total, parts[rank], out=total)
-    if not _is_finite(total):
-        guilty = [rank for rank in ranks if not np.isfinite(parts[rank]).all()]
-        raise ProtocolError(
-            f"node {guilty[0]} contributed a value that is not finite to {what}"
-            if guilty
-            else f"the sum of {what} overflows f32"
-        )
-    return total
-
-
-def _is_finite(array: Array) -> bool:
-    """A sum is cheaper than a test of every element; where it overflows the elements decide."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        return isfinite(array.sum()) or bool(np.isfinite(array).all())
+        return read_array(envelope, 0, shape), flags

@@ -18,6 +18,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import Chunk, chunks
 from tpiedge.errors import Cancelled
 from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
@@ -175,10 +176,13 @@ class ForwardPass:
         """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
         if not len(self._share.ffn):
             return None
-        h_CH = self._norm(x_CH, weights, "ffn_norm")
-        y_gate, y_up = self._linear.project_many(h_CH, [weights.matrices["gate"], weights.matrices["up"]])
+        gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
+        if not {"gate_bias", "up_bias"} & weights.vectors.keys():
+            norm_H = weights.vectors["ffn_norm"]
+            return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear)
+        y_gate, y_up = self._linear.project_many(self._norm(x_CH, weights, "ffn_norm"), (gate, up))
         gate_CF, up_CF = self._columns(y_gate, weights, "gate"), self._columns(y_up, weights, "up")
-        return self._linear.contract(swiglu(gate_CF, up_CF, self._linear.pool), weights.matrices["down"])
+        return self._linear.contract(swiglu(gate_CF, up_CF, self._linear.pool), down)
 
     def _columns(self, y_CF: Tensor, weights: BlockWeights, name: str) -> Tensor:
         """[C, F] with its bias. Padding stays zero through SwiGLU and the down projection."""

@@ -98,6 +98,8 @@ class Leader:
                     x_H = self._run_step([drawn.token], position, position + 1)[-1]
         except StepCancelled:
             reason = "cancel"
+        finally:
+            self._cancelled = _never
         return Finished(
             epoch=self._epoch,
             request=request.id,
@@ -135,7 +137,8 @@ class Leader:
             x_TH = self._run_step(prompt[start:stop], start, len(prompt))
             if request.prompt_scores:
                 self._score(x_TH, prompt[start + 1 : stop + 1], start + 1, request.id, emit)
-            x_H = x_TH[-1]
+            x_H = x_TH[-1].clone()
+            del x_TH  # a view would keep the whole step in memory while the next one is computed
             start = stop
         return x_H
 

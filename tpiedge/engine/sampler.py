@@ -212,7 +212,7 @@ def _logprobs(raw_V: _F32, count: int, token: int) -> tuple[tuple[int, float], .
 def check_sampling(sampling: Sampling, vocab_size: int) -> None:
     """Raise UserError, naming the flag, where a parameter is out of its range. NaN is out of every range."""
     _check("--temperature", sampling.temperature, 0 <= sampling.temperature <= 100, "from 0 to 100")
-    _check("--top-k", sampling.top_k, sampling.top_k >= 0, "of 0 (off) or more")
+    _check("--top-k", sampling.top_k, 0 <= sampling.top_k < 2**32, "from 0 (off) to 4294967295")
     _check("--top-p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1")
     _check("--min-p", sampling.min_p, 0 <= sampling.min_p < 1, "from 0 (off) to below 1")
     repetition = sampling.repetition_penalty
@@ -233,6 +233,7 @@ def _check(flag: str, value: float, fits: bool, wanted: str) -> None:
 
 
 def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
+    _check("the number of --logit-bias", len(logit_bias), len(logit_bias) <= 1024, "at most 1024")
     for token, bias in logit_bias:
         _check("a token id of --logit-bias", token, 0 <= token < vocab_size, f"from 0 to {vocab_size - 1}")
         _check(f"the --logit-bias of token {token}", bias, -100 <= bias <= 100, "from -100 to 100")

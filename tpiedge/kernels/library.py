@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["ISAS", "MAX_HEAD_WIDTH", "MAX_PRODUCTS", "NATIVE_TOKENS", "Library", "Pool", "native_library"]
 
-_ABI = 2
+_ABI = 3
 # Up to this many tokens the native kernels compute; torch's products are faster for more.
 NATIVE_TOKENS = 16
 # The order is the C side's numbering (native/interface.cpp).
@@ -26,7 +26,8 @@ ISAS = ("portable", "avx2", "avx512")
 MAX_PRODUCTS = 4
 MAX_HEAD_WIDTH = 256
 
-# One weight of a project: w, y, is bf16, stride, rows.
+_F32_BYTES = 4
+# One weight of a product: w, y, is bf16, stride, rows.
 _WEIGHT = struct.Struct("=5q")
 _NO_WINDOW = 1 << 62
 
@@ -38,7 +39,11 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tpiedge_open": ([_int, _int], _pointer),
     "tpiedge_close": ([_pointer], None),
     "tpiedge_project": ([_pointer, _pointer, _size, _size, ctypes.c_char_p, _size], None),
-    "tpiedge_contract": ([_pointer, _pointer, _pointer, _int, _size, _pointer, _size, _size, _size], None),
+    "tpiedge_contract": ([_pointer, _pointer, ctypes.c_char_p, _size, _size], None),
+    "tpiedge_ffn": (
+        [_pointer, _pointer, _size, _size, _pointer, _float, _int, ctypes.c_char_p, _size, _pointer],
+        None,
+    ),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
     "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
@@ -93,26 +98,47 @@ class Pool:
 
     def project(self, x_TI: Tensor, weights: Sequence[Tensor], outputs: Sequence[Tensor]) -> None:
         """y = x @ w.T of each weight [R, I] (rows at a stride, f32 or bf16), up to MAX_PRODUCTS."""
-        packed = b"".join(
-            _WEIGHT.pack(w.data_ptr(), y.data_ptr(), w.dtype is torch.bfloat16, w.stride(0), y.shape[1])
-            for w, y in zip(weights, outputs, strict=True)
-        )
+        packed = b"".join(_weight(w, y.data_ptr(), y.shape[1]) for w, y in zip(weights, outputs, strict=True))
         tokens, cols = x_TI.shape
         self._dll.tpiedge_project(self._handle, x_TI.data_ptr(), tokens, cols, packed, len(weights))
 
     def contract(self, x_TR: Tensor, w_RO: Tensor, y_TO: Tensor) -> None:
         """y = x @ w."""
         rows, cols = w_RO.shape
-        self._dll.tpiedge_contract(
+        packed = _weight(w_RO, y_TO.data_ptr(), rows)
+        self._dll.tpiedge_contract(self._handle, x_TR.data_ptr(), packed, x_TR.shape[0], cols)
+
+    def ffn(
+        self,
+        x_TH: Tensor,
+        norm_H: Tensor,
+        eps: float,
+        weights: tuple[Tensor, Tensor, Tensor],
+        rounds: bool,
+        y_TO: Tensor,
+    ) -> None:
+        """Norm, gate and up, SwiGLU, down; `rounds`: the products' inputs to bf16."""
+        gate_FH, up_FH, down_FO = weights
+        tokens, hidden = x_TH.shape
+        rows, cols = down_FO.shape
+        scratch = torch.empty(tokens * (hidden + 2 * rows))
+        gate = scratch.data_ptr() + _F32_BYTES * tokens * hidden
+        packed = (
+            _weight(gate_FH, gate, rows)
+            + _weight(up_FH, gate + _F32_BYTES * tokens * rows, rows)
+            + _weight(down_FO, y_TO.data_ptr(), rows)
+        )
+        self._dll.tpiedge_ffn(
             self._handle,
-            x_TR.data_ptr(),
-            w_RO.data_ptr(),
-            w_RO.dtype is torch.bfloat16,
-            w_RO.stride(0),
-            y_TO.data_ptr(),
-            x_TR.shape[0],
-            rows,
+            x_TH.data_ptr(),
+            tokens,
+            hidden,
+            norm_H.data_ptr(),
+            eps,
+            rounds,
+            packed,
             cols,
+            scratch.data_ptr(),
         )
 
     def rms_norm(self, x_TNd: Tensor, weight_d: Tensor, eps: float, y_TNd: Tensor) -> None:
@@ -166,6 +192,10 @@ class Pool:
             _NO_WINDOW if window is None else window,
             scale,
         )
+
+
+def _weight(w: Tensor, y: int, rows: int) -> bytes:
+    return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
 def _rows(x_TNd: Tensor, y_TNd: Tensor) -> tuple[int, ...]:

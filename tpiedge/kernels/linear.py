@@ -17,7 +17,7 @@ from tpiedge.kernels import torch_linear
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Library, Pool, native_library
 
-__all__ = ["NATIVE_TOKENS", "Linear"]
+__all__ = ["NATIVE_TOKENS", "Linear", "check_product", "check_weight"]
 
 
 class Linear:
@@ -57,7 +57,7 @@ class Linear:
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
-            _check(x_TI, w_RI, input_dim=1)
+            check_product(x_TI, w_RI, input_dim=1)
         tokens = x_TI.shape[0]
         if self._pool is None or tokens > NATIVE_TOKENS:
             return [torch_linear.project(x_TI, w_RI, self.arithmetic) for w_RI in weights]
@@ -67,7 +67,7 @@ class Linear:
 
     def contract(self, x_TR: Tensor, w_RO: Tensor) -> Tensor:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
-        _check(x_TR, w_RO, input_dim=0)
+        check_product(x_TR, w_RO, input_dim=0)
         if self._pool is None or x_TR.shape[0] > NATIVE_TOKENS:
             return torch_linear.contract(x_TR, w_RO, self.arithmetic)
         y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
@@ -94,14 +94,22 @@ class Linear:
         return x.contiguous()
 
 
-def _check(x: Tensor, w: Tensor, input_dim: int) -> None:
+def check_product(x: Tensor, w: Tensor, input_dim: int) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
+    check_weight(w)
+    features = w.shape[input_dim]
+    if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32 or not x.is_cpu:
+        raise ValueError(
+            f"activations are {list(x.shape)} {x.dtype} on {x.device}, not f32 [tokens, {features}] in main memory"
+        )
+
+
+def check_weight(w: Tensor) -> None:
+    """A matrix in main memory whose rows lie at a stride."""
     if w.dim() != 2 or (w.dtype is not torch.float32 and w.dtype is not torch.bfloat16):
         raise ValueError(f"weights are {list(w.shape)} {w.dtype}, not a matrix in f32 or bf16")
-    shape, strides = w.shape, w.stride()
-    if x.dim() != 2 or x.shape[1] != shape[input_dim] or x.dtype is not torch.float32:
-        raise ValueError(f"activations are {list(x.shape)} {x.dtype}, not f32 [tokens, {shape[input_dim]}]")
-    if strides[1] != 1 or strides[0] < shape[1]:
-        raise ValueError(f"weights of shape {list(shape)} have strides {strides}, not (>= columns, 1)")
-    if not (x.is_cpu and w.is_cpu):
-        raise ValueError(f"activations on {x.device}, weights on {w.device}: both must be in main memory")
+    stride, step = w.stride()
+    if step != 1 or stride < w.shape[1]:
+        raise ValueError(f"weights of shape {list(w.shape)} have strides {w.stride()}, not (>= columns, 1)")
+    if not w.is_cpu:
+        raise ValueError(f"weights are on {w.device}, not in main memory")

@@ -7,10 +7,13 @@ nothing.
 Shapes: K local KV heads, S positions, T new tokens, d head dimension.
 """
 
+import math
+
 import torch
 from torch import Tensor
 
-from tpiedge.errors import InternalError, ProtocolError
+from tpiedge.errors import InternalError, OutOfMemory, ProtocolError
+from tpiedge.units import format_bytes
 
 __all__ = ["KVCache"]
 
@@ -19,13 +22,13 @@ class KVCache:
     """`slots` sequences of up to `capacity` tokens in each of `num_layers` layers.
 
     Storage is one tensor [slot, layer, key or value, K, capacity, d]: a head's positions lie next to each other, as
-    attention reads them.
+    attention reads them. Raises OutOfMemory if the system refuses the address space.
     """
 
     def __init__(
         self, *, num_layers: int, kv_heads: int, head_dim: int, slots: int, capacity: int, dtype: torch.dtype
     ) -> None:
-        self._store = torch.empty(slots, num_layers, 2, kv_heads, capacity, head_dim, dtype=dtype)
+        self._store = _reserve((slots, num_layers, 2, kv_heads, capacity, head_dim), dtype)
         self._lengths = [0] * slots
         self.capacity = capacity
         self.kv_heads = kv_heads
@@ -46,7 +49,9 @@ class KVCache:
         """
         if not 0 <= slot < len(self._lengths):
             raise ProtocolError(f"the plan names cache slot {slot}, but there are {len(self._lengths)}")
-        if not start <= self._lengths[slot]:
+        if not 0 <= start <= stop:
+            raise ProtocolError(f"the plan names positions [{start}, {stop}), which is no interval")
+        if start > self._lengths[slot]:
             raise ProtocolError(
                 f"the plan leaves a hole: slot {slot} holds {self._lengths[slot]}, not {start}"
             )
@@ -73,3 +78,11 @@ class KVCache:
     def values(self, layer: int, slot: int, stop: int) -> Tensor:
         """A view [K, stop, d]."""
         return self._store[slot, layer, 1, :, :stop]
+
+
+def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    try:
+        return torch.empty(shape, dtype=dtype)
+    except RuntimeError:
+        nbytes = format_bytes(math.prod(shape) * dtype.itemsize)
+        raise OutOfMemory(f"cannot reserve {nbytes} for the KV cache: choose a shorter context") from None

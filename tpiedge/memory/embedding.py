@@ -13,8 +13,8 @@ from tpiedge.memory.arena import DTYPES
 from tpiedge.memory.ranges import read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.pack.dtypes import STORED, numpy_dtype
+from tpiedge.pack.files import array_bytes, open_regular, read_exactly
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.source import read_exactly
 
 __all__ = ["EmbeddingTable"]
 
@@ -44,7 +44,7 @@ class EmbeddingTable:
         self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
         data = np.empty((len(ids), matrix.cols), self._stored)
         for place, offset in enumerate(offsets):
-            read_exactly(self._fd, self._path, offset, data[place].view(np.uint8).data)
+            read_exactly(self._fd, self._path, offset, array_bytes(data[place]))
         self.bytes_read += data.nbytes
         return torch.from_numpy(data).view(self._dtype).to(torch.float32)
 
@@ -68,7 +68,7 @@ class EmbeddingTable:
 
 def _open_random(path: Path) -> int:
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except OSError as error:
         raise UserError(f"cannot open {path}: {error.strerror}") from None
     if hasattr(os, "posix_fadvise"):

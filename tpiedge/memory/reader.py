@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from tpiedge.errors import InternalError, ReadFault, UserError
+from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import ALIGN
 
 __all__ = ["DirectFile", "DirectReader", "ReadJob"]
@@ -59,9 +60,10 @@ class DirectFile:
 
     def read_into(self, offset: int, into: memoryview) -> int:
         """One read of at most `into`; returns the bytes read, 0 at the end of the file. Raises OSError."""
-        if self._direct is not None:
+        direct = self._direct  # once: another thread may fall back between a check and a use
+        if direct is not None:
             try:
-                return os.preadv(self._direct, [into], offset)
+                return os.preadv(direct, [into], offset)
             except OSError as error:
                 if error.errno not in _REFUSED:
                     raise
@@ -106,7 +108,7 @@ class DirectFile:
             raise
 
     def _open(self, flags: int) -> int:
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | flags)
+        fd = open_regular(self.path, flags)
         self._stack.callback(os.close, fd)
         return fd
 
@@ -134,9 +136,10 @@ class DirectReader:
 
         `on_bytes` is told of each job's bytes, in order, in the calling thread.
         """
-        pending = [self.submit(job) for job in jobs]
+        pending: list[Future[int]] = []
         total = 0
         try:
+            pending.extend(self.submit(job) for job in jobs)
             for future in pending:
                 count = future.result()
                 total += count

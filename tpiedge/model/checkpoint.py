@@ -7,6 +7,7 @@ touched; `auto_map` and other remote code in the folder is never looked at.
 import hashlib
 import os
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -16,9 +17,11 @@ from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file, one_line, open_file, parse_json, quote, read_bytes, resolve_file
 from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
-from tpiedge.pack.layout import ModelSpec
+from tpiedge.model.spec import HEAD
+from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.specs import ModelSpec
 
-__all__ = ["Checkpoint", "TensorInfo"]
+__all__ = ["Checkpoint"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
@@ -26,26 +29,13 @@ _MAX_INDEX_BYTES = 25_000_000
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")
+_COMPARED_NUMBERS = 1 << 20
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 
 
 @dataclass(frozen=True)
-class TensorInfo:
-    """`nbytes` bytes at `offset` of `file` (its real path) hold the tensor in row-major order, little-endian.
-
-    `dtype` is the safetensors name: F32, F16, BF16 in tensors that `Checkpoint.check` has accepted.
-    """
-
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
-@dataclass(frozen=True)
 class Checkpoint:
-    """The config and the tensors of a folder.
+    """The config and the tensors of a folder, each with the real path of its file.
 
     `fingerprint` (64 hex digits) changes when the config, a header, a size or a modification time does: it
     names what was packed without reading the weights.
@@ -53,7 +43,7 @@ class Checkpoint:
 
     folder: Path
     config: ModelConfig
-    tensors: Mapping[str, TensorInfo]
+    tensors: Mapping[str, SourceTensor]
     fingerprint: str
 
     @staticmethod
@@ -78,7 +68,10 @@ class Checkpoint:
         return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest())
 
     def check(self, spec: ModelSpec) -> None:
-        """Raise UserError that names the first tensor of `spec` that is missing or has a wrong shape."""
+        """Raise UserError that names the first tensor of `spec` that is missing or has a wrong shape.
+
+        Also where config.json ties the LM head to the embedding, but the checkpoint has another one.
+        """
         for source, shape in _sources(spec):
             info = self.tensors.get(source)
             if info is None:
@@ -96,6 +89,12 @@ class Checkpoint:
                     f"{info.file}: tensor {source} is stored as {info.dtype}; supported are "
                     f"{', '.join(_SOURCE_DTYPES)}: give the original, unquantised checkpoint"
                 )
+        head = self.tensors.get(HEAD)
+        if spec.tied and head and not _same_numbers(head, self.tensors[spec.embedding.matrices[0].source]):
+            raise UserError(
+                f"{self.folder}: config.json ties {HEAD} to the embedding, but the checkpoint has a different "
+                "one; write false for tie_word_embeddings in config.json"
+            )
 
 
 def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -104,6 +103,20 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield matrix.source, matrix.source_shape
         for vector in blob.vectors:
             yield vector.source, (vector.length,)
+
+
+def _same_numbers(one: SourceTensor, other: SourceTensor) -> bool:
+    """Whether two tensors are equal bit for bit; stops at the first difference."""
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    with closing(CheckpointSource({"one": one, "other": other})) as source:
+        step = max(1, _COMPARED_NUMBERS // one.shape[1])
+        for first in range(0, one.shape[0], step):
+            count = min(step, one.shape[0] - first)
+            rows = [source.read_rows(name, first, count) for name in ("one", "other")]
+            if rows[0].tobytes() != rows[1].tobytes():
+                return False
+    return True
 
 
 def _weight_map(folder: Path) -> Mapping[str, str] | None:
@@ -141,14 +154,17 @@ def _shard_names(folder: Path, weight_map: Mapping[str, str] | None) -> list[str
 def _read_shard(folder: Path, name: str) -> tuple[Path, Header, str]:
     """(real path, header, size and modification time)."""
     path = resolve_file(folder, name)
-    with open_file(folder, name) as file:
-        stat = os.fstat(file.fileno())
-        return path, read_header(file, str(folder / name)), f"{stat.st_size} {stat.st_mtime_ns}"
+    try:
+        with open_file(folder, name) as file:
+            stat = os.fstat(file.fileno())
+            return path, read_header(file, str(folder / name)), f"{stat.st_size} {stat.st_mtime_ns}"
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}; check the disk") from None
 
 
 def _locate(
     folder: Path, weight_map: Mapping[str, str] | None, shards: Mapping[str, tuple[Path, Header]]
-) -> Iterator[tuple[str, TensorInfo]]:
+) -> Iterator[tuple[str, SourceTensor]]:
     if weight_map is None:
         weight_map = dict.fromkeys(shards[_SINGLE][1].entries, _SINGLE)
     for name, shard in weight_map.items():
@@ -159,7 +175,7 @@ def _locate(
                 f"{folder / shard}: tensor {quote(name, 100)} is missing, though {_INDEX} says it is there; "
                 "download the model again"
             )
-        yield name, TensorInfo(path, entry.dtype, entry.shape, entry.offset, entry.nbytes)
+        yield name, SourceTensor(path, entry.dtype, entry.shape, entry.offset, entry.nbytes)
 
 
 def _refuse_without_safetensors(folder: Path) -> NoReturn:

@@ -7,13 +7,13 @@ huggingface_hub's cache (`models--*/snapshots/<revision>`), in that entry's `blo
 
 import json
 import os
-import stat
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 from tpiedge.errors import UserError
+from tpiedge.pack.files import open_regular
 from tpiedge.units import format_bytes
 
 __all__ = [
@@ -29,6 +29,8 @@ __all__ = [
 ]
 
 _MAX_NAME = 255
+# Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing.
+_MAX_COMMAS = 800_000
 
 
 def quote(value: object, limit: int = 60) -> str:
@@ -73,11 +75,8 @@ def open_file(folder: Path, name: str) -> BinaryIO:
     """Open the regular file `name` of `folder`. Raises UserError; never blocks on a pipe or a device."""
     path = resolve_file(folder, name)
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise UserError(f"{path} is not a regular file: download the model again")
-        return os.fdopen(descriptor, "rb")
+        # O_NOFOLLOW: the links of the name were followed and judged above.
+        return os.fdopen(open_regular(path, os.O_NOFOLLOW), "rb")
     except OSError as error:
         raise UserError(f"{path} cannot be read: {_reason(error)}") from None
 
@@ -124,6 +123,8 @@ def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping
             raise UserError(f"{where}: {quote(twice)} occurs twice in one object; download the model again")
         return values
 
+    if data.count(b",") > _MAX_COMMAS:
+        raise UserError(f"{where} lists more than {_MAX_COMMAS} values: no model needs as many")
     try:
         value = json.loads(data.decode("utf-8"), object_pairs_hook=unique if unique_keys else None)
     except RecursionError:

@@ -4,28 +4,39 @@ Units (design, section 2): one query head for q and o, one KV head for k and v, 
 and for the vocabulary.
 """
 
+from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
-from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 
-__all__ = ["TILE_ROWS", "model_spec"]
+__all__ = ["HEAD", "TILE_ROWS", "config_of_pack", "model_spec"]
 
 TILE_ROWS = 128
 
 _EMBEDDING = "model.embed_tokens.weight"
-_HEAD = "lm_head.weight"
+HEAD = "lm_head.weight"
 _FINAL_NORM = "model.norm.weight"
 
 
 def model_spec(config: ModelConfig) -> ModelSpec:
     """The layout of `config` with the tensor names of its Hugging Face checkpoint."""
     vocabulary = (config.vocab_size, config.hidden_size, TILE_ROWS)
-    head = () if config.tie_word_embeddings else (MatrixSpec("head", _HEAD, *vocabulary),)
+    head = () if config.tie_word_embeddings else (MatrixSpec("head", HEAD, *vocabulary),)
     return ModelSpec(
         embedding=BlobSpec(matrices=(MatrixSpec("embedding", _EMBEDDING, *vocabulary),)),
         layers=tuple(_layer(config, f"model.layers.{index}") for index in range(config.num_layers)),
         head=BlobSpec(matrices=head, vectors=(VectorSpec("final_norm", _FINAL_NORM, config.hidden_size),)),
         config=config.to_json(),
     )
+
+
+def config_of_pack(pack: Pack) -> ModelConfig:
+    """The model in `pack`. Raises UserError unless the pack holds exactly the matrices of its config."""
+    config = ModelConfig.from_json(pack.config)
+    expected, found = model_spec(config), pack.spec
+    if (expected.embedding, expected.layers, expected.head) != (found.embedding, found.layers, found.head):
+        raise UserError(f"the matrices of {pack.path} are not those of its model config: pack again")
+    return config
 
 
 def _layer(config: ModelConfig, prefix: str) -> BlobSpec:

@@ -79,7 +79,7 @@ class Tokenizer:
 
         `add_special` puts BOS (and EOS) around it where the model's tokenizer does: wanted for a plain
         prompt, not for a rendered chat template, which writes its own. Raises UserError for half a surrogate
-        pair.
+        pair, or where the tokenizer has no tokens for the text.
         """
         try:
             text.encode("utf-8")
@@ -88,7 +88,11 @@ class Tokenizer:
                 f"the text holds half a surrogate pair at character {error.start}; send valid Unicode"
             ) from None
         wrapping = self._wrapping if add_special else None
-        ids = self._backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
+        try:
+            ids = self._backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
+        except BaseException as error:
+            _reraise_own(error)
+            raise UserError(f"the model's tokenizer cannot encode the text ({one_line(error)})") from None
         return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
@@ -100,12 +104,16 @@ def _parse(text: str, path: Path) -> Backend:
     try:
         return Backend.from_str(text)
     except BaseException as error:
-        # The Rust side reports a panic as an exception that does not derive from Exception.
-        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
-            raise
+        _reraise_own(error)
         raise UserError(
             f"{path} is not a tokenizer that can be read ({one_line(error)}); download the model again"
         ) from None
+
+
+def _reraise_own(error: BaseException) -> None:
+    """Let KeyboardInterrupt and the like pass: the Rust side reports a panic as one that is no Exception either."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
 
 
 def _read_config(folder: Path) -> Fields:

@@ -2,7 +2,7 @@
 
 import queue
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -68,12 +68,19 @@ class ClusterSpec:
 
 
 class LocalCluster:
-    """Starts on entry of the context, leaves nothing behind on exit. For one caller's thread."""
+    """Starts on entry of the context, leaves nothing behind on exit. For one caller's thread.
 
-    def __init__(self, spec: ClusterSpec, on_loading: Callable[[int, int], None] | None = None) -> None:
+    `weight_bytes` is what each node is expected to load, for `on_loading(bytes loaded, bytes in all)`."""
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        weight_bytes: Sequence[int] = (),
+        on_loading: Callable[[int, int], None] | None = None,
+    ) -> None:
         self._spec = spec
         self._on_loading = on_loading
-        self._loaded: dict[int, tuple[int, int]] = {}
+        self._loaded = {rank: (0, expected) for rank, expected in enumerate(weight_bytes)}
         self._clock = MonotonicClock()
         self._keys = CurveKeys.generate()
         self._node_keys = [CurveKeys.generate() for _ in spec.shares]
@@ -113,6 +120,7 @@ class LocalCluster:
             while not self._controller.all_ready:
                 self._show_loading(self._next_event())
         except BaseException:
+            self._broken = True  # a node that still imports does not hear Shutdown
             self.close()
             raise
 
@@ -237,7 +245,4 @@ class LocalCluster:
             root_endpoint=root_endpoint if rank else "",
             root_key=self._node_keys[0].public,
             peer_keys=peers if rank == 0 else (),
-            heartbeat_s=spec.timing.heartbeat_s,
-            timeout_s=spec.timing.timeout_s,
-            memory_bytes=0,
         )

@@ -10,7 +10,15 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from tpiedge.clock import Clock
-from tpiedge.errors import OutOfMemory, PeerLost, ProtocolError, ResourceError, TpiedgeError, UserError
+from tpiedge.errors import (
+    InternalError,
+    OutOfMemory,
+    PeerLost,
+    ProtocolError,
+    ResourceError,
+    TpiedgeError,
+    UserError,
+)
 from tpiedge.nodes.membership import Loss, Membership, State
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Envelope, LinkReset, MalformedMessage
 from tpiedge.wire.control import (
@@ -68,6 +76,8 @@ class Controller:
         self._exit_causes = exit_causes
         self._root_endpoint = ""
         self._assigned: set[int] = set()
+        self._reports: dict[int, str] = {}
+        self._started = False
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="controller", daemon=True)
 
@@ -106,6 +116,9 @@ class Controller:
             except TpiedgeError as error:
                 self.events.put(error)
                 return
+            except Exception as error:
+                self.events.put(InternalError(f"the control thread failed: {type(error).__name__}: {error}"))
+                return
 
     def _handle(self, envelope: Envelope) -> None:
         rank = _rank(envelope.sender)
@@ -116,6 +129,8 @@ class Controller:
 
     def _dispatch(self, rank: int, message: Message) -> None:
         now = self._clock.now()
+        if getattr(message, "rank", rank) != rank:
+            raise ProtocolError("it speaks for another node")
         match message:
             case Hello(protocol=protocol):
                 if protocol != PROTOCOL:
@@ -134,6 +149,7 @@ class Controller:
                 self.events.put(message)
             case Ready():
                 self._membership.reach(rank, State.READY, now)
+                self._started = self.all_ready
                 self.events.put(message)
             case Failed(request=request, kind=kind) if not request or kind not in _OWN_FAULTS:
                 self._node_failed(rank, message)
@@ -151,24 +167,27 @@ class Controller:
                 self._hub.send(self._assign(member.rank, self._root_endpoint), to=f"node-{member.rank}")
 
     def _node_failed(self, rank: int, failed: Failed) -> None:
-        """A node reports why it ends. That it lost a peer is no news of its own: the peer's loss is found apart."""
+        """A node reports why it ends. That it lost a peer is no news of its own as long as the peer is found apart."""
         if failed.kind in _OWN_FAULTS:
             self._membership.lose(rank, failed.message)
             self.events.put(_OWN_FAULTS[failed.kind](failed.message))
-        elif failed.kind != "PeerLost":
+        elif failed.kind == "PeerLost":
+            self._reports[rank] = failed.message
+        else:
             self._lose(self._membership.lose(rank, f"{failed.kind}: {failed.message}"))
 
     def _watch(self) -> None:
         for rank, cause in enumerate(self._exit_causes()):
             if cause is not None and not self._closing.is_set():
-                self._lose(self._membership.lose(rank, cause))
+                report = self._reports.get(rank)
+                self._lose(self._membership.lose(rank, f"it gave up, because {report}" if report else cause))
         self._lose(self._membership.tick(self._clock.now()))
 
     def _lose(self, losses: Sequence[Loss]) -> None:
         for loss in losses:
             for member in self._present():
                 self._hub.post(Lost(self._epoch, loss.rank, loss.cause), to=f"node-{member}")
-            doing = "the start" if not self.all_ready else "the work"
+            doing = "the work" if self._started else "the start"
             self.events.put(PeerLost(loss.rank, doing, loss.cause))
 
     def _pulse(self) -> None:

@@ -33,7 +33,7 @@ class ClusterLiveness:
         self._master_heard = self._listened = clock.now()
         self._lost: dict[int, str] = {}
         self._progress: dict[int, tuple[Progress, float]] = {}
-        self._wait: tuple[tuple[int, str], float] = ((-1, ""), 0.0)
+        self._waits: dict[int, tuple[str, float]] = {}
         self._stopping = False
 
     def heard_master(self) -> None:
@@ -71,11 +71,12 @@ class ClusterLiveness:
         """
         with self._lock:
             now = self._clock.now()
-            if self._wait[0] != (rank, waiting_for):
-                self._wait = ((rank, waiting_for), now)
+            known = self._waits.get(rank)
+            if known is None or known[0] != waiting_for:
+                known = self._waits[rank] = (waiting_for, now)
             self._check_alive(rank, waiting_for)
             advanced = self._progress[rank][1] if rank in self._progress else now
-            stuck_s = now - max(advanced, self._wait[1])
+            stuck_s = now - max(advanced, known[1])
             if stuck_s > self._stall_s:
                 raise PeerLost(rank, waiting_for, f"alive but without progress for {stuck_s:.0f} s")
 

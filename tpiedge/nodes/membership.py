@@ -82,6 +82,8 @@ class Membership:
     def heartbeat(self, rank: int, step: int, block: int, bytes_read: int, now: float) -> None:
         """The node lives and is at `block` of `step`."""
         member = self._member(rank)
+        if member.state is State.STARTING:
+            raise ProtocolError(f"node {rank} sends heartbeats before it has joined")
         if member.state is State.LOST:
             return
         member.heard, member.step, member.block, member.bytes_read = now, step, block, bytes_read

@@ -4,10 +4,10 @@ Its main thread is the engine thread; the control thread is `link`. It ends when
 or a peer is lost, or when its lifeline breaks.
 """
 
+import gc
 import os
 import queue
 import sys
-import threading
 import time
 import traceback
 from contextlib import ExitStack
@@ -52,7 +52,7 @@ from tpiedge.wire.messages import PROTOCOL
 
 __all__ = ["Node", "run"]
 
-_ASSIGN_S = 60.0
+_ASSIGN_S = 180.0
 _IDLE_S = 0.5
 
 
@@ -72,7 +72,7 @@ class Node:
         self._engine: Engine | None = None
         self._data: Endpoint | None = None
         self._request = ""
-        self._cancelled = threading.Event()
+        self._cancelled = ""
         self._resources = ExitStack()
         control = ZmqSpoke(
             address=bootstrap.control_address,
@@ -102,6 +102,7 @@ class Node:
         self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
         engine = self._build(assign, self._join_data_plane(assign))
+        gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
             self._lead(engine.leader())
         else:
@@ -200,10 +201,11 @@ class Node:
             self.link.post(self._generate(leader, command))
 
     def _generate(self, leader: Leader, command: Generate) -> Finished | Failed:
-        self._cancelled.clear()
         self._request = command.request.id
         try:
-            return leader.generate(command.request, self.link.post, self._cancelled.is_set)
+            return leader.generate(
+                command.request, self.link.post, lambda: self._cancelled == command.request.id
+            )
         except UserError as error:
             return Failed(self._epoch, 0, self._request, type(error).__name__, str(error))
         finally:
@@ -211,10 +213,9 @@ class Node:
 
     def _cancel(self, request: str) -> None:
         """Called by the control thread."""
-        if request == self._request:
-            self._cancelled.set()
-            if self._engine is not None:
-                self._engine.communicator.request_cancel()
+        self._cancelled = request  # first: a request that is not taken yet finds it when it begins
+        if request == self._request and self._engine is not None:
+            self._engine.communicator.request_cancel()
 
     def _heartbeat(self) -> Heartbeat:
         bytes_read = self._weights.bytes_read if self._weights else 0

@@ -1,5 +1,6 @@
 """Rank 0 of `tpiedge bench allreduce`: real processes, real links, nothing but all-reduces."""
 
+import gc
 import json
 import statistics
 import time
@@ -26,6 +27,8 @@ _WARM_UP = 20
 def measure_allreduce(nodes: int, payloads: Sequence[int], rounds: int) -> dict[int, float]:
     """Median seconds of one all-reduce of each payload (bytes, f32) among `nodes` processes, this one included."""
     torch.set_num_threads(1)
+    # As the leaves do.
+    gc.freeze()
     keys = CurveKeys.generate()
     leaf_keys = {rank: CurveKeys.generate() for rank in range(1, nodes)}
     allowed = {pair.public: node_name(rank) for rank, pair in leaf_keys.items()}
@@ -48,12 +51,12 @@ def measure_allreduce(nodes: int, payloads: Sequence[int], rounds: int) -> dict[
 
 
 def _median(root: StarRoot, step: int, payload: int, rounds: int) -> float:
-    partial = torch.ones(1, payload // 4)
+    partial = torch.zeros(1, payload // 4)
     root.announce(StepPlan(epoch=1, step=step, segments=(), chunk_tokens=1, tokens=1))
     samples = []
     for block in range(_WARM_UP + rounds):
         started = time.perf_counter()
-        root.all_reduce(partial.clone(), Tag(step, block, 0))
+        root.all_reduce(partial, Tag(step, block, 0))
         samples.append(time.perf_counter() - started)
     return statistics.median(samples[_WARM_UP:])
 

@@ -56,7 +56,7 @@ class Child:
         status = self._process.poll()
         if status is None:
             return None
-        last = self.log_tail().strip().rsplit("\n", 1)[-1]
+        last = self.log_tail().strip().rsplit("\n", 1)[-1] if status > 0 else ""
         return _describe(status) + (f" ({last})" if last else "")
 
     def log_tail(self) -> str:

@@ -53,7 +53,7 @@ class BlobSink:
         self._flush()
         self._wait()
         os.fsync(self._fd)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
         return self._hasher.table()
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.dtypes import STORED, Array, convert, numpy_dtype
-from tpiedge.pack.layout import BlobLayout, BlobSpec, MatrixLayout, MatrixSpec
+from tpiedge.pack.layout import BlobLayout, MatrixLayout
 from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import BlobSpec, MatrixSpec
 
 __all__ = ["STRIP_BYTES", "TILE_BYTES", "Tile", "tiles", "transpose", "write_blob"]
 

@@ -20,11 +20,12 @@ from typing import Any
 
 from tpiedge.errors import Cancelled, InternalError, OutOfMemory, TpiedgeError, UserError
 from tpiedge.lifeline import guard
-from tpiedge.pack.dtypes import STORED, SourceDtype
-from tpiedge.pack.layout import JSON, ModelSpec, Precision
+from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json, parse_precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.source import CheckpointSource, SourceTensor, TensorSource
+from tpiedge.pack.specs import JSON, ModelSpec
 from tpiedge.pack.writer import write_pack
 
 __all__ = ["CheckpointTensors", "PackRequest", "RandomTensors", "main"]
@@ -82,23 +83,12 @@ class PackRequest:
         return RandomSource.for_spec(self.source.seed, self.spec, STORED[self.precision])
 
 
-@dataclass(frozen=True)
-class _FileTensor:
-    """A SourceTensor that came as JSON."""
-
-    file: Path
-    dtype: SourceDtype
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
-
-
 def main() -> int:
     """The process. Returns the exit status of errors.py."""
     _cancel_on_signals()
     try:
         request = PackRequest.from_json(json.loads(sys.stdin.buffer.readline()))
-        guard(lambda: os.kill(os.getpid(), signal.SIGTERM))
+        guard(lambda: os.kill(os.getpid(), signal.SIGTERM), signal.SIGTERM)
         done = _pack(request)
         _ignore_signals()
         _emit(done)
@@ -184,7 +174,7 @@ def _source_from_json(value: Any) -> RandomTensors | CheckpointTensors:
         raise UserError(f"unknown source of tensors {value['kind']!r}")
     return CheckpointTensors(
         {
-            name: _FileTensor(Path(file), dtype, tuple(shape), offset, nbytes)
+            name: SourceTensor(Path(file), dtype, tuple(shape), offset, nbytes)
             for name, (file, dtype, shape, offset, nbytes) in value["tensors"].items()
         }
     )

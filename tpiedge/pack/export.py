@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,9 +11,11 @@ import numpy as np
 from tpiedge.errors import UserError
 from tpiedge.pack.blob_writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
 from tpiedge.pack.dtypes import STORED, Array, numpy_dtype
-from tpiedge.pack.layout import JSON, MatrixLayout, MatrixSpec
-from tpiedge.pack.reader import BlobKey, Pack
-from tpiedge.pack.source import read_exactly, read_strided
+from tpiedge.pack.files import array_bytes, open_regular, read_exactly, read_strided
+from tpiedge.pack.layout import MatrixLayout
+from tpiedge.pack.reader import BlobKey, Pack, verify_pack
+from tpiedge.pack.safetensors_file import INDEX_NAME, TensorEntry, header, index, shard_names, split_shards
+from tpiedge.pack.specs import MatrixSpec
 from tpiedge.pack.target import (
     check_free_space,
     explain_write_errors,
@@ -28,12 +30,9 @@ _SLACK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
-class _Tensor:
-    """A tensor to write: `part` names it inside its blob."""
+class _Tensor(TensorEntry):
+    """`part` names it inside its blob."""
 
-    name: str
-    shape: tuple[int, ...]
-    nbytes: int
     key: BlobKey
     part: str
 
@@ -44,95 +43,60 @@ def export_safetensors(
     """Write the pack's tensors into the new folder `out` and return the files of tensors.
 
     One file model.safetensors, or shards of at most `shard_bytes` (one tensor at least) with an index.
-    `config_json`, if given, becomes config.json. Raises UserError, DiskFull, ReadFault; nothing is left then.
+    `config_json`, if given, becomes config.json. The pack is checked first.
+    Raises UserError, DiskFull, ReadFault, IntegrityError; nothing is left then.
     """
     out = out.absolute()
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise UserError(f"{out} exists already: choose a new folder")
-    shards = _shards(_tensors(pack), shard_bytes)
+    shards = split_shards(_tensors(pack), shard_bytes)
     needed = sum(tensor.nbytes for shard in shards for tensor in shard) + _SLACK_BYTES
     with explain_write_errors(out.parent, needed), lock_target(out, timeout_s=1.0):
         check_free_space(out.parent, needed)
+        verify_pack(pack, fast=True)
         with partial_folder(out) as folder:
-            names = _shard_names(len(shards))
-            for name, shard in zip(names, shards, strict=True):
+            by_name = dict(zip(shard_names(len(shards)), shards, strict=True))
+            for name, shard in by_name.items():
                 _write_shard(pack, folder / name, shard)
             if len(shards) > 1:
-                _write_index(folder, dict(zip(names, shards, strict=True)))
+                (folder / INDEX_NAME).write_text(json.dumps(index(by_name), indent=2))
             if config_json is not None:
                 (folder / "config.json").write_bytes(config_json)
-        return [out / name for name in names]
+        return [out / name for name in by_name]
 
 
 def _tensors(pack: Pack) -> list[_Tensor]:
     """Every tensor once, in the order of use."""
-    itemsize = pack.precision.itemsize
+    dtype, itemsize = STORED[pack.precision], pack.precision.itemsize
     tensors: dict[str, _Tensor] = {}
     for key in pack.keys:
         spec = pack.blob_spec(key)
         for m in spec.matrices:
-            tensor = _Tensor(m.source, m.source_shape, m.rows * m.cols * itemsize, key, m.name)
-            tensors.setdefault(m.source, tensor)
+            nbytes = m.rows * m.cols * itemsize
+            tensors.setdefault(m.source, _Tensor(m.source, dtype, m.source_shape, nbytes, key, m.name))
         for v in spec.vectors:
-            tensors.setdefault(v.source, _Tensor(v.source, (v.length,), v.length * itemsize, key, v.name))
+            nbytes = v.length * itemsize
+            tensors.setdefault(v.source, _Tensor(v.source, dtype, (v.length,), nbytes, key, v.name))
     return list(tensors.values())
-
-
-def _shards(tensors: list[_Tensor], limit: int) -> list[list[_Tensor]]:
-    shards: list[list[_Tensor]] = [[]]
-    size = 0
-    for tensor in tensors:
-        if shards[-1] and size + tensor.nbytes > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(tensor)
-        size += tensor.nbytes
-    return shards
-
-
-def _shard_names(count: int) -> list[str]:
-    if count == 1:
-        return ["model.safetensors"]
-    return [f"model-{shard:05d}-of-{count:05d}.safetensors" for shard in range(1, count + 1)]
-
-
-def _write_index(folder: Path, shards: Mapping[str, list[_Tensor]]) -> None:
-    total = sum(tensor.nbytes for shard in shards.values() for tensor in shard)
-    weight_map = {tensor.name: name for name, shard in shards.items() for tensor in shard}
-    index = {"metadata": {"total_size": total}, "weight_map": weight_map}
-    (folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2))
 
 
 def _write_shard(pack: Pack, path: Path, tensors: list[_Tensor]) -> None:
     with path.open("wb") as file:
-        file.write(_header(pack, tensors))
+        file.write(header(tensors))
         for tensor in tensors:
             for part in _stored_parts(pack, tensor):
-                file.write(part.reshape(-1).view(np.uint8).data)
+                file.write(array_bytes(part))
         file.flush()
         os.fsync(file.fileno())
-
-
-def _header(pack: Pack, tensors: list[_Tensor]) -> bytes:
-    """The length of the JSON (8 bytes, little endian) and the JSON, padded with spaces to a multiple of 8."""
-    header: dict[str, JSON] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for tensor in tensors:
-        header[tensor.name] = {
-            "dtype": STORED[pack.precision],
-            "shape": tensor.shape,
-            "data_offsets": [offset, offset + tensor.nbytes],
-        }
-        offset += tensor.nbytes
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
 
 
 def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
     """The tensor's numbers in the order of its original shape."""
     path = pack.blob_path(tensor.key)
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fd = open_regular(path)
+    except OSError as error:
+        raise UserError(f"cannot open {path}: {error.strerror}") from None
     try:
         if len(tensor.shape) == 1:
             yield _vector(pack, tensor, fd, path)
@@ -173,7 +137,7 @@ def _read_rows(
 ) -> Array:
     """`count` stored rows, padding and all, from the data row `first` on."""
     rows = np.empty((count, matrix.row_stride // matrix.itemsize), dtype)
-    read_exactly(fd, path, matrix.row_offset(first), rows.reshape(-1).view(np.uint8).data)
+    read_exactly(fd, path, matrix.row_offset(first), array_bytes(rows))
     return rows
 
 

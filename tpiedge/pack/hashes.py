@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from tpiedge.errors import IntegrityError, ReadFault, UserError
+from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import BlobLayout
 
 __all__ = ["RECORD_BYTES", "HashTable", "RangeHasher", "blob_id", "is_blob_id"]
@@ -32,7 +33,7 @@ class HashTable:
     def load(path: Path, layout: BlobLayout, blob: str) -> "HashTable":
         """Read the table of the blob with id `blob`. Raises IntegrityError unless the id vouches for it."""
         try:
-            with path.open("rb") as file:
+            with open(open_regular(path), "rb") as file:
                 data = file.read(layout.range_count * RECORD_BYTES + 1)
         except FileNotFoundError:
             raise UserError(f"the pack lacks {path}: delete the pack and pack again") from None

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from tpiedge.errors import UserError
+from tpiedge.pack.files import open_regular
 from tpiedge.pack.hashes import is_blob_id
-from tpiedge.pack.layout import JSON, BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 
 __all__ = [
     "BLOB_FOLDER",
@@ -30,7 +32,9 @@ FORMAT_VERSION = 1
 MANIFEST_NAME = "manifest.json"
 BLOB_FOLDER = "blobs"
 _FORMAT = "tpiedge-pack"
-_MAX_BYTES = 64 << 20
+_MAX_BYTES = 16 << 20  # 1024 layers take 3 MB
+# Parsing takes memory by the number of JSON values rather than by bytes.
+_MAX_COMMAS = 500_000
 _T = TypeVar("_T")
 
 
@@ -65,14 +69,14 @@ def load_manifest(pack: Path) -> Manifest:
     """Read the manifest of the pack in folder `pack`. Raises UserError."""
     path = pack / MANIFEST_NAME
     try:
-        with path.open("rb") as file:
+        with open(open_regular(path), "rb") as file:
             data = file.read(_MAX_BYTES + 1)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{pack} is not a pack (no {MANIFEST_NAME}): make one with tpiedge pack") from None
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
-    if len(data) > _MAX_BYTES:
-        raise UserError(f"{path} is larger than {_MAX_BYTES} bytes: it is not a pack's; pack again")
+    if len(data) > _MAX_BYTES or data.count(b",") > _MAX_COMMAS:
+        raise UserError(f"{path} is larger than any pack's: it is not one; pack again")
     try:
         return _parse(json.loads(data))
     except (ValueError, RecursionError) as error:

@@ -45,7 +45,7 @@ def run_pack_child(request: PackRequest, on_progress: Progress) -> PackReport:
     `on_progress(bytes done, bytes in all)` is called in this thread; if it raises, or the thread is
     interrupted, the child is ended and leaves nothing. Raises what `write_pack` raises.
     """
-    with _child() as child:
+    with _child(request.out.absolute()) as child:
         for event in _events(child, request):
             if event["event"] == "progress":
                 on_progress(event["done"], event["total"])
@@ -54,13 +54,11 @@ def run_pack_child(request: PackRequest, on_progress: Progress) -> PackReport:
             else:
                 make = _ERRORS.get(event["kind"], InternalError)
                 raise make(str(event["message"]))
-        status = child.wait()
-        remove_leftovers(request.out.absolute())
-        raise _unexpected_end(status)
+        raise _unexpected_end(child.wait())
 
 
 @contextlib.contextmanager
-def _child() -> Iterator[subprocess.Popen[bytes]]:
+def _child(out: Path) -> Iterator[subprocess.Popen[bytes]]:
     # -P: a folder named numpy in the user's working directory must not be imported.
     command = [sys.executable, "-P", "-m", "tpiedge.pack.child"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=_environment())
@@ -68,6 +66,8 @@ def _child() -> Iterator[subprocess.Popen[bytes]]:
         yield child
     finally:
         _stop(child)
+        if child.returncode:  # it may have been killed, here or by the system, before it could clean up
+            remove_leftovers(out)
 
 
 def _environment() -> dict[str, str]:

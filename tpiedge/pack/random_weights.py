@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import Array, SourceDtype, bf16_from_f32
-from tpiedge.pack.layout import ModelSpec
+from tpiedge.pack.specs import ModelSpec
 
 __all__ = ["STD", "RandomSource", "random_rows", "random_vector"]
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import stat
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
@@ -9,21 +10,12 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tpiedge.errors import IntegrityError, UserError
+from tpiedge.pack.files import open_regular, read_exactly
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import (
-    JSON,
-    BlobLayout,
-    BlobSpec,
-    ModelSpec,
-    Precision,
-    Range,
-    group_size,
-    share_bytes,
-    share_of_matrix,
-)
+from tpiedge.pack.layout import BlobLayout, Precision, Range, group_size, share_bytes, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, Manifest, load_manifest
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.source import read_exactly
+from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
 
 __all__ = ["BlobKey", "Pack", "check_range", "verify_pack"]
 
@@ -47,6 +39,10 @@ class Pack:
     def open(path: Path) -> "Pack":
         """Raises UserError if `path` is not a complete, well-formed pack."""
         pack = Pack(path, load_manifest(path))
+        stored: dict[str, BlobLayout] = {}
+        for key in pack.keys:
+            if stored.setdefault(pack.blob_id(key), pack.layout(key)) != pack.layout(key):
+                raise UserError(f"{path} gives one blob two layouts: delete the pack and pack again")
         for key in pack.unique_keys:
             pack._check_size(key)
         return pack
@@ -138,11 +134,15 @@ class Pack:
     def _check_size(self, key: BlobKey) -> None:
         path, expected = self.blob_path(key), self.layout(key).nbytes
         try:
-            size = path.stat().st_size
+            state = path.stat()
         except OSError:
             raise UserError(f"the pack lacks {path}: delete the pack and pack again") from None
-        if size != expected:
-            raise UserError(f"{path} has {size} bytes instead of {expected}: delete the pack and pack again")
+        if not stat.S_ISREG(state.st_mode):
+            raise UserError(f"{path} is not a regular file: delete the pack and pack again")
+        if state.st_size != expected:
+            raise UserError(
+                f"{path} has {state.st_size} bytes instead of {expected}: delete the pack and pack again"
+            )
 
 
 def verify_pack(
@@ -185,7 +185,7 @@ def _verify_ranges(pack: Pack, key: BlobKey, ranges: list[Range], fast: bool) ->
         return
     path, hashes = pack.blob_path(key), pack.hashes(key)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        fd = open_regular(path)
     except OSError as error:
         raise UserError(f"cannot open {path}: {error.strerror}") from None
     buffer = memoryview(bytearray(min(_CHUNK, max(item.length for item in ranges))))

@@ -1,17 +1,20 @@
 """Where the writer takes its numbers from, by rectangles that fit its memory."""
 
 import hashlib
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
 import numpy as np
 
-from tpiedge.errors import ReadFault, UserError
+from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import Array, SourceDtype, numpy_dtype
+from tpiedge.pack.files import array_bytes, open_regular, read_exactly, read_strided
 
-__all__ = ["CheckpointSource", "SourceTensor", "TensorSource", "read_exactly", "read_strided"]
+__all__ = ["CheckpointSource", "SourceTensor", "TensorSource"]
 
 
 class TensorSource(Protocol):
@@ -45,19 +48,18 @@ class TensorSource(Protocol):
     def close(self) -> None: ...
 
 
-class SourceTensor(Protocol):
-    """A tensor in a file: `nbytes` bytes, row-major, little endian, at the byte `offset` of `file`."""
+@dataclass(frozen=True)
+class SourceTensor:
+    """`nbytes` bytes at `offset` of `file` hold the tensor in row-major order, little-endian.
 
-    @property
-    def file(self) -> Path: ...
-    @property
-    def dtype(self) -> str: ...
-    @property
-    def shape(self) -> tuple[int, ...]: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def nbytes(self) -> int: ...
+    `dtype` is the safetensors name: of those that can be packed, F32, F16 and BF16, or another.
+    """
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
 
 
 class CheckpointSource:
@@ -79,7 +81,7 @@ class CheckpointSource:
         return f"checkpoint {digest.hexdigest()}"
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensor(name).shape)
+        return self._tensor(name).shape
 
     def dtype(self, name: str) -> SourceDtype:
         return cast(SourceDtype, self._tensor(name).dtype)
@@ -87,14 +89,14 @@ class CheckpointSource:
     def read_vector(self, name: str) -> Array:
         tensor = self._tensor(name)
         values = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
-        read_exactly(self._fd(tensor.file), tensor.file, tensor.offset, _bytes_of(values))
+        read_exactly(self._fd(tensor.file), tensor.file, tensor.offset, array_bytes(values))
         return values
 
     def read_rows(self, name: str, first: int, count: int) -> Array:
         tensor = self._tensor(name)
         values = np.empty((count, tensor.shape[1]), numpy_dtype(tensor.dtype))
         offset = tensor.offset + first * values.strides[0]
-        read_exactly(self._fd(tensor.file), tensor.file, offset, _bytes_of(values))
+        read_exactly(self._fd(tensor.file), tensor.file, offset, array_bytes(values))
         return values
 
     def read_columns(self, name: str, first: int, count: int) -> Array:
@@ -103,7 +105,7 @@ class CheckpointSource:
         values = np.empty((rows, count), numpy_dtype(tensor.dtype))
         itemsize = values.itemsize
         fd = self._fd(tensor.file)
-        if first == 0:
+        if first == 0 and hasattr(os, "posix_fadvise"):
             # The strips of a tensor touch all of it again and again, in steps that defeat the readahead.
             os.posix_fadvise(fd, tensor.offset, tensor.nbytes, os.POSIX_FADV_WILLNEED)
         read_strided(fd, tensor.file, tensor.offset + first * itemsize, cols * itemsize, values)
@@ -123,34 +125,10 @@ class CheckpointSource:
     def _fd(self, file: Path) -> int:
         if file not in self._files:
             try:
-                self._files[file] = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+                self._files[file] = open_regular(file)
             except OSError as error:
                 raise UserError(f"cannot open {file}: {error.strerror}") from None
         return self._files[file]
-
-
-def read_exactly(fd: int, path: Path, offset: int, into: memoryview) -> None:
-    """Fill `into` from `offset`. Raises ReadFault, also where the file ends early."""
-    done = 0
-    while done < len(into):
-        try:
-            count = os.preadv(fd, [into[done:]], offset + done)
-        except OSError as error:
-            raise ReadFault(path, offset + done, len(into) - done, error.strerror or str(error)) from None
-        if count == 0:
-            raise ReadFault(path, offset + done, len(into) - done, "the file ends before; write it anew")
-        done += count
-
-
-def read_strided(fd: int, path: Path, offset: int, stride: int, into: Array) -> None:
-    """Fill each row of the C-contiguous `into` from `offset + row * stride`."""
-    view = _bytes_of(into)
-    row_bytes = into.strides[0]
-    if row_bytes == stride:
-        read_exactly(fd, path, offset, view)
-        return
-    for row in range(into.shape[0]):
-        read_exactly(fd, path, offset + row * stride, view[row * row_bytes : (row + 1) * row_bytes])
 
 
 def _stat(file: Path) -> os.stat_result:
@@ -160,17 +138,11 @@ def _stat(file: Path) -> os.stat_result:
         raise UserError(f"cannot open {file}: {error.strerror}") from None
 
 
-def _bytes_of(values: Array) -> memoryview:
-    return values.reshape(-1).view(np.uint8).data
-
-
 def _check_tensor(name: str, tensor: SourceTensor) -> None:
     if tensor.dtype not in ("F32", "F16", "BF16"):
         raise UserError(
             f"tensor {name} of {tensor.file} is {tensor.dtype}; only F32, F16 and BF16 can be packed"
         )
-    count = 1
-    for length in tensor.shape:
-        count *= length
-    if tensor.offset < 0 or tensor.nbytes != count * numpy_dtype(tensor.dtype).itemsize:
+    itemsize = numpy_dtype(tensor.dtype).itemsize
+    if tensor.offset < 0 or tensor.nbytes != math.prod(tensor.shape) * itemsize:
         raise UserError(f"tensor {name} of {tensor.file} has {tensor.nbytes} bytes, not those of its shape")

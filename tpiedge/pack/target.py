@@ -8,6 +8,7 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import time
@@ -97,8 +98,11 @@ def sync_folder(folder: Path) -> None:
 
 
 def _remove_partials(target: Path) -> None:
-    for stale in target.parent.glob(f"{_escaped(target.name)}.partial-*"):
-        shutil.rmtree(stale, ignore_errors=True)
+    # Exactly the names that are made here: a user's own `NAME.partial-results` is not ours to remove.
+    made_here = re.compile(re.escape(target.name) + r"\.partial-[0-9a-f]{8}")
+    for entry in target.parent.iterdir():
+        if made_here.fullmatch(entry.name):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _disk_full(folder: Path, needed: int, free: int) -> TpiedgeError:
@@ -114,16 +118,15 @@ def _locked(path: Path, target: Path, deadline: float) -> int:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             if _is_at(fd, path):
-                return fd
+                kept, fd = fd, -1
+                return kept
         except BlockingIOError:
             if time.monotonic() > deadline:
-                os.close(fd)
                 raise UserError(f"another process is writing {target}: wait until it is done") from None
             time.sleep(_POLL_S)
-        except BaseException:
-            os.close(fd)
-            raise
-        os.close(fd)
+        finally:
+            if fd >= 0:
+                os.close(fd)
 
 
 def _is_at(fd: int, path: Path) -> bool:
@@ -131,7 +134,3 @@ def _is_at(fd: int, path: Path) -> bool:
         return os.path.samestat(os.fstat(fd), path.stat())
     except FileNotFoundError:
         return False
-
-
-def _escaped(name: str) -> str:
-    return "".join(f"[{char}]" if char in "*?[" else char for char in name)

@@ -8,9 +8,10 @@ from pathlib import Path
 from tpiedge.errors import UserError
 from tpiedge.pack.blob_writer import write_blob
 from tpiedge.pack.hashes import RECORD_BYTES, blob_id
-from tpiedge.pack.layout import BlobLayout, BlobSpec, ModelSpec, Precision
+from tpiedge.pack.layout import BlobLayout, Precision
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest, manifest_text
 from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import BlobSpec, ModelSpec
 from tpiedge.pack.target import (
     check_free_space,
     explain_write_errors,

@@ -11,7 +11,16 @@ from dataclasses import dataclass
 from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share
 
-__all__ = ["Shape", "Weight", "apportion", "parse_shares", "partition"]
+__all__ = [
+    "Shape",
+    "Weight",
+    "apportion",
+    "apportion_within",
+    "heads_per_cut",
+    "intervals",
+    "parse_shares",
+    "partition",
+]
 
 
 @dataclass(frozen=True)
@@ -54,21 +63,38 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
     return counts
 
 
+def apportion_within(weights: Sequence[float], units: int, caps: Sequence[int]) -> list[int] | None:
+    """As `apportion`, but no node gets more than its cap; None if the caps leave units over."""
+    full: dict[int, int] = {}
+    while True:
+        free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
+        rest = units - sum(full.values())
+        if not any(free):
+            return None
+        counts = apportion(free, rest)
+        over = [index for index, count in enumerate(counts) if count > caps[index]]
+        if not over:
+            return [full.get(index, count) for index, count in enumerate(counts)]
+        full |= {index: caps[index] for index in over}
+
+
 def partition(shape: Shape, weights: Sequence[Weight]) -> tuple[NodeShare, ...]:
     """One share per node, in rank order, that together cover every unit exactly once."""
-    attention = _attention_counts(shape, [weight.attention for weight in weights])
+    attention = [weight.attention for weight in weights]
+    cut = heads_per_cut(shape, attention)
+    counts = [cut * cuts for cuts in apportion(attention, shape.heads // cut)]
     ffn = apportion([weight.ffn for weight in weights], shape.ffn_tiles)
-    return tuple(map(NodeShare, _intervals(attention), _intervals(ffn)))
+    return tuple(map(NodeShare, intervals(counts), intervals(ffn)))
 
 
-def _attention_counts(shape: Shape, weights: Sequence[float]) -> list[int]:
+def heads_per_cut(shape: Shape, weights: Sequence[float]) -> int:
+    """Query heads between two places where attention may be cut: a KV head's, or one if those do not suffice."""
     takers = sum(weight > 0 for weight in weights)
-    if takers > shape.kv_heads:
-        return apportion(weights, shape.heads)
-    return [groups * shape.group_size for groups in apportion(weights, shape.kv_heads)]
+    return 1 if takers > shape.kv_heads else shape.group_size
 
 
-def _intervals(counts: Sequence[int]) -> list[Share]:
+def intervals(counts: Sequence[int]) -> list[Share]:
+    """Adjacent shares of these sizes, from unit 0 on."""
     stops = [sum(counts[: index + 1]) for index in range(len(counts))]
     return [Share(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
 

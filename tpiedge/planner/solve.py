@@ -6,14 +6,25 @@ does not overlap with the layers, so it does not move the split; it is a serial 
 
 Memory. A node holds its weights, its KV cache and a fixed part (interpreter with torch, buffers, activations); rank 0
 also the head. The split is proportional to speed as long as every node's part fits, and water-filled otherwise: full
-nodes keep what fits and the others take the rest in proportion to their speeds.
+nodes keep what fits and the others take the rest in proportion to their speeds. Heads are coarse, so where whole heads
+do not fit so exactly, FFN tiles, which are fine, go to the nodes that still have room.
 """
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
 
-from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.planner.partition import Shape, Weight, partition
+from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.planner.partition import (
+    Shape,
+    Weight,
+    apportion_within,
+    heads_per_cut,
+    intervals,
+    partition,
+)
 from tpiedge.units import MIB, format_bytes
 
 __all__ = [
@@ -30,7 +41,7 @@ __all__ = [
 #: Interpreter, torch's libraries, socket buffers and activations of a node: what a node may weigh beyond weights + KV.
 NODE_BASE_BYTES = 350 * MIB
 
-_ROUNDS = 64
+_HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 
 @dataclass(frozen=True)
@@ -108,7 +119,12 @@ def evaluate(
     model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[Weight], capacity_tokens: int
 ) -> Plan | Infeasible:
     """The plan of given weights, refused if a node's part exceeds its memory or its disk."""
-    shares = partition(model.shape, weights)
+    return _judged(model, nodes, partition(model.shape, weights), capacity_tokens)
+
+
+def _judged(
+    model: ModelFacts, nodes: Sequence[NodeFacts], shares: tuple[NodeShare, ...], capacity_tokens: int
+) -> Plan | Infeasible:
     needs = tuple(node_need(model, rank, share, capacity_tokens) for rank, share in enumerate(shares))
     refusals = [
         refusal
@@ -142,20 +158,68 @@ def _refusal(rank: int, node: NodeFacts, need: NodeNeed) -> str | None:
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> Plan | Infeasible:
     """Shares in proportion to speed within every node's memory and disk, or the reason why there are none."""
     limits = [_fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-    outcome: Plan | Infeasible = Infeasible("no nodes")
-    for _ in range(_ROUNDS):
-        fractions = _water_fill([node.speed for node in nodes], limits)
-        if fractions is None:
-            return _shortage(model, limits, capacity_tokens)
-        outcome = evaluate(model, nodes, [Weight(part, part) for part in fractions], capacity_tokens)
-        if isinstance(outcome, Plan):
-            return outcome
-        # Whole units can overshoot a limit that the fraction keeps: lower the limits of the nodes that overshot.
-        shares = partition(model.shape, [Weight(part, part) for part in fractions])
-        for rank, (node, share) in enumerate(zip(nodes, shares, strict=True)):
-            if _refusal(rank, node, node_need(model, rank, share, capacity_tokens)):
-                limits[rank] = max(0.0, min(limits[rank], fractions[rank]) - 1 / (2 * model.shape.ffn_tiles))
-    return outcome
+    fractions = _water_fill([node.speed for node in nodes], limits)
+    if fractions is None:
+        return _shortage(model, limits, capacity_tokens)
+    plan = evaluate(model, nodes, [Weight(part, part) for part in fractions], capacity_tokens)
+    if isinstance(plan, Plan):
+        return plan
+    shares = _fit_whole_units(model, nodes, fractions, capacity_tokens)
+    return plan if shares is None else _judged(model, nodes, shares, capacity_tokens)
+
+
+def _fit_whole_units(
+    model: ModelFacts, nodes: Sequence[NodeFacts], fractions: Sequence[float], capacity_tokens: int
+) -> tuple[NodeShare, ...] | None:
+    """Attention within every node's room, then the FFN within what attention leaves, both by `fractions`.
+
+    KV heads that are replicated take room twice, so if need be only the largest nodes get attention.
+    """
+
+    def has_room(rank: int, share: NodeShare) -> bool:
+        return _refusal(rank, nodes[rank], node_need(model, rank, share, capacity_tokens)) is None
+
+    for least in sorted(part for part in set(fractions) if part > 0):
+        attention = _fit_attention(
+            model.shape, [part if part >= least else 0 for part in fractions], has_room
+        )
+        tiles = attention and _fit_ffn(model.shape, fractions, attention, has_room)
+        if attention and tiles:
+            return tuple(map(NodeShare, attention, tiles))
+    return None
+
+
+def _fit_attention(shape: Shape, weights: Sequence[float], has_room: _HasRoom) -> list[Share] | None:
+    cut = heads_per_cut(shape, weights)
+    cuts = shape.heads // cut
+
+    def fits(rank: int, count: int) -> bool:
+        # Heads from the last of a group on cover the most KV heads: wherever the cuts fall, no more is needed.
+        start = min(shape.group_size - cut, shape.heads - count * cut)
+        return has_room(rank, NodeShare(Share(start, start + count * cut), Share(0, 0)))
+
+    caps = [_most(cuts, partial(fits, rank)) for rank in range(len(weights))]
+    counts = apportion_within(weights, cuts, caps)
+    return None if counts is None else intervals([cut * count for count in counts])
+
+
+def _fit_ffn(
+    shape: Shape, weights: Sequence[float], attention: Sequence[Share], has_room: _HasRoom
+) -> list[Share] | None:
+    last = max(rank for rank, weight in enumerate(weights) if weight > 0)
+
+    def fits(rank: int, count: int) -> bool:
+        start = shape.ffn_tiles - count if rank == last else 0  # the last tile may be a short one
+        return has_room(rank, NodeShare(attention[rank], Share(start, start + count)))
+
+    caps = [_most(shape.ffn_tiles, partial(fits, rank)) for rank in range(len(weights))]
+    counts = apportion_within(weights, shape.ffn_tiles, caps)
+    return None if counts is None else intervals(counts)
+
+
+def _most(units: int, fits: Callable[[int], bool]) -> int:
+    """The largest number up to `units` that fits, 0 if none does."""
+    return max(0, bisect_left(range(units + 1), True, key=lambda count: not fits(count)) - 1)
 
 
 def _whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:

@@ -18,11 +18,12 @@ from tpiedge.engine.assembly import Engine
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
-from tpiedge.errors import TpiedgeError
+from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.memory.weights import PinnedWeights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
+from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -107,6 +108,9 @@ class InProcessCluster:
             thread.join(_WAIT_S)
         self.hub.close()
         self._resources.close()
+        unexpected = [error for error in self.errors if not isinstance(error, EndpointClosed)]
+        if unexpected or any(thread.is_alive() for thread in self._threads):
+            raise InternalError(f"a follower did not end as it should: {unexpected or 'it is still running'}")
 
     def __enter__(self) -> Self:
         return self
@@ -159,4 +163,4 @@ class InProcessCluster:
         try:
             engine.follower().run()
         except TpiedgeError as error:
-            self.errors.append(error)  # closing the spoke ends it so; tests look at anything else
+            self.errors.append(error)  # closing its spoke ends it with EndpointClosed

@@ -123,10 +123,13 @@ class Endpoint(Protocol):
         self,
         message: Message,
         tensors: Sequence[Buffer] = (),
-        to: str | None = None,
+        to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        """Hand over a message; waits up to `timeout_s` (default: the endpoint's) for the peer to be there.
+        """Hand over a message; waits up to `timeout_s` (default: the endpoint's) for each peer to be there.
+
+        A hub may name several peers: the message is encoded once and goes to them in this order. Unreachable
+        names the first that did not get it; those after it did not either.
 
         ProtocolError: too large, or the tensors do not fit the message; nothing was sent. Unreachable,
         EndpointClosed.

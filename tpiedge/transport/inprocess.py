@@ -17,7 +17,7 @@ from tpiedge.transport.endpoint import (
     MalformedMessage,
     Unreachable,
 )
-from tpiedge.transport.framing import TENSOR, Framer, Plane, read_frames
+from tpiedge.transport.framing import TENSOR, Plane, frames_of, names_of, read_frames
 from tpiedge.wire.messages import Message
 
 __all__ = ["InProcessHub", "InProcessSpoke"]
@@ -31,7 +31,7 @@ class _Mailbox:
     def __init__(self) -> None:
         self.changed = threading.Condition()
         self.received: deque[tuple[str, list[bytes]]] = deque()
-        self.posted: deque[tuple[Message, str | None]] = deque()
+        self.posted: deque[tuple[list[bytes], str | None]] = deque()
         self.closed = False
 
 
@@ -49,7 +49,6 @@ class _InProcessEndpoint:
         self.address = address
         self.counters = Counters()
         self._plane = plane
-        self._framer = Framer(plane)
         self._mailbox = _Mailbox()
         self._traffic = _Traffic()
 
@@ -65,11 +64,13 @@ class _InProcessEndpoint:
         self,
         message: Message,
         tensors: Sequence[Buffer] = (),
-        to: str | None = None,
+        to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
         self._flush()
-        self._send([bytes(frame) for frame in self._framer.frames(message, tensors)], to, timeout_s)
+        frames = [bytes(frame) for frame in frames_of(message, tensors, self._plane)]
+        for name in names_of(to):
+            self._send(frames, name, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
         deadline = time.monotonic() + timeout_s
@@ -90,9 +91,9 @@ class _InProcessEndpoint:
             return self._open(sender, frames)
 
     def post(self, message: Message, to: str | None = None) -> None:
-        Framer(self._plane).frames(message, ())
+        frames = [bytes(frame) for frame in frames_of(message, (), self._plane)]
         with self._mailbox.changed:
-            self._mailbox.posted.append((message, to))
+            self._mailbox.posted.append((frames, to))
             self._mailbox.changed.notify_all()
 
     def close(self) -> None:
@@ -127,9 +128,9 @@ class _InProcessEndpoint:
 
     def _drain(self) -> None:
         while self._mailbox.posted:
-            message, to = self._mailbox.posted.popleft()
+            frames, to = self._mailbox.posted.popleft()
             try:
-                self._send([bytes(self._framer.frames(message, ())[0])], to, 0.0)
+                self._send(frames, to, 0.0)
             except Unreachable:
                 self.counters.undeliverable += 1
 

@@ -9,7 +9,6 @@ the hub sees breaks: libzmq itself mends a connection silently and loses what wa
 
 import secrets
 import time
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 import zmq
@@ -25,6 +24,7 @@ from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
+_RECV = int(zmq.NOBLOCK)
 # Frames of the transport itself; an encoded message starts otherwise.
 _PROBE = b""
 _DUPLICATE = b"duplicate"
@@ -85,12 +85,15 @@ class ZmqHub(ZmqEndpoint):
             time.sleep(timeout_s)
             return
         self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
-        held, self._held = self._held, deque()
-        self._receive()
-        self._held = held + self._held
+        item = self._take(_RECV)
+        if item is not None:
+            self._held.append(item)
 
     def _read(self, frames: list[zmq.Frame]) -> Envelope | PeerError | None:
-        route, user = frames[0].bytes, _user_id(frames[0])
+        first = frames[0]
+        # The name that the gatekeeper gave the connection of this message.
+        user: str = first.get("User-Id")  # type: ignore[assignment]
+        route = first.bytes
         if user not in self.admission.admitted:
             self.counters.revoked += 1
             return None
@@ -178,8 +181,3 @@ class ZmqSpoke(ZmqEndpoint):
 
 def _is_probe(frames: list[zmq.Frame]) -> bool:
     return len(frames) == 2 and frames[1].buffer == _PROBE
-
-
-def _user_id(frame: zmq.Frame) -> str:
-    """The name that the gatekeeper gave the connection of this frame."""
-    return str(frame.get("User-Id"))

@@ -19,7 +19,7 @@ from tpiedge.transport.endpoint import (
     MalformedMessage,
     Unreachable,
 )
-from tpiedge.transport.framing import Framer, Plane, read_frames
+from tpiedge.transport.framing import Plane, frames_of, names_of, read_frames
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.wakeup import Wakeup
 from tpiedge.wire.messages import Message
@@ -39,6 +39,7 @@ _HANDSHAKE_BYTES = 4096
 _MAX_FRAMES = 4
 # Plain integers: combining the enum costs 2 us each time.
 _RECV = int(zmq.NOBLOCK)
+_RECV_SLICE = 0
 _SEND_LAST = int(zmq.NOBLOCK)
 _SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
@@ -62,8 +63,7 @@ class ZmqEndpoint:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._plane = plane
-        self._framer = Framer(plane)
-        self._posted: deque[tuple[Message, str | None]] = deque()
+        self._posted: deque[tuple[list[bytes | memoryview], str | None]] = deque()
         self._held: deque[Envelope | PeerError] = deque()
         self._closed = False
         self._lock = threading.Lock()
@@ -71,6 +71,8 @@ class ZmqEndpoint:
         self._context = context or ZmqContext(io_threads)
         self._owns_context = context is None
         self._socket = _configured(self._context.socket(kind), keys, plane)
+        # The method of the base class: that of zmq.Socket only adds options which are not used here.
+        self._send_frame = super(zmq.Socket, self._socket).send
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
@@ -79,32 +81,42 @@ class ZmqEndpoint:
         self,
         message: Message,
         tensors: Sequence[Buffer] = (),
-        to: str | None = None,
+        to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        frames = self._framer.frames(message, tensors)
+        frames = frames_of(message, tensors, self._plane)
+        count = sum(map(len, frames))
         with self._lock:
-            self._flush()
-            self._deliver(frames, to, _SEND_TIMEOUT_S if timeout_s is None else timeout_s)
+            if self._closed or self._posted:
+                self._flush()
+            for name in names_of(to):
+                if not self._try_send(frames, name):
+                    self._deliver(frames, name, _SEND_TIMEOUT_S if timeout_s is None else timeout_s)
+                self.bytes_sent += count
 
     def recv(self, timeout_s: float) -> Envelope | None:
         deadline = time.monotonic() + timeout_s
+        remaining_s = timeout_s
         with self._lock:
             while True:
-                self._flush()
-                if not self._held:
-                    self._receive()
+                if self._closed or self._posted:
+                    self._flush()
                 if self._held:
                     return _result(self._held.popleft())
+                # Waiting inside the call that reads saves a poll and an exception per message.
+                waits = remaining_s >= _SLICE_S and not self._plane.prompt
+                item = self._take(_RECV_SLICE if waits else _RECV)
+                if item is not None:
+                    return _result(item)
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
                     return None
-                self._silence(self._poller.poll(int(remaining_s * 1000) + 1))
+                if not waits:
+                    self._silence(self._poller.poll(int(remaining_s * 1000) + 1))
 
     def post(self, message: Message, to: str | None = None) -> None:
-        # Encoded here too, so that the caller and not the owner learns of a message that cannot be sent.
-        Framer(self._plane).frames(message, ())
-        self._posted.append((message, to))
+        # Encoded here, so that the caller and not the owner learns of a message that cannot be sent.
+        self._posted.append((frames_of(message, (), self._plane), to))
         self._wakeup.ring()
 
     def close(self) -> None:
@@ -147,8 +159,7 @@ class ZmqEndpoint:
 
     def _drain(self) -> None:
         while self._posted:
-            message, to = self._posted.popleft()
-            frames = self._framer.frames(message, ())
+            frames, to = self._posted.popleft()
             if self._try_send(frames, to):
                 self.bytes_sent += len(frames[0])
             else:
@@ -163,16 +174,15 @@ class ZmqEndpoint:
             self._wait_to_send(min(remaining_s, _SLICE_S))
             if self._closed:
                 raise EndpointClosed(f"the connection of {self.name} was closed")
-        self.bytes_sent += sum(map(len, frames))
 
     def _send_frames(self, frames: Sequence[bytes | memoryview]) -> bool:
         """False where nothing was sent because the peer is not there or its queue is full."""
-        last = len(frames) - 1
+        send = self._send_frame
         try:
-            for index, frame in enumerate(frames):
-                flags = _SEND_MORE if index < last else _SEND_LAST
-                # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
-                self._socket.send(frame, flags)
+            # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
+            for frame in frames[:-1]:
+                send(frame, _SEND_MORE)
+            send(frames[-1], _SEND_LAST)
         except zmq.Again:
             return False
         except zmq.ZMQError as error:
@@ -185,20 +195,20 @@ class ZmqEndpoint:
         if any(item is not self._socket for item, _ in ready):
             self._wakeup.silence()
 
-    def _receive(self) -> None:
-        """Read what is there until one message is held, without waiting."""
-        while not self._held:
+    def _take(self, flags: int) -> Envelope | PeerError | None:
+        """The next message that the owner needs to know of; None where none is there (`flags`: for 20 ms)."""
+        while True:
             try:
-                frames = _receive_frames(self._socket)
+                frames = _receive_frames(self._socket, flags)
             except zmq.Again:
-                return
+                return None
             try:
                 item = self._read(frames)
             except MalformedMessage as error:
                 self.counters.malformed += 1
-                item = error
+                return error
             if item is not None:
-                self._held.append(item)
+                return item
 
     def _envelope(self, sender: str, frames: list[zmq.Frame]) -> Envelope:
         if len(frames) > _MAX_FRAMES:
@@ -221,16 +231,17 @@ def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq
     socket.reconnect_ivl = _RECONNECT_MS
     socket.reconnect_ivl_max = _RECONNECT_MAX_MS
     socket.linger = _LINGER_MS
+    socket.rcvtimeo = int(_SLICE_S * 1000)
     return socket
 
 
-def _receive_frames(socket: zmq.Socket[bytes]) -> list[zmq.Frame]:
+def _receive_frames(socket: zmq.Socket[bytes], flags: int) -> list[zmq.Frame]:
     """One whole message, cut after `_MAX_FRAMES` + 1 frames; zmq.Again where there is none."""
-    frames = [socket.recv(_RECV, copy=False)]
-    more = frames[0].more
-    while more:
-        frame = socket.recv(_RECV, copy=False)
-        more = frame.more
+    receive = socket.recv
+    frame = receive(flags, False)
+    frames = [frame]
+    while frame.more:
+        frame = receive(_RECV, False)
         if len(frames) <= _MAX_FRAMES:
             frames.append(frame)
     return frames

@@ -66,9 +66,6 @@ class Assign:
     root_endpoint: Name
     root_key: Key
     peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
-    heartbeat_s: Seconds
-    timeout_s: Seconds
-    memory_bytes: U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,11 +139,10 @@ class Lost:
 
 @dataclass(frozen=True, slots=True)
 class Generate:
-    """Master to rank 0. `reset_stats`: every node counts its Stats from here."""
+    """Master to rank 0."""
 
     epoch: U32
     request: GenerationRequest
-    reset_stats: bool = False
 
 
 @dataclass(frozen=True, slots=True)

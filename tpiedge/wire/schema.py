@@ -34,21 +34,27 @@ class Schema:
     def write(self, value: Any) -> tuple[Any, ...]:
         if type(value) is not self.cls:
             raise ValueError(f"not a {self.cls.__name__}: {_short(value)}")
-        return tuple(self._apply(self.writers, self.values_of(value)))
+        return self._apply(self.writers, self.values_of(value))
 
     def read(self, wire: Any) -> Any:
         if type(wire) is not tuple or len(wire) != len(self.names):
             raise ValueError(f"not the {len(self.names)} fields of {self.cls.__name__}: {_short(wire)}")
         return self.cls(*self._apply(self.readers, wire))
 
-    def _apply(self, checks: tuple[Check, ...], values: tuple[Any, ...]) -> list[Any]:
-        done: list[Any] = []
+    def _apply(self, checks: tuple[Check, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
         try:
-            for check, value in zip(checks, values, strict=True):
-                done.append(check(value))
-        except ValueError as error:
-            raise ValueError(f"{self.cls.__name__}.{self.names[len(done)]}: {error}") from None
-        return done
+            return tuple([check(value) for check, value in zip(checks, values, strict=True)])
+        except ValueError:
+            self._blame(checks, values)
+            raise
+
+    def _blame(self, checks: tuple[Check, ...], values: tuple[Any, ...]) -> None:
+        """Raise the error of the first bad value, with the field's name."""
+        for name, check, value in zip(self.names, checks, values, strict=True):
+            try:
+                check(value)
+            except ValueError as error:
+                raise ValueError(f"{self.cls.__name__}.{name}: {error}") from None
 
 
 @cache
@@ -165,7 +171,7 @@ def _optional(inner: Check) -> Check:
 def _fixed(inner: tuple[Check, ...]) -> Check:
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is tuple and len(value) == len(inner):
-            return tuple(one(item) for one, item in zip(inner, value, strict=True))
+            return tuple([one(item) for one, item in zip(inner, value, strict=True)])
         raise ValueError(f"{_short(value)} is not a tuple of {len(inner)}")
 
     return check
@@ -174,7 +180,7 @@ def _fixed(inner: tuple[Check, ...]) -> Check:
 def _many(inner: Check, limit: int) -> Check:
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is tuple and len(value) <= limit:
-            return tuple(map(inner, value))
+            return tuple([inner(item) for item in value])
         raise ValueError(f"{_short(value)} is not a tuple of at most {limit} elements")
 
     return check

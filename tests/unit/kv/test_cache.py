@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from tpiedge.errors import ProtocolError
+from tpiedge.errors import OutOfMemory, ProtocolError
 from tpiedge.kv.cache import KVCache
 
 
@@ -41,7 +41,14 @@ def test_begin_cuts_back_for_a_shared_prefix() -> None:
 
 @pytest.mark.parametrize(
     ("slot", "start", "stop", "complaint"),
-    [(2, 0, 1, "slot 2"), (-1, 0, 1, "slot -1"), (0, 1, 2, "hole"), (0, 0, 9, "9 positions")],
+    [
+        (2, 0, 1, "slot 2"),
+        (-1, 0, 1, "slot -1"),
+        (0, 1, 2, "hole"),
+        (0, 0, 9, "9 positions"),
+        (0, -1, 1, "no interval"),
+        (0, 0, -1, "no interval"),
+    ],
 )
 def test_a_plan_that_breaks_the_laws_is_a_protocol_error(
     slot: int, start: int, stop: int, complaint: str
@@ -59,3 +66,8 @@ def test_a_node_without_attention_has_an_empty_cache() -> None:
     cache.begin(0, 0, 3)
     cache.append(0, 0, 0, torch.empty(3, 0, 4), torch.empty(3, 0, 4))
     assert cache.reserved_bytes == 0
+
+
+def test_a_context_beyond_all_memory_is_said_in_one_line() -> None:
+    with pytest.raises(OutOfMemory, match=r"cannot reserve 422\.2 TB for the KV cache"):
+        make(capacity=1 << 40)

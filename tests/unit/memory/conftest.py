@@ -6,9 +6,10 @@ from pathlib import Path
 import pytest
 
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 from tpiedge.pack.writer import write_pack
 
 HIDDEN, FFN, VOCABULARY, HEAD_DIM = 60, 200, 1003, 20

@@ -1,5 +1,6 @@
 """Checkpoint folders: whole, sharded, cached, incomplete and hostile."""
 
+import errno
 import json
 import os
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.layout import ModelSpec
+from tpiedge.pack.specs import ModelSpec
 
 Tensors = dict[str, tuple[str, list[int], int]]
 INDEX = "model.safetensors.index.json"
@@ -239,3 +240,34 @@ def test_remote_code_is_not_looked_at(whole: Path, small_config: dict[str, Any])
 
 def test_missing_folder_is_named(tmp_path: Path) -> None:
     refuse(tmp_path / "nowhere", "nowhere has no config.json")
+
+
+@pytest.mark.parametrize("change", [None, 0, 16 * 300 * 4 - 1])
+def test_a_tied_head_that_differs_is_refused(
+    whole: Path, tensors: Tensors, small_config: dict[str, Any], change: int | None
+) -> None:
+    """As transformers, which then does not tie; a copy of the embedding is what many checkpoints hold."""
+    (whole / "config.json").write_text(json.dumps(small_config | {"tie_word_embeddings": True}))
+    checkpoint = Checkpoint.open(whole)
+    if change is not None:
+        with (whole / "model.safetensors").open("r+b") as file:
+            file.seek(checkpoint.tensors["lm_head.weight"].offset + change)
+            file.write(b"x")
+    if change is None:
+        checkpoint.check(model_spec(checkpoint.config))
+    else:
+        with pytest.raises(UserError, match="write false for tie_word_embeddings"):
+            checkpoint.check(model_spec(checkpoint.config))
+
+
+def test_a_failing_disk_is_one_line(whole: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(file: object, where: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("tpiedge.model.checkpoint.read_header", fail)
+    refuse(whole, r"model\.safetensors cannot be read: Input/output error")
+
+
+def test_an_index_of_too_many_values_is_refused_unparsed(folder: Path) -> None:
+    (folder / INDEX).write_bytes(b'{"weight_map": [' + b"[]," * 1_000_000 + b"[]]}")
+    refuse(folder, "lists more than 800000 values")

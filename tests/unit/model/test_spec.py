@@ -1,14 +1,21 @@
 """The layout names exactly the tensors that transformers' own model has, with their shapes."""
 
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.spec import TILE_ROWS, model_spec
-from tpiedge.pack.layout import ModelSpec
+from tpiedge.model.spec import TILE_ROWS, config_of_pack, model_spec
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import ModelSpec
+from tpiedge.pack.writer import write_pack
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -56,3 +63,22 @@ def test_units_are_heads_and_tiles(small_config: dict[str, Any]) -> None:
 def test_config_in_the_spec_reads_back(small_config: dict[str, Any]) -> None:
     config = ModelConfig.from_huggingface(small_config)
     assert ModelConfig.from_json(model_spec(config).config) == config
+
+
+class TestPackOfAConfig:
+    def write(self, folder: Path, spec: ModelSpec) -> Pack:
+        write_pack(spec, RandomSource.for_spec(0, spec, "F32"), Precision.F32, folder / "pack")
+        return Pack.open(folder / "pack")
+
+    def test_is_its_model(self, tmp_path: Path, small_config: dict[str, Any]) -> None:
+        config = ModelConfig.from_huggingface(small_config)
+        assert config_of_pack(self.write(tmp_path, model_spec(config))) == config
+
+    @pytest.mark.parametrize("change", [{"hidden_size": 32, "head_dim": 4}, {"num_key_value_heads": 1}])
+    def test_with_other_matrices_is_refused(
+        self, tmp_path: Path, small_config: dict[str, Any], change: dict[str, Any]
+    ) -> None:
+        other = ModelConfig.from_huggingface(small_config | change).to_json()
+        spec = replace(model_spec(ModelConfig.from_huggingface(small_config)), config=other)
+        with pytest.raises(UserError, match="not those of its model config: pack again"):
+            config_of_pack(self.write(tmp_path, spec))

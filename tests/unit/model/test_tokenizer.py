@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE
+from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from tpiedge.errors import UserError
@@ -145,6 +145,12 @@ class TestTokenizer:
         backend.save(str(tmp_path / "tokenizer.json"))
         ids = Tokenizer.open(tmp_path).encode("The quick brown fox jumps")
         assert 3 < len(ids) < 50
+
+    def test_a_tokenizer_without_tokens_for_the_text_is_said_in_one_line(self) -> None:
+        tokenizer = Tokenizer(Backend(WordLevel({"a": 0}, unk_token="[UNK]")), {})
+        assert tokenizer.encode("a") == [0]
+        with pytest.raises(UserError, match=r"cannot encode the text \(.*UNK.*\)"):
+            tokenizer.encode("b")
 
     def test_half_a_surrogate_pair_is_refused(self, tokenizer: Tokenizer) -> None:
         with pytest.raises(UserError, match="character 1"):

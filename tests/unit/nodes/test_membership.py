@@ -61,6 +61,8 @@ def test_steps_backwards_and_strangers_are_protocol_errors() -> None:
     for state in (State.JOINED, State.READY):
         with pytest.raises(ProtocolError, match="already"):
             cluster.reach(0, state, 0.0)
+    with pytest.raises(ProtocolError, match="before it has joined"):
+        cluster.heartbeat(1, 0, 0, 0, 0.0)
     with pytest.raises(ProtocolError, match="no node 7"):
         cluster.heartbeat(7, 0, 0, 0, 0.0)
 
@@ -83,7 +85,10 @@ class Machine(RuleBasedStateMachine):
 
     @rule(rank=st.integers(0, 2), step=st.integers(0, 9))
     def heartbeat(self, rank: int, step: int) -> None:
-        self.cluster.heartbeat(rank, step, 0, 0, self.now)
+        try:
+            self.cluster.heartbeat(rank, step, 0, 0, self.now)
+        except ProtocolError:
+            assert self.cluster.members[rank].state is State.STARTING
 
     @rule(rank=st.integers(0, 2))
     def lose(self, rank: int) -> None:

@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec, Precision, VectorSpec
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 from tpiedge.pack.writer import write_pack
 
 HEAD_DIM, HIDDEN, FFN, VOCABULARY, HEADS, KV_HEADS = 20, 60, 200, 1003, 6, 3

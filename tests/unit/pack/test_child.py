@@ -12,9 +12,10 @@ import pytest
 from tpiedge.errors import Cancelled, DiskFull, InternalError, OutOfMemory, ResourceError, UserError
 from tpiedge.pack import parent
 from tpiedge.pack.child import CheckpointTensors, PackRequest, RandomTensors
-from tpiedge.pack.layout import BlobSpec, MatrixSpec, ModelSpec, Precision
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.parent import run_pack_child
 from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 
 # A few hundred megabytes of random numbers: long enough to be interrupted.
 _ROWS = 16384
@@ -78,6 +79,20 @@ def test_a_file_that_is_gone(tmp_path: Path) -> None:
 
 def test_a_caller_that_gives_up_ends_the_child(tmp_path: Path, long_request: PackRequest) -> None:
     def give_up(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_pack_child(long_request, give_up)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_child_that_has_to_be_killed_leaves_nothing(
+    tmp_path: Path, long_request: PackRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parent, "_STOP_TIMEOUT_S", 0.0)
+
+    def give_up(done: int, total: int) -> None:
+        assert any("partial" in entry.name for entry in tmp_path.iterdir())
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tpiedge.errors import UserError
+from tpiedge.errors import IntegrityError, UserError
 from tpiedge.pack import export
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.export import export_safetensors
-from tpiedge.pack.layout import ModelSpec, Precision
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import ModelSpec
 
 MakePack = Callable[..., Pack]
 
@@ -93,5 +94,15 @@ def test_a_failed_export_leaves_nothing(make_pack: MakePack, tmp_path: Path) -> 
     pack = make_pack()
     pack.blob_path("head").unlink()
     with pytest.raises(UserError):
+        export_safetensors(pack, tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
+
+
+def test_damage_is_not_exported(make_pack: MakePack, tmp_path: Path) -> None:
+    pack = make_pack()
+    with pack.blob_path(1).open("r+b") as blob:
+        blob.seek(pack.layout(1).matrix("down").offset)
+        blob.write(b"\xff")
+    with pytest.raises(IntegrityError, match="unit 0 of down"):
         export_safetensors(pack, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]

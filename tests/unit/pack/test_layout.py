@@ -9,16 +9,13 @@ from tpiedge.pack.layout import (
     ALIGN,
     ROW_ALIGN,
     BlobLayout,
-    BlobSpec,
-    MatrixSpec,
-    ModelSpec,
     Precision,
-    VectorSpec,
     group_size,
     share_bytes,
     share_of_matrix,
 )
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 
 F32, BF16 = Precision.F32, Precision.BF16
 

@@ -1,11 +1,14 @@
 import json
+import os
+import tracemalloc
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tpiedge.errors import IntegrityError, ReadFault, UserError
+from tpiedge.errors import IntegrityError, ReadFault, TpiedgeError, UserError
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import load_manifest, manifest_text, model_spec_from_json, model_spec_to_json
 from tpiedge.pack.reader import Pack, verify_pack
@@ -174,3 +177,34 @@ def test_a_layer_cannot_borrow_a_blob_of_another_shape(make_pack: MakePack) -> N
     _edit(path, swap_rows_and_units)
     with pytest.raises(IntegrityError, match="the table of hashes"):
         Pack.open(pack.path).hashes(0)
+
+
+@pytest.mark.parametrize("part", ["manifest.json", "blob", "hashes"])
+def test_a_pipe_is_refused_without_waiting(make_pack: MakePack, part: str) -> None:
+    pack = make_pack()
+    blob = pack.blob_path("head")
+    path = {"manifest.json": pack.path / part, "blob": blob, "hashes": blob.with_suffix(".hashes")}[part]
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(TpiedgeError, match="not a regular file") as raised:
+        Pack.open(pack.path).hashes("head")
+    assert str(raised.value).isprintable()
+
+
+def test_one_blob_under_two_layouts_is_refused(make_pack: MakePack) -> None:
+    pack = make_pack()
+    manifest = load_manifest(pack.path)
+    hostile = replace(manifest, layers=(manifest.layers[0], manifest.embedding))
+    (pack.path / "manifest.json").write_bytes(manifest_text(hostile))
+    with pytest.raises(UserError, match="one blob two layouts"):
+        Pack.open(pack.path)
+
+
+def test_a_manifest_of_too_many_values_is_refused_unparsed(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_bytes(b"[" + b"[]," * 2_000_000 + b"[]]")
+    tracemalloc.start()
+    with pytest.raises(UserError, match="larger than any pack's"):
+        load_manifest(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 40e6

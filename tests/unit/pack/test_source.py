@@ -1,31 +1,22 @@
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tpiedge.errors import ReadFault, UserError
-from tpiedge.pack.source import CheckpointSource
-
-
-@dataclass(frozen=True)
-class FileTensor:
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
+from tpiedge.pack.source import CheckpointSource, SourceTensor
 
 
 @pytest.fixture
-def tensor(tmp_path: Path) -> FileTensor:
+def tensor(tmp_path: Path) -> SourceTensor:
     file = tmp_path / "weights"
     file.write_bytes(bytes(8) + np.arange(60, dtype=np.float32).tobytes())
-    return FileTensor(file, "F32", (6, 10), 8, 240)
+    return SourceTensor(file, "F32", (6, 10), 8, 240)
 
 
-def test_rectangles(tensor: FileTensor) -> None:
+def test_rectangles(tensor: SourceTensor) -> None:
     source = CheckpointSource({"w": tensor})
     whole = np.arange(60, dtype=np.float32).reshape(6, 10)
     np.testing.assert_array_equal(source.read_rows("w", 2, 3), whole[2:5])
@@ -34,7 +25,7 @@ def test_rectangles(tensor: FileTensor) -> None:
     source.close()
 
 
-def test_only_tensors_that_are_asked_for_must_be_of_a_known_type(tensor: FileTensor) -> None:
+def test_only_tensors_that_are_asked_for_must_be_of_a_known_type(tensor: SourceTensor) -> None:
     source = CheckpointSource({"w": tensor, "position_ids": replace(tensor, dtype="I64")})
     assert source.dtype("w") == "F32"
     with pytest.raises(UserError, match=r"position_ids of .* is I64; only F32, F16 and BF16"):
@@ -43,14 +34,14 @@ def test_only_tensors_that_are_asked_for_must_be_of_a_known_type(tensor: FileTen
         source.shape("x")
 
 
-def test_a_table_that_lies_about_sizes(tensor: FileTensor) -> None:
+def test_a_table_that_lies_about_sizes(tensor: SourceTensor) -> None:
     with pytest.raises(UserError, match="not those of its shape"):
         CheckpointSource({"w": replace(tensor, nbytes=244)}).shape("w")
     with pytest.raises(UserError, match="not those of its shape"):
         CheckpointSource({"w": replace(tensor, offset=-8)}).shape("w")
 
 
-def test_a_file_that_ends_early(tensor: FileTensor) -> None:
+def test_a_file_that_ends_early(tensor: SourceTensor) -> None:
     os.truncate(tensor.file, 100)
     source = CheckpointSource({"w": tensor})
     with pytest.raises(ReadFault, match="the file ends before"):
@@ -60,7 +51,7 @@ def test_a_file_that_ends_early(tensor: FileTensor) -> None:
     source.close()
 
 
-def test_the_fingerprint_follows_the_file(tensor: FileTensor) -> None:
+def test_the_fingerprint_follows_the_file(tensor: SourceTensor) -> None:
     def fingerprint() -> str:
         return CheckpointSource({"w": tensor}).fingerprint
 

@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,11 @@ from tpiedge.pack import blob_writer
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.blob_writer import tiles, transpose
 from tpiedge.pack.dtypes import STORED, convert
-from tpiedge.pack.layout import BlobLayout, BlobSpec, MatrixSpec, ModelSpec, Precision
+from tpiedge.pack.layout import BlobLayout, Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.target import lock_target
 from tpiedge.pack.writer import pack_bytes, write_pack
 
@@ -30,15 +30,6 @@ ReadMatrix = Callable[[Pack, int | str, str], np.ndarray]
 
 def random_source(spec: ModelSpec, precision: Precision = F32) -> RandomSource:
     return RandomSource.for_spec(7, spec, STORED[precision])
-
-
-@dataclass(frozen=True)
-class FileTensor:
-    file: Path
-    dtype: str
-    shape: tuple[int, ...]
-    offset: int
-    nbytes: int
 
 
 def checkpoint(folder: Path, spec: ModelSpec, dtype: str) -> tuple[CheckpointSource, dict[str, np.ndarray]]:
@@ -52,7 +43,7 @@ def checkpoint(folder: Path, spec: ModelSpec, dtype: str) -> tuple[CheckpointSou
     with file.open("wb") as out:
         out.write(b"x" * offset)
         for name, array in arrays.items():
-            table[name] = FileTensor(file, dtype, array.shape, offset, array.nbytes)
+            table[name] = SourceTensor(file, dtype, array.shape, offset, array.nbytes)
             out.write(array.tobytes())
             offset += array.nbytes
     return CheckpointSource(table), arrays
@@ -219,8 +210,10 @@ def test_partial_folders_of_dead_processes_are_removed(tmp_path: Path, spec: Mod
     (stale / "blob").write_bytes(b"half")
     other = tmp_path / "pack2.partial-0badcafe"
     other.mkdir()
+    mine = tmp_path / "pack.partial-results"
+    mine.mkdir()
     write_pack(spec, random_source(spec), F32, tmp_path / "pack")
-    assert {entry.name for entry in tmp_path.iterdir()} == {"pack", other.name}
+    assert {entry.name for entry in tmp_path.iterdir()} == {"pack", other.name, mine.name}
 
 
 def test_the_second_packer_waits_and_finds_it_done(tmp_path: Path, spec: ModelSpec) -> None:
@@ -317,7 +310,8 @@ _MEMORY_PROBE = """
 import sys, re
 from pathlib import Path
 from tpiedge.pack.layout import *
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.specs import *
+from tpiedge.pack.source import CheckpointSource, SourceTensor
 from tpiedge.pack.writer import write_pack
 
 def peak():

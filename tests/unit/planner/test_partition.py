@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.planner.partition import Shape, Weight, apportion, parse_shares, partition
+from tpiedge.planner.partition import Shape, Weight, apportion, apportion_within, parse_shares, partition
 
 
 def both(*weights: float) -> list[Weight]:
@@ -92,3 +92,20 @@ def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: 
 def test_bad_shares_are_refused_in_words(text: str, nodes: int, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         parse_shares(text, nodes)
+
+
+@given(
+    weights=st.lists(st.floats(0, 1e9), min_size=1, max_size=6).filter(any),
+    caps=st.lists(st.integers(0, 50), min_size=6, max_size=6),
+    units=st.integers(1, 100),
+)
+def test_caps_are_kept_and_refused_only_where_they_leave_units_over(
+    weights: list[float], caps: list[int], units: int
+) -> None:
+    caps = caps[: len(weights)]
+    counts = apportion_within(weights, units, caps)
+    room = sum(cap for weight, cap in zip(weights, caps, strict=True) if weight > 0)
+    assert (counts is None) == (room < units)
+    if counts is not None:
+        assert sum(counts) == units
+        assert all(count <= cap for count, cap in zip(counts, caps, strict=True))

@@ -1,5 +1,6 @@
 """The planner: proportional to speed while it fits, water-filled when it does not, and a refusal with numbers."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -95,3 +96,41 @@ def test_a_plan_keeps_every_limit(speeds: list[float], memories: list[int], toke
         assert sum(len(share.ffn) for share in plan.shares) == 64
     else:
         assert plan.reason
+
+
+def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) -> ModelFacts:
+    return ModelFacts(
+        shape=Shape(heads, kv_heads, ffn_tiles),
+        num_layers=4,
+        query_unit_bytes=10 * MIB,
+        kv_unit_bytes=5 * MIB,
+        ffn_tile_bytes=8 * MIB,
+        last_tile_bytes=last_mib * MIB,
+        resident_bytes=MIB,
+        head_bytes=0,
+        kv_token_bytes=0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "shares_mib"),
+    [
+        # By bytes a fraction of a head would fit, but heads are whole: the FFN has to make up for it.
+        (small_model(2, 2, 12), [326, 217]),
+        (small_model(8, 8, 8), [516, 39, 238]),
+        # One KV head that two nodes would have to replicate fits only once.
+        (small_model(4, 1, 3), [185, 100]),
+        # All but the short last tile is full.
+        (small_model(1, 1, 3, last_mib=2), [60 + 8 * 8 + 8]),
+    ],
+)
+def test_whole_units_are_fitted_where_fractions_overshoot(model: ModelFacts, shares_mib: list[int]) -> None:
+    own = 4 * MIB  # resident
+    nodes = [NodeFacts(1.0, NODE_BASE_BYTES + own + mib * MIB) for mib in shares_mib]
+    plan = solve(model, nodes, 0)
+    assert isinstance(plan, Plan), plan
+    assert sum(len(share.attention) for share in plan.shares) == model.shape.heads
+    assert sum(len(share.ffn) for share in plan.shares) == model.shape.ffn_tiles
+    assert all(
+        need.total_bytes <= (node.memory_bytes or 0) for need, node in zip(plan.needs, nodes, strict=True)
+    )

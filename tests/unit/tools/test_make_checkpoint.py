@@ -1,5 +1,6 @@
 """Random checkpoints load in transformers, repeat for a seed, and never appear half written."""
 
+import errno
 import importlib.util
 import json
 import os
@@ -116,8 +117,8 @@ def test_an_existing_folder_is_refused(tool, tmp_path):
 
 
 def test_a_full_disk_is_said_before_anything_is_written(tool, tmp_path, monkeypatch):
-    monkeypatch.setattr(tool.shutil, "disk_usage", lambda path: SimpleNamespace(free=70_000_000))
-    with pytest.raises(DiskFull, match=r"needs 1\.\d GB .* 70\.0 MB free"):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=70_000_000))
+    with pytest.raises(DiskFull, match=r"1\.\d GB are needed in all, 70\.0 MB are free"):
         make(tool, tmp_path / "model", small("tinyllama", intermediate_size=50_000))
     assert list(tmp_path.iterdir()) == []
 
@@ -128,6 +129,16 @@ def test_a_failure_leaves_nothing_behind(tool, tmp_path, monkeypatch):
 
     monkeypatch.setattr(tool.Progress, "advance", fail)
     with pytest.raises(KeyboardInterrupt):
+        make(tool, tmp_path / "model", small("tinyllama"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_fills_up_meanwhile_is_one_line_and_leaves_nothing(tool, tmp_path, monkeypatch):
+    def fail(self, nbytes):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tool.Progress, "advance", fail)
+    with pytest.raises(DiskFull, match="is full"):
         make(tool, tmp_path / "model", small("tinyllama"))
     assert list(tmp_path.iterdir()) == []
 

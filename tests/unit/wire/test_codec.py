@@ -48,23 +48,23 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
     (
         Hidden(1, 2, 0, ROW),
-        "96010201020092a36633329201cd0800",
+        "c101020100000002000000000000000000000001020100000000080000",
     ),
     (
         Partial(1, 2, 3, 0, 1, ROW),
-        "980103010203000192a36633329201cd0800",
+        "c1010301000000020000000000000003000000000000000101020100000000080000",
     ),
     (
         Partial(1, 2, 3, 0, 1, None),
-        "9801030102030001c0",
+        "c101030100000002000000000000000300000000000000010000",
     ),
     (
         Reduced(1, 2, 3, 0, 1, ROW),
-        "980104010203000192a36633329201cd0800",
+        "c1010401000000020000000000000003000000000000000101020100000000080000",
     ),
     (
         Gathered(1, 2, 3, 0, 1, TensorHeader("bf16", (2, 2))),
-        "980105010203000192a462663136920202",
+        "c1010501000000020000000000000003000000000000000102020200000002000000",
     ),
     (
         Hello(0, 1, 4242, 1, "0.1.0", 2, "a CPU"),
@@ -85,13 +85,9 @@ GOLDEN: list[tuple[Message, str]] = [
             "tcp://127.0.0.1:5",
             "k" * 40,
             ((1, ""),),
-            0.3,
-            1.5,
-            1 << 32,
         ),
-        "dc001201210101920001920810920003a22f70a46266313602cd100001b17463703a2f2f3132372e302e302e313a35d9"
-        "286b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b919201a0cb3fd3"
-        "333333333333cb3ff8000000000000cf0000000100000000",
+        "9f01210101920001920810920003a22f70a46266313602cd100001b17463703a2f2f3132372e302e302e313a35d9286b"
+        "6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b919201a0",
     ),
     (
         Listening(1, 0, "tcp://127.0.0.1:5"),
@@ -118,10 +114,10 @@ GOLDEN: list[tuple[Message, str]] = [
         "9501270101b26b696c6c6564206279207369676e616c2039",
     ),
     (
-        Generate(1, REQUEST, True),
-        "9501280198a27231c40c010000000200000070110100109acb000000000000000000cb3ff0000000000000cb00000000"
+        Generate(1, REQUEST),
+        "9401280198a27231c40c010000000200000070110100109acb000000000000000000cb3ff0000000000000cb00000000"
         "00000000cb3ff0000000000000cb0000000000000000cb0000000000000000c40c05000000000000000000f8bfcfffff"
-        "ffffffffffff02c40402000000c2c3c2c3",
+        "ffffffffffff02c40402000000c2c3c2",
     ),
     (
         Token(1, "r1", 0, 70000, ((70000, -0.5), (3, -2.0))),
@@ -178,8 +174,18 @@ def _raw(*items: object) -> bytes:
     return bytes(msgpack.packb(items))
 
 
+def _flat(protocol: int, tag: int) -> bytes:
+    return bytes((0xC1, protocol, tag))
+
+
+def _partial(sender: int = 1, tensor: bytes = bytes(2)) -> bytes:
+    """A Partial of five integers 0, save its sender."""
+    return _flat(PROTOCOL, PARTIAL) + bytes(4 + 8 + 4 + 4) + bytes((sender,)) + tensor
+
+
 SHUTDOWN = next(tag for tag, cls in TAGS.items() if cls is Shutdown)
 PARTIAL = next(tag for tag, cls in TAGS.items() if cls is Partial)
+HIDDEN = next(tag for tag, cls in TAGS.items() if cls is Hidden)
 TOKEN = next(tag for tag, cls in TAGS.items() if cls is Token)
 
 
@@ -188,6 +194,22 @@ TOKEN = next(tag for tag, cls in TAGS.items() if cls is Token)
     [
         (b"", "not MessagePack"),
         (b"\xc1", "not MessagePack"),
+        (b"\xc1\x01", "not MessagePack"),
+        (_flat(PROTOCOL + 1, PARTIAL), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
+        (_flat(PROTOCOL, SHUTDOWN), "unknown message tag 47 of the short form"),
+        (_flat(PROTOCOL, 250), "unknown message tag 250 of the short form"),
+        (_flat(PROTOCOL, PARTIAL), "Partial: 3 bytes are too few"),
+        (_partial(tensor=b""), "none of f32, bf16"),
+        (_partial(tensor=b"\x00"), "none of f32, bf16"),
+        (_partial(tensor=b"\x00\x01"), "none of f32, bf16"),
+        (_partial(tensor=b"\x03\x00"), "none of f32, bf16"),
+        (_partial(tensor=b"\x01"), "TensorHeader.shape"),
+        (_partial(tensor=b"\x01\x01\x01"), "TensorHeader.shape"),
+        (_partial(tensor=b"\x01\x01" + bytes(5)), "TensorHeader.shape"),
+        (_partial(tensor=b"\x01\x05" + bytes(20)), "TensorHeader.shape"),
+        (_partial(sender=128), r"Partial.sender: 128 is not an integer in 0\.\.127"),
+        (_flat(PROTOCOL, HIDDEN) + bytes(16) + bytes(2), "Hidden.tensor: is missing"),
+        (_raw(PROTOCOL, PARTIAL, 1, 1, 1, 1, 1, None), "unknown message tag 3"),
         (_raw(PROTOCOL), "no protocol number"),
         (msgpack.packb({}), "not a message"),
         (_raw(PROTOCOL + 1, SHUTDOWN, 1), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
@@ -201,9 +223,6 @@ TOKEN = next(tag for tag, cls in TAGS.items() if cls is Token)
         (_raw(PROTOCOL, SHUTDOWN, True), "Shutdown.epoch: True"),
         (_raw(PROTOCOL, SHUTDOWN, 1.0), "Shutdown.epoch: 1.0"),
         (_raw(PROTOCOL, SHUTDOWN, None), "Shutdown.epoch: None"),
-        (_raw(PROTOCOL, PARTIAL, 1, 1, 1, 1, 1, ["f32", [1, -2]]), "Partial.tensor: TensorHeader.shape: -2"),
-        (_raw(PROTOCOL, PARTIAL, 1, 1, 1, 1, 1, ["f64", [1]]), "none of bf16, f32"),
-        (_raw(PROTOCOL, PARTIAL, 1, 1, 1, 1, 1, ["f32", [1] * 5]), "at most 4 elements"),
         (_raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [[1, float("nan")]]), "nan is not a finite"),
         (_raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [[1, float("-inf")]]), "-inf is not a finite"),
         (_raw(PROTOCOL, TOKEN, 1, "r", 0, 5, [[1, 2.0, 3]]), "not a tuple of 2"),
@@ -282,6 +301,27 @@ def test_sender_refuses_what_the_receiver_would() -> None:
     for ids in [(-1,), (2**32,), (True,), (1.0,)]:
         with pytest.raises(ProtocolError, match="prompt_ids"):
             encode(Generate(1, dataclasses.replace(REQUEST, prompt_ids=ids)))
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (Partial(1, 1, 0, 0, 128, None), r"Partial\.sender: 128"),
+        (Partial(1, 2**64, 0, 0, 1, None), r"Partial\.step"),
+        (Partial(-1, 1, 0, 0, 1, None), r"Partial\.epoch: -1"),
+        (Partial(True, 1, 0, 0, 1, None), r"Partial\.epoch: True"),
+        (Partial(1, 1, 0.0, 0, 1, None), r"Partial\.block: 0\.0"),  # type: ignore[arg-type]
+        (Reduced(1, 1, 0, 0, 256, ROW), r"Reduced\.flags: 256"),
+        (Reduced(1, 1, 0, 0, 0, None), r"Reduced\.tensor"),  # type: ignore[arg-type]
+        (Hidden(1, 1, 0, TensorHeader("f64", (1,))), "f64|none of"),  # type: ignore[arg-type]
+        (Hidden(1, 1, 0, TensorHeader("f32", (2**32,))), r"TensorHeader\.shape"),
+        (Hidden(1, 1, 0, TensorHeader("f32", (1,) * 5)), "at most 4 elements"),
+        (Hidden(1, 1, 0, TensorHeader("f32", (1.0, 2))), r"TensorHeader\.shape: 1\.0"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_sender_refuses_a_short_form_that_the_receiver_would(message: Message, cause: str) -> None:
+    with pytest.raises(ProtocolError, match=cause):
+        encode(message)
 
 
 def test_whole_numbers_may_stand_for_floats_when_sending() -> None:

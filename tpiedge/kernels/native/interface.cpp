@@ -1,5 +1,6 @@
 // The C interface that tpiedge/kernels/library.py calls. Pointers and sizes were checked there.
 #include <stdint.h>
+#include <string.h>
 
 #include <exception>
 
@@ -15,7 +16,7 @@ using tpiedge::Kernels;
 using tpiedge::Product;
 using tpiedge::Rows;
 
-constexpr int ABI = 2;  // as in library.py
+constexpr int ABI = 3;  // as in library.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
@@ -87,6 +88,48 @@ int64_t piece_of(int64_t outputs, int64_t grain, int64_t wanted) {
     return piece > 0 ? piece : grain;
 }
 
+struct Weight {  // as packed by library.py
+    const void *w;
+    float *y;
+    int64_t is_bf16;
+    int64_t stride;
+    int64_t rows;
+};
+
+void project(Context &context, const float *x, int64_t tokens, int64_t cols, const Weight *weights, int64_t count) {
+    const Kernels &kernels = *context.kernels;
+    int64_t rows = 0;
+    for (int64_t i = 0; i < count; i++) rows += weights[i].rows;
+    const int64_t piece = piece_of(rows, 16, context.pool.threads() * PROJECT_PIECES);
+    Job job;
+    for (int64_t i = 0; i < count; i++) {
+        const Weight &w = weights[i];
+        job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols},
+                w.is_bf16 ? kernels.project_bf16 : kernels.project_f32, w.rows, piece);
+    }
+    context.pool.run(compute, &job, job.pieces);
+}
+
+void contract(Context &context, const float *x, const Weight &w, int64_t tokens, int64_t cols) {
+    const Kernels &kernels = *context.kernels;
+    Job job;
+    job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols},
+            w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, cols,
+            piece_of(cols, 64, context.pool.threads() * CONTRACT_PIECES));
+    context.pool.run(compute, &job, job.pieces);
+}
+
+// To the nearest bf16, halves to even, as torch does.
+void round_to_bf16(float *x, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        uint32_t bits;
+        memcpy(&bits, x + i, sizeof bits);
+        const bool number = (bits & 0x7fffffff) <= 0x7f800000;
+        bits = number ? (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000 : 0x7fc00000;
+        memcpy(x + i, &bits, sizeof bits);
+    }
+}
+
 }  // namespace
 
 TPIEDGE_EXPORT int tpiedge_abi() { return ABI; }
@@ -112,39 +155,28 @@ TPIEDGE_EXPORT void *tpiedge_open(int threads, int isa) {
 
 TPIEDGE_EXPORT void tpiedge_close(void *handle) { delete static_cast<Context *>(handle); }
 
-struct Weight {  // as packed by library.py
-    const void *w;
-    float *y;
-    int64_t is_bf16;
-    int64_t stride;
-    int64_t rows;
-};
-
 TPIEDGE_EXPORT void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights,
                                     int64_t count) {
-    Context &context = *static_cast<Context *>(handle);
-    const Kernels &kernels = *context.kernels;
-    const int64_t wanted = context.pool.threads() * PROJECT_PIECES;
-    int64_t rows = 0;
-    for (int64_t i = 0; i < count; i++) rows += weights[i].rows;
-    const int64_t piece = piece_of(rows, 16, wanted);
-    Job job;
-    for (int64_t i = 0; i < count; i++) {
-        const Weight &w = weights[i];
-        job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols},
-                w.is_bf16 ? kernels.project_bf16 : kernels.project_f32, w.rows, piece);
-    }
-    context.pool.run(compute, &job, job.pieces);
+    project(*static_cast<Context *>(handle), x, tokens, cols, weights, count);
 }
 
-TPIEDGE_EXPORT void tpiedge_contract(void *handle, const float *x, const void *w, int w_is_bf16, int64_t w_stride,
-                                     float *y, int64_t tokens, int64_t rows, int64_t cols) {
+TPIEDGE_EXPORT void tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols) {
+    contract(*static_cast<Context *>(handle), x, *weight, tokens, cols);
+}
+
+// Norm, gate and up, SwiGLU, down (`weights` in this order), without a return to Python between them: its code would
+// have been driven out of the caches by the weights. `scratch` holds tokens * (hidden + gate's + up's rows).
+TPIEDGE_EXPORT void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm,
+                                float eps, int rounds, const Weight *weights, int64_t cols, float *scratch) {
     Context &context = *static_cast<Context *>(handle);
-    const Kernels &kernels = *context.kernels;
-    Job job;
-    job.add(Product{x, w, y, w_stride, tokens, rows, cols}, w_is_bf16 ? kernels.contract_bf16 : kernels.contract_f32,
-            cols, piece_of(cols, 64, context.pool.threads() * CONTRACT_PIECES));
-    context.pool.run(compute, &job, job.pieces);
+    const int64_t inner = tokens * weights[0].rows;
+    context.kernels->rms_norm(Rows{x, scratch, hidden, 0, tokens, 1, hidden}, norm, eps);
+    if (rounds) round_to_bf16(scratch, tokens * hidden);
+    project(context, scratch, tokens, hidden, weights, 2);
+    float *gate = weights[0].y;
+    context.kernels->swiglu(gate, weights[1].y, gate, inner);
+    if (rounds) round_to_bf16(gate, inner);
+    contract(context, gate, weights[2], tokens, cols);
 }
 
 TPIEDGE_EXPORT void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,

@@ -1,0 +1,62 @@
+"""The sum of an all-reduce: begun before all parts are there, yet always in the order of ranks."""
+
+from math import isfinite
+
+import numpy as np
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.errors import ProtocolError
+
+__all__ = ["OrderedSum"]
+
+
+class OrderedSum:
+    """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.
+
+    `own` is the part of rank 0 and becomes the sum; None where it has no share. Parts of other ranks are only
+    read. Call within `np.errstate(over="ignore", invalid="ignore")`.
+    """
+
+    def __init__(self, own: Array | None) -> None:
+        self._sum = own
+        # Adding changes `own`, so who is to blame must be known before.
+        self._own_is_finite = own is None or _is_finite(own)
+        self._parts: dict[int, Array | None] = {}
+        self._next = 1
+
+    def put(self, rank: int, part: Array | None) -> None:
+        """The part of `rank`, None where it has no share. Each rank once, in any order."""
+        parts = self._parts
+        parts[rank] = part
+        while self._next in parts:
+            part = parts[self._next]
+            self._next += 1
+            if part is None:
+                continue
+            if self._sum is None:
+                self._sum = part.copy()
+            else:
+                np.add(self._sum, part, self._sum)
+
+    def result(self, shape: tuple[int, ...], what: object) -> Array:
+        """The sum, zeros of `shape` where nobody has a share; ProtocolError names who sent a value that is not
+        finite."""
+        if self._sum is None:
+            return np.zeros(shape, np.float32)
+        if not _is_finite(self._sum):
+            raise ProtocolError(self._blame(what))
+        return self._sum
+
+    def _blame(self, what: object) -> str:
+        guilty = [] if self._own_is_finite else [0]
+        guilty += [
+            rank for rank, part in sorted(self._parts.items()) if part is not None and not _is_finite(part)
+        ]
+        if guilty:
+            return f"node {guilty[0]} contributed a value that is not finite to {what}"
+        return f"the sum of {what} overflows f32"
+
+
+def _is_finite(array: Array) -> bool:
+    """A sum is cheaper than a test of every element; where it overflows the elements decide."""
+    return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())
