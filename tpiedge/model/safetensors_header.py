@@ -28,6 +28,7 @@ __all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "Header", "HeaderEntry", "read_hea
 MAX_TENSORS = 100_000
 # 250 bytes per tensor; the header of a 70B model has 0.1 MB. (The format itself allows 100 MB.)
 MAX_HEADER_BYTES = 25_000_000
+_MAX_COMMAS = 8 * MAX_TENSORS
 _MAX_DIMENSIONS = 16
 _MAX_NAME = 512
 _LENGTH_BYTES = 8
@@ -62,6 +63,8 @@ def read_header(file: BinaryIO, where: str) -> Header:
     """Read and check the header of `file`, named `where` in messages. Raises UserError."""
     size = os.fstat(file.fileno()).st_size
     raw = _header_bytes(file, size, where)
+    if raw.count(b",") > _MAX_COMMAS:  # before parsing, which takes memory by the number of values
+        _refuse(where, f"the header lists more than {MAX_TENSORS} tensors")
     values = dict(parse_json(raw, f"{where}, header", unique_keys=True))
     _check_metadata(values.pop("__metadata__", None), where)
     if len(values) > MAX_TENSORS:
