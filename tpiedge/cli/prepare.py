@@ -12,10 +12,9 @@ from platformdirs import user_cache_path
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.config import ModelConfig
 from tpiedge.model.folder import has_file, resolve_file
 from tpiedge.model.source import resolve_model
-from tpiedge.model.spec import model_spec
+from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.child import CheckpointTensors, PackRequest
@@ -69,7 +68,7 @@ class PreparedModel:
         self.name = name
         self.pack = pack
         self.compute = compute
-        self.config = ModelConfig.from_json(pack.config)
+        self.config = config_of_pack(pack)
         self._folder = folder
 
     @property

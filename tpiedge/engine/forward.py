@@ -72,6 +72,7 @@ class ForwardPass:
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
 
+        On rank 0 `x_TH` holds the embeddings; elsewhere only its shape counts, and they come with the first block.
         Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
         """
         for segment in plan.segments:
@@ -93,11 +94,21 @@ class ForwardPass:
         with self._weights.resident(Block(layer, "attention")) as weights:
             for chunk in parts:
                 x_CH = x_TH[chunk.first_row : chunk.last_row]
+                if layer == 0:
+                    self._receive(x_CH, Tag(step, 0, chunk.index))
                 with self._meter.computing():
                     partial_CH = self._attention(x_CH, weights, layer, chunk, rotary)
                 self._reduce(
                     x_CH, partial_CH, Tag(step, 2 * layer, chunk.index), weights.vectors.get("o_bias")
                 )
+
+    def _receive(self, x_CH: Tensor, tag: Tag) -> None:
+        """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduce of a chunk paces the
+        next one, so that no more than a message waits for a slow node."""
+        with self._meter.reducing():
+            hidden_CH = self._communicator.broadcast(x_CH, tag)
+        if hidden_CH is not x_CH:
+            x_CH.copy_(hidden_CH)
 
     def _ffn_block(self, x_TH: Tensor, step: int, layer: int, parts: tuple[Chunk, ...]) -> None:
         with self._weights.resident(Block(layer, "ffn")) as weights:

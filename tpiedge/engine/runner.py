@@ -10,12 +10,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.communicator import Communicator
 from tpiedge.engine.forward import ForwardPass, StepCancelled
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.sampler import Sampler
-from tpiedge.engine.steps import StepLimits, chunks
+from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
@@ -187,9 +187,6 @@ class Leader:
             # A cancel that came before the announcement was meant for this request, but belonged to no step yet.
             if self._cancelled():
                 self._communicator.request_cancel()
-            for chunk in chunks(plan):
-                tag = Tag(plan.step, 0, chunk.index)
-                self._communicator.broadcast(x_TH[chunk.first_row : chunk.last_row], tag)
         self._forward.run(x_TH, plan)
         self._kept += token_ids
         return x_TH
@@ -216,9 +213,6 @@ class Follower:
         """Wait for a plan, then take the step."""
         plan = self._communicator.next_plan()
         x_TH = torch.empty(plan.tokens, self._hidden_size)
-        for chunk in chunks(plan):
-            rows = slice(chunk.first_row, chunk.last_row)
-            x_TH[rows] = self._communicator.broadcast(x_TH[rows], Tag(plan.step, 0, chunk.index))
         # The cancelled step's hidden states are dropped with it; the next plan says where the sequence stands.
         try:
             self._forward.run(x_TH, plan)

@@ -46,6 +46,7 @@ _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "OutOfMemory": OutOfMemory,
     "ReadFault": ResourceError,
     "IntegrityError": ResourceError,
+    "InternalError": InternalError,
 }
 """Failures of a node that are better shown as what they are than as a lost node."""
 

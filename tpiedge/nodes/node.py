@@ -25,7 +25,7 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.errors import Cancelled, OutOfMemory, PeerLost, ProtocolError, TpiedgeError, UserError
 from tpiedge.memory.weights import PinnedWeights
-from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import config_of_pack
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link import ControlLink
 from tpiedge.nodes.liveness import ClusterLiveness
@@ -174,7 +174,7 @@ class Node:
         self._weights = PinnedWeights(pack, share, assign.rank == 0, progress=self._loading)
         self._resources.callback(self._weights.close)
         engine = self._engine = Engine.build(
-            ModelConfig.from_json(pack.config),
+            config_of_pack(pack),
             share,
             self._weights,
             communicator,

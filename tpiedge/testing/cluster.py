@@ -20,7 +20,7 @@ from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.memory.weights import PinnedWeights
-from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.transport.endpoint import EndpointClosed
@@ -73,7 +73,7 @@ class InProcessCluster:
         limits: StepLimits | None = None,
     ) -> None:
         self._pack = Pack.open(pack)
-        self._config = ModelConfig.from_json(self._pack.config)
+        self._config = config_of_pack(self._pack)
         self._shares = shares
         self._compute = compute
         self._limits = limits

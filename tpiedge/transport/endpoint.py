@@ -144,6 +144,20 @@ class Endpoint(Protocol):
         """
         ...
 
+    def send_frame(
+        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> None:
+        """As `send`, of a frame as `framing.frame_of` makes it. Not looked at again."""
+        ...
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+        """As `recv`, up to the reading: the sender and the frame, whose contents are not checked yet."""
+        ...
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        """What `recv_frame` gave, read. MalformedMessage, which is counted."""
+        ...
+
     def post(self, message: Message, to: str | None = None) -> None:
         """Queue a message without tensors from any thread; the owner sends it inside `recv` (or its next
         `send`).

@@ -1,4 +1,4 @@
-"""A message as frames: the encoded header, then the raw bytes of each tensor.
+"""A message as one frame: the encoded header, then the raw bytes of its tensor.
 
 A `Plane` is one kind of connection with its limits; nothing larger is sent, nothing larger is read.
 """
@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer, Envelope, MalformedMessage
 from tpiedge.wire.codec import decode, encode, tensors_of
+from tpiedge.wire.flat import FLAT_BYTES, FLAT_MARK
 from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_TENSOR_BYTES, MAX_TENSOR_HEADER
 from tpiedge.wire.messages import Message
-from tpiedge.wire.tensors import check_frames
+from tpiedge.wire.tensors import check_tensors
 
-__all__ = ["CONTROL", "TENSOR", "Plane", "flatten", "frames_of", "names_of", "read_frames"]
+__all__ = ["CONTROL", "TENSOR", "Plane", "frame_of", "names_of", "read_frame"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,26 +32,18 @@ class Plane:
 
     @property
     def frame_limit(self) -> int:
-        return max(self.header_limit, self.tensor_limit)
+        return max(self.header_limit, FLAT_BYTES + self.tensor_limit)
 
 
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000)
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, prompt=False)
 
 
-def flatten(tensor: Buffer) -> bytes | memoryview:
-    """The bytes of a contiguous buffer without copying them."""
-    if isinstance(tensor, bytes):
-        return tensor
-    view = memoryview(tensor)
-    return view.cast("B") if view.nbytes else b""
-
-
-def frames_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> list[bytes | memoryview]:
-    """All frames; ProtocolError where they would break the plane's limits or do not fit the message."""
-    flat = [flatten(tensor) for tensor in tensors]
+def frame_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> bytes:
+    """The frame; ProtocolError where it would break the plane's limits or the tensors do not fit the message."""
+    flat = [_flatten(tensor) for tensor in tensors]
     _check_tensors(message, [len(tensor) for tensor in flat], plane)
-    return [encode(message, plane.header_limit), *flat]
+    return b"".join((encode(message, plane.header_limit), *flat))
 
 
 def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
@@ -58,23 +51,30 @@ def names_of(to: str | Sequence[str] | None) -> Sequence[str | None]:
     return (to,) if to is None or isinstance(to, str) else to
 
 
-def read_frames(sender: str, frames: Sequence[Buffer], plane: Plane) -> Envelope:
-    """The envelope of received frames; MalformedMessage names the sender."""
+def read_frame(sender: str, frame: Buffer, plane: Plane) -> Envelope:
+    """The envelope of a received frame; MalformedMessage names the sender."""
+    data = memoryview(frame).toreadonly()
     try:
-        if not frames:
-            raise ProtocolError("no frames at all")
-        message = decode(frames[0], plane.header_limit)
-        tensors = tuple([memoryview(frame).toreadonly() for frame in frames[1:]])
+        if not data or data[0] != FLAT_MARK:
+            return Envelope(sender, decode(data, plane.header_limit))
+        message = decode(data[:FLAT_BYTES], plane.header_limit)
+        tensor = data[FLAT_BYTES:]
+        tensors = (tensor,) if tensor or tensors_of(message) else ()
         _check_tensors(message, [tensor.nbytes for tensor in tensors], plane)
     except ProtocolError as error:
         raise MalformedMessage(sender, str(error)) from None
     return Envelope(sender, message, tensors)
 
 
+def _flatten(tensor: Buffer) -> bytes | memoryview:
+    """The bytes of a contiguous buffer without copying them."""
+    if isinstance(tensor, bytes):
+        return tensor
+    view = memoryview(tensor)
+    return view.cast("B") if view.nbytes else b""
+
+
 def _check_tensors(message: Message, sizes: list[int], plane: Plane) -> None:
-    headers = tensors_of(message)
-    if len(headers) == 1 == len(sizes) and sizes[0] == headers[0].nbytes <= plane.tensor_limit:
-        return
-    check_frames(headers, sizes)
+    check_tensors(tensors_of(message), sizes)
     if sizes and max(sizes) > plane.tensor_limit:
         raise ProtocolError(f"a tensor of {max(sizes)} bytes; this connection carries {plane.tensor_limit}")

@@ -17,7 +17,7 @@ from tpiedge.transport.endpoint import (
     MalformedMessage,
     Unreachable,
 )
-from tpiedge.transport.framing import TENSOR, Plane, frames_of, names_of, read_frames
+from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of, read_frame
 from tpiedge.wire.messages import Message
 
 __all__ = ["InProcessHub", "InProcessSpoke"]
@@ -30,8 +30,8 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.received: deque[tuple[str, list[bytes]]] = deque()
-        self.posted: deque[tuple[list[bytes], str | None]] = deque()
+        self.received: deque[tuple[str, bytes]] = deque()
+        self.posted: deque[tuple[bytes, str | None]] = deque()
         self.closed = False
 
 
@@ -67,12 +67,28 @@ class _InProcessEndpoint:
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
+        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
+
+    def send_frame(
+        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> None:
         self._flush()
-        frames = [bytes(frame) for frame in frames_of(message, tensors, self._plane)]
+        copy = bytes(frame)
         for name in names_of(to):
-            self._send(frames, name, timeout_s)
+            self._send(copy, name, timeout_s)
 
     def recv(self, timeout_s: float) -> Envelope | None:
+        received = self.recv_frame(timeout_s)
+        return None if received is None else self.read(*received)
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        try:
+            return read_frame(sender, frame, self._plane)
+        except MalformedMessage:
+            self.counters.malformed += 1
+            raise
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
         box = self._mailbox
         while True:
@@ -87,13 +103,14 @@ class _InProcessEndpoint:
                     return None
                 if not box.received:
                     continue
-                sender, frames = box.received.popleft()
-            return self._open(sender, frames)
+                sender, frame = box.received.popleft()
+            self._traffic.received += len(frame)
+            return sender, memoryview(frame)
 
     def post(self, message: Message, to: str | None = None) -> None:
-        frames = [bytes(frame) for frame in frames_of(message, (), self._plane)]
+        frame = frame_of(message, (), self._plane)
         with self._mailbox.changed:
-            self._mailbox.posted.append((frames, to))
+            self._mailbox.posted.append((frame, to))
             self._mailbox.changed.notify_all()
 
     def close(self) -> None:
@@ -103,23 +120,14 @@ class _InProcessEndpoint:
             self._mailbox.closed = True
             self._mailbox.changed.notify_all()
 
-    def deliver(self, sender: str, frames: list[bytes]) -> None:
-        """Put raw frames into this endpoint's queue, as a peer that keeps no rules would."""
+    def deliver(self, sender: str, frame: bytes) -> None:
+        """Put a frame into this endpoint's queue; it may be what a peer that keeps no rules sends."""
         with self._mailbox.changed:
-            self._mailbox.received.append((sender, frames))
+            self._mailbox.received.append((sender, frame))
             self._mailbox.changed.notify_all()
 
     def _find(self, to: str | None, deadline: float) -> "_InProcessEndpoint | None":
         raise NotImplementedError
-
-    def _open(self, sender: str, frames: list[bytes]) -> Envelope:
-        try:
-            envelope = read_frames(sender, frames, self._plane)
-        except MalformedMessage:
-            self.counters.malformed += 1
-            raise
-        self._traffic.received += sum(map(len, frames))
-        return envelope
 
     def _flush(self) -> None:
         if self._mailbox.closed:
@@ -128,19 +136,19 @@ class _InProcessEndpoint:
 
     def _drain(self) -> None:
         while self._mailbox.posted:
-            frames, to = self._mailbox.posted.popleft()
+            frame, to = self._mailbox.posted.popleft()
             try:
-                self._send(frames, to, 0.0)
+                self._send(frame, to, 0.0)
             except Unreachable:
                 self.counters.undeliverable += 1
 
-    def _send(self, frames: list[bytes], to: str | None, timeout_s: float | None) -> None:
+    def _send(self, frame: bytes, to: str | None, timeout_s: float | None) -> None:
         wait_s = _SEND_TIMEOUT_S if timeout_s is None else timeout_s
         peer = self._find(to, time.monotonic() + wait_s)
         if peer is None or peer._mailbox.closed:
             raise Unreachable(str(to), wait_s)
-        peer.deliver(self.name, frames)
-        self._traffic.sent += sum(map(len, frames))
+        peer.deliver(self.name, frame)
+        self._traffic.sent += len(frame)
 
 
 class InProcessHub(_InProcessEndpoint):

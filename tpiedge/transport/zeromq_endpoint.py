@@ -19,12 +19,15 @@ from tpiedge.transport.endpoint import (
     MalformedMessage,
     Unreachable,
 )
-from tpiedge.transport.framing import Plane, frames_of, names_of, read_frames
+from tpiedge.transport.framing import Plane, frame_of, names_of, read_frame
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.wakeup import Wakeup
 from tpiedge.wire.messages import Message
 
-__all__ = ["ZmqEndpoint"]
+__all__ = ["RECV", "SEND_LAST", "SEND_MORE", "Item", "ZmqEndpoint"]
+
+Item = tuple[str, memoryview] | PeerError
+"""What the owner of an endpoint needs to know of: a sender and its frame, or what went wrong."""
 
 _HANDSHAKE_MS = 3000
 _HEARTBEAT_MS = 300
@@ -36,12 +39,11 @@ _SEND_TIMEOUT_S = 3.0
 _SLICE_S = 0.02
 _CURVE_OVERHEAD = 64
 _HANDSHAKE_BYTES = 4096
-_MAX_FRAMES = 4
 # Plain integers: combining the enum costs 2 us each time.
-_RECV = int(zmq.NOBLOCK)
-_RECV_SLICE = 0
-_SEND_LAST = int(zmq.NOBLOCK)
-_SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+RECV = int(zmq.NOBLOCK)
+RECV_SLICE = 0
+SEND_LAST = int(zmq.NOBLOCK)
+SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 
 
 class ZmqEndpoint:
@@ -63,16 +65,17 @@ class ZmqEndpoint:
         self.bytes_sent = 0
         self.bytes_received = 0
         self._plane = plane
-        self._posted: deque[tuple[list[bytes | memoryview], str | None]] = deque()
-        self._held: deque[Envelope | PeerError] = deque()
+        self._posted: deque[tuple[bytes, str | None]] = deque()
+        self._held: deque[Item] = deque()
         self._closed = False
         self._lock = threading.Lock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
         self._owns_context = context is None
         self._socket = _configured(self._context.socket(kind), keys, plane)
-        # The method of the base class: that of zmq.Socket only adds options which are not used here.
-        self._send_frame = super(zmq.Socket, self._socket).send
+        # The methods of the base class: those of zmq.Socket only add options which are not used here.
+        base = super(zmq.Socket, self._socket)
+        self._send_part, self._recv_part = base.send, base.recv
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
@@ -84,17 +87,31 @@ class ZmqEndpoint:
         to: str | Sequence[str] | None = None,
         timeout_s: float | None = None,
     ) -> None:
-        frames = frames_of(message, tensors, self._plane)
-        count = sum(map(len, frames))
+        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
+
+    def send_frame(
+        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> None:
         with self._lock:
             if self._closed or self._posted:
                 self._flush()
             for name in names_of(to):
-                if not self._try_send(frames, name):
-                    self._deliver(frames, name, _SEND_TIMEOUT_S if timeout_s is None else timeout_s)
-                self.bytes_sent += count
+                if not self._try_send(frame, name):
+                    self._deliver(frame, name, _SEND_TIMEOUT_S if timeout_s is None else timeout_s)
+                self.bytes_sent += len(frame)
 
     def recv(self, timeout_s: float) -> Envelope | None:
+        received = self.recv_frame(timeout_s)
+        return None if received is None else self.read(*received)
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        try:
+            return read_frame(sender, frame, self._plane)
+        except MalformedMessage:
+            self.counters.malformed += 1
+            raise
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
         remaining_s = timeout_s
         with self._lock:
@@ -105,7 +122,7 @@ class ZmqEndpoint:
                     return _result(self._held.popleft())
                 # Waiting inside the call that reads saves a poll and an exception per message.
                 waits = remaining_s >= _SLICE_S and not self._plane.prompt
-                item = self._take(_RECV_SLICE if waits else _RECV)
+                item = self._take(RECV_SLICE if waits else RECV)
                 if item is not None:
                     return _result(item)
                 remaining_s = deadline - time.monotonic()
@@ -116,7 +133,7 @@ class ZmqEndpoint:
 
     def post(self, message: Message, to: str | None = None) -> None:
         # Encoded here, so that the caller and not the owner learns of a message that cannot be sent.
-        self._posted.append((frames_of(message, (), self._plane), to))
+        self._posted.append((frame_of(message, (), self._plane), to))
         self._wakeup.ring()
 
     def close(self) -> None:
@@ -139,12 +156,12 @@ class ZmqEndpoint:
     ) -> None:
         self.close()
 
-    def _read(self, frames: list[zmq.Frame]) -> Envelope | PeerError | None:
-        """What the frames of one message mean; None where nobody needs to know."""
+    def _receive(self, flags: int) -> Item | None:
+        """One message; None where nobody needs to know of it. zmq.Again where there is none."""
         raise NotImplementedError
 
-    def _try_send(self, frames: Sequence[bytes | memoryview], to: str | None) -> bool:
-        """Hand the frames to libzmq unless that would wait."""
+    def _try_send(self, frame: Buffer, to: str | None) -> bool:
+        """Hand the frame to libzmq; False where it is not taken at once or the peer is not there."""
         raise NotImplementedError
 
     def _wait_to_send(self, timeout_s: float) -> None:
@@ -159,15 +176,15 @@ class ZmqEndpoint:
 
     def _drain(self) -> None:
         while self._posted:
-            frames, to = self._posted.popleft()
-            if self._try_send(frames, to):
-                self.bytes_sent += len(frames[0])
+            frame, to = self._posted.popleft()
+            if self._try_send(frame, to):
+                self.bytes_sent += len(frame)
             else:
                 self.counters.undeliverable += 1
 
-    def _deliver(self, frames: list[bytes | memoryview], to: str | None, timeout_s: float) -> None:
+    def _deliver(self, frame: Buffer, to: str | None, timeout_s: float) -> None:
         deadline = time.monotonic() + timeout_s
-        while not self._try_send(frames, to):
+        while not self._try_send(frame, to):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise Unreachable(to or "the hub", timeout_s)
@@ -175,48 +192,32 @@ class ZmqEndpoint:
             if self._closed:
                 raise EndpointClosed(f"the connection of {self.name} was closed")
 
-    def _send_frames(self, frames: Sequence[bytes | memoryview]) -> bool:
-        """False where nothing was sent because the peer is not there or its queue is full."""
-        send = self._send_frame
-        try:
-            # A copy: sending without one needs pyzmq's own thread, and CURVE costs far more per byte.
-            for frame in frames[:-1]:
-                send(frame, _SEND_MORE)
-            send(frames[-1], _SEND_LAST)
-        except zmq.Again:
-            return False
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:
-                raise
-            return False
-        return True
-
     def _silence(self, ready: list[tuple[object, int]]) -> None:
         if any(item is not self._socket for item, _ in ready):
             self._wakeup.silence()
 
-    def _take(self, flags: int) -> Envelope | PeerError | None:
+    def _take(self, flags: int) -> Item | None:
         """The next message that the owner needs to know of; None where none is there (`flags`: for 20 ms)."""
         while True:
             try:
-                frames = _receive_frames(self._socket, flags)
+                item = self._receive(flags)
             except zmq.Again:
                 return None
-            try:
-                item = self._read(frames)
-            except MalformedMessage as error:
-                self.counters.malformed += 1
-                return error
             if item is not None:
                 return item
 
-    def _envelope(self, sender: str, frames: list[zmq.Frame]) -> Envelope:
-        if len(frames) > _MAX_FRAMES:
-            raise MalformedMessage(sender, f"more than {_MAX_FRAMES} frames")
-        views = [frame.buffer for frame in frames]
-        envelope = read_frames(sender, views, self._plane)
-        self.bytes_received += sum(map(len, views))
-        return envelope
+    def _received(self, sender: str, frame: zmq.Frame) -> Item:
+        if frame.more:
+            self._skip_rest()
+            self.counters.malformed += 1
+            return MalformedMessage(sender, "more than one frame")
+        view = frame.buffer
+        self.bytes_received += len(view)
+        return sender, view
+
+    def _skip_rest(self) -> None:
+        while self._recv_part(RECV, False).more:
+            pass
 
 
 def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq.Socket[bytes]:
@@ -235,19 +236,7 @@ def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq
     return socket
 
 
-def _receive_frames(socket: zmq.Socket[bytes], flags: int) -> list[zmq.Frame]:
-    """One whole message, cut after `_MAX_FRAMES` + 1 frames; zmq.Again where there is none."""
-    receive = socket.recv
-    frame = receive(flags, False)
-    frames = [frame]
-    while frame.more:
-        frame = receive(_RECV, False)
-        if len(frames) <= _MAX_FRAMES:
-            frames.append(frame)
-    return frames
-
-
-def _result(item: Envelope | PeerError) -> Envelope:
+def _result(item: Item) -> tuple[str, memoryview]:
     if isinstance(item, PeerError):
         raise item
     return item

@@ -1,9 +1,10 @@
 """The short form of the messages that travel once per block: integers of fixed width, then a tensor's header.
 
-    0xC1, PROTOCOL, tag | the integers, little-endian, as wide as their bounds | dtype, dimensions, lengths
+    0xC1, PROTOCOL, tag | the integers, little-endian, as wide as their bounds | dtype, dimensions, lengths | zeros
 
-A MessagePack message never begins with 0xC1. Reading and writing take one call of `struct` each, which checks
-the bounds on the way; most headers of a run are the same few, and are remembered by their exact bytes.
+FLAT_BYTES in all, so that the tensor can follow at once, aligned, in the same frame. A MessagePack message never
+begins with 0xC1. Reading and writing take one call of `struct` each, which checks the bounds on the way; most
+tensor headers of a run are the same few, and are remembered by their exact bytes.
 """
 
 import struct
@@ -17,9 +18,10 @@ from tpiedge.wire.limits import MAX_DIMENSIONS
 from tpiedge.wire.schema import schema_of
 from tpiedge.wire.tensors import DType, TensorHeader
 
-__all__ = ["FLAT_MARK", "FlatForm", "flat_form"]
+__all__ = ["FLAT_BYTES", "FLAT_MARK", "FlatForm", "flat_form"]
 
 FLAT_MARK: Final = 0xC1
+FLAT_BYTES: Final = 64
 _CODES: Final[dict[DType, int]] = {"f32": 1, "bf16": 2}
 _DTYPES: Final[dict[int, DType]] = {code: dtype for dtype, code in _CODES.items()}
 _NO_TENSOR: Final = bytes(2)
@@ -47,7 +49,8 @@ class FlatForm:
         header = message.tensor
         if self._allows(values, header):
             try:
-                return self._layout.pack(FLAT_MARK, protocol, tag, *values) + _written(header)
+                written = self._layout.pack(FLAT_MARK, protocol, tag, *values) + _written(header)
+                return written.ljust(FLAT_BYTES, b"\0")
             except (struct.error, LookupError, TypeError):
                 pass
         # The schema knows how to say what is wrong.
@@ -67,8 +70,8 @@ class FlatForm:
 
     def read(self, data: bytes | bytearray | memoryview) -> Any:
         layout = self._layout
-        if len(data) < layout.size:
-            raise ValueError(f"{self._cls.__name__}: {len(data)} bytes are too few")
+        if len(data) != FLAT_BYTES:
+            raise ValueError(f"{self._cls.__name__}: {len(data)} bytes, not {FLAT_BYTES}")
         values = layout.unpack_from(data)
         for at, name, high in self._narrow:
             if values[at] > high:
@@ -115,11 +118,12 @@ def _written(header: TensorHeader | None) -> bytes:
 
 @lru_cache(maxsize=64)
 def _read(data: bytes) -> TensorHeader | None:
-    if data == _NO_TENSOR:
+    """The header at the beginning of `data`, which ends in zeros."""
+    if not any(data):
         return None
-    dtype = _DTYPES.get(data[0]) if data else None
+    dtype = _DTYPES.get(data[0])
     if dtype is None:
         raise ValueError(f"TensorHeader.dtype: is none of {', '.join(_CODES)}")
-    if len(data) < 2 or data[1] > MAX_DIMENSIONS or len(data) != 2 + 4 * data[1]:
-        raise ValueError(f"TensorHeader.shape: {len(data)} bytes are not at most {MAX_DIMENSIONS} lengths")
+    if data[1] > MAX_DIMENSIONS or any(data[2 + 4 * data[1] :]):
+        raise ValueError(f"TensorHeader.shape: not at most {MAX_DIMENSIONS} lengths and then zeros")
     return TensorHeader(dtype, struct.unpack_from(f"<{data[1]}I", data, 2))

@@ -1,4 +1,4 @@
-"""Tensors on the wire: the header inside a message, the raw bytes in a frame of their own."""
+"""Tensors on the wire: the header inside a message, the raw bytes behind it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.fields import U32, MaxItems
 from tpiedge.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
-__all__ = ["DType", "TensorHeader", "check_frames"]
+__all__ = ["DType", "TensorHeader", "check_tensors"]
 
 DType = Literal["f32", "bf16"]
 _ITEM_SIZES = {"f32": 4, "bf16": 2}
@@ -17,7 +17,7 @@ _ITEM_SIZES = {"f32": 4, "bf16": 2}
 
 @dataclass(frozen=True, slots=True)
 class TensorHeader:
-    """Element type and shape of a tensor whose elements follow, row-major and little-endian, in one frame."""
+    """Element type and shape of a tensor whose elements follow, row-major and little-endian."""
 
     dtype: DType
     shape: Annotated[tuple[U32, ...], MaxItems(MAX_DIMENSIONS)]
@@ -27,13 +27,13 @@ class TensorHeader:
         return prod(self.shape) * _ITEM_SIZES[self.dtype]
 
 
-def check_frames(headers: Sequence[TensorHeader], frame_bytes: Sequence[int]) -> None:
-    """Raise ProtocolError unless there is one frame per header, each of the size that its header says."""
-    if len(headers) != len(frame_bytes):
-        raise ProtocolError(f"{len(frame_bytes)} tensor frames for {len(headers)} tensor headers")
-    for header, count in zip(headers, frame_bytes, strict=True):
+def check_tensors(headers: Sequence[TensorHeader], sizes: Sequence[int]) -> None:
+    """Raise ProtocolError unless there is one tensor per header, of as many bytes as its header says."""
+    if len(headers) != len(sizes):
+        raise ProtocolError(f"{len(sizes)} tensors for {len(headers)} tensor headers")
+    for header, count in zip(headers, sizes, strict=True):
         expected = header.nbytes
         if expected > MAX_TENSOR_BYTES:
-            raise ProtocolError(f"tensor of {expected} bytes; a frame holds at most {MAX_TENSOR_BYTES}")
+            raise ProtocolError(f"tensor of {expected} bytes; a message holds at most {MAX_TENSOR_BYTES}")
         if count != expected:
-            raise ProtocolError(f"tensor frame of {count} bytes where {header} needs {expected}")
+            raise ProtocolError(f"tensor of {count} bytes where {header} needs {expected}")
