@@ -36,9 +36,22 @@ def check(text: str) -> Iterator[str]:
             yield from _check_command(line)
         elif line.startswith("make "):
             yield from _check_target(line.split()[1])
+        elif line.startswith("--"):
+            yield from (f"`{flag}`: no verb has this flag" for flag in _flags(line) if flag not in _all_flags(cli))
     for code in inline:
         if _PATH.fullmatch(code) and not _exists(code):
             yield f"`{code}` does not exist"
+
+
+def _flags(line: str) -> list[str]:
+    return [word.strip("[]").partition("=")[0] for word in line.split() if word.startswith(("--", "[--"))]
+
+
+def _all_flags(command: click.Command) -> set[str]:
+    flags = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
+    if isinstance(command, click.Group):
+        flags |= {flag for child in command.commands.values() for flag in _all_flags(child)}
+    return flags
 
 
 def _exists(path: str) -> bool:
@@ -59,11 +72,9 @@ def _check_command(line: str) -> Iterator[str]:
             yield f"`{line}`: there is no verb {words[0]!r}"
             return
         command, words = found, words[1:]
-    known = {flag for parameter in command.params for flag in (*parameter.opts, *parameter.secondary_opts)}
-    known |= {"--help", "-h"}
-    for word in words:
-        flag = word.strip("[]").partition("=")[0]
-        if flag.startswith("--") and flag not in known:
+    known = _all_flags(command) | {"--help"}
+    for flag in _flags(" ".join(words)):
+        if flag not in known:
             yield f"`{line}`: tpiedge {command.name} has no flag {flag}"
 
 

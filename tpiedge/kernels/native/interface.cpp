@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <exception>
+#include <vector>
 
 #include "kernels.h"
 #include "pool.h"
@@ -20,7 +21,10 @@ constexpr int ABI = 3;  // as in library.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
-constexpr int64_t CONTRACT_PIECES = 2;
+// A contraction is summed in slices of rows, whatever the number of threads, so that each thread reads whole rows one
+// after the other; the slices' sums are added in order. Pieces of columns instead leave half the bandwidth unused.
+constexpr int64_t CONTRACT_SLICES = 8;
+constexpr int64_t SLICE_GRAIN = 16;  // a multiple of the rows that the kernels sum at once
 // Multiplications of an attention (one of its two products) from which waking other threads pays.
 constexpr int64_t WORTH_SHARING = 1 << 18;
 
@@ -28,6 +32,7 @@ struct Context {
     Context(int threads, const Kernels *with) : pool(threads), kernels(with) {}
     tpiedge::Pool pool;
     const Kernels *kernels;
+    std::vector<float> partial;  // of a contraction: [slices, T, C]
 };
 
 // Products that share x, computed with one hand-over to the pool.
@@ -48,6 +53,14 @@ struct Job {
         parts[count++] = Part{product, kernel, outputs, piece, pieces};
         pieces += (outputs + piece - 1) / piece;
     }
+};
+
+struct ContractJob {
+    Product product;
+    tpiedge::ProductKernel kernel;
+    int64_t slice;  // rows
+    int64_t itemsize;
+    float *partial;
 };
 
 struct AttentionJob {
@@ -74,6 +87,17 @@ void compute(const void *context, int64_t index) {
     const int64_t first = (index - part.first_piece) * part.piece;
     const int64_t last = first + part.piece < part.outputs ? first + part.piece : part.outputs;
     part.kernel(part.product, first, last);
+}
+
+void compute_contract(const void *context, int64_t index) {
+    const ContractJob &job = *static_cast<const ContractJob *>(context);
+    const int64_t row = index * job.slice;
+    Product part = job.product;
+    part.x += row;
+    part.w = static_cast<const char *>(part.w) + row * part.w_stride * job.itemsize;
+    part.y = job.partial + index * part.tokens * part.cols;
+    part.rows = part.rows - row < job.slice ? part.rows - row : job.slice;
+    job.kernel(part, 0, part.cols);
 }
 
 void compute_attention(const void *context, int64_t index) {
@@ -104,7 +128,7 @@ void project(Context &context, const float *x, int64_t tokens, int64_t cols, con
     Job job;
     for (int64_t i = 0; i < count; i++) {
         const Weight &w = weights[i];
-        job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols},
+        job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols, cols},
                 w.is_bf16 ? kernels.project_bf16 : kernels.project_f32, w.rows, piece);
     }
     context.pool.run(compute, &job, job.pieces);
@@ -112,11 +136,21 @@ void project(Context &context, const float *x, int64_t tokens, int64_t cols, con
 
 void contract(Context &context, const float *x, const Weight &w, int64_t tokens, int64_t cols) {
     const Kernels &kernels = *context.kernels;
-    Job job;
-    job.add(Product{x, w.w, w.y, w.stride, tokens, w.rows, cols},
-            w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, cols,
-            piece_of(cols, 64, context.pool.threads() * CONTRACT_PIECES));
-    context.pool.run(compute, &job, job.pieces);
+    const int64_t slice = piece_of(w.rows, SLICE_GRAIN, CONTRACT_SLICES);
+    const int64_t slices = (w.rows + slice - 1) / slice;
+    const int64_t outputs = tokens * cols;
+    if (slices == 0) {
+        memset(w.y, 0, outputs * sizeof(float));
+        return;
+    }
+    if (static_cast<int64_t>(context.partial.size()) < slices * outputs) context.partial.resize(slices * outputs);
+    const ContractJob job{Product{x, w.w, w.y, w.stride, tokens, w.rows, cols, w.rows},
+                          w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, slice, w.is_bf16 ? 2 : 4,
+                          context.partial.data()};
+    context.pool.run(compute_contract, &job, slices);
+    memcpy(w.y, job.partial, outputs * sizeof(float));
+    for (int64_t s = 1; s < slices; s++)
+        for (int64_t i = 0; i < outputs; i++) w.y[i] += job.partial[s * outputs + i];
 }
 
 // To the nearest bf16, halves to even, as torch does.

@@ -11,13 +11,14 @@
 namespace tpiedge {
 
 struct Product {
-    const float *x;  // project: [T, C], contract: [T, R]; contiguous
+    const float *x;  // project: [T, C], contract: [T, R]
     const void *w;   // [R, C], f32 or bf16
     float *y;        // project: [T, R], contract: [T, C]; contiguous
     int64_t w_stride;
     int64_t tokens;
     int64_t rows;
     int64_t cols;
+    int64_t x_stride;  // from one token to the next
 };
 
 // Computes the outputs [first, last) of every token: rows of w for project, columns of w for contract.

@@ -5,14 +5,13 @@ namespace {
 
 using tpiedge::Product;
 
-// Measured on a Zen 4 core: other values lost up to a third of the memory bandwidth for one token.
+// Measured on Zen 4 cores, where other values lost memory bandwidth for one token.
 constexpr int ROW_TILE = 4;              // project: rows at once
 constexpr int64_t PROJECT_AHEAD = 512;   // project: bytes of each row fetched ahead
 constexpr int64_t CONTRACT_AHEAD = 256;  // contract: bytes of each row fetched ahead
-// contract: rows summed before they are added to the result, and bytes of each at once. More rows of f32 than a cache
-// has ways evict each other where the stride is a power of two.
-template <class W>
-constexpr int DEPTH = sizeof(W) == 4 ? 8 : 16;
+// contract: rows summed before they are added to the result, and bytes of each at once. More rows than a cache has ways
+// evict each other where the stride is a power of two.
+constexpr int DEPTH = 8;
 template <class W>
 constexpr int RUN = sizeof(W) == 4 ? 256 : 128;
 
@@ -39,7 +38,7 @@ struct ProjectTile {
 
     static void compute(const Product &p, int64_t row, int64_t token) {
         const W *w = static_cast<const W *>(p.w) + row * p.w_stride;
-        const float *x = p.x + token * p.cols;
+        const float *x = p.x + token * p.x_stride;
         ProjectTile tile;
         for (int r = 0; r < ROWS; r++)
             for (int t = 0; t < TOKENS; t++) tile.acc[r][t] = V::zero();
@@ -52,11 +51,11 @@ struct ProjectTile {
             if (token == 0)
                 for (int r = 0; r < ROWS; r++) V::prefetch(ahead + r * p.w_stride);
             for (int i = 0; i < line; i += V::lanes)
-                tile.template step<false>(w + c + i, p.w_stride, x + c + i, p.cols, V::lanes);
+                tile.template step<false>(w + c + i, p.w_stride, x + c + i, p.x_stride, V::lanes);
         }
         for (; c + V::lanes <= p.cols; c += V::lanes)
-            tile.template step<false>(w + c, p.w_stride, x + c, p.cols, V::lanes);
-        if (c < p.cols) tile.template step<true>(w + c, p.w_stride, x + c, p.cols, static_cast<int>(p.cols - c));
+            tile.template step<false>(w + c, p.w_stride, x + c, p.x_stride, V::lanes);
+        if (c < p.cols) tile.template step<true>(w + c, p.w_stride, x + c, p.x_stride, static_cast<int>(p.cols - c));
         for (int r = 0; r < ROWS; r++)
             for (int t = 0; t < TOKENS; t++) p.y[(token + t) * p.rows + row + r] = V::sum(tile.acc[r][t]);
     }
@@ -87,7 +86,7 @@ template <class V, class W, int VECTORS, int TOKENS, bool SOME>
 inline void contract_tile(const Product &p, int64_t row, int64_t depth, int64_t token, int64_t col, int count,
                           const W *ahead) {
     const W *w = static_cast<const W *>(p.w) + row * p.w_stride + col;
-    const float *x = p.x + token * p.rows + row;
+    const float *x = p.x + token * p.x_stride + row;
     typename V::Reg acc[VECTORS][TOKENS];
     for (int v = 0; v < VECTORS; v++)
         for (int t = 0; t < TOKENS; t++) acc[v][t] = V::zero();
@@ -97,7 +96,7 @@ inline void contract_tile(const Product &p, int64_t row, int64_t depth, int64_t 
         typename V::Reg wide[VECTORS];
         for (int v = 0; v < VECTORS; v++) wide[v] = get<V, SOME>(w + v * V::lanes, count);
         for (int t = 0; t < TOKENS; t++) {
-            const typename V::Reg in = V::broadcast(x[t * p.rows + r]);
+            const typename V::Reg in = V::broadcast(x[t * p.x_stride + r]);
             for (int v = 0; v < VECTORS; v++) acc[v][t] = V::fma(wide[v], in, acc[v][t]);
         }
     }
@@ -122,7 +121,7 @@ void contract_step(const Product &p, int64_t row, int64_t depth, int64_t token, 
     for (; c + tile <= last; c += tile) {
         // As above; these runs are too short and too many for the CPU's own prefetcher.
         const int64_t right = c + CONTRACT_AHEAD / sizeof(W);
-        const W *ahead = right < last ? w + right : w + DEPTH<W> * p.w_stride + (right - last + first);
+        const W *ahead = right < last ? w + right : w + DEPTH * p.w_stride + (right - last + first);
         contract_tile<V, W, vectors, TOKENS, false>(p, row, depth, token, c, V::lanes, ahead);
     }
     for (; c + V::lanes <= last; c += V::lanes)
@@ -133,8 +132,8 @@ void contract_step(const Product &p, int64_t row, int64_t depth, int64_t token, 
 template <class V, class W>
 void contract(const Product &p, int64_t first, int64_t last) {
     for (int64_t t = 0; t < p.tokens; t++) memset(p.y + t * p.cols + first, 0, (last - first) * sizeof(float));
-    for (int64_t row = 0; row < p.rows; row += DEPTH<W>) {
-        const int64_t depth = p.rows - row < DEPTH<W> ? p.rows - row : DEPTH<W>;
+    for (int64_t row = 0; row < p.rows; row += DEPTH) {
+        const int64_t depth = p.rows - row < DEPTH ? p.rows - row : DEPTH;
         int64_t token = 0;
         for (; token + V::TOKENS <= p.tokens; token += V::TOKENS)
             contract_step<V, W, V::TOKENS>(p, row, depth, token, first, last);
