@@ -19,42 +19,51 @@ def _quiet() -> Iterator[None]:
         yield
 
 
+@pytest.fixture
+def out() -> Array:
+    return np.full(SHAPE, np.nan, np.float32)
+
+
 def part(value: float) -> Array:
     return np.full(SHAPE, value, np.float32)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
-def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...]) -> None:
+def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: Array) -> None:
     values = {0: 0.1, 1: 1e8, 2: -1e8, 3: 0.3}
-    parts = OrderedSum(part(values[0]))
+    parts = OrderedSum(part(values[0]), out)
     for rank in order:
         parts.put(rank, part(values[rank]))
     expected = ((part(0.1) + part(1e8)) + part(-1e8)) + part(0.3)
-    assert np.array_equal(parts.result(SHAPE, "this"), expected)
+    parts.finish("this")
+    assert np.array_equal(out, expected)
 
 
-def test_a_part_is_added_as_soon_as_those_before_it_are() -> None:
-    own = part(1.0)
-    parts = OrderedSum(own)
+def test_a_part_is_added_as_soon_as_those_before_it_are(out: Array) -> None:
+    parts = OrderedSum(part(1.0), out)
     parts.put(2, part(4.0))
-    assert own[0, 0] == 1.0
+    assert np.isnan(out).all()
     parts.put(1, part(2.0))
-    assert own[0, 0] == 7.0
+    assert out[0, 0] == 7.0
 
 
-def test_parts_of_others_are_only_read() -> None:
-    first, second = part(1.0), part(2.0)
-    parts = OrderedSum(None)
+def test_parts_are_only_read(out: Array) -> None:
+    own, first, second = part(1.0), part(2.0), part(4.0)
+    parts = OrderedSum(own, out)
     parts.put(1, first)
     parts.put(2, second)
-    assert np.array_equal(parts.result(SHAPE, "this"), part(3.0))
-    assert np.array_equal(first, part(1.0))
+    parts.finish("this")
+    assert np.array_equal(out, part(7.0))
+    assert [array[0, 0] for array in (own, first, second)] == [1.0, 2.0, 4.0]
 
 
-def test_without_any_part_the_sum_is_zero() -> None:
-    parts = OrderedSum(None)
-    parts.put(1, None)
-    assert np.array_equal(parts.result(SHAPE, "this"), part(0.0))
+@pytest.mark.parametrize("values", [(None, None), (None, 5.0), (5.0, None)])
+def test_fewer_than_two_parts_are_the_sum(values: tuple[float | None, ...], out: Array) -> None:
+    own, other = (None if value is None else part(value) for value in values)
+    parts = OrderedSum(own, out)
+    parts.put(1, other)
+    parts.finish("this")
+    assert np.array_equal(out, part(0.0 if own is other else 5.0))
 
 
 @pytest.mark.parametrize(
@@ -66,10 +75,10 @@ def test_without_any_part_the_sum_is_zero() -> None:
         ((3e38, None, 3e38), "the sum of this overflows f32"),
     ],
 )
-def test_who_is_to_blame(values: tuple[float | None, ...], cause: str) -> None:
+def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: Array) -> None:
     own, *others = [None if value is None else part(value) for value in values]
-    parts = OrderedSum(own)
+    parts = OrderedSum(own, out)
     for rank, other in enumerate(others, start=1):
         parts.put(rank, other)
     with pytest.raises(ProtocolError, match=cause):
-        parts.result(SHAPE, "this")
+        parts.finish("this")

@@ -8,9 +8,10 @@ from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Envelope
+from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["Array", "array_of", "header_of", "read_array"]
+__all__ = ["Array", "array_of", "frame_array", "header_of", "read_array"]
 
 Array = NDArray[np.float32]
 
@@ -50,3 +51,8 @@ def read_array(envelope: Envelope, rank: int, shape: tuple[int, ...] | None) -> 
     if not frame.nbytes:
         return np.empty(header.shape, np.float32)
     return np.frombuffer(frame, np.float32).reshape(header.shape)
+
+
+def frame_array(frame: memoryview | bytearray, shape: tuple[int, ...]) -> Array:
+    """The tensor of `shape` behind the header of a frame that is known to be so long, in the frame's memory."""
+    return np.ndarray(shape, np.float32, frame, FLAT_BYTES)

@@ -6,11 +6,12 @@ held, up to MAX_HELD messages; a message that speaks for another rank than its c
 Every wait goes in slices, between which liveness is asked.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from operator import attrgetter
-from typing import Any, Final
+from collections.abc import Iterator, Mapping
+from typing import Final
 
+from tpiedge.collectives.arrays import Array, frame_array, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
+from tpiedge.collectives.frames import Expected, Shape
 from tpiedge.errors import PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, StepPlan
@@ -24,11 +25,8 @@ _SLICE_S: Final = 0.05
 DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered
 _Key = tuple[type, int, int, int, int]
 """Kind, step, block, chunk, rank of the sender."""
-_PLACE: Final[dict[type, Callable[[Any], Any]]] = {
-    Partial: attrgetter("step", "block", "chunk", "epoch", "sender"),
-    Reduced: attrgetter("step", "block", "chunk", "epoch"),
-}
-"""Where a message of the most frequent kinds belongs, in one call."""
+Part = tuple[int, Array | None, Message | None]
+"""A rank, its tensor (read-only), its message; no message where it is the very one that was expected."""
 
 
 class Inbox:
@@ -51,32 +49,42 @@ class Inbox:
         for key in late:
             del self._held[key]
 
-    def collect(self, kind: type, tag: Tag, ranks: set[int], what: Doing) -> Iterator[tuple[int, Envelope]]:
-        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival.
+    def collect(
+        self,
+        kind: type,
+        tag: Tag,
+        ranks: set[int],
+        what: Doing,
+        shape: Shape | None = None,
+        expected: Expected | None = None,
+    ) -> Iterator[Part]:
+        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival, its tensor of `shape`
+        (None: any matrix). What is `expected` is let through without a closer look.
 
         Raises PeerLost, ProtocolError, and whatever the endpoint raises.
         """
         missing = set(ranks)
-        place = (tag.step, tag.block, tag.chunk)
+        place = (kind, tag.step, tag.block, tag.chunk)
         if self._held:
             for rank in ranks:
-                early = self._held.pop((kind, *place, rank), None)
+                early = self._held.pop((*place, rank), None)
                 if early is not None:
                     missing.discard(rank)
-                    yield rank, early
+                    yield _part(rank, early, shape)
         while missing:
-            envelope = self._receive(missing, what)
-            rank = self._rank(envelope.sender)
-            if rank in missing and self._is_awaited(envelope.message, kind, place, rank):
+            sender, frame = self._receive(missing, what)
+            rank = self._rank(sender)
+            if expected is not None and rank in missing and expected.matches(rank, frame):
                 missing.discard(rank)
-                yield rank, envelope
+                yield rank, frame_array(frame, expected.shape), None
                 continue
+            envelope = self._endpoint.read(sender, frame)
             key = self._key(envelope)
             if key is None:
                 continue
-            if key[:4] == (kind, *place) and rank in missing:
+            if key[:4] == place and rank in missing:
                 missing.discard(rank)
-                yield rank, envelope
+                yield _part(rank, envelope, shape)
             else:
                 self._hold(key, envelope)
 
@@ -90,33 +98,26 @@ class Inbox:
                 assert isinstance(plan, StepPlan)
                 self.begin(plan.step)
                 return plan
-            envelope = self._wait(what)
-            if envelope is None:
+            received = self._wait(what)
+            if received is None:
                 self._liveness.check_idle(rank, what)
                 continue
+            envelope = self._endpoint.read(*received)
             key = self._key(envelope)
             if key is not None:
                 self._hold(key, envelope)
 
-    def _is_awaited(self, message: Message, kind: type, place: tuple[int, int, int], rank: int) -> bool:
-        """A short way to yes; no means that `_key` has to look closer."""
-        of = _PLACE.get(kind)
-        if of is None or type(message) is not kind:
-            return False
-        expected = (*place, self._epoch, rank) if kind is Partial else (*place, self._epoch)
-        return bool(of(message) == expected)
-
-    def _receive(self, missing: set[int], what: Doing) -> Envelope:
+    def _receive(self, missing: set[int], what: Doing) -> tuple[str, memoryview]:
         while True:
-            envelope = self._wait(what)
-            if envelope is not None:
-                return envelope
+            received = self._wait(what)
+            if received is not None:
+                return received
             for rank in sorted(missing):
                 self._liveness.check(rank, str(what))
 
-    def _wait(self, what: object) -> Envelope | None:
+    def _wait(self, what: object) -> tuple[str, memoryview] | None:
         try:
-            return self._endpoint.recv(_SLICE_S)
+            return self._endpoint.recv_frame(_SLICE_S)
         except LinkReset as error:
             # What was under way is lost, and only a new epoch sends it again.
             raise PeerLost(
@@ -148,6 +149,10 @@ class Inbox:
         if rank is None:
             raise ProtocolError(f"{name} has no rank in epoch {self._epoch}")
         return rank
+
+
+def _part(rank: int, envelope: Envelope, shape: Shape | None) -> Part:
+    return rank, read_array(envelope, rank, shape) if envelope.tensors else None, envelope.message
 
 
 def _block(message: Message) -> int:

@@ -11,14 +11,19 @@ from typing import Final
 import numpy as np
 import torch
 
-from tpiedge.collectives.arrays import Array, array_of, header_of, read_array
+from tpiedge.collectives.arrays import Array, array_of, header_of
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
+from tpiedge.collectives.frames import Expected, ReduceFrames, Shape
 from tpiedge.collectives.inbox import Inbox
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import InternalError
 from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
+from tpiedge.transport.framing import TENSOR, frame_of
+from tpiedge.wire.codec import encode
 from tpiedge.wire.data import CANCEL, Gathered, Hidden, Partial, Reduced, StepPlan
+from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.messages import Message
+from tpiedge.wire.tensors import TensorHeader
 
 __all__ = ["StarLeaf", "StarRoot", "node_name"]
 
@@ -43,6 +48,8 @@ class _Star:
         self._liveness = liveness
         peers = range(1, size) if rank == 0 else (0,)
         self._ranks = {node_name(peer): peer for peer in peers}
+        self._names = tuple(self._ranks)
+        self._frames: ReduceFrames | None = None
         self._inbox = Inbox(endpoint, self._ranks, epoch, liveness)
 
     @property
@@ -51,16 +58,28 @@ class _Star:
         return self._inbox.dropped
 
     def _send(self, message: Message, tensors: Sequence[Buffer], what: Doing) -> None:
+        self._send_frame(frame_of(message, tensors, TENSOR), what)
+
+    def _send_frame(self, frame: Buffer, what: Doing) -> None:
         """To every peer."""
-        names = tuple(self._ranks)
+        names = self._names
         while True:
             try:
-                self._endpoint.send(message, tensors, names, _SEND_SLICE_S)
+                self._endpoint.send_frame(frame, names, _SEND_SLICE_S)
                 return
             except Unreachable as error:
                 self._liveness.check(self._ranks[error.peer], str(what))
                 # Those before it have the message.
                 names = names[names.index(error.peer) :]
+
+    def _frames_for(self, shape: Shape) -> ReduceFrames:
+        """Of the last shape alone: a step has few, and decoding has one."""
+        if self._frames is None or self._frames.shape != shape:
+            self._frames = self._make_frames(TensorHeader("f32", shape))
+        return self._frames
+
+    def _make_frames(self, header: TensorHeader) -> ReduceFrames:
+        raise NotImplementedError
 
 
 class StarRoot(_Star):
@@ -86,19 +105,28 @@ class StarRoot(_Star):
         own = array_of(partial)
         what = Doing("all-reduce", tag)
         started = time.perf_counter()
+        frames = self._frames_for(own.shape)
+        frames.address(tag)
         with np.errstate(over="ignore", invalid="ignore"):
-            parts = OrderedSum(own if contributes else None)
-            for rank, envelope in self._inbox.collect(Partial, tag, self._leaves, what):
-                parts.put(rank, read_array(envelope, rank, own.shape) if envelope.tensors else None)
-            total = parts.result(own.shape, what)
-        cancelled = self._cancel_requested
-        reduced = Reduced(
-            self._epoch, tag.step, tag.block, tag.chunk, CANCEL if cancelled else 0, header_of(total)
-        )
-        self._send(reduced, (total.data,), what)
-        self.cancelled = cancelled
+            total = OrderedSum(own if contributes else None, frames.array)
+            expected = frames.expected(tag)
+            for rank, part, _ in self._inbox.collect(Partial, tag, self._leaves, what, own.shape, expected):
+                total.put(rank, part)
+            total.finish(what)
+        self.cancelled = self._cancel_requested
+        if self.cancelled:
+            frames.frame[:FLAT_BYTES] = encode(self._reduced(tag, CANCEL, header_of(own)))
+        self._send_frame(frames.frame, what)
+        result = _result(partial, own, frames.array, contributes)
         self.wait_s += time.perf_counter() - started
-        return partial if contributes else torch.from_numpy(total)
+        return result
+
+    def _reduced(self, tag: Tag, flags: int, header: TensorHeader) -> Reduced:
+        return Reduced(self._epoch, tag.step, tag.block, tag.chunk, flags, header)
+
+    def _make_frames(self, header: TensorHeader) -> ReduceFrames:
+        partials = {rank: Partial(self._epoch, 0, 0, 0, rank, header) for rank in self._leaves}
+        return ReduceFrames(header, self._reduced(Tag(0, 0, 0), 0, header), partials)
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         array = array_of(hidden)
@@ -108,8 +136,9 @@ class StarRoot(_Star):
 
     def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
         parts = [part] * self.size
-        for rank, envelope in self._inbox.collect(Gathered, tag, self._leaves, Doing("gather", tag)):
-            parts[rank] = torch.from_numpy(read_array(envelope, rank, None).copy())
+        for rank, array, _ in self._inbox.collect(Gathered, tag, self._leaves, Doing("gather", tag)):
+            assert array is not None  # only a Partial may come without
+            parts[rank] = torch.from_numpy(array.copy())
         return parts
 
 
@@ -134,15 +163,23 @@ class StarLeaf(_Star):
         own = array_of(partial)
         what = Doing("all-reduce", tag)
         started = time.perf_counter()
-        header = header_of(own) if contributes else None
-        message = Partial(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header)
-        self._send(message, (own.data,) if contributes else (), what)
-        total, flags = self._await(Reduced, tag, own.shape, what)
-        self.cancelled = bool(flags & CANCEL)
+        frames = self._frames_for(own.shape)
         if contributes:
-            np.copyto(own, total)
+            np.copyto(frames.array, own)
+            frames.address(tag)
+            self._send_frame(frames.frame, what)
+        else:
+            self._send(Partial(self._epoch, tag.step, tag.block, tag.chunk, self.rank, None), (), what)
+        total, answer = self._await(Reduced, tag, own.shape, what, frames.expected(tag))
+        # The expected answer, which is not read, has no flags.
+        self.cancelled = isinstance(answer, Reduced) and bool(answer.flags & CANCEL)
+        result = _result(partial, own, total, contributes)
         self.wait_s += time.perf_counter() - started
-        return partial if contributes else torch.from_numpy(total.copy())
+        return result
+
+    def _make_frames(self, header: TensorHeader) -> ReduceFrames:
+        partial = Partial(self._epoch, 0, 0, 0, self.rank, header)
+        return ReduceFrames(header, partial, {0: Reduced(self._epoch, 0, 0, 0, 0, header)})
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         what = Doing("broadcast", tag)
@@ -155,8 +192,18 @@ class StarLeaf(_Star):
         self._send(message, (own.data,), Doing("gather", tag))
         return None
 
-    def _await(self, kind: type, tag: Tag, shape: tuple[int, ...], what: Doing) -> tuple[Array, int]:
-        """The array of rank 0's answer, read-only, and its flags."""
-        (_, envelope), *_ = self._inbox.collect(kind, tag, {0}, what)
-        flags = int(getattr(envelope.message, "flags", 0))
-        return read_array(envelope, 0, shape), flags
+    def _await(
+        self, kind: type, tag: Tag, shape: Shape, what: Doing, expected: Expected | None = None
+    ) -> tuple[Array, Message | None]:
+        """The array of rank 0's answer, read-only, and the answer where it is not the expected one."""
+        ((_, array, message),) = self._inbox.collect(kind, tag, {0}, what, shape, expected)
+        assert array is not None  # only a Partial may come without
+        return array, message
+
+
+def _result(partial: torch.Tensor, own: Array, total: Array, contributes: bool) -> torch.Tensor:
+    """`total`, whose memory is not the caller's, in memory that is."""
+    if not contributes:
+        return torch.from_numpy(total.copy())
+    np.copyto(own, total)
+    return partial

@@ -13,15 +13,14 @@ __all__ = ["OrderedSum"]
 class OrderedSum:
     """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.
 
-    `own` is the part of rank 0 and becomes the sum; None where it has no share. Parts of other ranks are only
-    read. Call within `np.errstate(over="ignore", invalid="ignore")`.
+    `own` is the part of rank 0; None where it has no share. No part is written to: the sum grows in `out`. Call
+    within `np.errstate(over="ignore", invalid="ignore")`.
     """
 
-    def __init__(self, own: Array | None) -> None:
+    def __init__(self, own: Array | None, out: Array) -> None:
+        self._out = out
         self._sum = own
-        # Adding changes `own`, so who is to blame must be known before.
-        self._own_is_finite = own is None or _is_finite(own)
-        self._parts: dict[int, Array | None] = {}
+        self._parts: dict[int, Array | None] = {0: own}
         self._next = 1
 
     def put(self, rank: int, part: Array | None) -> None:
@@ -33,23 +32,20 @@ class OrderedSum:
             self._next += 1
             if part is None:
                 continue
-            if self._sum is None:
-                self._sum = part.copy()
-            else:
-                np.add(self._sum, part, self._sum)
+            self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
 
-    def result(self, shape: tuple[int, ...], what: object) -> Array:
-        """The sum, zeros of `shape` where nobody has a share; ProtocolError names who sent a value that is not
-        finite."""
+    def finish(self, what: object) -> None:
+        """Complete the sum in `out`, zeros where nobody has a share; ProtocolError names who sent a value that is
+        not finite."""
         if self._sum is None:
-            return np.zeros(shape, np.float32)
-        if not _is_finite(self._sum):
+            self._out.fill(0)
+        elif self._sum is not self._out:
+            np.copyto(self._out, self._sum)
+        if not _is_finite(self._out):
             raise ProtocolError(self._blame(what))
-        return self._sum
 
     def _blame(self, what: object) -> str:
-        guilty = [] if self._own_is_finite else [0]
-        guilty += [
+        guilty = [
             rank for rank, part in sorted(self._parts.items()) if part is not None and not _is_finite(part)
         ]
         if guilty:

@@ -1,7 +1,8 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
-Identity is the key. The gatekeeper turns the key into a name, libzmq stamps that name on every message, and
-the routing id, which the peer chooses as `name/nonce`, must agree with it. The nonce tells a process that
+Identity is the key. The gatekeeper turns the key into a name, and the first frame of a connection shows whether
+the routing id, which the peer chooses as `name/nonce`, agrees with it; from then on messages go by routing id.
+Only this hub learns the nonce, so nobody else can take the route over. The nonce tells a process that
 connects again (same nonce: libzmq hands the route over) from a second process under the same key (other
 nonce: refused while the first one is connected). A spoke announces every connection with an empty frame, so
 the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
@@ -13,7 +14,7 @@ from collections.abc import Mapping
 
 import zmq
 
-from tpiedge.errors import PeerError, UserError
+from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset
@@ -111,24 +112,31 @@ class ZmqHub(ZmqEndpoint):
         if name is None or not len(frame):
             return self._introduce(route, frame)
         if name not in self.admission.admitted:
-            return self._refuse(frame)
+            self.counters.revoked += 1
+            self._skip_rest(frame)
+            return None
         return self._received(name, frame)
 
-    def _refuse(self, frame: zmq.Frame) -> None:
-        self.counters.revoked += 1
-        if frame.more:
-            self._skip_rest()
-
-    def _introduce(self, user: str, route: bytes, known: bytes | None) -> PeerError | None:
-        """The first frame that comes over `route`, the probe: decide whether it is now the way to `user`."""
+    def _introduce(self, route: bytes, frame: zmq.Frame) -> Item | None:
+        """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
+        # The name that the gatekeeper gave the connection.
+        user: str = frame.get("User-Id")  # type: ignore[assignment]
+        self._skip_rest(frame)
+        if user not in self.admission.admitted:
+            self.counters.revoked += 1
+            return None
         if not route.startswith(user.encode() + b"/"):
             self.counters.impostor += 1
             return None
-        if known is not None and self._is_connected(known):
+        known = self._routes.get(user)
+        if known is not None and known != route and self._is_connected(known):
             self.counters.duplicate += 1
-            self._send_frames([route, _DUPLICATE])
+            self._hand_over(route, _DUPLICATE)
             return None
+        if known is not None:
+            del self._names[known]
         self._routes[user] = route
+        self._names[route] = user
         return None if known is None else LinkReset(user)
 
     def _is_connected(self, route: bytes) -> bool:
@@ -179,20 +187,23 @@ class ZmqSpoke(ZmqEndpoint):
             self.close()
             raise UserError(f"cannot connect to {address}: {error}") from None
 
-    def _try_send(self, frames: Sequence[bytes | memoryview], to: str | None) -> bool:
-        return to in (None, self._hub_name) and self._send_frames(frames)
+    def _try_send(self, frame: Buffer, to: str | None) -> bool:
+        if to not in (None, self._hub_name):
+            return False
+        try:
+            self._send_part(frame, SEND_LAST)
+        except zmq.Again:
+            return False
+        return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
         self._silence(self._writable.poll(int(timeout_s * 1000) + 1))
 
-    def _read(self, frames: list[zmq.Frame]) -> Envelope | PeerError | None:
-        first = frames[0].buffer
-        if len(frames) == 1 and first == _DUPLICATE:
-            return DuplicateName(self._hub_name, self.name)
-        if len(frames) == 1 and first == _PROBE:
-            return None
-        return self._envelope(self._hub_name, frames)
-
-
-def _is_probe(frames: list[zmq.Frame]) -> bool:
-    return len(frames) == 2 and frames[1].buffer == _PROBE
+    def _receive(self, flags: int) -> Item | None:
+        frame = self._recv_part(flags, False)
+        if len(frame) <= len(_DUPLICATE) and not frame.more:
+            if frame.buffer == _DUPLICATE:
+                return DuplicateName(self._hub_name, self.name)
+            if frame.buffer == _PROBE:
+                return None
+        return self._received(self._hub_name, frame)

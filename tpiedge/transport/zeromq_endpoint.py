@@ -5,7 +5,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import zmq
 
@@ -74,7 +74,7 @@ class ZmqEndpoint:
         self._owns_context = context is None
         self._socket = _configured(self._context.socket(kind), keys, plane)
         # The methods of the base class: those of zmq.Socket only add options which are not used here.
-        base = super(zmq.Socket, self._socket)
+        base: Any = super(zmq.Socket, self._socket)
         self._send_part, self._recv_part = base.send, base.recv
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
@@ -208,16 +208,17 @@ class ZmqEndpoint:
 
     def _received(self, sender: str, frame: zmq.Frame) -> Item:
         if frame.more:
-            self._skip_rest()
+            self._skip_rest(frame)
             self.counters.malformed += 1
             return MalformedMessage(sender, "more than one frame")
         view = frame.buffer
         self.bytes_received += len(view)
         return sender, view
 
-    def _skip_rest(self) -> None:
-        while self._recv_part(RECV, False).more:
-            pass
+    def _skip_rest(self, frame: zmq.Frame) -> None:
+        """Of the message that `frame` belongs to."""
+        while frame.more:
+            frame = self._recv_part(RECV, False)
 
 
 def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq.Socket[bytes]:

@@ -24,5 +24,7 @@ class Stencil:
         try:
             _PLACE.pack_into(self._header, _PLACE_AT, step, block, chunk)
         except struct.error as error:
-            raise ProtocolError(f"no message has step {step}, block {block}, chunk {chunk}: {error}") from None
+            raise ProtocolError(
+                f"no message has step {step}, block {block}, chunk {chunk}: {error}"
+            ) from None
         return bytes(self._header)
