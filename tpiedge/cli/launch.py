@@ -116,12 +116,17 @@ def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: in
         cluster.close()
 
 
+def _collective(nodes: int) -> str:
+    """Two nodes exchange their parts, more send them to rank 0."""
+    return ("none", "exchange")[nodes - 1] if nodes <= 2 else "star"
+
+
 def plan_json(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int) -> dict[str, object]:
     """The plan as `--json` prints it."""
     return {
         "precision": model.pack.precision.value,
         "compute": model.compute,
-        "collective": "star" if len(plan.shares) > 1 else "none",
+        "collective": _collective(len(plan.shares)),
         "context": capacity_tokens,
         "threads": layout.threads_per_node,
         "shares": [

@@ -16,16 +16,16 @@ from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.frames import Expected, ReduceFrames, Shape
 from tpiedge.collectives.inbox import Inbox
 from tpiedge.collectives.summation import OrderedSum
-from tpiedge.errors import InternalError
+from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
 from tpiedge.transport.framing import TENSOR, frame_of
 from tpiedge.wire.codec import encode
-from tpiedge.wire.data import CANCEL, Gathered, Hidden, Partial, Reduced, StepPlan
+from tpiedge.wire.data import ADD_OWN, CANCEL, Gathered, Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.messages import Message
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["StarLeaf", "StarRoot", "node_name"]
+__all__ = ["StarLeaf", "StarRoot", "node_name", "owned"]
 
 _SEND_SLICE_S: Final = 0.05
 
@@ -117,7 +117,7 @@ class StarRoot(_Star):
         if self.cancelled:
             frames.frame[:FLAT_BYTES] = encode(self._reduced(tag, CANCEL, header_of(own)))
         self._send_frame(frames.frame, what)
-        result = _result(partial, own, frames.array, contributes)
+        result = owned(partial, own, frames.array, contributes)
         self.wait_s += time.perf_counter() - started
         return result
 
@@ -173,13 +173,25 @@ class StarLeaf(_Star):
         total, answer = self._await(Reduced, tag, own.shape, what, frames.expected(tag))
         # The expected answer, which is not read, has no flags.
         self.cancelled = isinstance(answer, Reduced) and bool(answer.flags & CANCEL)
-        result = _result(partial, own, total, contributes)
+        result = self._complete(partial, own, total, answer, contributes)
         self.wait_s += time.perf_counter() - started
         return result
 
     def _make_frames(self, header: TensorHeader) -> ReduceFrames:
         partial = Partial(self._epoch, 0, 0, 0, self.rank, header)
-        return ReduceFrames(header, partial, {0: Reduced(self._epoch, 0, 0, 0, 0, header)})
+        return ReduceFrames(header, partial, {0: self._answer(header)})
+
+    def _answer(self, header: TensorHeader) -> Reduced:
+        """What rank 0 answers with, whatever the place."""
+        return Reduced(self._epoch, 0, 0, 0, 0, header)
+
+    def _complete(
+        self, partial: torch.Tensor, own: Array, received: Array, answer: Message | None, contributes: bool
+    ) -> torch.Tensor:
+        """The sum from what rank 0 sent; `answer` is its message where it was not the expected one."""
+        if isinstance(answer, Reduced) and answer.flags & ADD_OWN:
+            raise ProtocolError("node 0 sent its own part where the sum was due: update tpiedge on both")
+        return owned(partial, own, received, contributes)
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         what = Doing("broadcast", tag)
@@ -201,7 +213,7 @@ class StarLeaf(_Star):
         return array, message
 
 
-def _result(partial: torch.Tensor, own: Array, total: Array, contributes: bool) -> torch.Tensor:
+def owned(partial: torch.Tensor, own: Array, total: Array, contributes: bool) -> torch.Tensor:
     """`total`, whose memory is not the caller's, in memory that is."""
     if not contributes:
         return torch.from_numpy(total.copy())

@@ -17,9 +17,9 @@ import torch
 
 from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
+from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.collectives.star import StarLeaf, StarRoot
 from tpiedge.engine.assembly import Engine
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
@@ -155,7 +155,7 @@ class Node:
             )
             self._data = self._resources.enter_context(hub)
             self.link.post(Listening(assign.epoch, 0, hub.address))
-            return StarRoot(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
+            return pair.root(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
         spoke = ZmqSpoke(
             address=assign.root_endpoint,
             server_key=assign.root_key,
@@ -165,7 +165,7 @@ class Node:
             plane=TENSOR,
         )
         self._data = self._resources.enter_context(spoke)
-        return StarLeaf(spoke, self._liveness, epoch=assign.epoch, rank=assign.rank, size=len(assign.nodes))
+        return pair.leaf(spoke, self._liveness, epoch=assign.epoch, rank=assign.rank, size=len(assign.nodes))
 
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:
         started = time.perf_counter()

@@ -8,9 +8,10 @@ import sys
 import torch
 
 from tpiedge.clock import MonotonicClock
+from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.collectives.star import StarLeaf, node_name
+from tpiedge.collectives.star import node_name
 from tpiedge.lifeline import guard
 from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
@@ -38,7 +39,7 @@ def main() -> int:
         plane=TENSOR,
     ) as spoke:
         liveness = DeadlineLiveness(MonotonicClock(), _WAIT_S)
-        communicator = StarLeaf(spoke, liveness, epoch=1, rank=job["rank"], size=job["size"])
+        communicator = pair.leaf(spoke, liveness, epoch=1, rank=job["rank"], size=job["size"])
         for step, elements in enumerate(job["elements"], start=1):
             # Zeros stay zeros, however often the sum takes the place of the partial.
             partial = torch.zeros(1, elements)

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 import torch
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives import pair
+from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.collectives.star import StarRoot, node_name
+from tpiedge.collectives.star import node_name
 from tpiedge.nodes.supervise import Child
 from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
@@ -40,7 +41,7 @@ def measure_allreduce(nodes: int, payloads: Sequence[int], rounds: int) -> dict[
             for rank, pair in leaf_keys.items()
         ]
         try:
-            root = StarRoot(hub, DeadlineLiveness(MonotonicClock(), _WAIT_S), epoch=1, size=nodes)
+            root = pair.root(hub, DeadlineLiveness(MonotonicClock(), _WAIT_S), epoch=1, size=nodes)
             return {
                 payload: _median(root, step, payload, rounds)
                 for step, payload in enumerate(payloads, start=1)
@@ -50,7 +51,7 @@ def measure_allreduce(nodes: int, payloads: Sequence[int], rounds: int) -> dict[
                 child.stop(time.monotonic() + 1.0)
 
 
-def _median(root: StarRoot, step: int, payload: int, rounds: int) -> float:
+def _median(root: Communicator, step: int, payload: int, rounds: int) -> float:
     partial = torch.zeros(1, payload // 4)
     root.announce(StepPlan(epoch=1, step=step, segments=(), chunk_tokens=1, tokens=1))
     samples = []

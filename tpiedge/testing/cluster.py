@@ -10,10 +10,11 @@ from typing import Self
 from torch import Tensor
 
 from tpiedge.clock import MonotonicClock
+from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.collectives.star import StarLeaf, StarRoot, node_name
+from tpiedge.collectives.star import node_name
 from tpiedge.engine.assembly import Engine
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
@@ -156,8 +157,8 @@ class InProcessCluster:
         if size == 1:
             return LocalCommunicator()
         if rank == 0:
-            return StarRoot(self.hub, liveness, epoch=_EPOCH, size=size)
-        return StarLeaf(self._spokes[rank - 1], liveness, epoch=_EPOCH, rank=rank, size=size)
+            return pair.root(self.hub, liveness, epoch=_EPOCH, size=size)
+        return pair.leaf(self._spokes[rank - 1], liveness, epoch=_EPOCH, rank=rank, size=size)
 
     def _follow(self, engine: Engine) -> None:
         try:

@@ -11,7 +11,10 @@ from tpiedge.wire.fields import U8, U32, U64, MaxItems, Rank
 from tpiedge.wire.limits import MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["CANCEL", "Gathered", "Hidden", "Partial", "Reduced", "Segment", "StepPlan"]
+__all__ = ["ADD_OWN", "CANCEL", "Gathered", "Hidden", "Partial", "Reduced", "Segment", "StepPlan"]
+
+ADD_OWN = 2
+"""Bit of `Reduced.flags`: the tensor is rank 0's own part, to which the only other rank adds its own."""
 
 CANCEL = 1
 """Bit of `Reduced.flags`: rank 0 wants the work to end; every node sees it after the same block."""
