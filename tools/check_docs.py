@@ -37,7 +37,9 @@ def check(text: str) -> Iterator[str]:
         elif line.startswith("make "):
             yield from _check_target(line.split()[1])
         elif line.startswith("--"):
-            yield from (f"`{flag}`: no verb has this flag" for flag in _flags(line) if flag not in _all_flags(cli))
+            yield from (
+                f"`{flag}`: no verb has this flag" for flag in _flags(line) if flag not in _all_flags(cli)
+            )
     for code in inline:
         if _PATH.fullmatch(code) and not _exists(code):
             yield f"`{code}` does not exist"
