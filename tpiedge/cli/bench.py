@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from tpiedge.cli.answer import Answer, collect
-from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.launch import Layout, collective_name, launch, plan_cluster
 from tpiedge.cli.options import greedy
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.table import print_table
@@ -214,7 +214,12 @@ def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) 
             for payload, seconds in measure_allreduce(count, payloads, rounds).items():
                 medians[payload].append(seconds)
         results += [
-            {"nodes": count, "bytes": payload, "collective": "star", "seconds": _spread(values)}
+            {
+                "nodes": count,
+                "bytes": payload,
+                "collective": collective_name(count),
+                "seconds": _spread(values),
+            }
             for payload, values in medians.items()
         ]
     if as_json:

@@ -15,7 +15,7 @@ from tpiedge.planner.facts import model_facts
 from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Infeasible, NodeFacts, Plan, evaluate, solve
 
-__all__ = ["Layout", "check_context", "launch", "plan_cluster", "plan_json"]
+__all__ = ["Layout", "check_context", "collective_name", "launch", "plan_cluster", "plan_json"]
 
 _MAX_NODES = 64
 
@@ -116,7 +116,7 @@ def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: in
         cluster.close()
 
 
-def _collective(nodes: int) -> str:
+def collective_name(nodes: int) -> str:
     """Two nodes exchange their parts, more send them to rank 0."""
     return ("none", "exchange")[nodes - 1] if nodes <= 2 else "star"
 
@@ -126,7 +126,7 @@ def plan_json(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens:
     return {
         "precision": model.pack.precision.value,
         "compute": model.compute,
-        "collective": _collective(len(plan.shares)),
+        "collective": collective_name(len(plan.shares)),
         "context": capacity_tokens,
         "threads": layout.threads_per_node,
         "shares": [
