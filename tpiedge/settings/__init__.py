@@ -1,0 +1,1 @@
+"""Where every setting comes from."""
