@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
-NATIVE := $(wildcard tpiedge/kernels/native/*.cpp tpiedge/kernels/native/*.h tpiedge/kernels/native/*.inl)
+NATIVE := $(wildcard tpiedge/*/native/*.cpp tpiedge/*/native/*.h tpiedge/*/native/*.inl)
 
 .PHONY: setup demo test check format clean
 

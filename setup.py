@@ -1,33 +1,50 @@
-"""Builds the native kernels; everything else is in pyproject.toml.
+"""Builds the native code and takes configs/ along; everything else is in pyproject.toml.
 
-They are one shared library with a C interface, loaded with ctypes. Optional: without a C++ compiler the
-package installs without them and computes with torch.
+That of the kernels and that of the transport are a shared library each, with a C interface, loaded with ctypes.
+Optional: without a C++ compiler the package installs without them, computes with torch and talks in Python.
 """
 
+import shutil
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.build_py import build_py
 
-FOLDER = Path("tpiedge/kernels/native")
+COMPILE = [
+    "-std=c++17",
+    "-O3",
+    "-Wall",
+    "-Wextra",
+    "-fvisibility=hidden",
+    # Whether a * b + c is fused must not depend on how the compiler unrolls: bits would differ.
+    "-ffp-contract=off",
+]
+
+
+def native(package: str) -> Extension:
+    """The library of one package, of all that its folder `native` has."""
+    folder = Path(*package.split("."), "native")
+    return Extension(
+        f"{package}._native",
+        sources=sorted(str(path) for path in folder.glob("*.cpp")),
+        depends=sorted(str(path) for path in [*folder.glob("*.h"), *folder.glob("*.inl")]),
+        extra_compile_args=COMPILE,
+        extra_link_args=["-pthread"],
+        language="c++",
+        optional=True,
+    )
+
+
+class BuildWithConfigs(build_py):
+    """Copies configs/ into the package; an editable install reads it where it is."""
+
+    def run(self) -> None:
+        super().run()
+        if not self.editable_mode:
+            shutil.copytree("configs", Path(self.build_lib, "tpiedge", "configs"), dirs_exist_ok=True)
+
 
 setup(
-    ext_modules=[
-        Extension(
-            "tpiedge.kernels._native",
-            sources=sorted(str(path) for path in FOLDER.glob("*.cpp")),
-            depends=sorted(str(path) for path in [*FOLDER.glob("*.h"), *FOLDER.glob("*.inl")]),
-            extra_compile_args=[
-                "-std=c++17",
-                "-O3",
-                "-Wall",
-                "-Wextra",
-                "-fvisibility=hidden",
-                # Whether a * b + c is fused must not depend on how the compiler unrolls: bits would differ.
-                "-ffp-contract=off",
-            ],
-            extra_link_args=["-pthread"],
-            language="c++",
-            optional=True,
-        )
-    ]
+    cmdclass={"build_py": BuildWithConfigs},
+    ext_modules=[native("tpiedge.kernels"), native("tpiedge.transport")],
 )

@@ -43,6 +43,7 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Packs go to a folder of this session: the first run of a model packs it, later tests share the pack."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TPIEDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("TPIEDGE_CONFIG", os.devnull)  # not the user's settings either
         yield
 
 

@@ -20,8 +20,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tpiedge.cli.answer import Answer, collect
 from tpiedge.cli.launch import Layout, launch, plan_cluster
-from tpiedge.cli.options import greedy
-from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.cli.prepare import prepare
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.wire.requests import GenerationRequest
 
@@ -62,7 +61,7 @@ def compare_transformers(arguments: argparse.Namespace) -> dict[str, object]:
     peer = AutoModelForCausalLM.from_pretrained(arguments.checkpoint, dtype=dtype).eval()
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity) as cluster:
-        contestants = {"transformers": _of_transformers(peer), "tpiedge": _of_cluster(cluster, model)}
+        contestants = {"transformers": _of_transformers(peer), "tpiedge": _of_cluster(cluster)}
         samples = _alternate(contestants, arguments)
     return {
         "checkpoint": arguments.checkpoint.name,
@@ -91,24 +90,10 @@ def _of_transformers(model: PreTrainedModel) -> Measure:
     return measure
 
 
-def _of_cluster(cluster: LocalCluster, model: PreparedModel) -> Measure:
+def _of_cluster(cluster: LocalCluster) -> Measure:
     def measure(prompt: Sequence[int], tokens: int) -> tuple[float, float]:
-        answer: Answer = collect(
-            cluster,
-            GenerationRequest(
-                id="peer",
-                prompt_ids=tuple(prompt),
-                max_tokens=tokens,
-                sampling=greedy(),
-                stop_ids=model.config.eos_ids,
-                ignore_eos=True,
-                keep_prefix=False,
-                prompt_scores=False,
-            ),
-            None,
-            (),
-            lambda _text: None,
-        )
+        request = GenerationRequest("peer", tuple(prompt), tokens, ignore_eos=True)
+        answer: Answer = collect(cluster, request, None, (), lambda _text: None)
         return answer.ttft_s, answer.s_per_token or 0.0
 
     return measure

@@ -10,6 +10,7 @@ TpiedgeError
 │   ├── DiskFull
 │   ├── ReadFault      a read failed or came up short
 │   └── IntegrityError bytes on disk differ from their hash
+├── HubError           the model hub could not be reached, or broke off                exit 1
 ├── Cancelled          the user or a deadline ended the work                            exit 130
 └── InternalError      a broken promise of our own code                                 exit 70
 
@@ -21,6 +22,7 @@ from pathlib import Path
 __all__ = [
     "Cancelled",
     "DiskFull",
+    "HubError",
     "IntegrityError",
     "InternalError",
     "OutOfMemory",
@@ -103,6 +105,10 @@ class IntegrityError(ResourceError):
         )
         self.path = path
         self.what = what
+
+
+class HubError(TpiedgeError):
+    """The model hub could not be reached, broke off or sent what cannot be right; trying again may help."""
 
 
 class Cancelled(TpiedgeError):

@@ -1,7 +1,8 @@
 """A child process that cannot outlive its parent.
 
 Two ways at once: the kernel's parent-death signal where there is one (Linux), and a thread that reads standard input,
-which the parent holds open and never writes to after the first line: end of file means that the parent is gone.
+which the parent holds open: end of file means that the parent is gone. What the parent writes there goes to
+`on_bytes`; whoever read the first lines by other means leaves it out.
 """
 
 import ctypes
@@ -16,14 +17,21 @@ __all__ = ["guard"]
 _PR_SET_PDEATHSIG = 1
 
 
-def guard(on_orphaned: Callable[[], None], death_signal: signal.Signals = signal.SIGKILL) -> None:
-    """Call `on_orphaned` from a thread once the parent is gone. It should end the process."""
+def guard(
+    on_orphaned: Callable[[], None],
+    death_signal: signal.Signals = signal.SIGKILL,
+    on_bytes: Callable[[bytes], object] = len,
+) -> None:
+    """Call `on_orphaned` from a thread once the parent is gone. It should end the process.
+
+    `on_bytes` is called from the same thread with everything that arrives on standard input.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, death_signal, 0, 0, 0)
-    threading.Thread(target=_watch, args=(on_orphaned,), name="lifeline", daemon=True).start()
+    threading.Thread(target=_watch, args=(on_orphaned, on_bytes), name="lifeline", daemon=True).start()
 
 
-def _watch(on_orphaned: Callable[[], None]) -> None:
-    while os.read(0, 4096):
-        pass
+def _watch(on_orphaned: Callable[[], None], on_bytes: Callable[[bytes], object]) -> None:
+    while data := os.read(0, 4096):
+        on_bytes(data)
     on_orphaned()

@@ -1,4 +1,4 @@
-"""One hub and its spokes in two makes, and the check that nothing is left behind."""
+"""One hub and its spokes in two makes, one of them in two ways, and the check that nothing is left behind."""
 
 import os
 import threading
@@ -21,7 +21,7 @@ class Network:
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
-        self.keys = [CurveKeys.generate() for _ in range(4)]
+        self.keys = [CurveKeys.generate() for _ in range(5)]
         self._stack = ExitStack()
         self._hub: InProcessHub | ZmqHub | None = None
 
@@ -48,9 +48,11 @@ class Network:
         self._stack.close()
 
 
-@pytest.fixture(params=["inprocess", "zeromq"])
-def network(request: pytest.FixtureRequest) -> Iterator[Network]:
+@pytest.fixture(params=["inprocess", "zeromq", "zeromq in Python"])
+def network(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Network]:
     """Closed at the end of the test; fails if a thread or a file descriptor stays."""
+    if request.param == "zeromq in Python":
+        monkeypatch.setenv("TPIEDGE_FAST_LINK", "0")
     before = _open_things()
     made = Network(request.param)
     yield made

@@ -182,7 +182,6 @@ def test_steps_follow_each_other(network: Any) -> None:
         return steps
 
     assert run(star.ranks, work) == [[1, 2, 3, 4, 5]] * 3
-    assert star.root.wait_s > 0
 
 
 def test_what_is_left_of_an_earlier_step_is_dropped_and_counted(network: Any) -> None:

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 
+import psutil
 import pytest
 
 from tests.process.command import gone, wait_for
@@ -112,30 +113,21 @@ def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_node_is_named(answering, rank):
-    command, ranks = answering(3)
-    ranks[rank].kill()
+@pytest.mark.parametrize(
+    ("nodes", "harm", "cause"),
+    [(3, psutil.Process.kill, "SIGKILL"), (2, psutil.Process.suspend, "silent for")],
+    ids=["killed", "frozen"],
+)
+def test_a_lost_node_is_named(answering, nodes, harm, cause, rank):
+    command, ranks = answering(nodes)
+    harm(ranks[rank])
     started = time.monotonic()
     ended = command.finish()
     assert time.monotonic() - started < NOTICED_S
     assert ended.status == 3
     line = one_line(ended)
     assert f"node {rank} was lost" in line
-    assert "SIGKILL" in line
-    assert all(map(gone, ranks))
-
-
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_frozen_node_is_named(answering, rank):
-    command, ranks = answering(2)
-    ranks[rank].suspend()
-    started = time.monotonic()
-    ended = command.finish()
-    assert time.monotonic() - started < NOTICED_S
-    assert ended.status == 3
-    line = one_line(ended)
-    assert f"node {rank} was lost" in line
-    assert "silent for" in line
+    assert cause in line
     assert all(map(gone, ranks))
 
 

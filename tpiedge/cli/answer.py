@@ -4,8 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from tpiedge.model.detokenizer import Detokenizer
-from tpiedge.model.stops import StopMatcher
+from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.wire.control import Finished, PromptScores, Token
@@ -42,7 +41,15 @@ def collect(
 ) -> Answer:
     """Run the request; `show` gets the text piece by piece, never half a character nor part of a stop string."""
     answer = Answer()
-    writer = _TextWriter(tokenizer, tuple(stops), answer, show)
+    writer = TextWriter(tokenizer, tuple(stops))
+
+    def write(piece: tuple[str, bool]) -> bool:
+        text, stopped = piece
+        if text:
+            answer.text += text
+            show(text)
+        return stopped
+
     started = last = time.perf_counter()
     events = cluster.generate(request)
     try:
@@ -57,46 +64,13 @@ def collect(
                     answer.decode_s = last - started - answer.ttft_s
                     answer.token_ids.append(token)
                     answer.logprobs.append(list(logprobs))
-                    if writer.push(token):
+                    if write(writer.push(token)):
                         answer.finish_reason = "stop"
                         return answer
                 case Finished(reason=reason):
                     answer.finish_reason = reason
     finally:
         events.close()  # cancels what still runs
-    if writer.finish():
+    if write(writer.finish()):
         answer.finish_reason = "stop"
     return answer
-
-
-class _TextWriter:
-    """Tokens to text to the screen, up to a stop string."""
-
-    def __init__(
-        self, tokenizer: Tokenizer | None, stops: tuple[str, ...], answer: Answer, show: Callable[[str], None]
-    ) -> None:
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
-        self._matcher = StopMatcher(stops)
-        self._answer = answer
-        self._show = show
-
-    def push(self, token: int) -> bool:
-        """Whether a stop string is complete."""
-        if self._detokenizer is None:
-            return False
-        text, stopped = self._matcher.feed(self._detokenizer.push(token))
-        self._write(text)
-        return stopped
-
-    def finish(self) -> bool:
-        """Show what was held back; whether a stop string was complete in it."""
-        if self._detokenizer is None:
-            return False
-        text, stopped = self._matcher.feed(self._detokenizer.finish())
-        self._write(text if stopped else text + self._matcher.finish())
-        return stopped
-
-    def _write(self, text: str) -> None:
-        if text:
-            self._answer.text += text
-            self._show(text)

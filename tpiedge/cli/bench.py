@@ -12,7 +12,6 @@ import click
 
 from tpiedge.cli.answer import Answer, collect
 from tpiedge.cli.launch import Layout, collective_name, launch, plan_cluster
-from tpiedge.cli.options import greedy
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
@@ -142,16 +141,7 @@ def _generate(
 ) -> Answer:
     """Fixed prompt ids that look random; greedy; end tokens ignored."""
     ids = tuple((7919 * index + 13) % model.config.vocab_size for index in range(prompt_tokens))
-    request = GenerationRequest(
-        id=f"bench-{tokens}-{keep}",
-        prompt_ids=ids,
-        max_tokens=tokens,
-        sampling=greedy(),
-        stop_ids=(),
-        ignore_eos=True,
-        keep_prefix=keep,
-        prompt_scores=False,
-    )
+    request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
 
 

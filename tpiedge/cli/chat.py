@@ -84,7 +84,6 @@ class _Conversation:
             stop_ids=self._model.config.eos_ids,
             ignore_eos=self._ending.ignore_eos,
             keep_prefix=True,
-            prompt_scores=False,
         )
         try:
             answer = collect(

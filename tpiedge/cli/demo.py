@@ -7,7 +7,6 @@ import click
 from tpiedge.cli.answer import collect
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.once import positions
-from tpiedge.cli.options import greedy
 from tpiedge.cli.prepare import cache_option, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.model.source import DEMO
@@ -35,16 +34,8 @@ def demo(prompt: str, max_tokens: int, cache: Path | None) -> None:
     prompt_ids = tuple(model.tokenizer.encode(prompt))
     capacity = positions(model, None, prompt_ids, max_tokens)
     plan = plan_cluster(model, layout, capacity)
-    request = GenerationRequest(
-        id="demo",
-        prompt_ids=prompt_ids,
-        max_tokens=capacity - len(prompt_ids),
-        sampling=greedy(),
-        stop_ids=model.config.eos_ids,
-        ignore_eos=False,
-        keep_prefix=False,
-        prompt_scores=False,
-    )
+    tokens = capacity - len(prompt_ids)
+    request = GenerationRequest("demo", prompt_ids, tokens, stop_ids=model.config.eos_ids)
     click.echo(f"Starting {_NODES} processes, joined by encrypted links ...", err=True)
     with launch(model, layout, plan, capacity) as cluster:
         click.echo(prompt, nl=False)

@@ -1,6 +1,5 @@
 """From a prepared model and what the user allows to a plan and a running cluster."""
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from tpiedge.cli.prepare import PreparedModel
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
+from tpiedge.nodes.device import default_threads
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Infeasible, NodeFacts, Plan, evaluate, solve
@@ -31,10 +31,10 @@ class Layout:
 
     @property
     def threads_per_node(self) -> int:
-        """As given, or the physical cores divided among the nodes."""
+        """As given, or the physical cores that this process may use, divided among the nodes."""
         if self.threads is not None:
             return self.threads
-        return max(1, _cores() // self.nodes)
+        return max(1, default_threads() // self.nodes)
 
     def check(self) -> None:
         """Raises UserError for any flag that is out of range."""
@@ -48,13 +48,6 @@ class Layout:
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
         return None if self.shares is None else parse_shares(self.shares, self.nodes)
-
-
-def _cores() -> int:
-    """Physical cores that this process may use."""
-    cores = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
-    return min(cores, allowed)
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:

@@ -6,7 +6,6 @@ space or a working disk; 70 a defect of tpiedge; 130 interrupted.
 
 import errno
 import os
-import signal
 import sys
 import traceback
 
@@ -14,9 +13,22 @@ import click
 
 from tpiedge import __version__
 from tpiedge.cli.bench import bench
+from tpiedge.cli.chat_client import chat
+from tpiedge.cli.completion import completion
+from tpiedge.cli.config import config
+from tpiedge.cli.configured import ConfiguredGroup
 from tpiedge.cli.demo import demo
+from tpiedge.cli.doctor import doctor
+from tpiedge.cli.ending import Terminated, honour_signals
+from tpiedge.cli.master import master
+from tpiedge.cli.models import ls, rm, show
+from tpiedge.cli.nodes import nodes
 from tpiedge.cli.pack import pack, unpack
+from tpiedge.cli.pull import pull
 from tpiedge.cli.run import run
+from tpiedge.cli.shards import shards
+from tpiedge.cli.token import token
+from tpiedge.cli.worker import worker
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError
 
 __all__ = ["cli", "main"]
@@ -24,24 +36,38 @@ __all__ = ["cli", "main"]
 _INTERRUPTED = 130
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="tpiedge")
 def cli() -> None:
     """Serve one language model with several weak machines."""
 
 
-for command in (run, demo, pack, unpack, bench):
+for command in (
+    run,
+    demo,
+    pack,
+    unpack,
+    bench,
+    doctor,
+    config,
+    completion,
+    pull,
+    ls,
+    show,
+    rm,
+    shards,
+    token,
+    master,
+    worker,
+    chat,
+    nodes,
+):
     cli.add_command(command)
 
 
 def main() -> None:
     """Run a command; every error is one line on standard error and an exit status."""
-    # A terminal that goes away and a polite kill end the command as Ctrl-C does: in order, children included.
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup leaves it
-            signal.signal(number, _terminate)
-    # A stopped master would be lost to its nodes within two seconds: Ctrl-Z cannot be honoured.
-    signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+    honour_signals()
     sys.exit(_run())
 
 
@@ -55,7 +81,7 @@ def _run() -> int:
         return _fail(error.format_message(), error.exit_code)
     except TpiedgeError as error:
         return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, click.Abort, _Terminated):
+    except (KeyboardInterrupt, click.Abort, Terminated):
         return _fail("interrupted", _INTERRUPTED)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -81,11 +107,3 @@ def _fail(message: str, status: int) -> int:
     line = " ".join(message.split())
     click.echo(f"tpiedge: {line}", err=True)
     return status
-
-
-class _Terminated(BaseException):
-    """A polite kill: not KeyboardInterrupt, which a chat takes for the end of one answer."""
-
-
-def _terminate(_signal: int, _frame: object) -> None:
-    raise _Terminated

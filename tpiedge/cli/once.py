@@ -43,7 +43,6 @@ def once(model: PreparedModel, layout: Layout, context: int | None, prompt: Prom
         sampling=prompt.sampling,
         stop_ids=model.config.eos_ids,
         ignore_eos=prompt.ending.ignore_eos,
-        keep_prefix=False,
         prompt_scores=prompt.logprobs,
     )
 

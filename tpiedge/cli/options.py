@@ -11,7 +11,7 @@ from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["BYTES", "Ending", "greedy", "sampling_of", "sampling_options", "token_ids"]
+__all__ = ["BYTES", "Ending", "sampling_of", "sampling_options", "token_ids"]
 
 _TOKEN_IDS = 1 << 32
 
@@ -101,22 +101,6 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
     sampling = Sampling(**{field.name: flags.pop(field.name) for field in fields(Sampling)})
     check_sampling(sampling, _TOKEN_IDS)
     return sampling
-
-
-def greedy() -> Sampling:
-    """The likeliest token at every step."""
-    return Sampling(
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        logit_bias=(),
-        seed=0,
-        logprobs=0,
-    )
 
 
 def token_ids(text: str) -> tuple[int, ...]:

@@ -83,7 +83,7 @@ def pack(
 
 
 def _pack_model(name: str, precision: str | None, out: Path | None, cache: Path | None) -> PackReport:
-    checkpoint = Checkpoint.open(resolve_model(name))
+    checkpoint = Checkpoint.open(resolve_model(name, cache))
     stored = Precision(precision) if precision else source_precision(checkpoint)
     return pack_checkpoint(checkpoint, stored, out or cached_pack(checkpoint, stored, cache))
 

@@ -13,6 +13,7 @@ from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file, resolve_file
+from tpiedge.model.hub_cache import folder_label
 from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.model.template import ChatTemplate
@@ -22,6 +23,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.parent import run_pack_child
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.use import PackHold
 from tpiedge.pack.writer import PackReport
 from tpiedge.wire.fields import Compute
 
@@ -70,6 +72,7 @@ class PreparedModel:
         self.compute = compute
         self.config = config_of_pack(pack)
         self._folder = folder
+        self._hold = PackHold(pack.path)
 
     @property
     def context_tokens(self) -> int:
@@ -111,7 +114,7 @@ def prepare(name: str, precision: str | None, compute: Compute | None, cache: Pa
     given = Path(name)
     if os.path.isfile(given / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
         return _prepare_pack(name, given, precision, compute)
-    folder = resolve_model(name)
+    folder = resolve_model(name, cache)
     checkpoint = Checkpoint.open(folder)
     choice = choose_arithmetics(source_precision(checkpoint), precision, compute)
     out = cached_pack(checkpoint, choice.precision, cache)
@@ -122,7 +125,7 @@ def prepare(name: str, precision: str | None, compute: Compute | None, cache: Pa
 
 def cached_pack(checkpoint: Checkpoint, precision: Precision, cache: Path | None) -> Path:
     """Where the pack of a checkpoint is kept: another checkpoint or precision has another folder."""
-    name = checkpoint.folder.resolve().name
+    name = folder_label(checkpoint.folder)
     return packs_folder(cache) / f"{name}-{precision.value}-{checkpoint.fingerprint[:16]}"
 
 
@@ -167,7 +170,7 @@ def pack_checkpoint(checkpoint: Checkpoint, precision: Precision, out: Path) -> 
     spec = model_spec(checkpoint.config)
     checkpoint.check(spec)
     request = PackRequest(spec, CheckpointTensors(checkpoint.tensors), precision, out)
-    report = run_packing(request, f"packing {checkpoint.folder.name} as {precision.value}")
+    report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {precision.value}")
     keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
     return report
 

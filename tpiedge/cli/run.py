@@ -18,7 +18,9 @@ __all__ = ["run"]
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
+@click.option(
+    "--model", "model_name", required=True, help="'demo', a pulled model, a checkpoint's folder or a pack."
+)
 @click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")
 @click.option("--shares", help="Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
 @click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")

@@ -65,11 +65,6 @@ class Communicator(Protocol):
         """Whether rank 0's last all-reduce of this step carried the cancel flag: the same on every rank."""
         ...
 
-    @property
-    def wait_s(self) -> float:
-        """Seconds spent in collectives so far."""
-        ...
-
     def announce(self, plan: StepPlan) -> None:
         """Rank 0 begins a step: every other rank gets the plan. Clears `cancelled`. Steps count upwards."""
         ...

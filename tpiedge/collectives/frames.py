@@ -9,9 +9,11 @@ from typing import Final
 
 from tpiedge.collectives.arrays import Array, frame_array
 from tpiedge.collectives.communicator import Tag
+from tpiedge.transport.endpoint import Endpoint
+from tpiedge.transport.reduction import Combine, Exchange, Reduce, Reduces
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.flat import FLAT_BYTES
-from tpiedge.wire.stencil import Stencil
+from tpiedge.wire.stencil import PLACE_AT, PLACE_BYTES, Stencil
 from tpiedge.wire.tensors import TensorHeader, check_tensors
 
 __all__ = ["Expected", "ReduceFrames", "Shape"]
@@ -48,6 +50,16 @@ class ReduceFrames:
         self.array: Final[Array] = frame_array(self.frame, header.shape)
         self._outgoing = Stencil(outgoing)
         self._incoming = [(rank, Stencil(message)) for rank, message in incoming.items()]
+        self.reduce: Reduce | None = None
+        """The whole all-reduce in one call, where the endpoint can."""
+
+    def reduce_through(self, endpoint: Endpoint, combine: Combine, names: Mapping[int, str]) -> None:
+        """Set `reduce`. `names`: what `endpoint` calls the ranks."""
+        if isinstance(endpoint, Reduces):
+            answers = {names[rank]: stencil.at(0, 0, 0) for rank, stencil in self._incoming}
+            header = self._outgoing.at(0, 0, 0)
+            exchange = Exchange(combine, header, answers, PLACE_AT, PLACE_BYTES, self.frame)
+            self.reduce = endpoint.reducer(exchange)
 
     def address(self, tag: Tag) -> None:
         """Make the outgoing frame one of `tag`."""

@@ -41,6 +41,11 @@ class Inbox:
         self._step = 0
         self.dropped = 0
 
+    @property
+    def holds(self) -> bool:
+        """Whether a message came before it was awaited."""
+        return bool(self._held)
+
     def begin(self, step: int) -> None:
         """Messages of earlier steps are of no more use."""
         self._step = step

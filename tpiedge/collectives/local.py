@@ -14,7 +14,6 @@ class LocalCommunicator:
 
     rank = 0
     size = 1
-    wait_s = 0.0
 
     def __init__(self) -> None:
         self.cancelled = False

@@ -4,9 +4,8 @@ section 3.2).
 Two one-way latencies and 2 (N - 1) messages per all-reduce, all of them over rank 0's links.
 """
 
-import time
 from collections.abc import Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 import numpy as np
 import torch
@@ -19,13 +18,15 @@ from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Buffer, Endpoint, Unreachable
 from tpiedge.transport.framing import TENSOR, frame_of
+from tpiedge.transport.reduction import DONE, Combine
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import ADD_OWN, CANCEL, Gathered, Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.messages import Message
+from tpiedge.wire.stencil import place_of
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["StarLeaf", "StarRoot", "node_name", "owned"]
+__all__ = ["StarLeaf", "StarRoot", "node_name"]
 
 _SEND_SLICE_S: Final = 0.05
 
@@ -36,13 +37,15 @@ def node_name(rank: int) -> str:
 
 
 class _Star:
-    """What root and leaf share: who they are and how they send."""
+    """What root and leaf share: who they are, how they send, and the short way of an all-reduce."""
+
+    _combine: ClassVar[Combine]
 
     def __init__(self, endpoint: Endpoint, liveness: Liveness, epoch: int, rank: int, size: int) -> None:
         self.rank = rank
         self.size = size
         self.cancelled = False
-        self.wait_s = 0.0
+        self._cancel_requested = False
         self._epoch = epoch
         self._endpoint = endpoint
         self._liveness = liveness
@@ -57,13 +60,37 @@ class _Star:
         """Messages that came too late."""
         return self._inbox.dropped
 
+    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
+        own = array_of(partial)
+        frames = self._frames_for(own.shape)
+        sent = 0
+        if contributes and frames.reduce and not self._cancel_requested and not self._inbox.holds:
+            sent = frames.reduce(place_of(tag.step, tag.block, tag.chunk), partial.data_ptr())
+            if sent == DONE:
+                # Neither header has a flag.
+                self.cancelled = False
+                return partial
+        total = self._reduce(own if contributes else None, frames, tag, sent)
+        if not contributes:
+            return torch.from_numpy(total.copy())
+        if total is not own:
+            np.copyto(own, total)
+        return partial
+
+    def _reduce(self, own: Array | None, frames: ReduceFrames, tag: Tag, sent: int) -> Array:
+        """The sum, in memory that may be overwritten by the next all-reduce, or in `own`.
+
+        `own`: None where this rank has no share. `sent`: to how many peers the frame went already.
+        """
+        raise NotImplementedError
+
     def _send(self, message: Message, tensors: Sequence[Buffer], what: Doing) -> None:
         self._send_frame(frame_of(message, tensors, TENSOR), what)
 
-    def _send_frame(self, frame: Buffer, what: Doing) -> None:
-        """To every peer."""
-        names = self._names
-        while True:
+    def _send_frame(self, frame: Buffer, what: Doing, sent: int = 0) -> None:
+        """To every peer but the first `sent`."""
+        names = self._names[sent:]
+        while names:
             try:
                 self._endpoint.send_frame(frame, names, _SEND_SLICE_S)
                 return
@@ -76,6 +103,7 @@ class _Star:
         """Of the last shape alone: a step has few, and decoding has one."""
         if self._frames is None or self._frames.shape != shape:
             self._frames = self._make_frames(TensorHeader("f32", shape))
+            self._frames.reduce_through(self._endpoint, self._combine, {r: n for n, r in self._ranks.items()})
         return self._frames
 
     def _make_frames(self, header: TensorHeader) -> ReduceFrames:
@@ -85,10 +113,11 @@ class _Star:
 class StarRoot(_Star):
     """Rank 0. Owns nothing: the caller closes `hub`."""
 
+    _combine = Combine.SUM
+
     def __init__(self, hub: Endpoint, liveness: Liveness, *, epoch: int, size: int) -> None:
         super().__init__(hub, liveness, epoch, 0, size)
         self._leaves = set(range(1, size))
-        self._cancel_requested = False
 
     def request_cancel(self) -> None:
         self._cancel_requested = True
@@ -101,25 +130,31 @@ class StarRoot(_Star):
     def next_plan(self) -> StepPlan:
         raise InternalError("rank 0 makes the plans")
 
-    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        own = array_of(partial)
+    def _reduce(self, own: Array | None, frames: ReduceFrames, tag: Tag, sent: int) -> Array:
         what = Doing("all-reduce", tag)
-        started = time.perf_counter()
-        frames = self._frames_for(own.shape)
         frames.address(tag)
+        if not sent:
+            self._sum(own, frames, tag, what)
+            self._mark_cancel(frames, tag)
+        self._send_frame(frames.frame, what, sent)
+        return frames.array
+
+    def _sum(self, own: Array | None, frames: ReduceFrames, tag: Tag, what: Doing) -> None:
+        """`own` and the parts of all leaves, in the frame."""
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(own if contributes else None, frames.array)
+            total = OrderedSum(own, frames.array)
             expected = frames.expected(tag)
-            for rank, part, _ in self._inbox.collect(Partial, tag, self._leaves, what, own.shape, expected):
+            for rank, part, _ in self._inbox.collect(
+                Partial, tag, self._leaves, what, frames.shape, expected
+            ):
                 total.put(rank, part)
             total.finish(what)
+
+    def _mark_cancel(self, frames: ReduceFrames, tag: Tag) -> None:
+        """Decide whether the outgoing frame cancels."""
         self.cancelled = self._cancel_requested
         if self.cancelled:
-            frames.frame[:FLAT_BYTES] = encode(self._reduced(tag, CANCEL, header_of(own)))
-        self._send_frame(frames.frame, what)
-        result = owned(partial, own, frames.array, contributes)
-        self.wait_s += time.perf_counter() - started
-        return result
+            frames.frame[:FLAT_BYTES] = encode(self._reduced(tag, CANCEL, TensorHeader("f32", frames.shape)))
 
     def _reduced(self, tag: Tag, flags: int, header: TensorHeader) -> Reduced:
         return Reduced(self._epoch, tag.step, tag.block, tag.chunk, flags, header)
@@ -145,6 +180,8 @@ class StarRoot(_Star):
 class StarLeaf(_Star):
     """Any other rank. Owns nothing: the caller closes `spoke`."""
 
+    _combine = Combine.TAKE
+
     def __init__(self, spoke: Endpoint, liveness: Liveness, *, epoch: int, rank: int, size: int) -> None:
         super().__init__(spoke, liveness, epoch, rank, size)
 
@@ -159,23 +196,18 @@ class StarLeaf(_Star):
         self.cancelled = False
         return plan
 
-    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        own = array_of(partial)
+    def _reduce(self, own: Array | None, frames: ReduceFrames, tag: Tag, sent: int) -> Array:
         what = Doing("all-reduce", tag)
-        started = time.perf_counter()
-        frames = self._frames_for(own.shape)
-        if contributes:
+        if own is None:
+            self._send(Partial(self._epoch, tag.step, tag.block, tag.chunk, self.rank, None), (), what)
+        elif not sent:
             np.copyto(frames.array, own)
             frames.address(tag)
             self._send_frame(frames.frame, what)
-        else:
-            self._send(Partial(self._epoch, tag.step, tag.block, tag.chunk, self.rank, None), (), what)
-        total, answer = self._await(Reduced, tag, own.shape, what, frames.expected(tag))
+        received, answer = self._await(Reduced, tag, frames.shape, what, frames.expected(tag))
         # The expected answer, which is not read, has no flags.
         self.cancelled = isinstance(answer, Reduced) and bool(answer.flags & CANCEL)
-        result = self._complete(partial, own, total, answer, contributes)
-        self.wait_s += time.perf_counter() - started
-        return result
+        return self._complete(own, received, answer)
 
     def _make_frames(self, header: TensorHeader) -> ReduceFrames:
         partial = Partial(self._epoch, 0, 0, 0, self.rank, header)
@@ -185,13 +217,11 @@ class StarLeaf(_Star):
         """What rank 0 answers with, whatever the place."""
         return Reduced(self._epoch, 0, 0, 0, 0, header)
 
-    def _complete(
-        self, partial: torch.Tensor, own: Array, received: Array, answer: Message | None, contributes: bool
-    ) -> torch.Tensor:
+    def _complete(self, _own: Array | None, received: Array, answer: Message | None) -> Array:
         """The sum from what rank 0 sent; `answer` is its message where it was not the expected one."""
         if isinstance(answer, Reduced) and answer.flags & ADD_OWN:
             raise ProtocolError("node 0 sent its own part where the sum was due: update tpiedge on both")
-        return owned(partial, own, received, contributes)
+        return received
 
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         what = Doing("broadcast", tag)
@@ -211,11 +241,3 @@ class StarLeaf(_Star):
         ((_, array, message),) = self._inbox.collect(kind, tag, {0}, what, shape, expected)
         assert array is not None  # only a Partial may come without
         return array, message
-
-
-def owned(partial: torch.Tensor, own: Array, total: Array, contributes: bool) -> torch.Tensor:
-    """`total`, whose memory is not the caller's, in memory that is."""
-    if not contributes:
-        return torch.from_numpy(total.copy())
-    np.copyto(own, total)
-    return partial

@@ -1,10 +1,11 @@
-"""From the name that a user types to the folder of the model."""
+"""From the name that a user types to the folder of the model. No network: `tpiedge pull` fetches."""
 
 import os
 from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import quote
+from tpiedge.model.hub_cache import HubCache, parse_hub_name
 
 __all__ = ["DEMO", "resolve_model"]
 
@@ -13,20 +14,29 @@ DEMO = "demo"
 _DEMO_FOLDER = Path(__file__).parent / "demo"
 
 
-def resolve_model(name: str) -> Path:
-    """The folder of the model `name`: "demo", or a folder with config.json. Raises UserError."""
+def resolve_model(name: str, cache: Path | None = None) -> Path:
+    """The folder of the model `name`. Raises UserError.
+
+    A name is "demo", a folder with config.json, or an alias or "org/name[@revision]" that was pulled into `cache`
+    (by default TPIEDGE_CACHE or the user's cache folder). A folder wins over a model of the same name on the hub.
+    """
     if name == DEMO:
         if not (_DEMO_FOLDER / "config.json").is_file():
             raise UserError("this installation lacks the demo model; install tpiedge again, or name a folder")
         return _DEMO_FOLDER
     folder = Path(name)
-    if name and os.path.isdir(name):  # unlike Path.is_dir, false for NUL and for names too long
-        if not (folder / "config.json").is_file():
-            raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
+    is_folder = bool(name) and os.path.isdir(name)  # unlike Path.is_dir, false for NUL and for names too long
+    if is_folder and (folder / "config.json").is_file():
         return folder
-    hint = ""
-    if name.count("/") == 1 and not name.startswith((".", "/", "~")):
-        hint = f"; to fetch one: hf download {name} --local-dir {name.rpartition('/')[2]}"
+    hub_name = parse_hub_name(name)
+    if hub_name is not None:
+        found = HubCache(cache).snapshot(hub_name)
+        if found is None:
+            raise UserError(f"{name} is not on this computer yet; to fetch it: tpiedge pull {name}")
+        return found
+    if is_folder:
+        raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
     raise UserError(
-        f"no model {quote(name)}: give {DEMO!r} or a folder with config.json and safetensors files{hint}"
+        f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, or a model of "
+        "the hub (org/name, or an alias from `tpiedge ls --all`)"
     )

@@ -10,7 +10,11 @@ __all__ = ["NodeBootstrap"]
 
 @dataclass(frozen=True)
 class NodeBootstrap:
-    """Where the master is and who this node is. Keys are Z85 text."""
+    """Where the master is and who this node is. Keys are Z85 text.
+
+    `name` is the node's on the control plane, where `rank` alone would not tell epochs apart. Rank 0 listens for the
+    others at `data_address`. `pack` is where this machine keeps the model; "" where the master knows.
+    """
 
     rank: int
     control_address: str
@@ -21,6 +25,9 @@ class NodeBootstrap:
     heartbeat_s: float
     timeout_s: float
     stall_s: float
+    name: str = ""
+    data_address: str = "tcp://127.0.0.1:*"
+    pack: str = ""
 
     def to_line(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -3,7 +3,7 @@
 import queue
 import time
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,6 +14,7 @@ from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.controller import Controller
 from tpiedge.nodes.membership import Membership
 from tpiedge.nodes.supervise import Child
+from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -36,23 +37,13 @@ from tpiedge.wire.fields import Compute
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ClusterSpec", "LocalCluster", "Timing"]
+__all__ = ["ClusterSpec", "LocalCluster"]
 
 _SLICE_S = 0.1
 _STATS_S = 10.0
 _CLOSING_S = 3.0
 _BROKEN_CLOSING_S = 0.2
 _EPOCH = 1
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Intervals and limits in seconds. A loss is seen within timeout_s + heartbeat_s: below 2 s with these."""
-
-    heartbeat_s: float = 0.3
-    timeout_s: float = 1.5
-    stall_s: float = 60.0
-    start_s: float = 120.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ class ClusterSpec:
     compute: Compute
     threads: int
     capacity_tokens: int
-    timing: Timing = Timing()
+    timing: Timing = field(default_factory=Timing)
 
 
 class LocalCluster:

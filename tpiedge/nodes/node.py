@@ -53,6 +53,7 @@ from tpiedge.wire.messages import PROTOCOL
 __all__ = ["Node", "run"]
 
 _ASSIGN_S = 180.0
+_ANYWHERE = "tcp://0.0.0.0:"
 _IDLE_S = 0.5
 
 
@@ -78,7 +79,7 @@ class Node:
             address=bootstrap.control_address,
             server_key=bootstrap.master_key,
             keys=self._keys,
-            name=f"node-{bootstrap.rank}",
+            name=bootstrap.name or f"node-{bootstrap.rank}",
             hub_name="master",
             plane=CONTROL,
         )
@@ -146,7 +147,7 @@ class Node:
             return LocalCommunicator()
         if assign.rank == 0:
             hub = ZmqHub(
-                address="tcp://127.0.0.1:*",
+                address=self._bootstrap.data_address,
                 keys=self._keys,
                 name="node-0",
                 allowed={key: f"node-{rank}" for rank, key in assign.peer_keys},
@@ -157,7 +158,7 @@ class Node:
             self.link.post(Listening(assign.epoch, 0, hub.address))
             return pair.root(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
         spoke = ZmqSpoke(
-            address=assign.root_endpoint,
+            address=_reachable(assign.root_endpoint, self._bootstrap.control_address),
             server_key=assign.root_key,
             keys=self._keys,
             name=f"node-{assign.rank}",
@@ -169,7 +170,7 @@ class Node:
 
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:
         started = time.perf_counter()
-        pack = Pack.open(Path(assign.pack))
+        pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         self._weights = PinnedWeights(pack, share, assign.rank == 0, progress=self._loading)
         self._resources.callback(self._weights.close)
@@ -239,6 +240,14 @@ class Node:
             tokens=meter.tokens,
             head_s=meter.head_s,
         )
+
+
+def _reachable(endpoint: str, control_address: str) -> str:
+    """Rank 0 that listens on every address of its machine is found where the master is."""
+    port = endpoint.removeprefix(_ANYWHERE)
+    if port == endpoint:
+        return endpoint
+    return f"{control_address.rpartition(':')[0]}:{port}"
 
 
 def run(bootstrap: NodeBootstrap) -> int:

@@ -1,26 +1,82 @@
 """Entry of a node process: `python -m tpiedge.nodes.process`.
 
-It holds on to its lifeline before the heavy imports, so that a node whose parent dies meanwhile is gone at once.
+It holds on to its lifeline before the heavy imports, so that a node whose parent dies meanwhile is gone at once. The
+first line on standard input is the bootstrap, or a StandbyOrder: then the process imports and measures, reports on
+its standard output and waits for the bootstrap on the second line.
 """
 
+import contextlib
 import os
+import queue
 import sys
 
 from tpiedge.lifeline import guard
 from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.readiness import NOT_MEASURED, NodeReport, StandbyOrder
 
-__all__ = ["main"]
+__all__ = ["Lines", "main"]
 
 _ORPHANED = 143
 
 
+class Lines:
+    """Bytes in, as they come; whole lines out, to another thread."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+        self._lines: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+
+    def feed(self, data: bytes) -> None:
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        for line in lines:
+            self._lines.put(line)
+
+    @property
+    def waiting(self) -> bool:
+        """Whether `next` would return at once."""
+        return not self._lines.empty()
+
+    def next(self) -> bytes:
+        """The next line, without its end. Waits for it: the lifeline ends a process that waits in vain."""
+        return self._lines.get()
+
+
 def main() -> int:
     """The exit status is that of the error that ended the node, or 0."""
-    bootstrap = NodeBootstrap.from_line(sys.stdin.buffer.readline())
-    guard(lambda: os._exit(_ORPHANED))
+    lines = Lines()
+    guard(lambda: os._exit(_ORPHANED), on_bytes=lines.feed)
+    line = lines.next()
+    order = StandbyOrder.from_line(line)
+    if order is not None:
+        _get_ready(order, lines)
+        line = lines.next()
+    bootstrap = NodeBootstrap.from_line(line)
     from tpiedge.nodes.node import run  # imports torch
 
     return run(bootstrap)
+
+
+def _get_ready(order: StandbyOrder, lines: Lines) -> None:
+    """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
+    pipe = _take_standard_output()
+    import tpiedge.nodes.node  # noqa: F401 (for its imports)
+    from tpiedge.kernels.library import native_library
+    from tpiedge.nodes.capacity import measure
+    from tpiedge.nodes.usage import cpu_name, forget_peak_rss
+
+    capacity = measure(order.threads) if order.measure and not lines.waiting else NOT_MEASURED
+    forget_peak_rss()  # a node is charged with what it uses, not with what its measurement used
+    library = native_library()
+    report = NodeReport(os.getpid(), cpu_name(), library.isa if library else "torch", capacity)
+    with contextlib.suppress(BrokenPipeError), open(pipe, "wb") as stream:
+        stream.write(report.to_line() + b"\n")
+
+
+def _take_standard_output() -> int:
+    """A descriptor for the report alone; what libraries print goes to the log."""
+    pipe = os.dup(1)
+    os.dup2(2, 1)
+    return pipe
 
 
 if __name__ == "__main__":

@@ -3,43 +3,56 @@
 A child's standard input is its lifeline: the parent writes the first line (what the child must know, secrets
 included, so that nothing secret is in an argument list or the environment) and keeps the pipe open. When the parent
 dies, in whatever way, the pipe closes and the child ends (tpiedge.lifeline).
+
+The kernel's parent-death signal counts the thread that started the child as its parent: that thread must outlive it.
 """
 
 import contextlib
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping
 from typing import IO
 
-from tpiedge.errors import InternalError
+from tpiedge.errors import InternalError, PeerError
+from tpiedge.nodes.cgroups import Cgroups
 
 __all__ = ["Child"]
 
 _TAIL_BYTES = 4000
+_MAX_REPORT_BYTES = 65536
+_DYING_S = 2.0
 
 
 class Child:
-    """A running `python -m MODULE`. The parent must call `stop`."""
+    """A running `python -m MODULE`. The parent must call `stop`.
 
-    def __init__(self, module: str, first_line: bytes, environment: Mapping[str, str]) -> None:
+    With `reports` its standard output is a pipe on which it writes one line, for `read_report`.
+    """
+
+    def __init__(
+        self, module: str, first_line: bytes, environment: Mapping[str, str], *, reports: bool = False
+    ) -> None:
+        self._oom_kills = Cgroups.own().oom_kills()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
         self._process = subprocess.Popen(
             # -P: a folder named numpy in the user's working directory must not be imported.
             [sys.executable, "-P", "-m", module],
             stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
+            stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
             stderr=self._log,
             start_new_session=True,
             env={**os.environ, **environment},
         )
-        with contextlib.suppress(BrokenPipeError):  # it died at once; `exit_cause` tells why
-            self._lifeline.write(first_line + b"\n")
-            self._lifeline.flush()
+        self._report = b""
+        self._reading = threading.Lock()  # of `_report` and the pipe that it comes from
+        self.send_line(first_line)
 
     @property
     def pid(self) -> int:
@@ -51,16 +64,57 @@ class Child:
             raise InternalError("a child was started without a lifeline")
         return self._process.stdin
 
+    def send_line(self, line: bytes) -> None:
+        """Write one more line to it. To one that has ended this does nothing: `exit_cause` tells why."""
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.write(line + b"\n")
+            self._lifeline.flush()
+
+    def read_report(self, deadline: float) -> bytes | None:
+        """The line that it reports, None if it has not done so by `deadline` (monotonic seconds). From any thread.
+
+        Raises PeerError with the cause if it ends without a report.
+        """
+        with self._reading:
+            while b"\n" not in self._report:
+                if not self._wait_for_report(deadline):
+                    return None
+                self._read_more()
+            return self._report.partition(b"\n")[0]
+
+    def _wait_for_report(self, deadline: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._report_pipe, selectors.EVENT_READ)
+            return bool(selector.select(max(0.0, deadline - time.monotonic())))
+
+    def _read_more(self) -> None:
+        data = os.read(self._report_pipe.fileno(), 4096)
+        self._report += data
+        if not data or len(self._report) > _MAX_REPORT_BYTES:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_DYING_S)  # the pipe closes shortly before the process has a status
+            raise PeerError(f"a process that was to get ready did not report: {self.exit_cause()}")
+
+    @property
+    def _report_pipe(self) -> IO[bytes]:
+        if self._process.stdout is None or self._process.stdout.closed:
+            raise InternalError("a child that has no pipe for a report (any more) was asked for it")
+        return self._process.stdout
+
     def exit_cause(self) -> str | None:
         """None while it runs; afterwards why it ended, in words, with the last line that it wrote to its log."""
         status = self._process.poll()
         if status is None:
             return None
+        if status == -signal.SIGKILL and Cgroups.own().oom_kills() > self._oom_kills:
+            return "it ran out of memory (killed by the system's OOM killer)"
         last = self.log_tail().strip().rsplit("\n", 1)[-1] if status > 0 else ""
         return _describe(status) + (f" ({last})" if last else "")
 
     def log_tail(self) -> str:
-        """The end of its standard error."""
+        """The end of its standard error; "" after `stop`."""
+        if self._log.closed:
+            return ""
         size = os.fstat(self._log.fileno()).st_size
         start = max(0, size - _TAIL_BYTES)
         return os.pread(self._log.fileno(), _TAIL_BYTES, start).decode(errors="replace")
@@ -74,7 +128,13 @@ class Child:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        self._close_report()
         self._log.close()
+
+    def _close_report(self) -> None:
+        if self._process.stdout is not None:
+            with self._reading:  # a reader has seen the end of the pipe by now
+                self._process.stdout.close()
 
 
 def _describe(status: int) -> str:

@@ -1,11 +1,12 @@
 """What a process uses and runs on."""
 
+import contextlib
 import platform
 import resource
 import sys
 from pathlib import Path
 
-__all__ = ["cpu_name", "peak_rss_bytes"]
+__all__ = ["cpu_name", "forget_peak_rss", "peak_rss_bytes"]
 
 
 def peak_rss_bytes() -> int:
@@ -18,6 +19,12 @@ def peak_rss_bytes() -> int:
         pass  # no /proc: ask the portable way
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def forget_peak_rss() -> None:
+    """Let `peak_rss_bytes` begin anew from what is resident now, where the system can (Linux)."""
+    with contextlib.suppress(OSError):
+        Path("/proc/self/clear_refs").write_text("5")
 
 
 def cpu_name() -> str:

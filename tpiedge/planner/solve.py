@@ -35,6 +35,8 @@ __all__ = [
     "NodeNeed",
     "Plan",
     "evaluate",
+    "fraction_limit",
+    "layer_bytes",
     "solve",
 ]
 
@@ -102,13 +104,14 @@ class Infeasible:
 def node_need(model: ModelFacts, rank: int, share: NodeShare, capacity_tokens: int) -> NodeNeed:
     """Bytes of the node `rank` with `share` and room for `capacity_tokens` in the KV cache."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
-    layers = model.num_layers * (_layer_bytes(model, share) + model.resident_bytes)
+    layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
     kv_bytes = kv_heads * model.kv_token_bytes * capacity_tokens * model.num_layers
     return NodeNeed(layers + head, kv_bytes, NODE_BASE_BYTES)
 
 
-def _layer_bytes(model: ModelFacts, share: NodeShare) -> int:
+def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
+    """Bytes of the share's matrices in one layer."""
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
     tiles = len(share.ffn) * model.ffn_tile_bytes - has_last * (model.ffn_tile_bytes - model.last_tile_bytes)
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
@@ -134,7 +137,7 @@ def _judged(
     if refusals:
         return Infeasible("; ".join(refusals))
     layers_s = max(
-        model.num_layers * _layer_bytes(model, share) / node.speed
+        model.num_layers * layer_bytes(model, share) / node.speed
         for node, share in zip(nodes, shares, strict=True)
     )
     return Plan(shares, needs, layers_s, model.head_bytes / nodes[0].speed)
@@ -157,7 +160,7 @@ def _refusal(rank: int, node: NodeFacts, need: NodeNeed) -> str | None:
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> Plan | Infeasible:
     """Shares in proportion to speed within every node's memory and disk, or the reason why there are none."""
-    limits = [_fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
+    limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
     fractions = _water_fill([node.speed for node in nodes], limits)
     if fractions is None:
         return _shortage(model, limits, capacity_tokens)
@@ -235,7 +238,7 @@ def _whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:
     return model.num_layers * layer, model.num_layers * kv_bytes
 
 
-def _fraction_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
+def fraction_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
     """The largest part of every layer that fits on the node (1.0: all of it)."""
     weights, kv_cache = _whole_bytes(model, capacity_tokens)
     own = model.num_layers * model.resident_bytes + (model.head_bytes if rank == 0 else 0)

@@ -1,1 +1,1 @@
-"""Where every setting comes from."""
+"""Settings that do not come from the command line: environment variables and files, each value with its origin."""

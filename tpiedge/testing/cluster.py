@@ -27,7 +27,7 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.wire.control import PromptScores, Token
-from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["InProcessCluster", "greedy_request"]
 
@@ -37,28 +37,7 @@ _WAIT_S = 20.0
 
 def greedy_request(prompt_ids: Sequence[int], max_tokens: int) -> GenerationRequest:
     """The likeliest `max_tokens` tokens, end tokens included."""
-    sampling = Sampling(
-        temperature=0.0,
-        top_k=0,
-        top_p=1.0,
-        min_p=0.0,
-        repetition_penalty=1.0,
-        presence_penalty=0.0,
-        frequency_penalty=0.0,
-        logit_bias=(),
-        seed=0,
-        logprobs=0,
-    )
-    return GenerationRequest(
-        id="test",
-        prompt_ids=tuple(prompt_ids),
-        max_tokens=max_tokens,
-        sampling=sampling,
-        stop_ids=(),
-        ignore_eos=True,
-        keep_prefix=False,
-        prompt_scores=False,
-    )
+    return GenerationRequest("test", tuple(prompt_ids), max_tokens, ignore_eos=True)
 
 
 class InProcessCluster:

@@ -10,11 +10,11 @@ from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer, Envelope, MalformedMessage
 from tpiedge.wire.codec import decode, encode, tensors_of
 from tpiedge.wire.flat import FLAT_BYTES, FLAT_MARK
-from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_TENSOR_BYTES, MAX_TENSOR_HEADER
+from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_FILE_CHUNK, MAX_TENSOR_BYTES, MAX_TENSOR_HEADER
 from tpiedge.wire.messages import Message
 from tpiedge.wire.tensors import check_tensors
 
-__all__ = ["CONTROL", "TENSOR", "Plane", "frame_of", "names_of", "read_frame"]
+__all__ = ["CONTROL", "FILES", "TENSOR", "Plane", "frame_of", "names_of", "read_frame"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,13 +22,15 @@ class Plane:
     """Limits of a connection in bytes, and how many messages may queue per peer and direction.
 
     `prompt`: a post or a close by another thread interrupts a wait at once. Without, it waits for up to 20 ms,
-    and messages arrive a few microseconds sooner.
+    and messages arrive a few microseconds sooner. `silence_ms`: a connection that says nothing for so long, not even
+    an answer to a heartbeat, is taken for broken.
     """
 
     header_limit: int
     tensor_limit: int
     queue_length: int
     prompt: bool = True
+    silence_ms: int = 900
 
     @property
     def frame_limit(self) -> int:
@@ -37,6 +39,8 @@ class Plane:
 
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000)
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, prompt=False)
+# Heartbeats queue behind chunks, which take their time on a slow link.
+FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8, silence_ms=5000)
 
 
 def frame_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> bytes:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import zmq
 from zmq.utils import z85
 
-__all__ = ["CurveKeys", "is_key"]
+__all__ = ["CurveKeys", "is_key", "key_bytes", "key_text", "public_of"]
 
 _KEY_LENGTH = 40
 
@@ -26,3 +26,18 @@ class CurveKeys:
 def is_key(text: str) -> bool:
     """Whether `text` is a key in Z85."""
     return len(text) == _KEY_LENGTH and text.isascii() and all(byte in z85.Z85CHARS for byte in text.encode())
+
+
+def public_of(secret: str) -> str:
+    """The public key that belongs to a secret one (both Z85)."""
+    return zmq.curve_public(secret.encode("ascii")).decode("ascii")
+
+
+def key_bytes(text: str) -> bytes:
+    """The 32 bytes of a key for which `is_key` holds."""
+    return bytes(z85.decode(text.encode("ascii")))
+
+
+def key_text(raw: bytes) -> str:
+    """The Z85 text of a key's 32 bytes."""
+    return z85.encode(raw).decode("ascii")

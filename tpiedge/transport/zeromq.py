@@ -8,19 +8,22 @@ nonce: refused while the first one is connected). A spoke announces every connec
 the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
 """
 
+import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import zmq
 
 from tpiedge.errors import UserError
-from tpiedge.transport.admission import Admission
+from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset
-from tpiedge.transport.framing import Plane
+from tpiedge.transport.framing import Plane, frame_of
 from tpiedge.transport.keys import CurveKeys, is_key
-from tpiedge.transport.zeromq_endpoint import RECV, SEND_LAST, SEND_MORE, Item, ZmqEndpoint
+from tpiedge.transport.monitor import LinkMonitor
+from tpiedge.transport.zeromq_endpoint import RECV, SEND_LAST, SEND_MORE, Frame, Item, ZmqEndpoint
+from tpiedge.wire.messages import Message
 
 __all__ = ["ZmqHub", "ZmqSpoke"]
 
@@ -33,7 +36,7 @@ _DUPLICATE = b"duplicate"
 class ZmqHub(ZmqEndpoint):
     """Binds `address` (tcp://HOST:PORT, PORT may be *; HOST is one of this computer's own addresses).
 
-    `allowed` maps public keys to peer names: nobody else gets in.
+    `allowed` maps public keys to peer names: nobody else gets in, save as a guest for a while where `guests` says so.
     """
 
     def __init__(
@@ -46,12 +49,14 @@ class ZmqHub(ZmqEndpoint):
         plane: Plane,
         io_threads: int = 1,
         context: ZmqContext | None = None,
+        guests: GuestPolicy | None = None,
     ) -> None:
         if not address.startswith("tcp://") or address.startswith("tcp://*"):
             raise UserError(f"cannot listen on {address}: give one address of this computer, tcp://HOST:PORT")
-        self.admission = Admission(allowed)
+        self.admission = Admission(allowed, guests)
         super().__init__(zmq.ROUTER, name, keys, plane, context, io_threads)
         self.counters = self.admission.counters
+        self._changes = self.admission.changes
         self._routes: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}
         self._socket.curve_server = 1
@@ -68,7 +73,34 @@ class ZmqHub(ZmqEndpoint):
     def peers(self) -> tuple[str, ...]:
         return tuple(self._routes)
 
+    def disconnect(self, name: str, farewell: Message | None = None) -> None:
+        """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear.
+
+        The connection ends with the next message that the peer sends, and a new one is refused. For the owner.
+        """
+        with self._lock:
+            route = self._routes.pop(name, None)
+            if route is None or self._closed:
+                return
+            self._names.pop(route, None)
+            if farewell is not None:
+                self._hand_over(route, frame_of(farewell, (), self._plane))
+            self._take_over(route)
+
+    def _take_over(self, route: bytes) -> None:
+        """A connection of our own under the same routing id makes libzmq give the other one up."""
+        address = f"inproc://cut-{secrets.token_hex(8)}"
+        self._socket.bind(address)
+        with contextlib.closing(self._context.socket(zmq.DEALER)) as double:
+            double.linger = 0
+            double.routing_id = route
+            double.connect(address)
+            self._socket.get(zmq.EVENTS)  # libzmq notices the double now
+        self._socket.unbind(address)
+        self._socket.get(zmq.EVENTS)
+
     def _bind(self, address: str) -> None:
+        self._socket.ipv6 = address.startswith("tcp://[")
         try:
             self._socket.bind(address)
         except zmq.ZMQError as error:
@@ -106,7 +138,14 @@ class ZmqHub(ZmqEndpoint):
     def _receive(self, flags: int) -> Item | None:
         recv = self._recv_part
         route = recv(flags)
-        frame = recv(RECV, False)
+        return self._sort(route, recv(RECV, False))
+
+    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
+        admitted = self.admission.admitted
+        routes = [self._routes[name] for name in names if name in self._routes and name in admitted]
+        return routes if len(routes) == len(names) else None
+
+    def _sort(self, route: bytes, frame: Frame) -> Item | None:
         # Every connection begins with a probe, and so passes `_introduce`; from then on its route is its name.
         name = self._names.get(route)
         if name is None or not len(frame):
@@ -117,7 +156,7 @@ class ZmqHub(ZmqEndpoint):
             return None
         return self._received(name, frame)
 
-    def _introduce(self, route: bytes, frame: zmq.Frame) -> Item | None:
+    def _introduce(self, route: bytes, frame: Frame) -> Item | None:
         """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
         # The name that the gatekeeper gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
@@ -163,6 +202,7 @@ class ZmqSpoke(ZmqEndpoint):
         plane: Plane,
         io_threads: int = 1,
         context: ZmqContext | None = None,
+        monitored: bool = False,
     ) -> None:
         if not is_key(server_key):
             raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
@@ -178,9 +218,16 @@ class ZmqSpoke(ZmqEndpoint):
         self._socket.probe_router = 1
         # Nothing queues for a connection that does not exist yet.
         self._socket.immediate = 1
+        self.monitor = LinkMonitor(self._socket) if monitored else None
         self._connect(address)
 
+    def close(self) -> None:
+        if self.monitor is not None:
+            self.monitor.close()
+        super().close()
+
     def _connect(self, address: str) -> None:
+        self._socket.ipv6 = address.startswith("tcp://[")
         try:
             self._socket.connect(address)
         except zmq.ZMQError as error:
@@ -200,7 +247,12 @@ class ZmqSpoke(ZmqEndpoint):
         self._silence(self._writable.poll(int(timeout_s * 1000) + 1))
 
     def _receive(self, flags: int) -> Item | None:
-        frame = self._recv_part(flags, False)
+        return self._sort(b"", self._recv_part(flags, False))
+
+    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
+        return [b"" for _ in names]
+
+    def _sort(self, _route: bytes, frame: Frame) -> Item | None:
         if len(frame) <= len(_DUPLICATE) and not frame.more:
             if frame.buffer == _DUPLICATE:
                 return DuplicateName(self._hub_name, self.name)

@@ -1,5 +1,7 @@
 """What the hub and the spoke over ZeroMQ share: options, sending, receiving, waiting and closing."""
 
+import ctypes
+import functools
 import threading
 import time
 from collections import deque
@@ -21,17 +23,22 @@ from tpiedge.transport.endpoint import (
 )
 from tpiedge.transport.framing import Plane, frame_of, names_of, read_frame
 from tpiedge.transport.keys import CurveKeys, is_key
+from tpiedge.transport.native_library import native_library
+from tpiedge.transport.native_reducer import NativeReducer, ReceivedFrame
+from tpiedge.transport.reduction import DONE, Exchange, Reduce
 from tpiedge.transport.wakeup import Wakeup
+from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.messages import Message
 
-__all__ = ["RECV", "SEND_LAST", "SEND_MORE", "Item", "ZmqEndpoint"]
+__all__ = ["RECV", "SEND_LAST", "SEND_MORE", "Frame", "Item", "ZmqEndpoint"]
+
+Frame = zmq.Frame | ReceivedFrame
 
 Item = tuple[str, memoryview] | PeerError
 """What the owner of an endpoint needs to know of: a sender and its frame, or what went wrong."""
 
 _HANDSHAKE_MS = 3000
 _HEARTBEAT_MS = 300
-_HEARTBEAT_TIMEOUT_MS = 900
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 5000
 _LINGER_MS = 200
@@ -39,6 +46,8 @@ _SEND_TIMEOUT_S = 3.0
 _SLICE_S = 0.02
 _CURVE_OVERHEAD = 64
 _HANDSHAKE_BYTES = 4096
+# For more than this the copies and the waiting count, and not the calls.
+_REDUCE_BYTES = 1 << 18
 # Plain integers: combining the enum costs 2 us each time.
 RECV = int(zmq.NOBLOCK)
 RECV_SLICE = 0
@@ -67,7 +76,9 @@ class ZmqEndpoint:
         self._plane = plane
         self._posted: deque[tuple[bytes, str | None]] = deque()
         self._held: deque[Item] = deque()
+        self._changes = ctypes.c_uint32()
         self._closed = False
+        self._woken = False
         self._lock = threading.Lock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
@@ -130,6 +141,20 @@ class ZmqEndpoint:
                     return None
                 if not waits:
                     self._silence(self._poller.poll(int(remaining_s * 1000) + 1))
+                    if self._woken:
+                        self._woken = False
+                        return None
+
+    def reducer(self, exchange: Exchange) -> Reduce | None:
+        """As in Reduces."""
+        suits = not self._plane.prompt and FLAT_BYTES < len(exchange.scratch) <= _REDUCE_BYTES
+        library = native_library() if suits else None
+        return None if library is None else functools.partial(self._reduce, NativeReducer(library, exchange))
+
+    def wake(self) -> None:
+        """From any thread, on a prompt plane: end a wait in `recv` that is under way, as if its time were up."""
+        self._woken = True
+        self._wakeup.ring()
 
     def post(self, message: Message, to: str | None = None) -> None:
         # Encoded here, so that the caller and not the owner learns of a message that cannot be sent.
@@ -155,6 +180,44 @@ class ZmqEndpoint:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _reduce(self, native: NativeReducer, place: bytes, tensor: int) -> int:
+        with self._lock:
+            if self._closed or self._posted or self._held or not (native.handle or self._open(native)):
+                return 0
+            sent = native.run(place, tensor)
+            if sent != DONE:
+                self._take_back(native, sent)
+                return sent
+            moved = native.frame_bytes * len(native.names)
+            self.bytes_sent += moved
+            self.bytes_received += moved
+            return DONE
+
+    def _open(self, native: NativeReducer) -> bool:
+        # Read first: a change from here on shows.
+        seen = self._changes.value
+        routes = self._routes_to(native.names)
+        return routes is not None and native.open(self._socket.underlying, routes, self._changes, seen)
+
+    def _take_back(self, native: NativeReducer, sent: int) -> None:
+        """What was received and not used comes out of `recv_frame` next."""
+        self.bytes_sent += native.frame_bytes * sent
+        self.bytes_received += native.frame_bytes * native.used(sent)
+        for route, frame in native.received():
+            item = self._sort(route, frame)
+            if item is not None:
+                self._held.append(item)
+        # The next one is opened for the routes that there are then.
+        native.close()
+
+    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
+        """Of each of `names`, empty on a DEALER; None where one of them may not be spoken with."""
+        raise NotImplementedError
+
+    def _sort(self, route: bytes, frame: Frame) -> Item | None:
+        """A received message, of which `frame` is the first frame; None where nobody needs to know of it."""
+        raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
         """One message; None where nobody needs to know of it. zmq.Again where there is none."""
@@ -206,7 +269,7 @@ class ZmqEndpoint:
             if item is not None:
                 return item
 
-    def _received(self, sender: str, frame: zmq.Frame) -> Item:
+    def _received(self, sender: str, frame: Frame) -> Item:
         if frame.more:
             self._skip_rest(frame)
             self.counters.malformed += 1
@@ -215,7 +278,7 @@ class ZmqEndpoint:
         self.bytes_received += len(view)
         return sender, view
 
-    def _skip_rest(self, frame: zmq.Frame) -> None:
+    def _skip_rest(self, frame: Frame) -> None:
         """Of the message that `frame` belongs to."""
         while frame.more:
             frame = self._recv_part(RECV, False)
@@ -229,7 +292,7 @@ def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq
     socket.sndhwm = socket.rcvhwm = plane.queue_length
     socket.handshake_ivl = _HANDSHAKE_MS
     socket.heartbeat_ivl = _HEARTBEAT_MS
-    socket.heartbeat_timeout = socket.heartbeat_ttl = _HEARTBEAT_TIMEOUT_MS
+    socket.heartbeat_timeout = socket.heartbeat_ttl = plane.silence_ms
     socket.reconnect_ivl = _RECONNECT_MS
     socket.reconnect_ivl_max = _RECONNECT_MAX_MS
     socket.linger = _LINGER_MS

@@ -12,6 +12,7 @@ import msgpack
 
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.flat import FLAT_MARK, FlatForm, flat_form
+from tpiedge.wire.join import JOIN_PROTOCOL, JOIN_TAGS
 from tpiedge.wire.limits import MAX_ARRAY, MAX_CONTROL_HEADER
 from tpiedge.wire.messages import PROTOCOL, TAGS, Message
 from tpiedge.wire.schema import schema_of
@@ -32,7 +33,7 @@ def encode(message: Message, limit: int = MAX_CONTROL_HEADER) -> bytes:
         if flat is not None:
             data = flat.write(PROTOCOL, tag, message)
         else:
-            data = cast(bytes, msgpack.packb((PROTOCOL, tag, *schema_of(kind).write(message))))
+            data = cast(bytes, msgpack.packb((_protocol_of(tag), tag, *schema_of(kind).write(message))))
     except (ValueError, TypeError) as error:
         raise ProtocolError(f"cannot send this: {error}") from error
     except KeyError:
@@ -48,7 +49,7 @@ def decode(data: bytes | bytearray | memoryview, limit: int = MAX_CONTROL_HEADER
         raise ProtocolError(f"a message of {len(data)} bytes; at most {limit} are allowed")
     try:
         if len(data) > 2 and data[0] == FLAT_MARK:
-            _check_protocol(data[1])
+            _check_protocol(data[1], data[2])
             return cast(Message, _form_of(data[2]).read(data))
         tag, fields = _parse(data)
         cls: Any = TAGS.get(tag)
@@ -78,12 +79,16 @@ def _parse(data: bytes | bytearray | memoryview) -> tuple[int, Any]:
         raise ProtocolError(f"not MessagePack within the limits: {type(error).__name__} {error}") from None
     if type(items) is not tuple or len(items) < 2 or type(items[0]) is not int or type(items[1]) is not int:
         raise ProtocolError("not a message: no protocol number and tag")
-    _check_protocol(items[0])
+    _check_protocol(items[0], items[1])
     return items[1], items[2:]
 
 
-def _check_protocol(number: int) -> None:
-    if number != PROTOCOL:
+def _protocol_of(tag: int) -> int:
+    return JOIN_PROTOCOL if tag in JOIN_TAGS else PROTOCOL
+
+
+def _check_protocol(number: int, tag: int) -> None:
+    if number != _protocol_of(tag):
         raise ProtocolError(
             f"the peer speaks protocol {number}, this node {PROTOCOL}: install the same tpiedge on both"
         )

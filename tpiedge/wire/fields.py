@@ -7,15 +7,17 @@ no field can be added without a bound.
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tpiedge.wire.limits import MAX_NODES, MAX_TEXT
+from tpiedge.wire.limits import MAX_BLOB, MAX_NODES, MAX_TEXT
 
 __all__ = [
     "U8",
     "U32",
     "U64",
+    "Blob",
     "Compute",
     "Interval",
     "Key",
+    "MaxBytes",
     "MaxItems",
     "MaxLength",
     "Name",
@@ -38,6 +40,13 @@ class Range:
 @dataclass(frozen=True, slots=True)
 class MaxLength:
     """Characters of a str."""
+
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class MaxBytes:
+    """Length of a bytes."""
 
     count: int
 
@@ -67,6 +76,7 @@ Rank = Annotated[int, Range(0, MAX_NODES - 1)]
 Seconds = Annotated[float, Range(0.0, 1e9)]
 Name = Annotated[str, MaxLength(256)]
 Text = Annotated[str, MaxLength(MAX_TEXT)]
+Blob = Annotated[bytes, MaxBytes(MAX_BLOB)]
 Key = Annotated[str, MaxLength(40)]
 """A CURVE public key in Z85, or empty."""
 Interval = tuple[U32, U32]

@@ -7,8 +7,10 @@ from tpiedge.units import KIB, MIB
 
 __all__ = [
     "MAX_ARRAY",
+    "MAX_BLOB",
     "MAX_CONTROL_HEADER",
     "MAX_DIMENSIONS",
+    "MAX_FILE_CHUNK",
     "MAX_NODES",
     "MAX_PROMPT_TOKENS",
     "MAX_SEGMENTS",
@@ -26,9 +28,15 @@ MAX_CONTROL_HEADER = 1 * MIB
 MAX_TENSOR_BYTES = 64 * MIB
 """One tensor frame."""
 
+MAX_FILE_CHUNK = 4 * MIB
+"""Bytes of a file in one frame of the files plane."""
+
 MAX_ARRAY = 128
 """Elements of one MessagePack array. The parser allocates an array before it has seen its elements, and nests
 up to 1024 deep: this keeps the worst a hostile message can make it allocate at about 1 MB."""
+
+MAX_BLOB = 256 * KIB
+"""Opaque bytes inside a message."""
 
 MAX_NODES = MAX_ARRAY
 MAX_SEGMENTS = MAX_ARRAY

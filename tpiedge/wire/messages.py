@@ -3,7 +3,7 @@
 A tag is never reused; a change of any message's fields raises PROTOCOL.
 """
 
-from tpiedge.wire import control, data
+from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
@@ -32,6 +32,29 @@ Message = (
     | control.Stats
     | control.Shutdown
     | control.PromptScores
+    | join.Enrol
+    | join.Enrolled
+    | join.Refused
+    | join.Knock
+    | join.Challenge
+    | join.Reveal
+    | join.Verdict
+    | files.Fetch
+    | files.Chunk
+    | files.FetchFailed
+    | epochs.Offer
+    | epochs.Prepare
+    | epochs.Preparing
+    | epochs.Spawned
+    | epochs.NodeEnded
+    | epochs.Release
+    | epochs.AgentPulse
+    | epochs.MasterPulse
+    | epochs.Probe
+    | epochs.Echo
+    | epochs.AskOffer
+    | epochs.Prepared
+    | epochs.Launch
 )
 
 TAGS: dict[int, type[Message]] = {
@@ -57,4 +80,27 @@ TAGS: dict[int, type[Message]] = {
     46: control.Stats,
     47: control.Shutdown,
     48: control.PromptScores,
+    64: join.Enrol,
+    65: join.Enrolled,
+    66: join.Refused,
+    67: join.Knock,
+    68: join.Challenge,
+    69: join.Reveal,
+    70: join.Verdict,
+    80: files.Fetch,
+    81: files.Chunk,
+    82: files.FetchFailed,
+    96: epochs.Offer,
+    97: epochs.Prepare,
+    98: epochs.Preparing,
+    99: epochs.Spawned,
+    100: epochs.NodeEnded,
+    101: epochs.Release,
+    102: epochs.AgentPulse,
+    103: epochs.MasterPulse,
+    104: epochs.Probe,
+    105: epochs.Echo,
+    106: epochs.AskOffer,
+    107: epochs.Prepared,
+    108: epochs.Launch,
 }

@@ -13,21 +13,23 @@ TokenIds = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How the next token is drawn. `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
+    """How the next token is drawn; unless told otherwise, the likeliest one.
+
+    `temperature` 0 is greedy; `top_k` 0 and `top_p` 1 keep every token.
 
     `logprobs`: how many of the most likely tokens come back with their log probability.
     """
 
-    temperature: Annotated[float, Range(0.0, 100.0)]
-    top_k: U32
-    top_p: Annotated[float, Range(0.0, 1.0)]
-    min_p: Annotated[float, Range(0.0, 1.0)]
-    repetition_penalty: Annotated[float, Range(0.0, 1e6)]
-    presence_penalty: Annotated[float, Range(-1e6, 1e6)]
-    frequency_penalty: Annotated[float, Range(-1e6, 1e6)]
-    logit_bias: Annotated[tuple[tuple[int, float], ...], Packed("<Id", 1024)]
-    seed: U64
-    logprobs: Annotated[int, Range(0, 32)]
+    temperature: Annotated[float, Range(0.0, 100.0)] = 0.0
+    top_k: U32 = 0
+    top_p: Annotated[float, Range(0.0, 1.0)] = 1.0
+    min_p: Annotated[float, Range(0.0, 1.0)] = 0.0
+    repetition_penalty: Annotated[float, Range(0.0, 1e6)] = 1.0
+    presence_penalty: Annotated[float, Range(-1e6, 1e6)] = 0.0
+    frequency_penalty: Annotated[float, Range(-1e6, 1e6)] = 0.0
+    logit_bias: Annotated[tuple[tuple[int, float], ...], Packed("<Id", 1024)] = ()
+    seed: U64 = 0
+    logprobs: Annotated[int, Range(0, 32)] = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +43,8 @@ class GenerationRequest:
     id: Name
     prompt_ids: Annotated[TokenIds, Packed("<I", MAX_PROMPT_TOKENS)]
     max_tokens: U32
-    sampling: Sampling
-    stop_ids: Annotated[TokenIds, Packed("<I", 1024)]
-    ignore_eos: bool
-    keep_prefix: bool
+    sampling: Sampling = Sampling()
+    stop_ids: Annotated[TokenIds, Packed("<I", 1024)] = ()
+    ignore_eos: bool = False
+    keep_prefix: bool = False
     prompt_scores: bool = False

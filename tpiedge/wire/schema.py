@@ -13,7 +13,7 @@ from operator import attrgetter
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from tpiedge.wire.fields import MaxItems, MaxLength, Packed, Range
+from tpiedge.wire.fields import MaxBytes, MaxItems, MaxLength, Packed, Range
 from tpiedge.wire.packed import packing
 
 __all__ = ["Schema", "schema_of"]
@@ -98,6 +98,8 @@ def _bounded(hint: Any, bound: Any) -> tuple[Check, Check]:
         return _real(bound.low, bound.high, coerce=True), _real(bound.low, bound.high)
     if hint is str and isinstance(bound, MaxLength):
         return _same(_text(bound.count))
+    if hint is bytes and isinstance(bound, MaxBytes):
+        return _same(_bytes(bound.count))
     if get_origin(hint) is tuple and isinstance(bound, Packed):
         return packing(bound, get_args(get_args(hint)[0]) or get_args(hint)[:1])
     if get_origin(hint) is tuple and isinstance(bound, MaxItems):
@@ -148,6 +150,15 @@ def _text(limit: int) -> Check:
         if type(value) is str and len(value) <= limit:
             return value
         raise ValueError(f"{_short(value)} is not a text of at most {limit} characters")
+
+    return check
+
+
+def _bytes(limit: int) -> Check:
+    def check(value: Any) -> bytes:
+        if type(value) is bytes and len(value) <= limit:
+            return value
+        raise ValueError(f"{_short(value)} is not at most {limit} bytes")
 
     return check
 

@@ -7,11 +7,20 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import Partial, Reduced
 
-__all__ = ["Stencil"]
+__all__ = ["PLACE_AT", "PLACE_BYTES", "Stencil", "place_of"]
 
 _PLACE: Final = struct.Struct("<QII")
 # Behind the mark, the protocol, the tag and the epoch (flat.py).
-_PLACE_AT: Final = 3 + 4
+PLACE_AT: Final = 3 + 4
+PLACE_BYTES: Final = _PLACE.size
+
+
+def place_of(step: int, block: int, chunk: int) -> bytes:
+    """What a header has at PLACE_AT. ProtocolError where an integer is out of bounds."""
+    try:
+        return _PLACE.pack(step, block, chunk)
+    except struct.error as error:
+        raise ProtocolError(f"no message has step {step}, block {block}, chunk {chunk}: {error}") from None
 
 
 class Stencil:
@@ -21,10 +30,5 @@ class Stencil:
         self._header = bytearray(encode(message))
 
     def at(self, step: int, block: int, chunk: int) -> bytes:
-        try:
-            _PLACE.pack_into(self._header, _PLACE_AT, step, block, chunk)
-        except struct.error as error:
-            raise ProtocolError(
-                f"no message has step {step}, block {block}, chunk {chunk}: {error}"
-            ) from None
+        self._header[PLACE_AT : PLACE_AT + PLACE_BYTES] = place_of(step, block, chunk)
         return bytes(self._header)

@@ -11,8 +11,8 @@ from tpiedge.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
 __all__ = ["DType", "TensorHeader", "check_tensors"]
 
-DType = Literal["f32", "bf16"]
-_ITEM_SIZES = {"f32": 4, "bf16": 2}
+DType = Literal["f32", "bf16", "u8"]
+_ITEM_SIZES = {"f32": 4, "bf16": 2, "u8": 1}
 
 
 @dataclass(frozen=True, slots=True)

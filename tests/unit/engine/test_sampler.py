@@ -25,18 +25,7 @@ from tpiedge.engine.sampler import Sampler, check_sampling, uniform
 from tpiedge.errors import InternalError, UserError
 from tpiedge.wire.requests import Sampling
 
-GREEDY = Sampling(
-    temperature=0.0,
-    top_k=0,
-    top_p=1.0,
-    min_p=0.0,
-    repetition_penalty=1.0,
-    presence_penalty=0.0,
-    frequency_penalty=0.0,
-    logit_bias=(),
-    seed=0,
-    logprobs=0,
-)
+GREEDY = Sampling()
 PLAIN = replace(GREEDY, temperature=1.0)
 
 

@@ -26,12 +26,17 @@ def test_demo_that_is_not_installed_is_reported(tmp_path: Path, monkeypatch: pyt
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("", "give 'demo' or a folder"),
-        ("nowhere", "give 'demo' or a folder"),
-        ("org/name", "hf download org/name"),
-        ("a\0b", "give 'demo' or a folder"),
-        ("x" * 5000, "give 'demo' or a folder"),
-        ("a\nb", "give 'demo' or a folder"),
+        ("", "give 'demo', a folder"),
+        ("nowhere", "give 'demo', a folder"),
+        ("org/name", "tpiedge pull org/name"),
+        ("org/name@v2", "tpiedge pull org/name@v2"),
+        ("llama3.2-1b", r"tpiedge pull llama3\.2-1b"),
+        ("../name", "give 'demo', a folder"),
+        ("org/name@../../x", "give 'demo', a folder"),
+        ("a--b/name", "give 'demo', a folder"),
+        ("a\0b", "give 'demo', a folder"),
+        ("x" * 5000, "give 'demo', a folder"),
+        ("a\nb", "give 'demo', a folder"),
     ],
 )
 def test_anything_else_is_refused_in_one_line(name: str, named: str) -> None:
@@ -43,3 +48,16 @@ def test_anything_else_is_refused_in_one_line(name: str, named: str) -> None:
 def test_folder_without_a_config_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"has no config\.json"):
         source.resolve_model(str(tmp_path))
+
+
+def test_a_folder_wins_over_a_model_of_the_same_name(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    folder.rename(folder.parent / "tinyllama")
+    assert source.resolve_model("tinyllama") == Path("tinyllama")
+
+
+def test_a_folder_without_a_config_hides_no_alias(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tinyllama").mkdir()
+    with pytest.raises(UserError, match="tpiedge pull tinyllama"):
+        source.resolve_model("tinyllama")

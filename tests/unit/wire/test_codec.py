@@ -32,7 +32,25 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Segment, StepPlan
-from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Capacity,
+    Echo,
+    Launch,
+    MasterPulse,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Preparing,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.files import Chunk, Fetch, FetchFailed
+from tpiedge.wire.join import JOIN_TAGS, Challenge, Enrol, Enrolled, Knock, Refused, Reveal, Verdict
+from tpiedge.wire.limits import MAX_BLOB, MAX_CONTROL_HEADER, MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
 from tpiedge.wire.messages import PROTOCOL, TAGS, Message
 from tpiedge.wire.requests import GenerationRequest, Sampling
 from tpiedge.wire.tensors import TensorHeader
@@ -152,6 +170,116 @@ GOLDEN: list[tuple[Message, str]] = [
         Shutdown(1),
         "93012f01",
     ),
+    (
+        Enrol(1, "0.1.0", "pi", "s3", "ab"),
+        "97004001a5302e312e30a27069a27333a26162",
+    ),
+    (
+        Enrolled("w-1", "c", 1, "0.1.0"),
+        "960041a3772d31a16301a5302e312e30",
+    ),
+    (
+        Refused("used", "no"),
+        "940042a475736564a26e6f",
+    ),
+    (
+        Knock(1, "0.1.0", "pi", b"n"),
+        "96004301a5302e312e30a27069c4016e",
+    ),
+    (
+        Challenge("k" * 40, b"n"),
+        "940044d9286b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6bc4016e",
+    ),
+    (
+        Reveal(b"p"),
+        "930045c40170",
+    ),
+    (
+        Verdict(b"p", ""),
+        "940046c40170a0",
+    ),
+    (
+        Fetch(7, 1, "pppp", "blob", "bbbb", 4096, 1 << 20, 1 << 33),
+        "9a01500701a470707070a4626c6f62a462626262cd1000ce00100000cf0000000200000000",
+    ),
+    (
+        Chunk(7, 1, 1 << 33, TensorHeader("u8", (1 << 20,))),
+        "c10151070000000100000000000000020000000801000010",
+    ),
+    (
+        FetchFailed(7, 1, "no"),
+        "9501520701a26e6f",
+    ),
+    (
+        Offer(
+            0,
+            "w-0123456789abcdef",
+            "pi",
+            "0.1.0",
+            1,
+            7,
+            "a CPU",
+            "avx2",
+            2,
+            1 << 32,
+            1 << 36,
+            Capacity(2, 3e9, 5e10, 1e10),
+            2e8,
+            ("p1",),
+        ),
+        "dc0010016000b2772d30313233343536373839616263646566a27069a5302e312e300107a56120435055a46176783202"
+        "cf0000000100000000cf00000010000000009402cb41e65a0bc0000000cb42274876e8000000cb4202a05f20000000cb"
+        "41a7d7840000000091a27031",
+    ),
+    (
+        Prepare(3, 1, 2, "p1", (8, 16), (0, 3), "bf16", 2, 4096, 0.3, 1.5, 60.0),
+        "9e0161030102a27031920810920003a46266313602cd1000cb3fd3333333333333cb3ff8000000000000cb404e000000"
+        "000000",
+    ),
+    (
+        Preparing(3, 10, 1 << 33, 1e8),
+        "960162030acf0000000200000000cb4197d78400000000",
+    ),
+    (
+        Spawned(3, 1, 4242),
+        "9501630301cd1092",
+    ),
+    (
+        NodeEnded(3, "DiskFull", "no room"),
+        "95016403a84469736b46756c6ca76e6f20726f6f6d",
+    ),
+    (
+        Release(3),
+        "93016503",
+    ),
+    (
+        AgentPulse(3, 9),
+        "9401660309",
+    ),
+    (
+        MasterPulse(3, "ready"),
+        "94016703a57265616479",
+    ),
+    (
+        Probe(0, 1, 2, b"\0\1"),
+        "960168000102c4020001",
+    ),
+    (
+        Echo(0, 1, b"\2"),
+        "9501690001c40102",
+    ),
+    (
+        AskOffer(0),
+        "93016a00",
+    ),
+    (
+        Prepared(3, "k" * 40, 9),
+        "95016b03d9286b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b09",
+    ),
+    (
+        Launch(3),
+        "93016c03",
+    ),
 ]
 
 
@@ -167,8 +295,17 @@ def test_every_message_has_golden_bytes_and_a_tag_of_its_own() -> None:
     assert len(set(TAGS.values())) == len(TAGS)
 
 
-def test_every_message_begins_with_its_epoch() -> None:
-    assert {dataclasses.fields(cls)[0].name for cls in TAGS.values()} == {"epoch"}
+def test_every_message_but_those_of_joining_begins_with_its_epoch() -> None:
+    assert {dataclasses.fields(cls)[0].name for tag, cls in TAGS.items() if tag not in JOIN_TAGS} == {"epoch"}
+
+
+def test_messages_of_joining_have_the_same_bytes_in_every_protocol() -> None:
+    kinds = Enrol | Enrolled | Refused | Knock
+    assert {encode(message)[1] for message, _ in GOLDEN if isinstance(message, kinds)} == {0}
+
+
+def test_the_secret_of_a_token_is_not_shown() -> None:
+    assert "s3" not in repr(Enrol(1, "0.1.0", "pi", "s3", "ab"))
 
 
 def _raw(*items: object) -> bytes:
@@ -296,6 +433,8 @@ def _decodes_or_refuses(data: bytes) -> None:
 def test_sender_refuses_what_the_receiver_would() -> None:
     with pytest.raises(ProtocolError, match=r"Heartbeat\.rank"):
         encode(Heartbeat(1, 128, 0, 0, 0))
+    with pytest.raises(ProtocolError, match=r"Echo\.payload: bytes is not at most 262144 bytes"):
+        encode(Echo(0, 1, bytes(MAX_BLOB + 1)))
     with pytest.raises(ProtocolError, match="cannot send"):
         encode(Lost(1, 1, "\ud800"))
     with pytest.raises(ProtocolError, match="cannot send"):

@@ -1,0 +1,59 @@
+"""The real server on a real socket, before a cluster that answers by script."""
+
+from pathlib import Path
+
+import openai
+import pytest
+
+from tpiedge.api.limits import Limits
+from tpiedge.api.server import ApiServer
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
+
+DEMO = Path(__file__).parents[2] / "tpiedge" / "model" / "demo"
+SECRET = "the-admin-secret"
+
+
+class InstantTemplate(ChatTemplate):
+    """The rendering itself is tested elsewhere, and takes a process."""
+
+    def __init__(self):
+        super().__init__({}, {})
+
+    def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return Tokenizer.open(DEMO)
+
+
+@pytest.fixture
+def service(tokenizer):
+    return FakeService(tokenizer, InstantTemplate(), vocab_size=2048)
+
+
+@pytest.fixture
+def serve(service):
+    """Start a server; closed at the end of the test."""
+    servers = []
+
+    def start(*, keys=(), host="127.0.0.1", limits=None, **options):
+        server = ApiServer(service, host, 0, keys, SECRET, limits=limits or Limits(), **options)
+        servers.append(server)
+        server.start()
+        return server
+
+    yield start
+    for server in servers:
+        server.close()
+
+
+@pytest.fixture
+def client(serve):
+    """OpenAI's own client."""
+    server = serve(limits=Limits(ping_s=0.2))
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="none", max_retries=0, timeout=20) as client:
+        yield client

@@ -1,0 +1,140 @@
+"""`tpiedge chat` and `tpiedge nodes` against a server of this process."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tests.http.conftest import SECRET
+from tpiedge.api.service import NodeStatus
+from tpiedge.cli.chat_client import chat
+from tpiedge.cli.nodes import nodes
+from tpiedge.cli.reach import printable
+from tpiedge.errors import PeerError, PeerLost, UserError
+from tpiedge.nodes.private_file import replace_private
+
+NODES = (
+    NodeStatus("w-0123", 0, "serving", (0, 2), (0, 5), 4, 8_000_000_000, 3e9, 1_500_000, 0.2, "fastest"),
+    NodeStatus("w-4567", None, "spare\x1b[2J", (0, 0), (0, 0), 2, 0, 0.0, 0, 95.0, "too slow", "attic"),
+)
+
+
+@pytest.fixture
+def command(tmp_path, service, serve):
+    """Run a command against the running master, whose state folder it finds."""
+    server = serve()
+    replace_private(tmp_path / "master" / "admin.json", {"url": server.url, "secret": SECRET})
+
+    def run(command, *arguments, stdin=""):
+        result = CliRunner().invoke(command, [*arguments, "--state", str(tmp_path)], input=stdin)
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert result.exit_code == 0, result.output
+        return result.stdout
+
+    return run
+
+
+def answers(service, text):
+    def script(generation):
+        generation.say(*service.tokenizer.encode(text, add_special=False))
+        generation.finish("stop")
+
+    service.script = script
+    return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))
+
+
+def test_one_prompt(command, service):
+    text = answers(service, "Hello there")
+    assert command(chat, "--prompt", "hi") == text + "\n"
+
+
+def test_one_prompt_as_json(command, service):
+    text = answers(service, "Hello there")
+    record = json.loads(command(chat, "--prompt", "hi", "--json", "--max-tokens", "20", "--temperature", "0"))
+    assert record["text"] == text
+    assert record["finish_reason"] == "stop"
+    assert record["model"] == "babbler"
+    assert record["usage"]["completion_tokens"] > 0
+    request = service.generations.get(timeout=5).request
+    assert (request.max_tokens, request.sampling.temperature) == (20, 0.0)
+
+
+def test_a_conversation_keeps_its_turns(command, service):
+    text = answers(service, "Hello there")
+    out = command(chat, "--system", "be kind", stdin="hi\nand\n/clear\nnew\n/exit\nnever\n")
+    assert out == f"{text}\n" * 3
+    prompts = [
+        service.tokenizer.decode(service.generations.get(timeout=5).request.prompt_ids) for _ in range(3)
+    ]
+    assert prompts == [
+        "<system>be kind<user>hi",
+        f"<system>be kind<user>hi<assistant>{text}<user>and",
+        "<system>be kind<user>new",
+    ]
+
+
+def test_a_lost_worker_ends_the_command_with_its_cause(command, service):
+    def script(generation):
+        generation.say(*service.tokenizer.encode("one two", add_special=False))
+        generation.fail(PeerLost(1, "step 3", "killed by signal 9"))
+
+    service.script = script
+    with pytest.raises(PeerError, match="killed by signal 9"):
+        command(chat, "--prompt", "hi")
+
+
+def test_a_refusal_of_the_master_is_the_users_error(command):
+    with pytest.raises(UserError, match="context"):
+        command(chat, "--prompt", "hi", "--max-tokens", "100000")
+
+
+def test_another_key_is_asked_for(serve):
+    server = serve(keys=["right"])
+    result = CliRunner().invoke(chat, ["--url", server.url, "--api-key", "wrong", "--prompt", "x"])
+    assert "TPIEDGE_API_KEY" in str(result.exception)
+
+
+def test_nodes(command, service):
+    service._nodes = NODES
+    out = command(nodes)
+    assert "w-0123  " in out
+    assert "w-4567 (attic): too slow" in out
+    assert "attic (192.0.2.7) waits to join" in out
+    assert "\x1b" not in out
+
+
+def test_nodes_as_json(tmp_path, command, service):
+    service._nodes = NODES
+    record = json.loads(command(nodes, "--json"))
+    assert [node["name"] for node in record["nodes"]] == ["w-0123", "w-4567"]
+    assert record["pending"][0]["name"] == "attic"
+
+
+def test_approving_and_revoking(tmp_path, command, service):
+    service._nodes = NODES
+
+    def run(*arguments):
+        return CliRunner().invoke(nodes, ["--state", str(tmp_path), *arguments])
+
+    assert "attic" in run("approve", "K7Q2").output
+    assert service.approved == ["K7Q2"]
+    assert "w-0123" in run("revoke", "w-0123").output
+    assert service.revoked == ["w-0123"]
+    assert isinstance(run("revoke", "nobody").exception, UserError)
+    assert isinstance(run("approve", "wrong").exception, UserError)
+
+
+@pytest.mark.parametrize("command", [nodes, chat])
+def test_without_a_master_it_says_how_to_start_one(tmp_path, command):
+    replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:1", "secret": "s"})
+    arguments = ["--state", str(tmp_path)] + (["--prompt", "x"] if command is chat else [])
+    with pytest.raises(UserError, match="tpiedge master"):
+        raise CliRunner().invoke(command, arguments).exception
+    (tmp_path / "master" / "admin.json").unlink()
+    with pytest.raises(UserError, match="tpiedge master"):
+        raise CliRunner().invoke(nodes, ["--state", str(tmp_path)]).exception
+
+
+def test_control_characters_do_not_reach_the_terminal():
+    assert printable("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a\ufffd[2J\ufffd\nb\t\ufffd"

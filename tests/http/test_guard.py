@@ -1,0 +1,254 @@
+"""Who may ask, from where, and with what."""
+
+import contextlib
+import json
+import socket
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from tests.http.conftest import SECRET
+from tpiedge.api.app import Api
+from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, is_loopback
+from tpiedge.api.limits import Limits
+from tpiedge.api.server import ApiServer
+from tpiedge.errors import UserError
+
+KEY = "sk-cafe"
+LIMIT_S = 5.0
+
+
+def bearer(key):
+    return {"Authorization": f"Bearer {key}"}
+
+
+def every_route(service):
+    api = Api(service, Guard("127.0.0.1", [KEY], SECRET, 1000), Limits())
+    try:
+        for route in api.routes:
+            assert isinstance(route, Route)
+            for method in sorted(route.methods):
+                yield method, route.path.replace("{name:path}", "babbler")
+    finally:
+        api.close(1)
+
+
+def test_every_route_but_health_needs_the_right_key(serve, service):
+    server = serve(keys=[KEY])
+    wrong = [
+        {},
+        {"Authorization": "Bearer"},
+        bearer("wrong"),
+        bearer(KEY + "x"),
+        {"Authorization": KEY},
+        {"Authorization": f"Basic {KEY}"},
+    ]
+    wrong += [bearer("x" * 8000), {"Authorization": "Bearer \u00fc".encode()}]
+    routes = [
+        *every_route(service),
+        ("GET", "/"),
+        ("GET", "/docs"),
+        ("OPTIONS", "/v1/models"),
+        ("GET", "/admin"),
+    ]
+    with httpx.Client(base_url=server.url) as http:
+        for method, path in routes:
+            others = [bearer(KEY)] if path.startswith("/admin") else [bearer(SECRET)]
+            for headers in wrong + others:
+                answer = http.request(method, path, headers=headers)
+                assert answer.status_code == (200 if path in OPEN_PATHS else 401), (method, path, headers)
+            right = http.request(method, path, headers=bearer(SECRET if path.startswith("/admin") else KEY))
+            assert right.status_code != 401, (method, path)
+        assert http.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+
+
+def test_several_keys(serve):
+    server = serve(keys=["one", "two"])
+    with httpx.Client(base_url=server.url) as http:
+        assert [
+            http.get("/v1/models", headers=bearer(key)).status_code for key in ("one", "two", "three")
+        ] == [200, 200, 401]
+
+
+def test_administration_needs_its_secret_without_keys_too(serve):
+    with httpx.Client(base_url=serve().url) as http:
+        assert http.get("/v1/models").status_code == 200
+        assert http.get("/admin/nodes").status_code == 401
+        assert http.get("/admin/nodes", headers=bearer(SECRET)).json()["ready"] is True
+        pending = http.get("/admin/nodes/pending", headers=bearer(SECRET)).json()["pending"]
+        assert pending[0]["code"] == "K7Q2"
+        approved = http.post("/admin/nodes/approve", headers=bearer(SECRET), json={"code": "K7Q2"})
+        assert approved.json() == {"name": "attic"}
+        for path, body in (("approve", {"code": "X"}), ("approve", {}), ("revoke", {"name": "nobody"})):
+            refused = http.post(f"/admin/nodes/{path}", headers=bearer(SECRET), json=body)
+            assert refused.status_code == 400
+            assert refused.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost:1", 200),
+        ("127.0.0.1", 200),
+        ("[::1]:80", 200),
+        ("LOCALHOST", 200),
+        ("evil.example", 403),
+        ("evil.example:8080", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_another_host_name_is_refused_on_loopback(serve, host, status):
+    with httpx.Client(base_url=serve().url) as http:
+        assert http.get("/v1/models", headers={"Host": host}).status_code == status
+
+
+def test_with_a_key_any_host_name_will_do(serve):
+    with httpx.Client(base_url=serve(keys=[KEY]).url) as http:
+        assert http.get("/v1/models", headers=bearer(KEY) | {"Host": "pi.local"}).status_code == 200
+
+
+def test_no_cross_origin_permission_is_ever_given(serve):
+    with httpx.Client(base_url=serve().url) as http:
+        answer = http.options("/v1/chat/completions", headers={"Origin": "https://evil.example"})
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+        simple = http.post("/v1/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+        assert simple.status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("host", "keys", "insecure", "fits"),
+    [
+        ("127.0.0.1", [], False, True),
+        ("127.8.8.8", [], False, True),
+        ("localhost", [], False, True),
+        ("::1", [], False, True),
+        ("0.0.0.0", [], False, False),
+        ("::", [], False, False),
+        ("192.168.0.5", [], False, False),
+        ("pi.local", [], False, False),
+        ("0.0.0.0", ["k"], False, True),
+        ("0.0.0.0", [], True, True),
+        ("127.0.0.1", [""], False, False),
+        ("127.0.0.1", ["k\n"], False, False),
+        ("127.0.0.1", ["schl\u00fcssel"], False, False),
+    ],
+)
+def test_where_it_may_listen(host, keys, insecure, fits):
+    if fits:
+        check_bind(host, keys, insecure)
+    else:
+        with pytest.raises(UserError):
+            check_bind(host, keys, insecure)
+
+
+def test_loopback_names():
+    assert not is_loopback("localhost.evil.example")
+    assert not is_loopback("")
+
+
+def test_the_admin_secret_is_no_api_key(service):
+    for keys, secret in (([SECRET], SECRET), ([], "")):
+        with pytest.raises(UserError):
+            Guard("127.0.0.1", keys, secret, 1000)
+
+
+def test_a_port_in_use_is_one_line(serve, service):
+    server = serve()
+    with pytest.raises(UserError, match="in use") as raised:
+        ApiServer(service, "127.0.0.1", server.address[1], (), SECRET)
+    assert "\n" not in str(raised.value)
+
+
+def raw(server, data, shut=False):
+    """All that the server answers until it closes the connection."""
+    with socket.create_connection(server.address, timeout=LIMIT_S) as connection:
+        with contextlib.suppress(ConnectionError):  # it may refuse before it has read all
+            connection.sendall(data)
+        if shut:
+            connection.shutdown(socket.SHUT_WR)
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while more := connection.recv(65536):
+                found += more
+        return found
+
+
+def post(body, *headers):
+    lines = [
+        "POST /v1/completions HTTP/1.1",
+        "Host: localhost",
+        "Content-Type: application/json",
+        *headers,
+        "Connection: close",
+    ]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+def status_of(answer):
+    return int(answer.split(b" ", 2)[1])
+
+
+def error_of(answer):
+    return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
+
+
+def test_large_heads_are_refused(serve):
+    server = serve()
+    assert status_of(raw(server, post(b"{}", "Content-Length: 2", "X: " + "a" * 20_000))) in (400, 431)
+    assert status_of(raw(server, post(b"", "X: " + "a" * 8_000_000))) == 400
+    many = [f"X{number}: 1" for number in range(3000)]
+    assert status_of(raw(server, post(b"{}", "Content-Length: 2", *many))) in (400, 431)
+
+
+def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(serve):
+    server = serve(limits=Limits(body_bytes=1000))
+    assert error_of(raw(server, post(b"", "Content-Length: 1000000000")))["code"] == "body_too_large"
+    assert status_of(raw(server, post(b"", "Content-Length: " + "9" * 400))) in (400, 413)
+    chunks = b"".join(b"200\r\n" + b" " * 0x200 + b"\r\n" for _ in range(4)) + b"0\r\n\r\n"
+    assert status_of(raw(server, post(chunks, "Transfer-Encoding: chunked"))) == 413
+
+
+def test_what_is_no_http_or_smuggles_is_refused(serve):
+    server = serve()
+    for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 300 + b"\r\n\r\n", b"GET\r\n\r\n"):
+        answer = raw(server, data)
+        assert status_of(answer) == 400
+        assert error_of(answer)["code"] == "invalid_http"
+    both = post(b"0\r\n\r\n", "Content-Length: 3", "Content-Length: 5")
+    assert status_of(raw(server, both)) == 400
+
+
+def test_slow_heads_and_bodies_are_given_up(serve):
+    server = serve(limits=Limits(headers_s=0.2, body_s=0.2))
+    assert raw(server, b"") == b""
+    assert raw(server, b"GET /health HTTP/1.1\r\nHost: loc") == b""
+    assert status_of(raw(server, post(b"{", "Content-Length: 100"))) == 408
+
+
+def test_a_body_cut_short_leaves_nothing(serve, service):
+    raw(serve(), post(b"{", "Content-Length: 100"), shut=True)
+    assert service.generations.empty()
+
+
+@pytest.mark.parametrize(
+    "body", [b'{"model": NaN}', b"[" * 1_000_000, b"\xff", b'{"a": 1, "a": 1}', b'{"n": 1e400}']
+)
+def test_bad_json_is_a_refusal(serve, body):
+    answer = raw(serve(), post(body, f"Content-Length: {len(body)}"))
+    assert status_of(answer) == 400
+    assert error_of(answer)["type"] == "invalid_request_error"
+
+
+def test_unknown_paths_and_methods_have_the_same_shape(serve):
+    with httpx.Client(base_url=serve().url) as http:
+        for method, path, status in (
+            ("GET", "/v2", 404),
+            ("DELETE", "/v1/models", 405),
+            ("GET", "/v1/completions", 405),
+        ):
+            answer = http.request(method, path)
+            assert answer.status_code == status
+            assert answer.json()["error"]["message"]

@@ -1,0 +1,213 @@
+"""Readiness, deadlines, slow readers, and the end of the server."""
+
+import contextlib
+import json
+import socket
+import threading
+import time
+
+import httpx
+import pytest
+
+from tpiedge.api.limits import Limits
+
+LIMIT_S = 5.0
+BODY = {"model": "babbler", "prompt": "x", "stream": True}
+
+
+def test_health_and_readiness(serve, service):
+    with httpx.Client(base_url=serve().url) as http:
+        assert http.get("/ready").json() == {"ready": True, "reason": ""}
+        service.unavailable = "too few nodes: 1 of 2"
+        answer = http.get("/ready")
+        assert answer.status_code == 503
+        assert answer.json()["reason"] == "too few nodes: 1 of 2"
+        assert http.get("/health").status_code == 200
+
+
+def speak(service, times=1):
+    """Every answer begins with a word, so many times, and does not end."""
+    (word,) = service.tokenizer.encode("the", add_special=False)[:1]
+    service.script = lambda generation: generation.say(*[word] * times)
+
+
+def events_of(answer):
+    return [line.removeprefix("data: ") for line in answer.iter_lines() if line.startswith("data: ")]
+
+
+def test_a_waiting_client_is_pinged(serve, service):
+    server = serve(limits=Limits(ping_s=0.05))
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", "/v1/completions", json=BODY) as answer,
+    ):
+        lines = answer.iter_lines()
+        assert next(lines) == ": ping"
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(5)
+        generation.finish()
+        rest = [line for line in lines if line.startswith("data")]
+        assert rest[-1] == "data: [DONE]"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_before_the_first_token_is_504(serve, service, stream):
+    server = serve(limits=Limits(answer_s=0.1))
+    answer = httpx.post(f"{server.url}/v1/completions", json=BODY | {"stream": stream})
+    assert answer.status_code == 504
+    assert answer.json()["error"]["code"] == "deadline_exceeded"
+    assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
+
+
+def broken_stream(server, on_first):
+    """The last event of a stream whose body ends unfinished."""
+    events = []
+
+    def read(answer):
+        for line in answer.iter_lines():
+            if line.startswith("data: "):
+                events.append(line.removeprefix("data: "))
+                if len(events) == 1:
+                    on_first()
+
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", "/v1/completions", json=BODY) as answer,
+        pytest.raises(httpx.RemoteProtocolError),
+    ):
+        read(answer)
+    assert "[DONE]" not in events
+    return json.loads(events[-1])
+
+
+def test_a_deadline_in_the_middle_breaks_the_stream(serve, service):
+    speak(service, 3)
+    last = broken_stream(serve(limits=Limits(answer_s=0.3)), lambda: None)
+    assert last["error"]["code"] == "deadline_exceeded"
+    assert last["tokens"] == 3
+    assert last["id"].startswith("cmpl-")
+
+
+def test_closing_lets_answers_finish(serve, service):
+    server = serve()
+    speak(service)
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", "/v1/completions", json=BODY) as answer,
+    ):
+        closing = threading.Thread(target=server.close, args=(LIMIT_S,))
+        closing.start()
+        generation = service.generations.get(timeout=LIMIT_S)
+        wait_until_closed(server)
+        generation.finish()
+        assert events_of(answer)[-1] == "[DONE]"
+        closing.join(LIMIT_S)
+    assert not generation.cancelled.is_set() or generation.ended.is_set()
+
+
+def wait_until_closed(server):
+    """Until it accepts no connection any more."""
+    deadline = time.monotonic() + LIMIT_S
+    with contextlib.suppress(httpx.TransportError):
+        while time.monotonic() < deadline:
+            httpx.get(f"{server.url}/health")
+
+
+def test_closing_cancels_what_does_not_finish(serve, service):
+    server = serve()
+    speak(service)
+    threads = []
+
+    def close():
+        threads.append(threading.Thread(target=server.close, args=(0.1,)))
+        threads[0].start()
+
+    last = broken_stream(server, close)
+    assert last["error"]["code"] == "shutting_down"
+    threads[0].join(LIMIT_S)
+    assert not threads[0].is_alive()
+    assert service.generations.get(timeout=LIMIT_S).ended.wait(LIMIT_S)
+
+
+def test_closing_does_not_wait_for_idle_or_silent_connections(serve):
+    server = serve()
+    with httpx.Client(base_url=server.url) as http:
+        http.get("/health")
+        started = time.monotonic()
+        server.close(LIMIT_S)
+        assert time.monotonic() - started < LIMIT_S / 2
+
+
+def test_closing_before_starting_and_twice(service):
+    from tests.http.conftest import SECRET
+    from tpiedge.api.server import ApiServer
+
+    server = ApiServer(service, "127.0.0.1", 0, (), SECRET)
+    server.close()
+    server.close()
+
+
+def test_a_client_that_does_not_read_is_dropped(serve, service):
+    """The service gives events until the end of its own patience; the server keeps only a few of them."""
+    server = serve(limits=Limits(write_s=0.3))
+    speak(service, 30_000)
+    with socket.create_connection(server.address, timeout=LIMIT_S) as connection:
+        body = json.dumps(BODY | {"max_tokens": 500}).encode()
+        head = (
+            "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(body)}\r\n\r\n"
+        )
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        connection.sendall(head.encode() + body)
+        generation = service.generations.get(timeout=LIMIT_S)
+        assert generation.cancelled.wait(LIMIT_S)
+
+
+def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
+    service.script = lambda generation: generation.fail(ValueError("inside"))
+    server = serve(keys=["sk-confidential"])
+    httpx.post(
+        f"{server.url}/v1/completions",
+        json={"model": "babbler", "prompt": "my private prompt"},
+        headers={"Authorization": "Bearer sk-confidential"},
+    )
+    server.close()
+    written = "".join(capfd.readouterr()) + caplog.text
+    assert "private" not in written
+    assert "confidential" not in written
+
+
+def test_bodies_that_arrive_together_have_a_limit(serve, service):
+    server = serve(limits=Limits(bodies_bytes=2000))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    slow = f"{head}Content-Length: 1800\r\n\r\n".encode() + b" " * 1500
+    with httpx.Client(base_url=server.url) as http:
+        with socket.create_connection(server.address) as first:
+            first.sendall(slow)
+            wait_for_status(http, " " * 900, 429)
+        wait_for_status(http, " " * 900, 400)
+
+
+def test_requests_that_arrive_together_have_a_limit(serve, service):
+    server = serve(limits=Limits(preparing=2))
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    slow = f"{head}Content-Length: 100\r\n\r\n".encode() + b" " * 50
+    with httpx.Client(base_url=server.url) as http:
+        with (
+            socket.create_connection(server.address) as first,
+            socket.create_connection(server.address) as second,
+        ):
+            first.sendall(slow)
+            second.sendall(slow)
+            wait_for_status(http, "{}", 429)
+        wait_for_status(http, "{}", 400)
+
+
+def wait_for_status(http, body, status):
+    """Until a request with this body has that status: the others arrive in their own time."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        answer = http.post("/v1/completions", content=body, headers={"Content-Type": "application/json"})
+        if answer.status_code == status:
+            return
+    pytest.fail(f"{answer.status_code}, not {status}")

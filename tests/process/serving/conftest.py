@@ -1,0 +1,61 @@
+"""Clusters that serve, and what they must answer."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.process.command import run_command
+from tests.process.leaks import Holdings
+from tests.process.serving.serving import Serving
+
+PROMPT = "Once upon a time there was a little fox"
+TOKENS = 40
+_GRACE_S = 5.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leak_check() -> Iterator[None]:
+    """As everywhere, but over a module, whose tests share a cluster that starts and ends processes all the time."""
+    before = Holdings.now()
+    yield
+    left = before.growth(_GRACE_S)
+    if left:
+        pytest.fail("left behind by the module:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def expected(_session_cache) -> str:
+    """The text that one node gives, and every cluster must."""
+    ended = run_command(
+        "run", "--model", "demo", "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0, "--threads", 1,
+        "--json",
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    text = json.loads(ended.out)["text"]
+    assert len(text) > 40
+    return text
+
+
+@pytest.fixture(scope="module")
+def clusters(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Serving]]:
+    """Make a cluster with options of `tpiedge master`; ended, and looked after, at the end of the module."""
+    made: list[Serving] = []
+
+    def make(*options: object, **more: object) -> Serving:
+        made.append(Serving(tmp_path_factory.mktemp("cluster"), *options, **more))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def exact(expected: str) -> Callable[[Serving], None]:
+    """Fails unless the cluster answers as one node does."""
+
+    def check(cluster: Serving) -> None:
+        assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
+
+    return check

@@ -1,0 +1,288 @@
+"""A cluster of real processes on loopback: `tpiedge master`, and workers with machines of their own as far as folders
+make one. What a test does not say costs no time: speeds are given, not measured."""
+
+import contextlib
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import openai
+import psutil
+
+from tests.process.command import COMMAND, gone, wait_for
+from tpiedge.nodes.addresses import Address
+from tpiedge.nodes.identity import load_or_create_keys
+from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.private_file import read_private
+from tpiedge.nodes.readiness import NodeReport
+from tpiedge.nodes.token_store import TokenStore
+from tpiedge.nodes.tokens import Token
+from tpiedge.wire.epochs import Capacity
+
+__all__ = ["HOST", "Process", "Serving", "Worker", "free_ports", "same_speed"]
+
+HOST = "127.0.0.1"
+#: Generous: the machine may be doing ten other things.
+START_S = 40.0
+END_S = 15.0
+_PORTS = 5  # control, data, files, pairing; HTTP
+_THREADS = 1
+# Below the ports that the kernel gives to outgoing connections.
+_FIRST_PORT, _LAST_PORT = 20_000, 30_000
+
+
+def free_ports() -> int:
+    """The first of as many adjacent ports as a master needs."""
+    while True:
+        first = random.randrange(_FIRST_PORT, _LAST_PORT)
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for port in range(first, first + _PORTS):
+                stack.enter_context(socket.socket()).bind((HOST, port))
+            return first
+
+
+def same_speed(folder: Path) -> None:
+    """As if this machine had measured itself before: every one has the same speed, so shares are the same each time."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    report = NodeReport(1, "", "torch", Capacity(_THREADS, 1e10, 1e11, 1e10))
+    Measurements(folder, _THREADS).keep(report)
+
+
+class Process:
+    """`tpiedge ARGUMENTS...` in a session of its own, writing to `log`."""
+
+    def __init__(self, log: Path, *arguments: object) -> None:
+        self.path = log
+        with log.open("ab") as stream:
+            self.popen = subprocess.Popen(
+                [COMMAND, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def log(self) -> str:
+        return self.path.read_text(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []
+
+    def wait(self, limit_s: float = END_S) -> int:
+        """Its exit status."""
+        return self.popen.wait(limit_s)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end (also if it is frozen) and wait for that."""
+        family = self.children()
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+            self.popen.send_signal(signal.SIGCONT)
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
+        return self.wait()
+
+
+class Worker:
+    """One machine: its folders stay when its process ends."""
+
+    def __init__(self, folder: Path, name: str, address: Address, options: tuple[object, ...] = ()) -> None:
+        self.name = name
+        self.state, self.cache = folder / f"{name}-state", folder / f"{name}-cache"
+        self.address = address
+        self.options = options
+        self.process: Process | None = None
+        self._log = folder / f"{name}.log"
+        same_speed(self.state / "worker")
+
+    @property
+    def arguments(self) -> list[object]:
+        folders = ["--state", self.state, "--cache", self.cache]
+        who = ["--name", self.name, "--threads", _THREADS]
+        return ["worker", "--connect", self.address, *folders, *who, *self.options]
+
+    def start(self, token: str | None = None) -> None:
+        self.process = Process(self._log, *self.arguments, *(["--token", token] if token else []))
+
+    @property
+    def agent(self) -> psutil.Process:
+        assert self.process is not None
+        return psutil.Process(self.process.pid)
+
+    @property
+    def node(self) -> psutil.Process:
+        """Its part of the serving cluster. There is no other child while nothing is being prepared."""
+        (child,) = self.agent.children()
+        return child
+
+    @property
+    def log(self) -> str:
+        assert self.process is not None
+        return self.process.log
+
+    def files(self) -> dict[str, tuple[int, int]]:
+        """What is in its shard store, and when it was written."""
+        found = (self.cache / "shards").rglob("*")
+        return {
+            str(path): (path.stat().st_mtime_ns, path.stat().st_size)
+            for path in found
+            if path.is_file() and path.name != "lock"
+        }
+
+
+class Serving:
+    """One master and its workers, all below `folder`. `close` ends everything and checks that it is gone."""
+
+    def __init__(
+        self, folder: Path, *options: object, cache: Path | None = None, model: str = "demo"
+    ) -> None:
+        folder.mkdir(exist_ok=True)
+        self.folder = folder
+        self.model = model
+        self.options = options
+        self.state = folder / "master-state"
+        self.cache = cache
+        self.port = free_ports()
+        self.address = Address(HOST, self.port)
+        self.workers: dict[str, Worker] = {}
+        self.master: Process | None = None
+        self._everything: list[Process] = []
+        self._http = httpx.Client(trust_env=False, timeout=5.0)
+        same_speed(self.state / "master")
+
+    # --- starting
+
+    def start_master(self) -> Process:
+        """Returns once it answers."""
+        cache = ["--cache", self.cache] if self.cache else []
+        listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
+        self.master = Process(
+            self.folder / "master.log", "master", "--model", self.model, *listen,
+            "--state", self.state, *cache, "--threads", _THREADS, *self.options,
+        )  # fmt: skip
+        self._everything.append(self.master)
+        wait_for(self._answers, START_S)
+        return self.master
+
+    def start_worker(self, name: str, *options: object, token: bool = True) -> Worker:
+        worker = self.workers.get(name)
+        if worker is None:
+            worker = self.workers[name] = Worker(self.folder, name, self.address, options)
+        worker.start(self.token() if token else None)
+        self._everything.append(worker.process)
+        return worker
+
+    def token(self, expires_s: float = 3600.0) -> str:
+        """As `tpiedge token create`."""
+        folder = self.state / "master"
+        _, secret = TokenStore(folder).create(expires_s)
+        return Token(load_or_create_keys(folder).public, secret, self.address).text
+
+    # --- seeing
+
+    @property
+    def url(self) -> str:
+        return f"http://{HOST}:{self.port + 4}"
+
+    def _answers(self) -> bool:
+        assert self.master.popen.poll() is None, self.master.log
+        with contextlib.suppress(httpx.TransportError):
+            return self._admin() is not None and self._http.get(f"{self.url}/health").status_code == 200
+        return False
+
+    def _admin(self) -> dict | None:
+        return read_private(self.state / "master" / "admin.json")
+
+    def status(self) -> dict:
+        """What `tpiedge nodes --json` prints, without starting a process."""
+        secret = (self._admin() or {}).get("secret", "")
+        answer = self._http.get(f"{self.url}/admin/nodes", headers={"Authorization": f"Bearer {secret}"})
+        answer.raise_for_status()
+        return answer.json()
+
+    def ready(self) -> httpx.Response:
+        return self._http.get(f"{self.url}/ready")
+
+    def node(self, name: str) -> dict:
+        """The status of a worker by the name the test gave it, of the master's own by "master"."""
+        return next(node for node in self.status()["nodes"] if name in (node["host"], node["name"]))
+
+    def wait_until(self, condition: Callable[[dict], bool], limit_s: float = START_S) -> dict:
+        """The first status that `condition` holds of."""
+        deadline = time.monotonic() + limit_s
+        while not condition(status := self.status()):
+            assert time.monotonic() < deadline, f"not within {limit_s} s: {status}\n{self.logs()}"
+            time.sleep(0.005)
+        return status
+
+    def wait_ready(self, nodes: int, limit_s: float = START_S) -> dict:
+        """Until so many nodes serve, the master's own among them."""
+        return self.wait_until(
+            lambda status: status["ready"] and sum(n["rank"] is not None for n in status["nodes"]) == nodes,
+            limit_s,
+        )
+
+    def rank_zero(self) -> psutil.Process:
+        return psutil.Process(self.node("master")["pid"])
+
+    def logs(self) -> str:
+        return "\n".join(f"--- {path.name}\n{path.read_text()}" for path in self.folder.glob("*.log"))
+
+    # --- asking
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[openai.OpenAI]:
+        with openai.OpenAI(
+            base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=30,
+            http_client=httpx.Client(trust_env=False),
+        ) as client:  # fmt: skip
+            yield client
+
+    def ask(self, prompt: str, max_tokens: int) -> str:
+        """The likeliest text."""
+        with self.client() as client:
+            answer = client.completions.create(
+                model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0
+            )
+        return answer.choices[0].text
+
+    # --- ending
+
+    def close(self) -> None:
+        family = [child for process in self._everything for child in process.children()]
+        self._http.close()
+        try:
+            for worker in self.workers.values():
+                worker.process.end()
+            if self.master is not None:
+                self.master.end()
+            wait_for(lambda: all(map(gone, family)), END_S)
+            self._check_ports()
+        finally:
+            for process in self._everything:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.popen.wait()
+            for child in family:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    child.kill()
+
+    def _check_ports(self) -> None:
+        """Nobody listens any more."""
+        for port in range(self.port, self.port + _PORTS):
+            with socket.socket() as probe:
+                assert probe.connect_ex((HOST, port)) != 0, f"somebody still listens at port {port}"

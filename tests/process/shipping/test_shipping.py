@@ -1,0 +1,375 @@
+"""Shares of a pack travel from a master to workers over real sockets, whatever goes wrong on the way."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import Cancelled, DiskFull, PeerError, UserError
+from tpiedge.nodes.fetching import fetch
+from tpiedge.nodes.shipping import MAX_OPEN_REQUESTS, ShipServer
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.store.store import ShardStore
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.files import Chunk, Fetch, FetchFailed
+from tpiedge.wire.flat import FLAT_BYTES
+
+LAYERS = 4
+
+
+def ended(process: subprocess.Popen[str]) -> dict:
+    out, _ = process.communicate(timeout=50)
+    assert process.returncode == 0, out
+    return json.loads(out)
+
+
+def share_bytes(pack: Pack, share: NodeShare) -> int:
+    return sum(pack.share_bytes(layer, share) for layer in range(LAYERS))
+
+
+def data_extents(path: Path) -> list[tuple[int, int]]:
+    """(start, end) of what is not a hole."""
+    found, at = [], 0
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        while at < size:
+            try:
+                start = os.lseek(file.fileno(), at, os.SEEK_DATA)
+            except OSError:
+                break
+            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
+            found.append((start, at))
+    return found
+
+
+def check_equal(source: Pack, copy: Pack, share: NodeShare) -> None:
+    """The share's ranges are the source's byte for byte, and nothing else is filled."""
+    for layer in range(LAYERS):
+        mine = [(i.offset, i.offset + i.length) for i in source.share_ranges(layer, share)]
+        here, there = copy.blob_path(layer).read_bytes(), source.blob_path(layer).read_bytes()
+        assert len(here) == len(there)
+        assert all(here[start:end] == there[start:end] for start, end in mine)
+        filled = data_extents(copy.blob_path(layer))
+        assert sum(end - start for start, end in filled) == sum(end - start for start, end in mine)
+    for key in ("embedding", "head"):
+        assert data_extents(copy.blob_path(key)) == []
+
+
+def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_worker, pack, tmp_path):
+    shares = [NodeShare(Share(0, 3), Share(2, 8)), NodeShare(Share(3, 8), Share(0, 2))]
+    started = [start_worker(n, share, tmp_path / f"store-{n}") for n, share in enumerate(shares)]
+    for number, process in enumerate(started):
+        assert ended(process) == {"ended": "done", "first": [0, share_bytes(pack, shares[number])]}
+        with ShardStore(tmp_path / f"store-{number}").open(master.identity) as copy:
+            assert copy.missing(shares[number]) == copy.verify(shares[number]) == []
+            check_equal(pack, Pack.open(copy.path), shares[number])
+    shipments = {shipment.worker: shipment for shipment in master.server.shipments()}
+    for number, share in enumerate(shares):
+        shipment = shipments[f"worker-{number}"]
+        assert shipment.sent_bytes == share_bytes(pack, share)
+        assert (shipment.left_bytes, shipment.eta_s, shipment.pack) == (0, 0.0, master.identity)
+
+
+def test_a_new_share_fetches_only_what_is_new(master, pack, tmp_path):
+    store = ShardStore(tmp_path / "store")
+    small, large = NodeShare(Share(0, 2), Share(0, 4)), NodeShare(Share(0, 4), Share(0, 4))
+    with master.spoke() as spoke:
+        fetch(spoke, store, master.identity, small).close()
+        fetch(spoke, store, master.identity, large).close()
+        fetch(spoke, store, master.identity, small).close()
+    assert master.shipped() == share_bytes(pack, large)
+
+
+def test_whoever_has_the_pack_fetches_nothing(master, pack, whole, tmp_path):
+    with (
+        master.spoke() as spoke,
+        fetch(spoke, ShardStore(tmp_path), master.identity, whole, local=[pack]) as copy,
+    ):
+        assert copy.verify(whole) == []
+    assert master.shipped() == 0
+
+
+def test_killed_at_twenty_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
+    total = share_bytes(pack, whole)
+    store = ShardStore(tmp_path / "store")
+    offsets = sorted(random.Random(11).sample(range(total), 20))
+    held = 0
+    for offset in offsets:
+        process = start_worker(0, whole, tmp_path / "store", kill_at=offset)
+        process.wait(50)
+        assert process.returncode == -signal.SIGKILL
+        with store.open(master.identity) as copy:
+            assert copy.verify(whole) == []
+            left = sum(part.nbytes for part in copy.missing(whole))
+        assert total - left >= held  # nothing that was verified is lost
+        held = total - left
+    assert held > total // 2
+    before = master.shipped()
+    assert ended(start_worker(0, whole, tmp_path / "store")) == {"ended": "done", "first": [held, total]}
+    assert master.shipped() - before == total - held
+    with store.open(master.identity) as copy:
+        assert copy.missing(whole) == copy.verify(whole) == []
+        check_equal(pack, copy.pack, whole)
+
+
+class LyingServer(ShipServer):
+    """Flips a bit of the `lies` first chunks of a blob."""
+
+    lies = 1
+
+    def _answer(self, request: Fetch) -> tuple[bytes | memoryview, int]:
+        frame, count = super()._answer(request)
+        if request.part == "blob" and self.lies:
+            self.lies -= 1
+            assert isinstance(frame, memoryview)
+            frame[FLAT_BYTES + count // 2] ^= 8
+        return frame, count
+
+
+def test_a_bit_flipped_on_the_way_is_fetched_again(master, pack, whole, tmp_path):
+    master.close()
+    master.start(LyingServer)
+    with master.spoke() as spoke, fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
+        assert copy.missing(whole) == copy.verify(whole) == []
+    assert share_bytes(pack, whole) < master.shipped() < share_bytes(pack, whole) + (1 << 20)
+
+
+def test_a_master_that_always_lies_is_found_out(master, whole, tmp_path):
+    master.close()
+    server = master.start(LyingServer)
+    server.lies = 1 << 30
+    store = ShardStore(tmp_path)
+    with master.spoke() as spoke, pytest.raises(PeerError, match=r"of layer \d arrived damaged 3 times"):
+        fetch(spoke, store, master.identity, whole)
+    with store.open(master.identity) as copy:
+        assert copy.verify(whole) == []  # what is marked is good
+        assert copy.missing(whole) != []
+
+
+def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
+    half = threading.Event()
+    resumed = threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if done > total // 2 and not half.is_set():
+            half.set()
+            resumed.wait(20)
+
+    def restart() -> None:
+        half.wait(20)
+        master.close()
+        master.start()
+        resumed.set()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        with (
+            master.spoke() as spoke,
+            fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress) as copy,
+        ):
+            assert copy.missing(whole) == copy.verify(whole) == []
+    finally:
+        thread.join()
+    assert master.shipped() < share_bytes(pack, whole)
+
+
+def test_a_master_that_is_gone_ends_the_wait_in_words(master, whole, tmp_path):
+    def progress(done: int, _total: int) -> None:
+        if done:
+            master.close()
+
+    started = time.monotonic()
+    with master.spoke() as spoke, pytest.raises(PeerError, match="no byte has come from the master for"):
+        fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress, stall_s=1.5)
+    assert time.monotonic() - started < 8
+
+
+def test_a_transfer_can_be_stopped_and_keeps_what_it_has(master, pack, whole, tmp_path):
+    store = ShardStore(tmp_path)
+    done_bytes = 0
+
+    def progress(done: int, _total: int) -> None:
+        nonlocal done_bytes
+        done_bytes = done
+
+    with master.spoke() as spoke:
+        with pytest.raises(Cancelled, match="is kept"):
+            fetch(spoke, store, master.identity, whole, progress, stopped=lambda: done_bytes > 4 << 20)
+        with store.open(master.identity) as copy:
+            left = sum(part.nbytes for part in copy.missing(whole))
+        assert 0 < left < share_bytes(pack, whole) - (3 << 20)
+        fetch(spoke, store, master.identity, whole).close()
+
+
+def test_a_stranger_gets_nothing(master, whole, tmp_path):
+    with master.spoke(keys=CurveKeys.generate()) as spoke, pytest.raises(PeerError, match="no byte has come"):
+        fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=1.0)
+    assert master.server.shipments() == ()
+    assert master.hub.counters.rejected > 0
+
+
+def test_only_layers_of_served_packs_leave(master, pack):
+    layer, size = pack.blob_id(0), pack.layout(0).nbytes
+    served = master.identity
+    refused = [
+        (served, "blob", pack.blob_id("embedding"), 0, 4096),
+        (served, "hashes", pack.blob_id("embedding"), 0, 4096),
+        (served, "blob", pack.blob_id("head"), 0, 4096),
+        (served, "blob", "../../../etc/passwd", 0, 1),
+        (served, "blob", layer, size - 4095, 4096),
+        (served, "blob", layer, size, 1),
+        (served, "blob", layer, 0, 0),
+        (served, "blob", layer, 0, (4 << 20) + 1),
+        ("0" * 64, "manifest", "", 0, 4096),
+    ]
+    with master.spoke() as spoke:
+        for number, (pack_id, part, blob, offset, length) in enumerate(refused):
+            spoke.send(Fetch(1, number, pack_id, part, blob, offset, length, 0))
+            answer = spoke.recv(5.0)
+            assert isinstance(answer.message, FetchFailed), (part, blob)
+            assert answer.message.number == number
+        spoke.send(Fetch(1, 99, served, "blob", layer, size - 4096, 4096, 0))
+        answer = spoke.recv(5.0)
+        assert isinstance(answer.message, Chunk)
+        assert bytes(answer.tensors[0]) == pack.blob_path(0).read_bytes()[-4096:]
+        master.server.withdraw(served)
+        with master.spoke(1) as other, pytest.raises(PeerError, match="is not served here"):
+            fetch(other, ShardStore(pack.path.parent / "none"), served, NodeShare(Share(0, 1), Share(0, 1)))
+
+
+def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_path):
+    with master.spoke(1) as greedy, master.spoke(0) as spoke:
+        # Far more than one may ask for; never reads.
+        for number in range(100):
+            greedy.send(Fetch(1, number, master.identity, "blob", pack.blob_id(number % 4), 0, 4 << 20, 0))
+        with fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
+            assert copy.verify(whole) == []
+        deadline = time.monotonic() + 10
+        got = 0
+        while time.monotonic() < deadline and greedy.recv(0.3) is not None:
+            got += 1
+    assert got < 100
+    assert master.server.dropped_requests >= 100 - got - MAX_OPEN_REQUESTS
+
+
+def test_two_processes_share_a_store(master, start_worker, pack, whole, tmp_path):
+    started = [start_worker(number, whole, tmp_path / "store") for number in range(2)]
+    records = [ended(process) for process in started]
+    assert [record["ended"] for record in records] == ["done", "done"]
+    # The second waited, and found everything.
+    assert master.shipped() == share_bytes(pack, whole)
+
+
+def test_a_store_is_taken_over_from_a_killed_process(master, start_worker, pack, whole, tmp_path):
+    killed = start_worker(0, whole, tmp_path / "store", kill_at=8 << 20)
+    waiting = start_worker(1, whole, tmp_path / "store")
+    killed.wait(50)
+    assert ended(waiting)["ended"] == "done"
+    with ShardStore(tmp_path / "store").open(master.identity) as copy:
+        assert copy.missing(whole) == copy.verify(whole) == []
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path):
+    """A disk of 24 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if sys.platform != "linux" or os.geteuid() != 0:
+        pytest.skip("mounting a small disk needs Linux and root")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def test_a_disk_that_is_too_small_is_refused_before_the_transfer(master, whole, small_disk):
+    (small_disk / "other").write_bytes(bytes(10 << 20))
+    with (
+        master.spoke() as spoke,
+        pytest.raises(DiskFull, match=r"the disk of the shard store .* is full.*shards rm"),
+    ):
+        fetch(spoke, ShardStore(small_disk / "store"), master.identity, whole)
+    assert master.shipped() == 0
+
+
+def test_a_disk_that_fills_up_on_the_way_leaves_a_valid_store(master, pack, whole, small_disk):
+    store = ShardStore(small_disk / "store")
+    other = small_disk / "other"
+
+    def progress(done: int, _total: int) -> None:
+        if done and not other.exists():
+            other.write_bytes(bytes(14 << 20))
+
+    with master.spoke() as spoke:
+        with pytest.raises(DiskFull, match="free some"):
+            fetch(spoke, store, master.identity, whole, progress)
+        other.unlink()
+        with store.open(master.identity) as copy:
+            assert copy.verify(whole) == []
+            left = sum(part.nbytes for part in copy.missing(whole))
+            assert 0 < left < share_bytes(pack, whole)
+        with fetch(spoke, store, master.identity, whole) as copy:
+            assert copy.missing(whole) == copy.verify(whole) == []
+
+
+def test_a_limit_is_kept_to(master, whole, tmp_path):
+    with master.spoke() as spoke, pytest.raises(DiskFull, match="shards limit"):
+        fetch(spoke, ShardStore(tmp_path, 5 << 20), master.identity, whole)
+    assert master.shipped() == 0
+
+
+def test_who_holds_the_store_is_said(master, whole, tmp_path):
+    store = ShardStore(tmp_path)
+    part = NodeShare(Share(0, 1), Share(0, 1))
+    with (
+        master.spoke() as spoke,
+        fetch(spoke, store, master.identity, part) as copy,
+        copy.fetch_lock() as lock,
+    ):
+        lock.wait_alone(0.0, "test")
+        with pytest.raises(UserError, match=f"is being fetched: process {os.getpid()}"):
+            fetch(spoke, store, master.identity, whole, lock_wait_s=0.2)
+
+
+def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
+    cache = ("--cache", tmp_path)
+    store = ShardStore(tmp_path / "shards")
+    with master.spoke() as spoke, fetch(spoke, store, master.identity, whole):
+        assert "in use" in tpiedge("shards", "ls", *cache).out
+        refused = tpiedge("shards", "rm", master.identity[:8], *cache)
+        assert (refused.status, "end the worker" in refused.err) == (2, True)
+    assert tpiedge("shards", "limit", "20MB", *cache).status == 0
+    usage = json.loads(tpiedge("shards", "ls", "--json", *cache).out)
+    assert usage["limit_bytes"] == 20_000_000
+    assert [pack["id"] for pack in usage["packs"]] == [master.identity]
+    assert usage["packs"][0]["held_bytes"] == usage["packs"][0]["full_bytes"] > 16e6
+    assert tpiedge("shards", "rm", master.identity[:8], *cache).out == f"removed {master.identity[:12]}\n"
+    assert tpiedge("shards", "limit", "none", *cache).status == 0
+    ended = tpiedge("shards", "ls", *cache)
+    assert (ended.out, ended.err) == ("", "0 B taken\n")
+
+
+def test_a_connection_that_lingers_is_outlasted(master, whole, tmp_path):
+    """The same worker again, before the master has seen that its former connection is gone."""
+    former = master.spoke()
+    former.send(Fetch(1, 1, master.identity, "manifest", "", 0, 4096, 0))
+    assert former.recv(5.0) is not None
+    closing = threading.Timer(1.0, former.close)
+    closing.start()
+    try:
+        with master.spoke() as spoke:
+            fetch(spoke, ShardStore(tmp_path), master.identity, whole).close()
+    finally:
+        closing.join()

@@ -1,0 +1,128 @@
+"""Flag, environment, file, default: the real command takes them in this order and says where a bad value is from."""
+
+import json
+
+import pytest
+
+RUN = ("run", "--model", "demo", "--prompt-ids", "1")
+
+
+@pytest.fixture
+def settings(tmp_path):
+    """Writes a file; gives back the arguments that name it."""
+
+    def write(text):
+        path = tmp_path / "t.toml"
+        path.write_text(text)
+        return "--config", path
+
+    return write
+
+
+def refusal(ended):
+    assert (ended.status, ended.out) == (2, ""), ended
+    (line,) = ended.err.splitlines()
+    return line.removeprefix("tpiedge: ")
+
+
+def test_the_order(tpiedge, settings):
+    """Each of these numbers is refused, so the message tells which one counted."""
+    file = settings("[run]\nnodes = -1\n")
+    variable = {"TPIEDGE_RUN_NODES": "-2"}
+    assert f"--nodes -1 is out of range: 1 to 64 (--nodes is from {file[1]}:2 [run] nodes)" == refusal(
+        tpiedge(*RUN, *file)
+    )
+    assert (
+        refusal(tpiedge(*RUN, *file, **variable))
+        == "--nodes -2 is out of range: 1 to 64 (--nodes is from TPIEDGE_RUN_NODES)"
+    )
+    assert refusal(tpiedge(*RUN, *file, "--nodes", -3, **variable)) == "--nodes -3 is out of range: 1 to 64"
+
+
+def test_settings_reach_the_work(tpiedge, tmp_path, settings):
+    """A required flag, a common one, a size, a list and a switch, none of them on the command line."""
+    file = settings(
+        '[common]\ncache = "ignored"\n[run]\nmodel = "demo"\nprompt = "Once upon"\nmax-tokens = 3\nthreads = 1\n'
+        'stop = ["no such text"]\njson = true\nmemory = "900MB"\nignore-eos = true\nlogprobs = 2\n'
+    )
+    ended = tpiedge(
+        "run", TPIEDGE_CONFIG=str(file[1]), TPIEDGE_RUN_TEMPERATURE="0.5", TPIEDGE_RUN_LOGPROBS="1"
+    )
+    assert ended.status == 0, ended.err
+    record = json.loads(ended.out)
+    assert len(record["token_ids"]) == 3
+    assert [len(token) for token in record["logprobs"]] == [1, 1, 1]
+
+
+def test_show_names_every_source(tpiedge, settings):
+    file = settings('[run]\nnodes = 3\nstop = ["a b", "c"]\n')
+    ended = tpiedge("config", "show", "run", "--json", *file, TPIEDGE_RUN_THREADS="2", TPIEDGE_CACHE="/c")
+    found = json.loads(ended.out)["run"]
+    assert found["nodes"] == {"value": 3, "source": f"{file[1]}:2 [run] nodes"}
+    assert found["stop"]["value"] == ["a b", "c"]
+    assert found["threads"] == {"value": "2", "source": "TPIEDGE_RUN_THREADS"}
+    assert found["cache"] == {"value": "/c", "source": "TPIEDGE_CACHE"}
+    assert found["max-tokens"] == {"value": 128, "source": "default"}
+    assert found["shares"] == {"value": None, "source": "default"}
+
+
+def test_show_for_people(tpiedge):
+    ended = tpiedge("config", "show", "bench", TPIEDGE_BENCH_DECODE_TOKEN="3")
+    assert ended.status == 0
+    assert "bench decode --prompt-tokens" in ended.out
+    assert "bench allreduce --rounds" in ended.out
+    assert ended.err == "not used: TPIEDGE_BENCH_DECODE_TOKEN; did you mean TPIEDGE_BENCH_DECODE_TOKENS?\n"
+    assert "there is no verb 'runn'; did you mean run?" in refusal(tpiedge("config", "show", "runn"))
+
+
+def test_a_value_that_the_flag_refuses(tpiedge, settings):
+    file = settings('[run]\nprecision = "q4"\n')
+    line = refusal(tpiedge(*RUN, *file))
+    assert line.startswith(f"{file[1]}:2 [run] precision: --precision: 'q4' is not one of 'f32', 'bf16'")
+    assert line == refusal(tpiedge("config", "check", file[1]))
+    line = refusal(tpiedge(*RUN, TPIEDGE_RUN_MEMORY="lots"))
+    assert line.startswith("TPIEDGE_RUN_MEMORY: --memory: not a size: 'lots'")
+    assert "TPIEDGE_RUN_IGNORE_EOS" in refusal(tpiedge(*RUN, TPIEDGE_RUN_IGNORE_EOS="perhaps"))
+
+
+def test_check_says_every_problem(tpiedge, settings):
+    _, path = settings('[run]\nnodez = 3\nthreads = "x"\n[runn]\n')
+    ended = tpiedge("config", "check", path)
+    assert ended.status == 2
+    assert [line.split(": ")[1] for line in ended.err.splitlines()] == [
+        f"{path}:{number}" for number in (2, 3, 4)
+    ]
+    path.write_text("[run]\nnodes = 3\n")
+    assert tpiedge("config", "check", path).out == f"{path} is in order\n"
+
+
+def test_help_works_with_a_broken_file(tpiedge, settings):
+    file = settings("[run")
+    assert tpiedge("run", "--help", TPIEDGE_CONFIG=str(file[1])).status == 0
+    line = refusal(tpiedge(*RUN, TPIEDGE_CONFIG=str(file[1])))
+    assert line.startswith(f"TPIEDGE_CONFIG: the settings file {file[1]} is not valid TOML")
+
+
+def test_the_current_folder_is_not_searched(tpiedge, tmp_path, monkeypatch):
+    """A model's folder that came from elsewhere changes nothing."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("tpiedge.toml", "config.toml"):
+        (tmp_path / name).write_text("[run]\nnodes = 3\n")
+    ended = tpiedge("config", "show", "run", "--json")
+    assert json.loads(ended.out)["run"]["nodes"] == {"value": 1, "source": "default"}
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion(tpiedge, shell):
+    ended = tpiedge("completion", shell)
+    assert ended.status == 0
+    assert "_TPIEDGE_COMPLETE" in ended.out
+
+
+def test_completion_knows_verbs_and_flags_whatever_the_settings_say(tpiedge, settings):
+    _, path = settings("[run")
+    completing = {"_TPIEDGE_COMPLETE": "bash_complete", "TPIEDGE_CONFIG": str(path)}
+    ended = tpiedge(COMP_WORDS="tpiedge do", COMP_CWORD="1", **completing)
+    assert "plain,doctor" in ended.out.splitlines()
+    ended = tpiedge(COMP_WORDS="tpiedge run --max", COMP_CWORD="2", **completing)
+    assert "plain,--max-tokens" in ended.out.splitlines()

@@ -1,0 +1,137 @@
+"""A node process that waits to be needed: it reports, becomes a node, and outlives nobody."""
+
+import subprocess
+import sys
+import threading
+import time
+
+import psutil
+import pytest
+
+from tests.cluster.packs import packs, split
+from tests.process.command import gone, wait_for
+from tpiedge.errors import InternalError, PeerError
+from tpiedge.nodes import cluster as cluster_module
+from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
+from tpiedge.nodes.readiness import NOT_MEASURED
+from tpiedge.nodes.standby import Standby
+from tpiedge.wire.control import Token
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["packs"]
+
+IMPORTING_S = 30.0
+
+# A parent that says which process it has started, and (with "ready") that this one waits for its bootstrap.
+PARENT = """
+import sys, time
+from tpiedge.nodes.standby import Standby
+
+standby = Standby(1)
+standby.start()
+if sys.argv[1] == "ready":
+    standby.report(time.monotonic() + 30)
+print(standby.pid, flush=True)
+sys.stdin.read()
+"""
+
+
+def soon() -> float:
+    return time.monotonic() + IMPORTING_S
+
+
+@pytest.fixture
+def standby():
+    found = Standby(1)
+    found.start()
+    yield found
+    found.stop()
+
+
+@pytest.mark.parametrize("moment", ["ready", "importing"])
+def test_a_waiting_node_does_not_outlive_a_killed_parent(moment):
+    with subprocess.Popen(
+        [sys.executable, "-c", PARENT, moment], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as parent:
+        child = psutil.Process(int(parent.stdout.readline()))
+        assert not gone(child)
+        parent.kill()
+        wait_for(lambda: gone(child), 5.0)
+
+
+def test_it_ends_with_its_lifeline_alone(standby):
+    """Where the kernel does not tell a child that its parent has died, the closed pipe does."""
+    standby.report(soon())
+    child = psutil.Process(standby.pid)
+    standby.stop(soon())  # closes the pipe, and kills only after the deadline
+    wait_for(lambda: gone(child), 5.0)
+
+
+def test_it_reports_without_a_measurement(standby):
+    report = standby.report(soon())
+    assert (report.pid, report.capacity) == (standby.pid, NOT_MEASURED)
+    assert report.isa
+    assert standby.report(0.0) == report  # again, without waiting
+    assert standby.alive
+
+
+def test_it_measures_when_told():
+    standby = Standby(1, measure=True)
+    standby.start()
+    try:
+        capacity = standby.report(soon()).capacity
+    finally:
+        standby.stop()
+    assert capacity.threads == 1
+    assert min(capacity.weight_bytes_per_s, capacity.prefill_flops, capacity.read_bytes_per_s) > 1e6
+
+
+def test_a_report_that_is_not_there_yet_is_none(standby):
+    assert standby.report(time.monotonic()) is None
+
+
+def test_one_that_dies_before_its_report_says_why(standby):
+    psutil.Process(standby.pid).kill()
+    with pytest.raises(PeerError, match="did not report: its process was killed by SIGKILL"):
+        standby.report(soon())
+    assert not standby.alive
+
+
+def test_stop_ends_a_wait_for_the_report_in_another_thread(standby):
+    outcomes = []
+
+    def wait():
+        try:
+            outcomes.append(standby.report(soon()))
+        except (PeerError, InternalError) as error:
+            outcomes.append(error)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    standby.stop()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert isinstance(outcomes[0], PeerError | InternalError)
+
+
+@pytest.mark.parametrize("ready", [True, False], ids=["ready", "still importing"])
+def test_promoted_nodes_answer_like_others(references, packs, monkeypatch, ready):
+    found = references("llama-gqa-odd")
+    waiting = [Standby(1), Standby(1)]
+    for standby in waiting:
+        standby.start()
+        assert not ready or standby.report(soon()) is not None
+
+    def promote(module, line, environment):
+        bootstrap = NodeBootstrap.from_line(line)
+        return waiting[bootstrap.rank].promote(bootstrap)
+
+    monkeypatch.setattr(cluster_module, "Child", promote)
+    pids = tuple(standby.pid for standby in waiting)
+    with LocalCluster(ClusterSpec(packs(found), split(found, "1,1"), "f32", 1, 100)) as cluster:
+        assert cluster.pids == pids
+        request = GenerationRequest("r", tuple(found.prompt_ids), 4, ignore_eos=True)
+        tokens = [event.token for event in cluster.generate(request) if isinstance(event, Token)]
+    assert tokens == list(found.greedy_ids[:4])
+    assert not any(standby.alive for standby in waiting)

@@ -1,0 +1,392 @@
+"""What a request may say. Every refusal names the field at fault, before any work."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpiedge.api.body import parse_object
+from tpiedge.api.errors import ApiError
+from tpiedge.api.schema import read_chat, read_completion
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
+from tpiedge.wire.requests import GenerationRequest
+
+DEMO = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
+VOCABULARY = 2048
+
+
+class InstantTemplate(ChatTemplate):
+    """The rendering itself is tested elsewhere, and takes a process."""
+
+    def __init__(self):
+        super().__init__({}, {})
+
+    def render(self, messages, *, add_generation_prompt=True, tools=None, variables=None):
+        self.variables = variables
+        return "".join(f"<{message['role']}>{message['content']}" for message in messages)
+
+
+@pytest.fixture(scope="module")
+def service():
+    return FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=VOCABULARY)
+
+
+def completion(service, **fields):
+    values = {"model": "babbler", "prompt": "hello"} | fields
+    return read_completion(values, service, "cmpl-1")
+
+
+def chat(service, **fields):
+    values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
+    return read_chat(values, service, "chatcmpl-1")
+
+
+def test_a_plain_completion(service):
+    request, reply = completion(service)
+    assert request.id == "cmpl-1"
+    assert request.prompt_ids == tuple(service.tokenizer.encode("hello"))
+    assert request.max_tokens == 16
+    assert request.stop_ids == service.eos_ids
+    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.logprobs) == (1.0, 1.0, 0)
+    assert not reply.stream
+    assert reply.logprobs is None
+
+
+def test_a_plain_chat_may_use_the_whole_context(service):
+    request, reply = chat(service)
+    assert request.max_tokens == service.max_sequence - len(request.prompt_ids)
+    assert reply.chat
+
+
+def test_every_field_arrives(service):
+    request, reply = completion(
+        service,
+        prompt=[3, 4],
+        max_tokens=7,
+        temperature=0,
+        top_k=5,
+        top_p=0.5,
+        min_p=0.1,
+        repetition_penalty=1.5,
+        presence_penalty=-2,
+        frequency_penalty=2,
+        logit_bias={"5": -100, "6": 1.5},
+        seed=-1,
+        logprobs=3,
+        stop=["a", "b"],
+        stream=True,
+        stream_options={"include_usage": True},
+        ignore_eos=True,
+        return_token_ids=True,
+        user="someone",
+    )
+    assert request.prompt_ids == (3, 4)
+    assert request.max_tokens == 7
+    assert request.ignore_eos
+    sampling = request.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p) == (0.0, 5, 0.5, 0.1)
+    assert (sampling.repetition_penalty, sampling.presence_penalty, sampling.frequency_penalty) == (
+        1.5,
+        -2,
+        2,
+    )
+    assert sampling.logit_bias == ((5, -100.0), (6, 1.5))
+    assert sampling.seed == 2**64 - 1
+    assert sampling.logprobs == 3
+    assert reply.stops == ("a", "b")
+    assert reply.stream
+    assert reply.include_usage
+    assert reply.token_ids
+
+
+@pytest.mark.parametrize("prompt", ["hi", ["hi"], [5, 6], [[5, 6]]])
+def test_forms_of_a_prompt(service, prompt):
+    request, _ = completion(service, prompt=prompt)
+    assert request.prompt_ids == (
+        (5, 6) if prompt not in ("hi", ["hi"]) else tuple(service.tokenizer.encode("hi"))
+    )
+
+
+def test_null_is_the_default(service):
+    names = (
+        "max_tokens",
+        "temperature",
+        "top_p",
+        "n",
+        "stop",
+        "logprobs",
+        "logit_bias",
+        "seed",
+        "stream",
+        "echo",
+    )
+    request, _ = completion(service, **dict.fromkeys(names))
+    assert request.max_tokens == 16
+
+
+def test_parts_of_text_and_roles(service):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    messages = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": parts, "name": "eva"},
+    ]
+    request, _ = chat(service, messages=messages)
+    expected = service.tokenizer.encode("<system>be brief<user>a\nb", add_special=False)
+    assert request.prompt_ids == tuple(expected)
+
+
+def test_only_switches_reach_the_template(service):
+    chat(service, chat_template_kwargs={"enable_thinking": False})
+    assert service.template.variables == {"enable_thinking": False}
+    refuse(chat, service, "chat_template_kwargs.messages", chat_template_kwargs={"messages": []})
+
+
+def test_logprobs_of_a_chat(service):
+    request, reply = chat(service, logprobs=True)
+    assert (request.sampling.logprobs, reply.logprobs) == (1, 0)
+    request, reply = chat(service, logprobs=True, top_logprobs=20)
+    assert (request.sampling.logprobs, reply.logprobs) == (20, 20)
+
+
+def refuse(read, service, param, **fields):
+    with pytest.raises(ApiError) as raised:
+        read(service, **fields)
+    error = raised.value
+    assert error.param == param
+    assert error.body()["error"]["message"]
+    assert error.status == (404 if error.code == "model_not_found" else 400)
+    return error
+
+
+BIG = 10**400
+BOTH = [
+    ("model", None),
+    ("model", 5),
+    ("model", "other"),
+    ("n", 2),
+    ("n", 0),
+    ("n", 10**6),
+    ("n", True),
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 2**63),
+    ("max_tokens", BIG),
+    ("max_tokens", 1.5),
+    ("max_tokens", "8"),
+    ("max_tokens", True),
+    ("max_tokens", 100_000),
+    ("temperature", -0.1),
+    ("temperature", 2.1),
+    ("temperature", "hot"),
+    ("temperature", BIG),
+    ("top_p", 1.1),
+    ("top_p", -1),
+    ("top_k", -2),
+    ("top_k", 2**32),
+    ("min_p", 2),
+    ("repetition_penalty", 0),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", -2.5),
+    ("seed", 2**64),
+    ("seed", -(2**63) - 1),
+    ("seed", 1.0),
+    ("stop", ["x"] * 17),
+    ("stop", ["x"] * 100_000),
+    ("stop", [""]),
+    ("stop", ""),
+    ("stop", "x" * 257),
+    ("stop", [5]),
+    ("stop", {"a": 1}),
+    ("logit_bias", {str(token): 1 for token in range(1025)}),
+    ("logit_bias", {str(VOCABULARY): 1}),
+    ("logit_bias", {"-1": 1}),
+    ("logit_bias", {"5": 1, "05": 1}),
+    ("logit_bias", {"\N{SUPERSCRIPT TWO}": 1}),
+    ("logit_bias", []),
+    ("stream", 1),
+    ("stream_options", {"include_usage": True}),
+    ("ignore_eos", "yes"),
+    ("maximum", 5),
+]
+
+
+@pytest.mark.parametrize(("param", "value"), BOTH, ids=lambda value: str(value)[:30])
+def test_refused_by_both(service, param, value):
+    refuse(completion, service, param, **{param: value})
+    refuse(chat, service, param, **{param: value})
+
+
+@pytest.mark.parametrize(
+    ("param", "value"),
+    [
+        ("prompt", None),
+        ("prompt", []),
+        ("prompt", 5),
+        ("prompt", {"a": 1}),
+        ("prompt", ["a", "b"]),
+        ("prompt", [[1], [2]]),
+        ("prompt", [1, "a"]),
+        ("prompt", [1, True]),
+        ("prompt", [-1]),
+        ("prompt", [VOCABULARY]),
+        ("prompt", [1.0]),
+        ("prompt", [BIG]),
+        ("prompt", [1] * 512),
+        ("prompt", [1] * 10_000_000),
+        ("prompt", "a" * 10_000_000),
+        ("prompt", "half \ud800"),
+        ("logprobs", 21),
+        ("logprobs", True),
+        ("best_of", 2),
+        ("echo", True),
+        ("suffix", "x"),
+        ("messages", []),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_refused_by_completions(service, param, value):
+    refuse(completion, service, param, **{param: value})
+
+
+USER = {"role": "user", "content": "hi"}
+
+
+@pytest.mark.parametrize(
+    ("param", "fields"),
+    [
+        ("messages", {"messages": None}),
+        ("messages", {"messages": []}),
+        ("messages", {"messages": "hi"}),
+        ("messages", {"messages": [USER] * 4097}),
+        ("messages[0]", {"messages": ["hi"]}),
+        ("messages[1].role", {"messages": [USER, {"role": "tool", "content": "x"}]}),
+        ("messages[0].role", {"messages": [{"content": "x"}]}),
+        ("messages[0].content", {"messages": [{"role": "user"}]}),
+        ("messages[0].content", {"messages": [{"role": "user", "content": 5}]}),
+        ("messages[0].content[0]", {"messages": [{"role": "user", "content": [5]}]}),
+        ("messages[0].content[0].type", {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}),
+        ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
+        ("messages[0].tool_calls", {"messages": [USER | {"tool_calls": [{}]}]}),
+        ("messages[0].name", {"messages": [USER | {"name": "x" * 65}]}),
+        ("messages[0].colour", {"messages": [USER | {"colour": 1}]}),
+        ("messages", {"messages": [USER | {"content": "a" * 10_000_000}]}),
+        ("top_logprobs", {"top_logprobs": 2}),
+        ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
+        ("logprobs", {"logprobs": 1}),
+        ("max_completion_tokens", {"max_completion_tokens": 1000}),
+        ("max_tokens", {"max_tokens": 3, "max_completion_tokens": 4}),
+        ("tools", {"tools": [{"type": "function"}]}),
+        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
+        ("modalities", {"modalities": ["audio"]}),
+        ("prompt", {"prompt": "x"}),
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_refused_by_chats(service, param, fields):
+    refuse(chat, service, param, **fields)
+
+
+def test_harmless_forms_are_taken(service):
+    chat(
+        service,
+        tools=[],
+        tool_choice="none",
+        response_format={"type": "text"},
+        modalities=["text"],
+        store=False,
+    )
+    answered = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "annotations": []}
+    chat(service, messages=[USER, answered, USER])
+    completion(service, best_of=1, suffix="", echo=False)
+
+
+def test_without_a_tokenizer_only_token_ids():
+    bare = FakeService()
+    request, _ = completion(bare, prompt=[5])
+    assert request.prompt_ids == (5,)
+    refuse(completion, bare, "prompt", prompt="text")
+    refuse(chat, bare, "messages")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"text"',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b'{"a": 1e400}',
+        b'{"a": ' + b"9" * 10_000 + b"}",
+        b'{"a": 1, "a": 2}',
+        b'{"a": {"b": 1, "b": 2}}',
+        b'{"a": "\xff"}',
+        b"[" * 100_000,
+        b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"a": [' + b"[]," * 500_000 + b"[]]}",
+        b"{}{}",
+    ],
+    ids=lambda body: body[:20].decode("latin-1"),
+)
+def test_bodies_that_are_refused(body):
+    with pytest.raises(ApiError) as raised:
+        parse_object(body)
+    assert raised.value.status == 400
+    assert len(raised.value.message) < 200
+
+
+def test_commas_within_a_text_are_no_values():
+    text = ',[{"\\' * 200_000
+    assert parse_object(json.dumps({"a": text}).encode()) == {"a": text}
+
+
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=6), inner, max_size=4),
+    max_leaves=8,
+)
+NAMES = st.sampled_from(
+    (
+        *("prompt", "messages", "logprobs", "echo", "tools", "stream_options", "logit_bias", "max_tokens"),
+        *("stop", "n", "temperature", "top_p", "seed", "chat_template_kwargs", "response_format"),
+        *("modalities", "metadata", "suffix"),
+    )
+)
+
+
+def outcome(work):
+    """(its result, None) or (None, its refusal); any other exception fails the test."""
+    try:
+        return work(), None
+    except ApiError as error:
+        return None, error
+
+
+@settings(max_examples=150, deadline=None)
+@given(fields=st.dictionaries(NAMES, VALUES, max_size=4), read=st.sampled_from([completion, chat]))
+def test_any_json_is_a_request_or_a_refusal_with_a_name(service, fields, read):
+    request, error = outcome(lambda: read(service, **fields)[0])
+    if error is not None:
+        assert error.status == 400
+        assert error.param
+    else:
+        assert isinstance(request, GenerationRequest)
+        assert len(request.prompt_ids) + request.max_tokens <= service.max_sequence
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.binary(max_size=64) | VALUES.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_an_object_or_a_refusal(body):
+    found, error = outcome(lambda: parse_object(body))
+    assert isinstance(found, dict) if error is None else error.status == 400

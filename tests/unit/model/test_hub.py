@@ -1,0 +1,317 @@
+"""Pulling from a hub on this computer, over real sockets."""
+
+import json
+import shutil
+from collections import namedtuple
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+
+from tests.hub_server import Hub, Repo, commit_of, running_hub
+from tpiedge.errors import DiskFull, HubError, TpiedgeError, UserError
+from tpiedge.model.hub import PullReport, pull
+from tpiedge.model.hub_cache import HubCache, HubName, parse_hub_name
+from tpiedge.model.presets import preset
+from tpiedge.model.source import resolve_model
+from tpiedge.model.transfer import RETRIES
+
+NAME = "org/tiny"
+WEIGHTS = bytes(range(256)) * 1200
+FILES = {
+    "config.json": json.dumps(preset("tinyllama")).encode(),
+    "generation_config.json": b"{}",
+    "tokenizer.json": b'{"version": "1.0"}',
+    "chat_template.jinja": b"{{ messages }}",
+    "README.md": b"# tiny",
+    "pytorch_model.bin": b"\x80\x04 a pickle",
+    "original/params.json": b"{}",
+    "model.safetensors": WEIGHTS,
+}
+TAKEN = {
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "chat_template.jinja",
+    "model.safetensors",
+}
+
+Usage = namedtuple("Usage", "total used free")
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    with running_hub() as hub:
+        monkeypatch.setenv("HF_ENDPOINT", hub.endpoint)
+        monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
+        monkeypatch.delenv("HF_TOKEN", raising=False)
+        monkeypatch.setattr(
+            huggingface_hub, "get_token", lambda: None
+        )  # the developer's own is not for tests
+        hub.repos[NAME] = Repo(dict(FILES))
+        yield hub
+
+
+def fetch(name: str = NAME, progress: Callable[[int, int], None] = lambda done, total: None) -> PullReport:
+    hub_name = parse_hub_name(name)
+    assert hub_name is not None
+    return pull(hub_name, HubCache(), progress, pause=lambda seconds: None)
+
+
+def refusal(name: str = NAME, kind: type[TpiedgeError] = UserError) -> str:
+    with pytest.raises(kind) as raised:
+        fetch(name)
+    assert type(raised.value) is kind
+    assert str(raised.value).isprintable()
+    return str(raised.value)
+
+
+def names_in(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+# --- what is fetched ---
+
+
+def test_a_pull_takes_weights_configs_and_templates_and_nothing_else(hub: Hub):
+    seen = []
+    report = fetch(progress=lambda done, total: seen.append((done, total)))
+    assert names_in(report.folder) == TAKEN
+    assert all((report.folder / name).read_bytes() == FILES[name] for name in TAKEN)
+    assert report.fetched == sum(len(FILES[name]) for name in TAKEN)
+    assert seen[-1] == (report.fetched, report.fetched)
+    assert report.commit == commit_of("first") == report.folder.name
+
+
+def test_what_was_pulled_is_found_by_its_name_without_network(hub: Hub):
+    report = fetch()
+    asked = len(hub.requests)
+    assert resolve_model(NAME) == report.folder
+    assert resolve_model(f"{NAME}@{report.commit}") == report.folder
+    assert [(str(found.name), found.nbytes) for found in HubCache().pulled()] == [(NAME, report.fetched)]
+    assert len(hub.requests) == asked
+
+
+def test_the_hubs_own_client_reads_the_cache(hub: Hub):
+    report = fetch()
+    found = huggingface_hub.snapshot_download(NAME, cache_dir=HubCache().folder, local_files_only=True)
+    assert Path(found) == report.folder
+
+
+def test_a_second_pull_transfers_nothing(hub: Hub):
+    fetch()
+    hub.requests.clear()
+    assert fetch().fetched == 0
+    assert all(path.startswith("/api/") for path, _ in hub.requests)
+
+
+def test_a_pinned_commit_asks_nobody_once_it_is_here(hub: Hub):
+    name = f"{NAME}@{commit_of('first')}"
+    fetch(name)
+    hub.requests.clear()
+    assert fetch(name).fetched == 0
+    assert hub.requests == []
+
+
+def test_a_moved_branch_is_followed_and_equal_files_are_not_fetched_again(hub: Hub):
+    fetch()
+    hub.repos[NAME].revisions["main"] = commit_of("second")
+    hub.repos[NAME].files["generation_config.json"] = b'{"eos_token_id": 2}'
+    report = fetch()
+    assert report.fetched == len(b'{"eos_token_id": 2}')
+    assert resolve_model(NAME).name == commit_of("second")
+    assert (report.folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_of_two_copies_of_the_weights_only_the_one_in_the_index_is_fetched(hub: Hub):
+    parts = {f"model-0000{part}-of-00002.safetensors": bytes([part]) * 5000 for part in (1, 2)}
+    index = {"weight_map": {f"tensor{part}": name for part, name in enumerate(parts)}}
+    files = {name: data for name, data in FILES.items() if name != "model.safetensors"}
+    index_file = {"model.safetensors.index.json": json.dumps(index).encode()}
+    hub.repos[NAME] = Repo(files | parts | index_file | {"consolidated.safetensors": b"x" * 9999})
+    report = fetch()
+    assert names_in(report.folder) == TAKEN - {"model.safetensors"} | set(parts) | set(index_file)
+
+
+# --- interruptions ---
+
+
+def test_a_cut_connection_resumes_where_it_was_cut(hub: Hub):
+    hub.cuts["model.safetensors"] = [100_000, 50_000]
+    report = fetch()
+    assert hub.ranges("model.safetensors") == [None, "bytes=100000-", "bytes=150000-"]
+    assert (report.folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert report.fetched == sum(len(FILES[name]) for name in TAKEN)
+
+
+def test_the_next_pull_resumes_what_an_earlier_one_left(hub: Hub):
+    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    assert "type the same command again to resume" in refusal(kind=HubError)
+    with pytest.raises(UserError, match=f"tpiedge pull {NAME}"):
+        resolve_model(NAME)
+    hub.requests.clear()
+    report = fetch()
+    assert hub.ranges("model.safetensors") == ["bytes=70000-"]
+    assert report.fetched == len(WEIGHTS) - 70_000
+    assert (report.folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_attempts_without_a_new_byte_are_counted_and_end(hub: Hub):
+    hub.cuts["model.safetensors"] = [0] * 50
+    refusal(kind=HubError)
+    assert len(hub.ranges("model.safetensors")) == RETRIES
+
+
+def test_a_server_that_ignores_ranges_is_read_from_the_start(hub: Hub):
+    hub.ignores_ranges = True
+    hub.cuts["model.safetensors"] = [100_000]
+    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_busy_server_is_asked_again(hub: Hub):
+    hub.statuses["model.safetensors"] = [503, 429]
+    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_a_rest_that_the_server_no_longer_has_is_fetched_anew(hub: Hub):
+    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    refusal(kind=HubError)
+    hub.statuses["model.safetensors"] = [416]
+    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
+    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    refusal(kind=HubError)
+    (partial,) = HubCache().entry(NAME).glob("blobs/*.incomplete")
+    partial.write_bytes(b"z" * 70_000)
+    assert "its hash differs" in refusal(kind=HubError)
+    assert not partial.exists()
+    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+# --- refusals ---
+
+
+def test_a_gated_model_names_its_page_and_the_variable(hub: Hub):
+    hub.repos[NAME].gated = True
+    message = refusal()
+    assert f"accept the licence at {hub.endpoint}/{NAME}" in message
+    assert "set HF_TOKEN" in message
+
+
+def test_a_token_opens_a_gated_model_and_goes_along(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
+    hub.repos[NAME].gated = True
+    fetch()
+    assert set(hub.tokens) == {"Bearer hf_secret"}
+
+
+def test_a_token_stays_with_the_hub(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
+    hub.storage = hub.endpoint.replace("127.0.0.1", "localhost")
+    fetch()
+    told = {path.split("/")[1]: token for (path, _), token in zip(hub.requests, hub.tokens, strict=True)}
+    assert told == {"api": "Bearer hf_secret", "org": "Bearer hf_secret", "cdn": None}
+
+
+def test_a_token_without_access_is_told_so(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: "hf_secret")
+    hub.repos[NAME].denied = True
+    message = refusal()
+    assert "has no access yet" in message
+    assert "hf_secret" not in message
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [("org/none", "has no model org/none"), (f"{NAME}@v9", f"{NAME} has no revision 'v9'")],
+)
+def test_what_the_hub_lacks_is_named(hub: Hub, name: str, named: str):
+    assert named in refusal(name)
+
+
+@pytest.mark.parametrize(
+    ("files", "named"),
+    [
+        ({"config.json": b"{}", "pytorch_model.bin": b"x"}, "only pickle files"),
+        ({"config.json": b"{}", "tiny.gguf": b"x"}, "only GGUF files"),
+        ({"config.json": b"{}"}, r"neither model.safetensors nor model.safetensors.index.json"),
+        ({"model.safetensors": b"x"}, "has no config.json"),
+        ({"config.json": b'{"model_type": "gpt2"}', "model.safetensors": b"x"}, "config.json of org/tiny"),
+    ],
+)
+def test_a_model_that_cannot_run_is_refused_before_its_weights_come(
+    hub: Hub, files: dict[str, bytes], named: str
+):
+    hub.repos[NAME] = Repo(files)
+    assert named in refusal()
+    assert not any(path.endswith((".bin", ".gguf", ".safetensors")) for path, _ in hub.requests)
+
+
+@pytest.mark.parametrize(
+    "bad", ["../evil.safetensors", "/etc/evil.json", "a/../../evil.json", "a\\b.json", "a\nb"]
+)
+def test_a_name_outside_of_the_repository_is_refused(hub: Hub, bad: str, tmp_path: Path):
+    hub.repos[NAME].files[bad] = b"evil"
+    assert "nothing was fetched" in refusal()
+    assert not list(tmp_path.rglob("*evil*"))
+
+
+def test_an_index_that_names_a_file_elsewhere_is_refused(hub: Hub):
+    files = {name: data for name, data in FILES.items() if name != "model.safetensors"}
+    index = json.dumps({"weight_map": {"tensor": "../../evil.safetensors"}}).encode()
+    hub.repos[NAME] = Repo(files | {"model.safetensors.index.json": index})
+    assert "which the repository lacks" in refusal()
+
+
+def test_too_small_a_disk_is_refused_before_the_weights(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, len(WEIGHTS)))
+    assert "are needed in all" in refusal(kind=DiskFull)
+    assert hub.ranges("model.safetensors") == []
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 0, len(WEIGHTS) * 105 // 100))
+    fetch()
+
+
+# --- offline ---
+
+
+def test_offline_without_a_copy_says_what_to_check(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    with running_hub() as gone:
+        pass
+    monkeypatch.setenv("HF_ENDPOINT", gone.endpoint)
+    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path))
+    message = refusal(kind=HubError)
+    assert f"cannot reach the model hub at {gone.endpoint}" in message
+    assert "stays usable" not in message
+
+
+def test_offline_with_a_copy_says_that_it_stays_usable(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    folder = fetch().folder
+    with running_hub() as gone:
+        pass
+    monkeypatch.setenv("HF_ENDPOINT", gone.endpoint)
+    assert "stays usable" in refusal(kind=HubError)
+    assert resolve_model(NAME) == folder
+
+
+def test_an_endpoint_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("HF_ENDPOINT", "example.org")
+    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path))
+    assert "write it like https://" in refusal()
+
+
+def test_answers_of_something_that_is_no_hub_are_refused(hub: Hub):
+    hub.repos[NAME].revisions["main"] = "../../../etc"
+    assert "does not say which commit" in refusal()
+
+
+# --- removing ---
+
+
+def test_removing_frees_what_was_pulled(hub: Hub):
+    report = fetch()
+    assert HubCache().remove(NAME) == report.fetched
+    assert HubCache().pulled() == []
+    assert HubCache().snapshot(HubName(NAME)) is None

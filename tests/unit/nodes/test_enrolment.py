@@ -1,0 +1,223 @@
+"""Who becomes a member: the machine alone, with lists of messages."""
+
+import pytest
+
+from tpiedge.errors import ProtocolError, UserError
+from tpiedge.nodes.enrolment import Enrolment, printable
+from tpiedge.nodes.identity import peer_name
+from tpiedge.nodes.limiter import Limiter
+from tpiedge.nodes.members import Member, MemberTable
+from tpiedge.nodes.pairing import (
+    MAX_PENDING,
+    MAX_PER_SOURCE,
+    PAIRING_S,
+    PairingDesk,
+    PairingWorker,
+    normal_code,
+)
+from tpiedge.nodes.tokens import Redemption
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.join import Challenge, Enrol, Enrolled, Knock, Refused, Reveal, Verdict
+from tpiedge.wire.messages import PROTOCOL, Message
+
+MASTER, KEY, OTHER = (CurveKeys.generate().public for _ in range(3))
+NAME = peer_name(KEY)
+
+
+class Desk:
+    """An enrolment with tokens given by a dictionary, and what was spent."""
+
+    def __init__(self, tokens: dict[str, Redemption], table: MemberTable | None = None) -> None:
+        self.table = table or MemberTable()
+        self.spent: list[str] = []
+        self._tokens = tokens
+        self.machine = Enrolment("c1", "0.1.0", lambda: self.table, self._redeem)
+
+    def say(self, message: Message, now: float = 0.0, key: str = KEY) -> str:
+        """The kind of the answer, after its effects."""
+        reply = self.machine.judge(peer_name(key), key, message, now, 1e9)
+        if reply.admit is not None:
+            self.table = self.table.admit(reply.admit)
+        assert reply.cut == isinstance(reply.answer, Refused)
+        return "ok" if isinstance(reply.answer, Enrolled) else reply.answer.kind
+
+    def _redeem(self, secret: str) -> Redemption:
+        self.spent.append(secret)
+        return self._tokens.get(secret, "unknown")
+
+
+def enrol(secret: str = "", protocol: int = PROTOCOL, version: str = "0.1.0") -> Enrol:
+    return Enrol(protocol, version, "pi", secret, "n")
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        (enrol("good"), "ok"),
+        (enrol("old"), "expired"),
+        (enrol("gone"), "used"),
+        (enrol("x"), "secret"),
+        (enrol(""), "denied"),
+        (enrol("good", PROTOCOL + 1), "protocol"),
+        (enrol("good", PROTOCOL - 1), "protocol"),
+        (Shutdown(1), "unexpected"),
+    ],
+)
+def test_a_newcomer(message: Message, answer: str) -> None:
+    desk = Desk({"good": "ok", "old": "expired", "gone": "used"})
+    assert desk.say(message) == answer
+    assert (desk.table.member(KEY) is not None) == (answer == "ok")
+    assert sum(desk.machine.refusals.values()) == (answer != "ok")
+
+
+def test_a_member_needs_no_secret_and_spends_none() -> None:
+    desk = Desk({"good": "ok"}, MemberTable().admit(Member(KEY, "pi", 0.0, "token")))
+    assert desk.say(enrol()) == "ok"
+    assert desk.say(enrol("good")) == "ok"
+    assert desk.spent == []
+
+
+def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
+    table, _ = MemberTable().admit(Member(KEY, "pi", 0.0, "token")).revoke(NAME, 1.0)
+    desk = Desk({"good": "ok"}, table)
+    assert desk.say(enrol("good")) == "revoked"
+    assert desk.say(enrol()) == "revoked"
+    assert desk.spent == []
+
+
+def test_wrong_secrets_are_limited_per_key_for_a_minute() -> None:
+    desk = Desk({"good": "ok"})
+    assert [desk.say(enrol("x"), now) for now in (0.0, 1.0, 2.0, 3.0)] == ["secret"] * 3 + ["limited"]
+    assert desk.say(enrol("good"), 4.0) == "limited"
+    assert desk.say(enrol("good"), 4.0, OTHER) == "ok"
+    assert desk.say(enrol("good"), 60.5) == "ok"
+
+
+def test_wrong_secrets_are_limited_altogether_and_members_do_not_feel_it() -> None:
+    desk = Desk({}, MemberTable().admit(Member(OTHER, "pi", 0.0, "token")))
+    answers = [desk.say(enrol("x"), 0.0, f"key {number}") for number in range(70)]
+    assert answers == ["secret"] * 60 + ["limited"] * 10
+    assert desk.say(enrol(), 0.0, OTHER) == "ok"
+
+
+def test_another_version_of_the_same_protocol_is_noted() -> None:
+    reply = Desk({"good": "ok"}).machine.judge(NAME, KEY, enrol("good", version="0.2.0"), 0.0, 0.0)
+    assert isinstance(reply.answer, Enrolled)
+    assert "runs tpiedge 0.2.0, this master 0.1.0" in reply.note
+
+
+def test_no_answer_and_no_note_shows_a_secret() -> None:
+    desk = Desk({"sesame": "expired"})
+    reply = desk.machine.judge(NAME, KEY, enrol("sesame"), 0.0, 0.0)
+    assert "sesame" not in repr(reply)
+    assert "sesame" not in repr(enrol("sesame"))
+
+
+def test_a_strange_name_cannot_paint_the_terminal() -> None:
+    assert printable("pi\x1b[31m\n\u202e") == "pi[31m"
+    assert printable("\n") == "unnamed"
+    assert len(printable("x" * 200)) == 64
+
+
+def test_a_limiter_forgets() -> None:
+    limiter = Limiter(1, 2, 10.0)
+    limiter.count("a", 0.0)
+    assert limiter.is_full("a", 9.0)
+    assert not limiter.is_full("b", 9.0)
+    limiter.count("b", 9.0)
+    assert limiter.is_full("c", 9.5)
+    assert not limiter.is_full("a", 10.0)
+
+
+def arrive(
+    desk: PairingDesk, worker: PairingWorker, key: str = KEY, now: float = 0.0, address: str = "a"
+) -> None:
+    challenge = desk.knock(peer_name(key), key, address, worker.knock, now)
+    assert isinstance(challenge, Challenge)
+    assert desk.reveal(peer_name(key), worker.challenged(challenge), now) is None
+
+
+def test_the_code_pairs_both_sides() -> None:
+    desk, worker, other = PairingDesk(MASTER), PairingWorker(KEY, "pi"), PairingWorker(OTHER, "pi2")
+    arrive(desk, other, OTHER)
+    arrive(desk, worker)
+    assert [one.host for one in desk.pending(0.0)] == ["pi2", "pi"]
+    approval = desk.approve(worker.code, 1.0)
+    assert (approval.name, approval.key, approval.host) == (NAME, KEY, "pi")
+    assert worker.judged(approval.verdict) == MASTER
+    with pytest.raises(UserError, match="no waiting worker"):
+        desk.approve(worker.code, 1.0)
+
+
+def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
+    """He answers the worker with his own key and knocks at the master with his own key, and passes all else on."""
+    desk, worker = PairingDesk(MASTER), PairingWorker(KEY, "pi")
+    challenge = desk.knock("w-m", OTHER, "m", worker.knock, 0.0)
+    assert isinstance(challenge, Challenge)
+    reveal = worker.challenged(Challenge(OTHER, challenge.nonce))
+    assert desk.reveal("w-m", reveal, 0.0) is None
+    with pytest.raises(UserError, match="somebody is between"):
+        desk.approve(worker.code, 1.0)
+    for proof in (reveal.proof, bytes(32)):
+        with pytest.raises(UserError, match="cannot prove it"):
+            worker.judged(Verdict(proof, ""))
+
+
+def test_a_middle_that_keeps_the_masters_key_still_has_the_wrong_one_himself() -> None:
+    desk, worker = PairingDesk(MASTER), PairingWorker(KEY, "pi")
+    challenge = desk.knock("w-m", OTHER, "m", worker.knock, 0.0)
+    assert isinstance(challenge, Challenge)
+    assert desk.reveal("w-m", worker.challenged(challenge), 0.0) is None
+    with pytest.raises(UserError):
+        desk.approve(worker.code, 1.0)
+
+
+def test_a_worker_answers_one_challenge() -> None:
+    worker = PairingWorker(KEY, "pi")
+    worker.challenged(Challenge(MASTER, bytes(16)))
+    with pytest.raises(ProtocolError):
+        worker.challenged(Challenge(OTHER, bytes(16)))
+
+
+def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
+    desk = PairingDesk(MASTER)
+    workers = [CurveKeys.generate().public for _ in range(MAX_PENDING + 1)]
+    for number, key in enumerate(workers[:MAX_PENDING]):
+        arrive(desk, PairingWorker(key, "pi"), key, address=f"a{number // MAX_PER_SOURCE}")
+    late = PairingWorker(workers[-1], "pi")
+    assert isinstance(desk.knock("w-late", workers[-1], "z", late.knock, 1.0), Verdict)
+    assert len(desk.pending(PAIRING_S - 1)) == MAX_PENDING
+    assert desk.pending(PAIRING_S) == ()
+    arrive(desk, late, workers[-1], PAIRING_S)
+
+
+def test_out_of_turn_or_malformed_is_refused() -> None:
+    desk = PairingDesk(MASTER)
+    assert isinstance(desk.reveal(NAME, Reveal(bytes(32)), 0.0), Verdict)
+    assert isinstance(desk.knock(NAME, KEY, "a", Knock(PROTOCOL, "1", "pi", b"short"), 0.0), Verdict)
+    other = desk.knock(NAME, KEY, "a", Knock(PROTOCOL + 1, "9", "pi", bytes(16)), 0.0)
+    assert isinstance(other, Verdict)
+    assert "9 (protocol" in other.message
+    assert desk.pending(0.0) == ()
+
+
+def test_wrong_codes_are_limited() -> None:
+    desk = PairingDesk(MASTER)
+    for _ in range(10):
+        with pytest.raises(UserError, match="no waiting worker"):
+            desk.approve("AAAA-AAAA", 0.0)
+    with pytest.raises(UserError, match="too many wrong codes"):
+        desk.approve("AAAA-AAAA", 1.0)
+
+
+@pytest.mark.parametrize("text", ["abcd-ef23", "ABCD EF23", "abcdef23 "])
+def test_a_code_may_be_typed_carelessly(text: str) -> None:
+    assert normal_code(text) == "ABCDEF23"
+    assert normal_code("0bcd-1f28") == "OBCDIF2B"
+
+
+@pytest.mark.parametrize("text", ["", "ABCD", "ABCD-EF2?", "ABCD-EF234", "\u0661BCD-EF23"])
+def test_what_is_no_code(text: str) -> None:
+    with pytest.raises(UserError, match="not a code"):
+        normal_code(text)

@@ -1,0 +1,301 @@
+"""The shard store: only verified bytes count as present, whatever happens in between."""
+
+import os
+import random
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tpiedge.errors import DiskFull, ProtocolError, UserError
+from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.store.copy import LayerRanges, ShardCopy
+from tpiedge.pack.store.space import read_limit, write_limit
+from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.writer import write_pack
+
+SHARE = NodeShare(Share(2, 4), Share(0, 1))
+OTHER = NodeShare(Share(0, 3), Share(1, 2))
+ALL = NodeShare(Share(0, 6), Share(0, 2))
+
+
+@pytest.fixture
+def pack(make_pack) -> Pack:
+    return make_pack()
+
+
+def adopt(store: ShardStore, pack: Pack, tables: bool = True) -> ShardCopy:
+    """An empty copy of `pack`, in use."""
+    manifest = manifest_bytes(pack.path)
+    store.adopt_manifest(manifest, pack_id(manifest))
+    copy = store.open(pack_id(manifest))
+    for layer in copy.missing_tables(ALL) if tables else []:
+        copy.adopt_table(layer, table_of(pack, layer))
+    return copy
+
+
+def table_of(pack: Pack, layer: int) -> bytes:
+    path = pack.blob_path(layer)
+    return (path.parent / f"{path.name}.hashes").read_bytes()
+
+
+def content(pack: Pack, layer: int, item) -> memoryview:
+    data = pack.blob_path(layer).read_bytes()
+    return memoryview(data)[item.offset : item.offset + item.length]
+
+
+def fill(copy: ShardCopy, pack: Pack, share: NodeShare) -> None:
+    for part in copy.missing(share):
+        for item in part.ranges:
+            assert copy.write(part.layer, item, content(pack, part.layer, item))
+
+
+def test_a_filled_share_is_a_pack_with_holes(pack, tmp_path):
+    with adopt(ShardStore(tmp_path / "store"), pack) as copy:
+        wanted = copy.missing(SHARE)
+        assert [part.layer for part in wanted] == [0, 1]
+        assert [list(part.ranges) for part in wanted] == [list(pack.share_ranges(i, SHARE)) for i in (0, 1)]
+        fill(copy, pack, SHARE)
+        assert copy.missing(SHARE) == []
+        assert copy.verify(SHARE) == copy.verify(SHARE, fast=True) == []
+        assert len(copy.missing(OTHER)) == 2
+        opened = Pack.open(copy.path)
+    assert verify_pack(opened, SHARE) == sum(pack.share_bytes(layer, SHARE) for layer in (0, 1))
+    for layer in (0, 1):
+        mine = {item.index for item in pack.share_ranges(layer, SHARE)}
+        for item in pack.layout(layer).ranges():
+            expected = content(pack, layer, item) if item.index in mine else bytes(item.length)
+            assert content(opened, layer, item) == expected
+    assert (
+        os.stat(opened.blob_path("embedding")).st_blocks == os.stat(opened.blob_path("head")).st_blocks == 0
+    )
+
+
+def test_what_is_not_the_hash_s_is_not_marked(pack, tmp_path):
+    with adopt(ShardStore(tmp_path / "store"), pack) as copy:
+        item = copy.missing(SHARE)[0].ranges[1]
+        wrong = bytearray(content(pack, 0, item))
+        wrong[5] ^= 1
+        assert not copy.write(0, item, memoryview(wrong))
+        assert item in copy.missing(SHARE)[0].ranges
+        with pytest.raises(ValueError, match="bytes for"):
+            copy.write(0, item, memoryview(wrong)[:-1])
+        assert copy.write(0, item, content(pack, 0, item))
+        assert item not in copy.missing(SHARE)[0].ranges
+
+
+def test_forged_manifests_and_tables_are_refused(pack, tmp_path):
+    store = ShardStore(tmp_path / "store")
+    manifest = manifest_bytes(pack.path)
+    with pytest.raises(ProtocolError, match="not the one of the pack"):
+        store.adopt_manifest(manifest + b" ", pack_id(manifest))
+    with pytest.raises(UserError, match="not JSON"):
+        store.adopt_manifest(b"{", pack_id(b"{"))
+    with pytest.raises(ProtocolError, match="not the id"):
+        store.open("../../etc")
+    assert store.pack_ids == ()
+    with adopt(store, pack, tables=False) as copy:
+        assert copy.missing_tables(SHARE) == [0, 1]
+        table = bytearray(table_of(pack, 0))
+        table[0] ^= 1
+        for forged in (bytes(table), table_of(pack, 1), b""):
+            with pytest.raises(ProtocolError, match="not the one of its blob"):
+                copy.adopt_table(0, forged)
+        assert copy.missing_tables(SHARE) == [0, 1]
+    # What a killed process left of adopting goes with the next one.
+    left = tmp_path / "store" / "packs" / ".incoming-0123abcd"
+    left.mkdir()
+    store.adopt_manifest(manifest, pack_id(manifest))
+    assert not left.exists()
+
+
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(seed=st.integers(0, 2**32), crashes=st.sets(st.integers(0, 40), max_size=4))
+def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
+    """Ranges come in random order and batches; the folder is copied between steps as a crash would leave it."""
+    random_of = random.Random(seed)
+    folder = tmp_path / f"store-{seed}-{len(crashes)}"
+    shutil.rmtree(folder, ignore_errors=True)
+    snapshots: list[Path] = []
+    steps = 0
+
+    def step() -> None:
+        nonlocal steps
+        if steps in crashes:
+            snapshots.append(tmp_path / f"{folder.name}-at-{steps}")
+            shutil.rmtree(snapshots[-1], ignore_errors=True)
+            shutil.copytree(folder, snapshots[-1], symlinks=True)
+        steps += 1
+
+    with adopt(ShardStore(folder), pack) as copy:
+        todo = [(part.layer, item) for part in copy.missing(SHARE) for item in part.ranges]
+        random_of.shuffle(todo)
+        for layer, item in todo:
+            if random_of.random() < 0.2:
+                copy.forget([LayerRanges(layer, (item,))])
+            data = content(pack, layer, item)
+            cut = random_of.randrange(item.length)
+            with copy.writer(LayerRanges(layer, (item,))) as writer:
+                writer.write(data[:cut])
+                step()
+                writer.write(data[cut:])
+                step()
+                writer.commit(writer.take())
+                step()
+        assert copy.missing(SHARE) == []
+    for snapshot in snapshots:
+        with ShardStore(snapshot).open(copy.id) as resumed:
+            assert resumed.verify(SHARE) == []
+            fill(resumed, pack, SHARE)
+            assert resumed.missing(SHARE) == resumed.verify(SHARE) == []
+        shutil.rmtree(snapshot)
+
+
+def test_a_flipped_bit_is_found_forgotten_and_refilled(pack, tmp_path):
+    with adopt(ShardStore(tmp_path / "store"), pack) as copy:
+        fill(copy, pack, SHARE)
+        item = copy.pack.layout(1).matrix("gate").ranges(0, 1).__next__()
+        with open(copy.pack.blob_path(1), "r+b") as file:
+            file.seek(item.offset + 7)
+            byte = file.read(1)[0]
+            file.seek(item.offset + 7)
+            file.write(bytes([byte ^ 4]))
+        bad = [LayerRanges(1, (item,))]
+        assert copy.verify(SHARE) == copy.verify(SHARE, fast=True) == bad
+        copy.forget(bad)
+        assert copy.missing(SHARE) == bad
+        fill(copy, pack, SHARE)
+        assert copy.verify(SHARE) == []
+
+
+def test_files_that_vanish_or_shrink_are_made_anew(pack, tmp_path):
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, pack) as copy:
+        fill(copy, pack, SHARE)
+        os.truncate(copy.pack.blob_path(0), 4096)
+        copy.pack.blob_path(1).unlink()
+        assert len(copy.verify(SHARE)) == 2  # and never zeros for weights
+    with store.open(copy.id) as copy:
+        assert [part.layer for part in copy.missing(SHARE)] == [0, 1]
+        fill(copy, pack, SHARE)
+        copy.presence(0).path.write_bytes(b"\xff")
+        (copy.pack.blob_path(1).parent / f"{copy.pack.blob_id(1)}.hashes").write_bytes(b"damaged")
+        assert [part.layer for part in copy.missing(SHARE)] == [0, 1]
+        assert copy.missing_tables(SHARE) == [1]
+
+
+def test_a_local_pack_is_linked_and_never_changed(pack, tmp_path):
+    store = ShardStore(tmp_path / "store")
+    original = pack.blob_path(0).read_bytes()
+    with adopt(store, pack, tables=False) as copy:
+        assert copy.import_from(pack) == 2
+        assert copy.import_from(pack) == 0
+        assert copy.missing(ALL) == copy.verify(ALL) == []
+        assert store.usage().held_bytes < 100_000
+        assert copy.pack.blob_path(0).samefile(pack.blob_path(0))
+        item = copy.pack.layout(0).matrix("q").ranges(0, 1).__next__()
+        copy.forget([LayerRanges(0, (item,))])
+        assert copy.write(0, item, content(pack, 0, item))
+        assert not copy.pack.blob_path(0).samefile(pack.blob_path(0))
+        assert copy.missing(ALL) == copy.verify(ALL) == []
+    store.remove(copy.id)
+    assert pack.blob_path(0).read_bytes() == original
+    assert verify_pack(pack) > 0
+
+
+def test_a_local_pack_on_another_disk_is_referred_to(pack, tmp_path, monkeypatch):
+    def refuse(*_arguments: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, pack, tables=False) as copy:
+        assert copy.import_from(pack) == 2
+        assert copy.pack.blob_path(0).is_symlink()
+        assert copy.verify(ALL) == []
+    shutil.rmtree(pack.path)
+    with store.open(copy.id) as copy:
+        assert [part.layer for part in copy.missing(SHARE)] == [0, 1]
+
+
+def test_packs_share_blobs_and_leave_with_the_last_of_them(make_pack, tmp_path):
+    first = make_pack(distinct=1, layers=2)
+    second_folder = tmp_path / "second"
+    shutil.copytree(first.path, second_folder)
+    text = (second_folder / MANIFEST_NAME).read_bytes()
+    (second_folder / MANIFEST_NAME).write_bytes(text + b"\n")  # another id, the same blobs
+    second = Pack.open(second_folder)
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, first) as copy:
+        fill(copy, first, SHARE)
+    with adopt(store, second) as copy:
+        assert copy.missing(SHARE) == []
+    assert len(store.usage().packs) == 2
+    kept = store.remove(pack_id(manifest_bytes(first.path))[:10])
+    assert kept not in store.pack_ids
+    with store.open(pack_id(manifest_bytes(second.path))) as copy:
+        assert copy.missing(SHARE) == copy.verify(SHARE) == []
+        with pytest.raises(UserError, match="in use"):
+            store.remove(copy.id)
+    store.remove(copy.id)
+    assert list((tmp_path / "store" / "blobs").iterdir()) == []
+    with pytest.raises(UserError, match="0 packs"):
+        store.remove("ab")
+
+
+def test_the_pack_used_longest_ago_makes_room(make_spec, tmp_path):
+    packs = []
+    for seed in range(3):
+        source = RandomSource.for_spec(seed, make_spec(), "F32")
+        report = write_pack(make_spec(), source, Precision.F32, tmp_path / f"pack-{seed}")
+        packs.append(Pack.open(report.path))
+    store = ShardStore(tmp_path / "store")
+    for age, pack in enumerate(packs):
+        with adopt(store, pack) as copy:
+            fill(copy, pack, SHARE)
+        os.utime(copy.path / "in-use", (time.time() - 1000 + age,) * 2)
+    ids = [pack_id(manifest_bytes(pack.path)) for pack in packs]
+    used = store.usage()
+    assert {pack.id for pack in used.packs} == set(ids)
+    assert used.held_bytes == ShardStore(tmp_path / "store").usage().held_bytes > 0
+    limited = ShardStore(tmp_path / "store", used.held_bytes + 50_000)
+    limited.make_room(40_000)
+    assert set(limited.pack_ids) == set(ids)
+    with limited.open(ids[0]):
+        limited.make_room(100_000)
+        assert set(limited.pack_ids) == {ids[0], ids[2]}
+        with pytest.raises(DiskFull, match=r"shards rm.*shards limit"):
+            limited.make_room(used.held_bytes + 50_000)
+        assert limited.pack_ids == (ids[0],)
+    with pytest.raises(DiskFull, match="the disk of the shard store"):
+        store.make_room(1 << 60)
+
+
+def test_the_limit_is_kept(tmp_path):
+    assert read_limit(tmp_path) is None
+    write_limit(tmp_path, 5_000_000)
+    assert ShardStore(tmp_path).limit_bytes == 5_000_000
+    assert ShardStore(tmp_path, 7).limit_bytes == 7
+    write_limit(tmp_path, None)
+    assert ShardStore(tmp_path).limit_bytes is None
+
+
+def test_who_fetches_is_named(pack, tmp_path):
+    with adopt(ShardStore(tmp_path / "store"), pack) as copy, copy.fetch_lock() as held:
+        held.wait_alone(0.0, "busy")
+        with (
+            copy.fetch_lock() as second,
+            pytest.raises(UserError, match=f"busy: process {os.getpid()} is at it"),
+        ):
+            second.wait_alone(0.0, "busy")
+        held.close()
+        with copy.fetch_lock() as third:
+            third.wait_alone(0.0, "busy")

@@ -1,0 +1,230 @@
+"""Who takes part, with which share and why: tables of machines, and laws for any machines."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.planner.capacity import Allocation, allocate
+from tpiedge.planner.partition import Shape, Weight
+from tpiedge.planner.prediction import Demand, Machine, Prediction, predict
+from tpiedge.planner.solve import NODE_BASE_BYTES, Infeasible, ModelFacts
+from tpiedge.units import GIB, MIB
+
+# 32 layers of 96 MiB: 3 GiB; 64 allreduces per step. No head, to make the numbers plain.
+MODEL = ModelFacts(
+    shape=Shape(heads=32, kv_heads=8, ffn_tiles=64),
+    num_layers=32,
+    query_unit_bytes=MIB // 2,
+    kv_unit_bytes=2 * MIB,
+    ffn_tile_bytes=MIB,
+    last_tile_bytes=MIB,
+    resident_bytes=0,
+    head_bytes=0,
+    kv_token_bytes=1024,
+)
+DEMAND = Demand(MODEL, capacity_tokens=100, row_bytes=8192)
+MASTER = Machine("laptop", 3 * GIB)
+
+
+def worker(name: str, speed: float, round_trip_s: float = 0.0, **more) -> Machine:
+    return Machine(name, speed, round_trip_s=round_trip_s, **more)
+
+
+def allocated(found: Allocation | Infeasible) -> Allocation:
+    assert isinstance(found, Allocation), found
+    return found
+
+
+def reasons(found: Allocation | Infeasible) -> dict[str, str]:
+    return {one.name: one.reason for one in allocated(found).allotments}
+
+
+def test_shares_follow_measured_speed():
+    found = allocated(allocate(DEMAND, [MASTER, worker("pi", GIB)]))
+    assert found.members == (0, 1)
+    assert [len(one.share.ffn) for one in found.allotments] == [48, 16]
+    assert found.prediction.step_s == pytest.approx(0.75)
+    assert reasons(found) == {
+        "laptop": "3.2 GB/s of weights, 75% of the cluster",
+        "pi": "1.1 GB/s of weights, 25% of the cluster",
+    }
+
+
+@pytest.mark.parametrize(
+    ("round_trip_s", "takes_part"),
+    [
+        (0.0, True),
+        # Alone a step takes 1 s, with the Pi 0.75 s and 64 half round trips.
+        (0.0077, True),
+        (0.0080, False),
+        (1.0, False),
+    ],
+)
+def test_a_worker_that_costs_more_than_it_computes_is_left_out(round_trip_s, takes_part):
+    found = allocated(allocate(DEMAND, [MASTER, worker("pi", GIB, round_trip_s)]))
+    assert found.members == ((0, 1) if takes_part else (0,))
+    assert found.allotments[1].rank == (1 if takes_part else None)
+
+
+def test_who_is_left_out_is_told_the_numbers():
+    found = allocate(DEMAND, [MASTER, worker("pi", GIB, 0.020)])
+    assert reasons(found)["pi"] == (
+        "left out: a round trip of 20 ms for 64 allreduces: 1.4 s per step with it, 1.0 s without"
+    )
+    assert reasons(found)["laptop"] == "3.2 GB/s of weights, 100% of the cluster"
+
+
+def test_slow_links_that_help_only_together_are_found():
+    far = [worker(f"far-{number}", 3 * GIB, 0.007) for number in range(4)]
+    found = allocated(allocate(DEMAND, [MASTER, *far]))
+    assert found.members == (0, 1, 2, 3, 4)
+
+
+def test_three_nodes_pay_whole_round_trips():
+    machines = [MASTER, worker("a", GIB, 0.001), worker("b", GIB, 0.002)]
+    two = predict(DEMAND, machines[:2])
+    three = predict(DEMAND, machines)
+    assert isinstance(two, Prediction)
+    assert isinstance(three, Prediction)
+    assert two.reduce_s == pytest.approx(64 * 0.001 / 2)
+    assert three.reduce_s == pytest.approx(64 * 0.002)
+
+
+def test_the_link_s_bandwidth_counts():
+    slow = replace(worker("wifi", GIB), link_bytes_per_s=1e6)
+    two = predict(DEMAND, [MASTER, slow])
+    assert isinstance(two, Prediction)
+    assert two.reduce_s == pytest.approx(64 * 8192 / 1e6)
+    assert allocated(allocate(DEMAND, [MASTER, slow])).members == (0,)
+
+
+def test_min_workers_are_waited_for():
+    found = allocate(replace(DEMAND, min_workers=2), [MASTER, worker("pi", GIB)])
+    assert found == Infeasible("1 of 2 workers are here: waiting for 1 more")
+
+
+def test_min_workers_take_part_whatever_they_cost():
+    machines = [MASTER, worker("slow", GIB, 0.5), worker("slower", GIB, 0.9)]
+    found = allocated(allocate(replace(DEMAND, min_workers=1), machines))
+    assert found.members == (0, 1)
+
+
+def test_memory_overrides_speed_and_is_named():
+    memory = NODE_BASE_BYTES + GIB
+    found = allocated(allocate(DEMAND, [replace(MASTER, memory_bytes=memory), worker("pi", 3 * GIB)]))
+    assert len(found.allotments[0].share.ffn) < 32
+    assert reasons(found)["laptop"].endswith("% of the cluster; limited by memory 1.4 GB")
+    assert "limited" not in reasons(found)["pi"]
+
+
+def test_disk_overrides_speed_and_is_named():
+    found = allocate(DEMAND, [MASTER, worker("pi", 3 * GIB, free_disk_bytes=GIB // 2)])
+    assert reasons(found)["pi"].endswith("; limited by free disk 536.9 MB")
+
+
+def test_a_worker_without_room_for_the_program_is_left_out():
+    found = allocated(allocate(DEMAND, [MASTER, worker("tiny", GIB, memory_bytes=100 * MIB)]))
+    assert found.members == (0,)
+    assert reasons(found)["tiny"] == "left out: its memory or disk does not hold even an empty share"
+
+
+def test_a_slow_link_is_taken_where_the_memory_is_needed():
+    master = replace(MASTER, memory_bytes=NODE_BASE_BYTES + 2 * GIB)
+    assert allocated(allocate(DEMAND, [master, worker("far", GIB, 0.5)])).members == (0, 1)
+
+
+def test_a_worker_too_slow_for_one_unit_is_left_out():
+    found = allocate(DEMAND, [MASTER, worker("clock", 1e6)])
+    assert reasons(found)["clock"] == (
+        "left out: for its 1.0 MB/s of weights the smallest piece of work is too much"
+    )
+
+
+def test_what_was_not_measured_is_assumed():
+    found = allocate(DEMAND, [MASTER, worker("new", 0.0)])
+    assert reasons(found)["new"] == "3.2 GB/s of weights (assumed, not measured), 50% of the cluster"
+    nobody = allocated(allocate(DEMAND, [worker("a", 0.0), worker("b", 0.0)]))
+    assert [len(share.ffn) for share in nobody.plan.shares] == [32, 32]
+
+
+def test_what_cannot_fit_is_refused_with_names():
+    machines = [replace(MASTER, memory_bytes=GIB), worker("pi", GIB, memory_bytes=GIB)]
+    found = allocate(DEMAND, machines)
+    assert isinstance(found, Infeasible)
+    assert "laptop takes" in found.reason
+    assert "pi takes" in found.reason
+    assert "too little" in found.reason
+
+
+def test_given_shares_override_the_measurement():
+    machines = [MASTER, worker("spare", GIB), worker("pi", GIB, 0.9)]
+    found = allocated(allocate(DEMAND, machines, [Weight(1, 1), Weight(0, 0), Weight(3, 3)]))
+    assert found.members == (0, 2)
+    assert [len(one.share.ffn) for one in found.allotments] == [16, 0, 48]
+    assert reasons(found)["pi"] == "as --shares says"
+    assert reasons(found)["spare"] == "left out: its weight in --shares is 0"
+
+
+def test_given_shares_that_do_not_fit_are_refused_with_the_name():
+    machines = [MASTER, worker("spare", GIB), worker("pi", GIB, memory_bytes=GIB)]
+    found = allocate(DEMAND, machines, [Weight(1, 1), Weight(0, 0), Weight(3, 3)])
+    assert isinstance(found, Infeasible)
+    assert found.reason.startswith("pi needs")
+
+
+SPEEDS = [1e7, 5e8, 3e9, 4e10]
+
+
+def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchStrategy[list[Machine]]:
+    amounts = st.none() | st.integers(0, 8 * GIB)
+    machine = st.builds(
+        Machine,
+        st.sampled_from(["a", "b"]),
+        st.sampled_from(speeds),
+        amounts,
+        amounts,
+        st.sampled_from([0.0, 0.0002, 0.003, 0.02, 0.3]),
+        st.none() | st.sampled_from([1e6, 1e8]),
+    )
+    return count.flatmap(lambda number: st.lists(machine, min_size=number, max_size=number))
+
+
+@given(_machines(st.integers(1, 6), [0.0, *SPEEDS]), st.integers(0, 3))
+def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers):
+    demand = replace(DEMAND, min_workers=min_workers)
+    found = allocate(demand, machines)
+    if isinstance(found, Infeasible):
+        assert found.reason
+        return
+    assert found.members[0] == 0
+    assert list(found.members) == sorted(set(found.members))
+    assert len(found.members) - 1 >= min_workers
+    covered = [unit for share in found.plan.shares for unit in range(share.ffn.start, share.ffn.stop)]
+    assert covered == list(range(64))
+    assert sum(one.fraction for one in found.allotments) == pytest.approx(1)
+    for index, (machine, one) in enumerate(zip(machines, found.allotments, strict=True)):
+        assert one.reason
+        assert (one.rank is not None) == (index in found.members)
+        if one.need is not None and machine.memory_bytes is not None:
+            assert one.need.total_bytes <= machine.memory_bytes
+
+
+@given(_machines(st.integers(1, 5), SPEEDS))
+def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
+    found = allocate(DEMAND, machines)
+    if isinstance(found, Infeasible):
+        return
+    for index in set(range(len(machines))) - set(found.members):
+        wider = predict(DEMAND, [machines[member] for member in sorted({*found.members, index})])
+        if isinstance(wider, Prediction):
+            assert wider.step_s >= found.prediction.step_s * (1 - 1e-9)
+
+
+@given(_machines(st.integers(2, 5), SPEEDS))
+def test_another_machine_is_never_a_loss(machines):
+    fewer, more = allocate(DEMAND, machines[:-1]), allocate(DEMAND, machines)
+    if isinstance(fewer, Allocation):
+        assert isinstance(more, Allocation)
+        assert more.prediction.step_s <= fewer.prediction.step_s * (1 + 1e-9)

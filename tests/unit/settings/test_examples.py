@@ -1,0 +1,48 @@
+"""The example files fit the verbs, with and without what is commented out."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tpiedge.cli.configured import check_values, verbs_of
+from tpiedge.cli.main import cli
+from tpiedge.settings.check import problems
+from tpiedge.settings.file import SettingsFile, parse_settings
+from tpiedge.settings.schema import COMMON_TABLE
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+FILES = sorted(CONFIGS.glob("*.toml"))
+COMMENTED = re.compile(r"^#(?=[a-z-]+ = )", re.MULTILINE)
+
+
+def texts(path):
+    text = path.read_text()
+    return text, COMMENTED.sub("", text)
+
+
+def test_there_are_examples():
+    assert "tpiedge.example.toml" in [path.name for path in FILES]
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_examples_fit_the_verbs(path):
+    verbs = verbs_of(cli)
+    known = {COMMON_TABLE, *(verb.table for verb in verbs)}
+    missing: set[str] = set()
+    for text in texts(path):
+        file = parse_settings(path, text)
+        missing |= set(file.tables) - known
+        tables = {name: entries for name, entries in file.tables.items() if name in known}
+        checked = SettingsFile(path, tables, file.lines)
+        assert list(problems(checked, verbs)) == []
+        # Folders of the examples are not on this computer.
+        assert [line for line in check_values(cli, checked) if "does not exist" not in line] == []
+    if missing:
+        pytest.skip(f"no such verb yet: {', '.join(sorted(missing))}; the rest is in order")
+
+
+def test_the_example_of_everything_names_real_tables_only():
+    text = (CONFIGS / "tpiedge.example.toml").read_text()
+    words = {verb.table for verb in verbs_of(cli)} | {COMMON_TABLE, "master", "worker"}
+    assert set(re.findall(r"^\[(.+)\]", text, re.MULTILINE)) <= words

@@ -1,0 +1,89 @@
+"""How long a node takes to be ready: from nothing, and promoted from a standby.
+
+    .venv/bin/python tools/bench_standby.py PACK [--threads 2] [--repeats 3]
+
+Printed, in seconds: "report" (standby started -> measured and waiting), "promoted" (bootstrap -> weights loaded, of
+one waiting node), "cold" (the same without a standby). PACK is a folder that `tpiedge pack` wrote.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from unittest import mock
+
+from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
+from tpiedge.nodes.standby import Standby
+from tpiedge.nodes.supervise import Child
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+
+_REPORT_S = 60.0
+
+
+def main() -> int:
+    """Parse the command line and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pack", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--repeats", type=int, default=3)
+    arguments = parser.parse_args()
+    spec = whole_model(arguments.pack, arguments.threads)
+    times: dict[str, list[float]] = {"report": [], "promoted": [], "cold": []}
+    for _ in range(arguments.repeats):
+        standby = Standby(arguments.threads, measure=True)
+        times["report"].append(seconds(lambda standby=standby: get_ready(standby)))
+        with mock.patch("tpiedge.nodes.cluster.Child", promoting(standby)):
+            times["promoted"].append(start(spec))
+        times["cold"].append(start(spec))
+    print(json.dumps({name: statistics.median(values) for name, values in times.items()}, indent=2))
+    return 0
+
+
+def whole_model(pack: Path, threads: int) -> ClusterSpec:
+    """One node with everything."""
+    layer = Pack.open(pack).layout(0)
+    share = NodeShare(Share(0, layer.matrix("q").units), Share(0, layer.matrix("gate").units))
+    return ClusterSpec(pack.absolute(), (share,), "f32", threads, 128)
+
+
+def get_ready(standby: Standby) -> None:
+    """Start it and print its report."""
+    standby.start()
+    print(standby.report(time.monotonic() + _REPORT_S), file=sys.stderr)
+
+
+def promoting(standby: Standby) -> Callable[[str, bytes, Mapping[str, str]], Child]:
+    """What stands in for starting a process."""
+
+    def promote(module: str, line: bytes, environment: Mapping[str, str]) -> Child:
+        del module, environment
+        return standby.promote(NodeBootstrap.from_line(line))
+
+    return promote
+
+
+def start(spec: ClusterSpec) -> float:
+    """Seconds until all weights are loaded."""
+    cluster = LocalCluster(spec)
+    try:
+        return seconds(cluster.start)
+    finally:
+        cluster.close()
+
+
+def seconds(work: Callable[[], None]) -> float:
+    """Of one call."""
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+if __name__ == "__main__":
+    sys.exit(main())

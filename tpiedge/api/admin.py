@@ -1,0 +1,57 @@
+"""Administration: which nodes there are, who may join, who may not any more. The guard asks for the admin secret."""
+
+from dataclasses import asdict
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from tpiedge.api.errors import refused
+from tpiedge.api.fields import Fields
+from tpiedge.api.intake import Intake
+from tpiedge.api.service import Service
+
+__all__ = ["Admin"]
+
+_MAX_NAME = 256
+
+
+class Admin:
+    """The routes under /admin."""
+
+    def __init__(self, service: Service, intake: Intake) -> None:
+        self._service = service
+        self._intake = intake
+
+    def routes(self) -> list[Route]:
+        return [
+            Route("/admin/nodes", self._nodes, methods=["GET"]),
+            Route("/admin/nodes/pending", self._pending, methods=["GET"]),
+            Route("/admin/nodes/approve", self._approve, methods=["POST"]),
+            Route("/admin/nodes/revoke", self._revoke, methods=["POST"]),
+        ]
+
+    async def _nodes(self, _request: Request) -> Response:
+        return JSONResponse(asdict(await self._intake.run(self._service.status)))
+
+    async def _pending(self, _request: Request) -> Response:
+        found = await self._intake.run(self._service.pending)
+        return JSONResponse({"pending": [asdict(join) for join in found]})
+
+    async def _approve(self, request: Request) -> Response:
+        code = await self._word(request, "code")
+        return JSONResponse({"name": await self._intake.run(lambda: self._service.approve(code))})
+
+    async def _revoke(self, request: Request) -> Response:
+        name = await self._word(request, "name")
+        await self._intake.run(lambda: self._service.revoke(name))
+        return JSONResponse({"revoked": name})
+
+    async def _word(self, request: Request, key: str) -> str:
+        """The one field of the body."""
+        fields = Fields(await self._intake.parsed(request))
+        word = fields.text(key)
+        fields.finish()
+        if not word or len(word) > _MAX_NAME:
+            raise refused(f"'{key}' must have 1 to {_MAX_NAME} characters", key)
+        return word

@@ -1,0 +1,164 @@
+"""One accepted request: its events become the answer, streamed or whole; a client that leaves ends the work.
+
+Laws:
+
+1. A stream that fails ends with an error event and an unfinished body: no finish reason, no [DONE]. So no client can
+   take a part for the whole.
+2. Nothing is sent before the first event or the first ping: what fails earlier has a status of its own.
+3. However it ends, the generation is cancelled unless it had finished.
+"""
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+from tpiedge.api.body import Disconnected, Receive
+from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.limits import Limits
+from tpiedge.api.pump import Pump
+from tpiedge.api.replies import Envelope
+from tpiedge.api.transcript import Piece, Transcript
+from tpiedge.units import format_seconds
+
+__all__ = ["Aborted", "Answering", "Send", "Stalled", "send_json"]
+
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_DONE = b"data: [DONE]\n\n"
+_PING = b": ping\n\n"
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+    (b"x-content-type-options", b"nosniff"),
+]
+
+
+class Aborted(Exception):
+    """The body is to stay unfinished; what was written is still to reach the client."""
+
+
+class Stalled(Exception):
+    """The client does not read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answering:
+    """Runs once."""
+
+    envelope: Envelope
+    pump: Pump
+    transcript: Transcript
+    limits: Limits
+
+    async def run(self, receive: Receive, send: Send) -> None:
+        """Send the answer. Raises ApiError before the first byte, Aborted after it, Disconnected, Stalled."""
+        watcher = asyncio.create_task(self._watch(receive))
+        late = ApiError(
+            504, f"the answer took more than {format_seconds(self.limits.answer_s)}", "deadline_exceeded"
+        )
+        timer = asyncio.get_running_loop().call_later(self.limits.answer_s, self.pump.end, late)
+        try:
+            await (self._stream(send) if self.envelope.reply.stream else self._whole(send))
+        finally:
+            timer.cancel()
+            self.pump.cancel()
+            watcher.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await watcher
+
+    async def _watch(self, receive: Receive) -> None:
+        """A client that leaves is noticed while nothing is sent, too."""
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        self.pump.cancel()
+        self.pump.end(Disconnected())
+
+    async def _pieces(self) -> AsyncIterator[Piece | None]:
+        """The pieces of the answer; None where a client may want to hear that we live."""
+        while True:
+            event = await self.pump.next(self.limits.ping_s)
+            piece = None if event is None else self.transcript.feed(event)
+            if piece is not None or event is None:
+                yield piece
+            if piece is not None and piece.last is not None:
+                return
+
+    async def _whole(self, send: Send) -> None:
+        try:
+            pieces = [piece async for piece in self._pieces() if piece is not None]
+        except Disconnected:
+            raise
+        except Exception as error:
+            raise of_exception(error) from error
+        await self._guarded(send_json(send, 200, self.envelope.whole(pieces, self.transcript.count)))
+
+    async def _stream(self, send: Send) -> None:
+        started = False
+        offset = 0
+        try:
+            async for piece in self._pieces():
+                if not started:
+                    started = True
+                    await self._open(send)
+                if piece is None:
+                    await self._write(send, _PING)
+                else:
+                    await self._write(send, _event(self.envelope.chunk(piece, offset)))
+                    offset += len(piece.text)
+        except (Disconnected, Stalled):
+            raise
+        except Exception as error:
+            if not started:
+                raise of_exception(error) from error
+            await self._write(send, _event(self._failure(of_exception(error))))
+            raise Aborted from error
+        await self._close(send)
+
+    async def _open(self, send: Send) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)}
+        await self._guarded(send(start))
+        opening = self.envelope.opening()
+        if opening is not None:
+            await self._write(send, _event(opening))
+
+    async def _close(self, send: Send) -> None:
+        usage = b""
+        if self.envelope.reply.include_usage:
+            usage = _event(self.envelope.closing(self.transcript.count))
+        await self._guarded(send({"type": "http.response.body", "body": usage + _DONE}))
+
+    async def _write(self, send: Send, data: bytes) -> None:
+        await self._guarded(send({"type": "http.response.body", "body": data, "more_body": True}))
+
+    async def _guarded(self, sending: Awaitable[None]) -> None:
+        """A client that does not read for long is given up."""
+        try:
+            async with asyncio.timeout(self.limits.write_s):
+                await sending
+        except TimeoutError:
+            raise Stalled from None
+
+    def _failure(self, error: ApiError) -> dict[str, object]:
+        """What a client needs to report it: the request and how far it came."""
+        return error.body() | {"id": self.envelope.id, "tokens": self.transcript.count}
+
+
+async def send_json(
+    send: Send, status: int, value: object, headers: MutableMapping[str, str] | None = None
+) -> None:
+    """A whole response."""
+    body = json.dumps(value).encode("ascii")
+    found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    found += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+    found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
+    await send({"type": "http.response.start", "status": status, "headers": found})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _event(value: object) -> bytes:
+    # ASCII only: a line separator within the text cannot end the event early.
+    return b"data: " + json.dumps(value).encode("ascii") + b"\n\n"

@@ -1,0 +1,118 @@
+"""The HTTP application: routes, the guard before them, and one shape for every error."""
+
+from collections.abc import Callable, MutableMapping
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import BaseRoute, Route, Router
+
+from tpiedge.api.admin import Admin
+from tpiedge.api.answering import Aborted, Send, Stalled, send_json
+from tpiedge.api.body import Disconnected, Receive
+from tpiedge.api.completions import Completions, RunningAnswers
+from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.guard import Guard
+from tpiedge.api.intake import Intake
+from tpiedge.api.limits import Limits
+from tpiedge.api.service import Service
+
+__all__ = ["Api"]
+
+_CODES = {404: "not_found", 405: "method_not_allowed"}
+
+
+class Api:
+    """An ASGI application over a Service."""
+
+    def __init__(self, service: Service, guard: Guard, limits: Limits) -> None:
+        self._service = service
+        self._guard = guard
+        self._intake = intake = Intake(limits)
+        self._running = running = RunningAnswers()
+        self.routes: list[BaseRoute] = [
+            Route("/health", _health, methods=["GET"]),
+            Route("/ready", self._ready, methods=["GET"]),
+            Route("/v1/models", self._models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self._model, methods=["GET"]),
+            Route(
+                "/v1/completions", Completions(service, intake, running, limits, chat=False), methods=["POST"]
+            ),
+            Route(
+                "/v1/chat/completions",
+                Completions(service, intake, running, limits, chat=True),
+                methods=["POST"],
+            ),
+            *Admin(service, intake).routes(),
+        ]
+        self._router = Router(self.routes, redirect_slashes=False)
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        scope["app"] = self  # has the router raise its refusals
+        try:
+            self._guard.check(scope["path"], scope["headers"])
+            await self._router(scope, receive, send)
+        except (Disconnected, Aborted):
+            return  # the server closes a connection whose response is unfinished
+        except Stalled:
+            _drop(scope)
+        except HTTPException as error:
+            code = _CODES.get(error.status_code, "invalid_request")
+            await _refuse(send, ApiError(error.status_code, error.detail, code, headers=error.headers))
+        except Exception as error:
+            await _refuse(send, of_exception(error))
+
+    def abort(self) -> None:
+        """Cancel every running answer. To be called on the event loop."""
+        self._running.abort()
+
+    def close(self, limit_s: float) -> None:
+        """After the event loop has ended: wait for the threads of the answers, at most that long."""
+        self._running.join(limit_s)
+        self._intake.close()
+
+    async def _ready(self, _request: Request) -> Response:
+        status = self._service.status()
+        headers = None if status.ready else {"Retry-After": "5"}
+        body = {"ready": status.ready, "reason": status.reason}
+        return JSONResponse(body, 200 if status.ready else 503, headers)
+
+    async def _models(self, _request: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._card()]})
+
+    async def _model(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        card = self._card()
+        if name != card["id"]:
+            raise ApiError(
+                404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model"
+            )
+        return JSONResponse(card)
+
+    def _card(self) -> dict[str, object]:
+        model = self._service.model()
+        return {
+            "id": model.name,
+            "object": "model",
+            "created": model.created,
+            "owned_by": "tpiedge",
+            "context_length": model.context_tokens,
+        }
+
+
+async def _health(_request: Request) -> Response:
+    return JSONResponse({"status": "ok"})
+
+
+async def _refuse(send: Send, error: ApiError) -> None:
+    await send_json(send, error.status, error.body(), error.headers)
+
+
+def _drop(scope: MutableMapping[str, Any]) -> None:
+    """End a connection whose client does not read: what it was sent would be kept for ever."""
+    drop: Callable[[], None] | None = scope.get("state", {}).get("drop")
+    if drop is not None:
+        drop()

@@ -1,0 +1,69 @@
+"""One connection: uvicorn's, with a deadline for receiving a request's head and with errors in our shape."""
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from tpiedge.api.errors import ApiError
+
+__all__ = ["connection_class"]
+
+
+def connection_class(headers_s: float) -> type[H11Protocol]:
+    """A protocol that closes a connection on which a request's head takes more than `headers_s` to arrive."""
+
+    class Connection(H11Protocol):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            self._timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.app_state = {"drop": transport.abort}
+            self._expect_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.cycle is not None and not self.cycle.response_complete:
+                self._stop_timer()
+            else:
+                self._expect_head()
+
+        def send_400_response(self, msg: str) -> None:
+            """Bytes that are no HTTP request, or a head that is too large."""
+            error = ApiError(400, f"{msg} (or its headers are too large)", "invalid_http")
+            body = json.dumps(error.body()).encode("ascii")
+            headers = [
+                (b"content-type", b"application/json"),
+                (b"content-length", str(len(body)).encode()),
+                (b"connection", b"close"),
+            ]
+            events = (
+                h11.Response(status_code=400, headers=headers, reason=b"Bad Request"),
+                h11.Data(data=body),
+                h11.EndOfMessage(),
+            )
+            try:
+                output = b"".join(self.conn.send(event) or b"" for event in events)
+                self.transport.write(output)
+            except h11.LocalProtocolError:
+                pass  # an answer is under way: closing is all that can be said
+            self.transport.close()
+
+        def _expect_head(self) -> None:
+            if self._timer is None:
+                self._timer = self.loop.call_later(headers_s, self.transport.abort)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    return Connection

@@ -1,0 +1,71 @@
+"""Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}."""
+
+import math
+from collections.abc import Mapping
+
+from tpiedge.api.service import Busy, Unavailable
+from tpiedge.errors import Cancelled, OutOfMemory, PeerError, ResourceError, TpiedgeError, UserError
+
+__all__ = ["ApiError", "of_exception", "refused"]
+
+
+class ApiError(Exception):
+    """An answer that is an error: `status` and `headers` of HTTP, `param` the field of the request at fault."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        code: str,
+        *,
+        param: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.code = code
+        self.param = param
+        self.headers = dict(headers or {})
+
+    @property
+    def kind(self) -> str:
+        """OpenAI's `type`."""
+        if self.status == 401:
+            return "authentication_error"
+        if self.status == 429:
+            return "rate_limit_error"
+        return "invalid_request_error" if self.status < 500 else "server_error"
+
+    def body(self) -> dict[str, object]:
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+
+def refused(message: str, param: str | None = None, code: str = "invalid_value") -> ApiError:
+    """A request that is wrong, at `param`."""
+    return ApiError(400, message, code, param=param)
+
+
+def of_exception(error: BaseException) -> ApiError:
+    """What a client is told of `error`; nothing of the inside where it is a defect."""
+    match error:
+        case ApiError():
+            return error
+        case Busy():
+            wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
+            return ApiError(429, str(error), "queue_full", headers=wait)
+        case Unavailable():
+            return ApiError(503, str(error), "unavailable", headers={"Retry-After": "5"})
+        case UserError():
+            return refused(str(error))
+        case PeerError():
+            return ApiError(503, str(error), "worker_lost", headers={"Retry-After": "5"})
+        case OutOfMemory():
+            return ApiError(503, str(error), "out_of_memory")
+        case ResourceError():
+            return ApiError(503, str(error), "resource_error")
+        case Cancelled():
+            return ApiError(503, str(error), "cancelled")
+        case TpiedgeError():
+            return ApiError(500, str(error), "internal_error")
+    return ApiError(500, f"a defect of tpiedge: {type(error).__name__}", "internal_error")

@@ -1,0 +1,99 @@
+"""Who may ask: default deny, save for /health.
+
+Without API keys everybody who reaches the port may use the model; so the port is then a loopback one, and the Host
+header must name it: a web page that has its own name resolved to 127.0.0.1 is turned away.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+from collections.abc import Iterable, Sequence
+
+from tpiedge.api.errors import ApiError
+from tpiedge.errors import UserError
+
+__all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_loopback"]
+
+OPEN_PATHS = frozenset({"/health"})
+_ADMIN = "/admin"
+_MAX_KEY = 4096
+
+Headers = Sequence[tuple[bytes, bytes]]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this computer reaches `host`."""
+    if host.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False
+
+
+def check_bind(host: str, api_keys: Sequence[str], insecure: bool) -> None:
+    """Refuse to serve a network without a key. Raises UserError."""
+    for key in api_keys:
+        if not key.strip() or len(key) > _MAX_KEY or not key.isascii() or not key.isprintable():
+            raise UserError(f"an API key must have 1 to {_MAX_KEY} printable ASCII characters")
+    if not is_loopback(host) and not api_keys and not insecure:
+        raise UserError(
+            f"the API would listen on {host} for everybody: set an API key, listen on 127.0.0.1, or say --insecure"
+        )
+
+
+class Guard:
+    """Checks the head of every request before anything else looks at it."""
+
+    def __init__(self, host: str, api_keys: Iterable[str], admin_secret: str, headers_bytes: int) -> None:
+        keys = tuple(api_keys)
+        if not admin_secret or admin_secret in keys:
+            raise UserError("the admin secret must not be empty nor one of the API keys")
+        self._keys = tuple(map(_digest, keys))
+        self._admin = (_digest(admin_secret),)
+        self._headers_bytes = headers_bytes
+        self._check_host = is_loopback(host) and not keys
+        self._hosts = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
+
+    def check(self, path: str, headers: Headers) -> None:
+        """Raises ApiError 431, 403 or 401."""
+        if sum(len(name) + len(value) + 4 for name, value in headers) > self._headers_bytes:
+            raise ApiError(
+                431, f"the headers have more than {self._headers_bytes} bytes", "headers_too_large"
+            )
+        if self._check_host:
+            self._check_host_header(headers)
+        if path in OPEN_PATHS:
+            return
+        if path == _ADMIN or path.startswith(f"{_ADMIN}/"):
+            _check_bearer(headers, self._admin, "the admin secret")
+        elif self._keys:
+            _check_bearer(headers, self._keys, "an API key")
+
+    def _check_host_header(self, headers: Headers) -> None:
+        values = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
+        name = values[0] if len(values) == 1 else ""
+        host, _, port = name.rpartition(":")
+        if not (port.isascii() and port.isdigit() and host):
+            host = name
+        if host not in self._hosts:
+            raise ApiError(403, "the Host header does not name this server", "host_not_allowed")
+
+
+def _check_bearer(headers: Headers, wanted: Sequence[bytes], what: str) -> None:
+    values = [value for name, value in headers if name == b"authorization"]
+    scheme, _, key = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
+    digest = hashlib.sha256(key.strip()).digest()
+    # Every key is compared, in constant time: how long it takes says nothing.
+    found = [hmac.compare_digest(digest, one) for one in wanted]
+    if scheme.lower() != b"bearer" or not any(found):
+        raise ApiError(
+            401,
+            f"{what} is needed: send 'Authorization: Bearer ...'",
+            "invalid_api_key",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.sha256(key.encode()).digest()

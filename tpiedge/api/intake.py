@@ -1,0 +1,88 @@
+"""Arriving requests: their bodies and what is done with them before the cluster sees them, all of it bounded."""
+
+import asyncio
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import TypeVar
+
+from starlette.requests import Request
+
+from tpiedge.api.body import parse_object, read_body
+from tpiedge.api.errors import ApiError
+from tpiedge.api.limits import Limits
+from tpiedge.api.service import Busy
+
+__all__ = ["Intake"]
+
+_THREADS = 4
+_T = TypeVar("_T")
+
+
+class Intake:
+    """For one event loop. Parsing, templates and tokenizing take milliseconds to seconds: threads do them."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="api-intake")
+        self._requests = 0
+        self._bytes = 0
+
+    @contextmanager
+    def place(self) -> Iterator[Callable[[int], None]]:
+        """Held while a request arrives and is prepared; what it gives takes the bytes of the body into account.
+
+        Both raise Busy.
+        """
+        if self._requests >= self._limits.preparing:
+            raise Busy(f"{self._requests} requests are arriving at once")
+        held = 0
+
+        def take(count: int) -> None:
+            nonlocal held
+            if self._bytes + count > self._limits.bodies_bytes:
+                raise Busy("too many large requests are arriving at once")
+            held += count
+            self._bytes += count
+
+        self._requests += 1
+        try:
+            yield take
+        finally:
+            self._requests -= 1
+            self._bytes -= held
+
+    async def body(self, request: Request, take: Callable[[int], None]) -> bytes:
+        """The body of JSON. Raises ApiError, Busy or Disconnected."""
+        kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+        # A web page can send other types across origins without asking; this one it cannot.
+        if kind != "application/json":
+            raise ApiError(415, "send 'Content-Type: application/json'", "unsupported_media_type")
+        announced = request.headers.get("content-length")
+        limits = self._limits
+        return await read_body(request.receive, announced, limits.body_bytes, limits.body_s, take)
+
+    async def parsed(self, request: Request) -> dict[str, object]:
+        """The JSON object of a small request."""
+        with self.place() as take:
+            body = await self.body(request, take)
+            return await self.run(lambda: parse_object(body))
+
+    async def run(self, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
+        """What `work` returns, done in a thread; `undo` it where nobody waits for it any more."""
+        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            if undo is not None:
+                future.add_done_callback(lambda done: _undo(done, undo))
+            raise
+
+    def close(self) -> None:
+        """After the event loop has ended. Waits for what runs, which is bounded by the limits of a template."""
+        self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _undo(done: "asyncio.Future[_T]", undo: Callable[[_T], None]) -> None:
+    if not done.cancelled() and done.exception() is None:
+        undo(done.result())

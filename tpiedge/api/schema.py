@@ -1,0 +1,292 @@
+"""OpenAI's requests to ours: every field is checked before any work is done for it.
+
+Unknown fields are refused, as OpenAI does: a misspelt limit that is silently ignored is worse than an error.
+"""
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.fields import Fields
+from tpiedge.api.messages import read_messages
+from tpiedge.api.service import Service
+from tpiedge.errors import UserError
+from tpiedge.wire.limits import MAX_PROMPT_TOKENS
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+__all__ = ["Reply", "read_chat", "read_completion"]
+
+_MAX_STOPS = 16
+_MAX_STOP_CHARACTERS = 256
+_MAX_LOGPROBS = 20
+_MAX_BIASES = 1024
+_MAX_TOKENS = 2**32 - 1
+_COMPLETION_TOKENS = 16  # OpenAI's default
+_CHARACTERS_PER_TOKEN = 64
+"""A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
+
+_IGNORED = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+)
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How the answer is to be given.
+
+    `logprobs`: how many alternatives to report per token; None reports nothing.
+    """
+
+    chat: bool
+    stream: bool
+    include_usage: bool
+    logprobs: int | None
+    stops: tuple[str, ...]
+    token_ids: bool
+
+
+def read_completion(
+    values: dict[str, object], service: Service, request_id: str
+) -> tuple[GenerationRequest, Reply]:
+    """A request of /v1/completions. Raises ApiError."""
+    fields = Fields(values)
+    _check_model(fields, service)
+    logprobs = fields.integer("logprobs", None, 0, _MAX_LOGPROBS)
+    reply = _reply(fields, logprobs, chat=False)
+    maximum = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MAX_TOKENS)
+    sampling = _sampling(fields, service, logprobs)
+    fields.unsupported(("suffix",), "")
+    fields.unsupported(("echo",), False)
+    fields.unsupported(("best_of",), 1)
+    given = fields.raw("prompt")
+    ignore_eos = _rest(fields)
+    prompt = _prompt_ids(given, fields, service)
+    limit = _limit("prompt", "max_tokens", maximum, len(prompt), service)
+    return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
+
+
+def read_chat(
+    values: dict[str, object], service: Service, request_id: str
+) -> tuple[GenerationRequest, Reply]:
+    """A request of /v1/chat/completions. Raises ApiError."""
+    fields = Fields(values)
+    _check_model(fields, service)
+    top = fields.integer("top_logprobs", None, 0, _MAX_LOGPROBS)
+    wanted = fields.flag("logprobs")
+    if top is not None and not wanted:
+        raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    logprobs = (top or 0) if wanted else None
+    reply = _reply(fields, logprobs, chat=True)
+    key, maximum = _chat_tokens(fields)
+    sampling = _sampling(fields, service, logprobs)
+    _only_text(fields)
+    variables = _template_variables(fields)
+    messages = read_messages(fields)
+    ignore_eos = _rest(fields)
+    _check_characters("messages", sum(len(message["content"]) for message in messages), service)
+    prompt = _render(messages, variables, service)
+    limit = _limit("messages", key, maximum, len(prompt), service)
+    return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
+
+
+def _check_model(fields: Fields, service: Service) -> None:
+    model = fields.text("model")
+    if model is None:
+        raise refused("you must provide a 'model'", "model", "missing_required_parameter")
+    name = service.model().name
+    if model != name:
+        message = f"the model {model[:100]!r} is not served here; {name!r} is"
+        raise ApiError(404, message, "model_not_found", param="model")
+
+
+def _reply(fields: Fields, logprobs: int | None, *, chat: bool) -> Reply:
+    stream = fields.flag("stream")
+    options = fields.nested("stream_options")
+    include_usage = False
+    if options is not None:
+        if not stream:
+            raise refused("'stream_options' needs 'stream': true", "stream_options")
+        include_usage = options.flag("include_usage")
+        options.ignore(("include_obfuscation",))
+        options.finish()
+    return Reply(chat, stream, include_usage, logprobs, _stops(fields), fields.flag("return_token_ids"))
+
+
+def _stops(fields: Fields) -> tuple[str, ...]:
+    value = fields.raw("stop")
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise fields.wrong_type("stop", "a string or an array of strings", value)
+    if len(stops) > _MAX_STOPS:
+        raise refused(f"'stop' has {len(stops)} strings: at most {_MAX_STOPS}", "stop")
+    if not all(0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
+        raise refused(f"a string of 'stop' must have 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
+    return tuple(stops)
+
+
+def _sampling(fields: Fields, service: Service, logprobs: int | None) -> Sampling:
+    top_k = fields.integer("top_k", 0, -1, 2**32 - 1) or 0
+    seed = fields.integer("seed", None, -(2**63), 2**64 - 1)
+    _ = fields.integer("n", 1, 1, 1)
+    return Sampling(
+        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
+        top_k=max(top_k, 0),
+        # 0 is allowed by OpenAI and means the likeliest token alone.
+        top_p=fields.number("top_p", 1.0, 0.0, 1.0) or 1e-9,
+        min_p=min(fields.number("min_p", 0.0, 0.0, 1.0), 1 - 1e-9),
+        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.1, 10.0),
+        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
+        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
+        logit_bias=_logit_bias(fields, service.vocab_size),
+        seed=secrets.randbits(64) if seed is None else seed % 2**64,
+        # The drawn token's own log probability comes with at least one alternative.
+        logprobs=0 if logprobs is None else max(1, logprobs),
+    )
+
+
+def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+    biases = fields.nested("logit_bias")
+    if biases is None:
+        return ()
+    values = biases.items()
+    if len(values) > _MAX_BIASES:
+        raise refused(f"'logit_bias' has {len(values)} tokens: at most {_MAX_BIASES}", "logit_bias")
+    found: dict[int, float] = {}
+    for key in values:
+        token = int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else vocab_size
+        if token >= vocab_size or token in found:
+            message = f"'logit_bias' names {key[:20]!r}: not a token id below {vocab_size}, given once"
+            raise refused(message, "logit_bias")
+        found[token] = biases.number(key, 0.0, -100.0, 100.0)
+    return tuple(found.items())
+
+
+def _rest(fields: Fields) -> bool:
+    """`ignore_eos`; and no other field may be left."""
+    ignore_eos = fields.flag("ignore_eos")
+    fields.ignore(_IGNORED)
+    fields.finish()
+    return ignore_eos
+
+
+def _prompt_ids(value: object, fields: Fields, service: Service) -> tuple[int, ...]:
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        if len(value) > 1:
+            raise refused("'prompt' has several prompts: send one per request", "prompt")
+        value = value[0]
+    if isinstance(value, str):
+        _check_characters("prompt", len(value), service)
+        return _encode(value, service, "prompt", add_special=True)
+    if value is None:
+        raise refused("you must provide a 'prompt'", "prompt", "missing_required_parameter")
+    if not isinstance(value, list):
+        raise fields.wrong_type("prompt", "a string or an array of token ids", value)
+    for token in value:
+        if type(token) is not int or not 0 <= token < service.vocab_size:
+            raise refused(f"'prompt' holds what is not a token id below {service.vocab_size}", "prompt")
+    return tuple(value)
+
+
+def _encode(text: str, service: Service, param: str, *, add_special: bool) -> tuple[int, ...]:
+    if service.tokenizer is None:
+        raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
+    try:
+        return tuple(service.tokenizer.encode(text, add_special=add_special))
+    except UserError as error:
+        raise refused(str(error), param) from None
+
+
+def _check_characters(param: str, characters: int, service: Service) -> None:
+    if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
+        message = f"'{param}' has {characters} characters, the context {service.max_sequence} tokens"
+        raise refused(message, param, "context_length_exceeded")
+
+
+def _chat_tokens(fields: Fields) -> tuple[str, int | None]:
+    """(the field's name, its value): the old and the new name of the same limit."""
+    old = fields.integer("max_tokens", None, 1, _MAX_TOKENS)
+    new = fields.integer("max_completion_tokens", None, 1, _MAX_TOKENS)
+    if old is not None and new is not None and old != new:
+        raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
+    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+
+
+def _only_text(fields: Fields) -> None:
+    fields.unsupported(
+        ("tools", "functions", "function_call", "audio", "prediction", "web_search_options"), "none"
+    )
+    fields.unsupported(("tool_choice",), "none", "auto")
+    fields.unsupported(("modalities",), ["text"])
+    fields.unsupported(("response_format",), {"type": "text"})
+
+
+def _template_variables(fields: Fields) -> dict[str, object]:
+    """The switches of a model's template that a client may set; no other variable of it."""
+    switches = fields.nested("chat_template_kwargs")
+    if switches is None:
+        return {}
+    variables: dict[str, object] = {
+        key: switches.flag(key) for key in _SWITCHES if switches.raw(key) is not None
+    }
+    switches.finish()
+    return variables
+
+
+def _render(
+    messages: Sequence[dict[str, str]], variables: dict[str, object], service: Service
+) -> tuple[int, ...]:
+    if service.template is None:
+        raise refused("the model has no chat template: use /v1/completions", "messages")
+    try:
+        text = service.template.render(messages, variables=variables)
+    except UserError as error:
+        raise refused(str(error), "messages") from None
+    _check_characters("messages", len(text), service)
+    return _encode(text, service, "messages", add_special=False)
+
+
+def _limit(prompt: str, key: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
+    """Tokens of the answer: what was asked for, which must fit, or all that fits. `prompt` and `key` name fields."""
+    if not prompt_tokens:
+        raise refused("the prompt is empty: give at least one token", prompt)
+    room = service.max_sequence - prompt_tokens
+    if prompt_tokens > MAX_PROMPT_TOKENS or room < 1 or (maximum or 0) > room:
+        asked = f" and {maximum} for the answer" if maximum is not None else ""
+        raise refused(
+            f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}{asked}",
+            prompt if room < 1 else key,
+            "context_length_exceeded",
+        )
+    return room if maximum is None else maximum
+
+
+def _request(
+    request_id: str,
+    prompt: tuple[int, ...],
+    limit: int,
+    sampling: Sampling,
+    service: Service,
+    ignore_eos: bool,
+) -> GenerationRequest:
+    return GenerationRequest(
+        id=request_id,
+        prompt_ids=prompt,
+        max_tokens=limit,
+        sampling=sampling,
+        stop_ids=service.eos_ids,
+        ignore_eos=ignore_eos,
+        keep_prefix=True,
+    )

@@ -1,0 +1,150 @@
+"""The HTTP server: a thread of its own with an event loop, beside the rest of the master."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import Callable, Sequence
+
+import uvicorn
+
+from tpiedge.api.app import Api
+from tpiedge.api.connection import connection_class
+from tpiedge.api.guard import Guard, check_bind
+from tpiedge.api.limits import Limits
+from tpiedge.api.service import Service
+from tpiedge.errors import InternalError, UserError
+
+__all__ = ["ApiServer"]
+
+_START_S = 10.0
+_ABORT_S = 5.0
+_KEEP_ALIVE_S = 30
+_BACKLOG = 1024
+
+
+class ApiServer:
+    """Listens from its construction on, answers from `start` to `close`. Raises UserError where it cannot listen.
+
+    `keys` are the API keys; with none, `host` must be a loopback address unless `insecure`. Owns its socket and
+    threads, not the service.
+    """
+
+    def __init__(
+        self,
+        service: Service,
+        host: str,
+        port: int,
+        keys: Sequence[str],
+        admin_secret: str,
+        *,
+        insecure: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        check_bind(host, keys, insecure)
+        found = limits or Limits()
+        self._api = Api(service, Guard(host, keys, admin_secret, found.headers_bytes), found)
+        self._socket = _listen(host, port)
+        self._name: tuple[str, int] = self._socket.getsockname()[:2]
+        self._server = _Server(
+            uvicorn.Config(
+                self._api,
+                loop="asyncio",
+                http=connection_class(found.headers_s),
+                ws="none",
+                lifespan="off",
+                interface="asgi3",
+                log_config=None,
+                log_level=logging.CRITICAL,
+                access_log=False,
+                proxy_headers=False,
+                server_header=False,
+                timeout_keep_alive=_KEEP_ALIVE_S,
+                h11_max_incomplete_event_size=found.headers_bytes,
+            )
+        )
+        self._thread = threading.Thread(
+            target=self._server.run, args=([self._socket],), name="api", daemon=True
+        )
+
+    @property
+    def address(self) -> tuple[str, int]:
+        """Host and port, the true one where 0 was asked for."""
+        return self._name
+
+    @property
+    def url(self) -> str:
+        """Where clients on this computer reach it."""
+        host, port = self.address
+        host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
+        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    def start(self) -> None:
+        """Returns once requests are answered."""
+        self._thread.start()
+        if not self._server.up.wait(_START_S):
+            raise InternalError("the HTTP server did not start within ten seconds")
+
+    def close(self, drain_s: float = 0.0) -> None:
+        """Stop listening, let running answers finish for `drain_s`, then cancel them. Idempotent."""
+        if self._thread.ident is not None:
+            self._server.should_exit = True
+            self._thread.join(drain_s)
+            self._end()
+        self._socket.close()
+        self._api.close(_ABORT_S)
+
+    def _end(self) -> None:
+        """Cancel what still runs, first politely: its clients are told."""
+        if self._thread.is_alive():
+            self._server.call(self._api.abort)
+            self._thread.join(_ABORT_S)
+        if self._thread.is_alive():
+            self._server.force_exit = True
+            self._server.call(self._server.drop_connections)
+            self._thread.join(_ABORT_S)
+
+
+class _Server(uvicorn.Server):
+    """uvicorn's, which tells when it listens and can be called from other threads."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.up = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._loop = asyncio.get_running_loop()
+        self.up.set()
+
+    def call(self, function: Callable[[], None]) -> None:
+        """Run `function` on the event loop soon, if there still is one."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):
+                self._loop.call_soon_threadsafe(function)
+
+    def drop_connections(self) -> None:
+        for connection in tuple(self.server_state.connections):
+            if connection.transport is not None:
+                connection.transport.abort()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise UserError(f"cannot listen on {host}:{port}: {error}; give another address") from None
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+        listener.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        listener.close()
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        raise UserError(f"cannot listen on {host}:{port}: {reason}; give another port") from None
+    return listener

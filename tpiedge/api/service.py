@@ -1,0 +1,117 @@
+"""What the HTTP API asks of the cluster behind it, and what it is told.
+
+The API owns no model and no nodes: it holds a `Service`. All methods may be called from any thread and return at
+once, save `Generation.events`, which blocks in a thread of its own.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from tpiedge.errors import TpiedgeError
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.nodes.status import ClusterStatus, NodeStatus
+from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = [
+    "Busy",
+    "ClusterStatus",
+    "Event",
+    "Generation",
+    "ModelInfo",
+    "NodeStatus",
+    "PendingJoin",
+    "Service",
+    "Unavailable",
+]
+
+Event = Token | PromptScores | Finished
+
+
+class Busy(TpiedgeError):
+    """The queue is full; worth another try after `retry_after_s`."""
+
+    def __init__(self, message: str, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(TpiedgeError):
+    """The cluster cannot take requests now; the message says why (weights load, too few nodes, shutting down)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together."""
+
+    name: str
+    context_tokens: int
+    created: int
+
+
+@dataclass(frozen=True, slots=True)
+class PendingJoin:
+    """A worker without a token that waits to be let in. Only its own screen shows the code."""
+
+    name: str
+    address: str
+    waiting_s: float
+
+
+class Generation(Protocol):
+    """A request that was taken."""
+
+    def events(self) -> Iterator[Event]:
+        """Blocks between events; the last one is Finished. To be called once.
+
+        Raises TpiedgeError where the answer cannot be completed: PeerError for lost nodes, UserError for what
+        rank 0 refuses. Ends soon after `cancel`, with Finished("cancel"), with an error, or just so.
+        """
+        ...
+
+    def cancel(self) -> None:
+        """Stop the work. From any thread, any number of times, also after the end."""
+        ...
+
+
+class Service(Protocol):
+    """The cluster, as the API sees it."""
+
+    @property
+    def tokenizer(self) -> Tokenizer | None: ...
+
+    @property
+    def template(self) -> ChatTemplate | None: ...
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def max_sequence(self) -> int:
+        """Tokens of prompt and answer together that a request may have."""
+        ...
+
+    def model(self) -> ModelInfo: ...
+
+    def status(self) -> ClusterStatus: ...
+
+    def submit(self, request: GenerationRequest) -> Generation:
+        """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
+        ...
+
+    def pending(self) -> tuple[PendingJoin, ...]:
+        """Workers that wait to be let in."""
+        ...
+
+    def approve(self, code: str) -> str:
+        """Let a waiting worker in; returns its name. Raises UserError for an unknown code."""
+        ...
+
+    def revoke(self, name: str) -> None:
+        """Shut a node out for good. Raises UserError for an unknown name."""
+        ...

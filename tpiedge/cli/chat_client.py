@@ -1,0 +1,154 @@
+"""`tpiedge chat`: a conversation with a running master, over its HTTP API."""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from tpiedge.cli.places import state_option
+from tpiedge.cli.reach import MasterClient, printable, url_of
+from tpiedge.errors import PeerError, UserError
+
+__all__ = ["chat"]
+
+_HELP = "Type a message and Enter. /clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
+
+
+@dataclass
+class _Answer:
+    text: str = ""
+    finish_reason: str | None = None
+    usage: dict[str, object] = field(default_factory=dict)
+
+
+@click.command()
+@click.option("--url", help="Of the master.  [default: the one on this computer, or http://127.0.0.1:8080]")
+@click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where the master wants one.")
+@click.option("--prompt", help="One message instead of a conversation.")
+@click.option("--system", help="What the model is told first.")
+@click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: what fits]")
+@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: 1]")
+@click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="For the same answer again.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --prompt).")
+@state_option
+def chat(
+    url: str | None,
+    api_key: str | None,
+    prompt: str | None,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    seed: int | None,
+    as_json: bool,
+    state: Path | None,
+) -> None:
+    """Talk to a running master."""
+    if as_json and prompt is None:
+        raise UserError("--json needs --prompt")
+    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    with MasterClient(url_of(url, state), api_key) as master:
+        conversation = _Conversation(master, system, options)
+        if prompt is None:
+            conversation.run()
+        else:
+            conversation.once(prompt, as_json)
+
+
+class _Conversation:
+    """The messages so far; the master keeps the common prefix of the turns in its cache."""
+
+    def __init__(self, master: MasterClient, system: str | None, options: Mapping[str, object]) -> None:
+        self._master = master
+        self._model = _model_of(master)
+        self._options = {name: value for name, value in options.items() if value is not None}
+        self._start = [] if system is None else [{"role": "system", "content": system}]
+        self._messages = list(self._start)
+
+    def run(self) -> None:
+        """Answer lines of standard input until its end."""
+        if sys.stdin.isatty():
+            click.echo(_HELP, err=True)
+        while (line := _read_line()) is not None and line.strip() != "/exit":
+            if line.strip() == "/clear":
+                self._messages = list(self._start)
+            elif line.strip():
+                self._turn(line)
+
+    def once(self, prompt: str, as_json: bool) -> None:
+        answer = _Answer()
+        self._ask([*self._start, {"role": "user", "content": prompt}], answer, show=not as_json)
+        if not as_json:
+            click.echo()
+            return
+        record = {"model": self._model, "text": answer.text, "finish_reason": answer.finish_reason}
+        click.echo(json.dumps(record | {"usage": answer.usage}))
+
+    def _turn(self, text: str) -> None:
+        """One message and its answer; a message without a whole answer is forgotten."""
+        messages = [*self._messages, {"role": "user", "content": text}]
+        answer = _Answer()
+        try:
+            self._ask(messages, answer, show=True)
+        except KeyboardInterrupt:
+            if not sys.stdin.isatty():
+                raise
+            click.echo(" [stopped]")
+        except (PeerError, UserError) as error:
+            if not sys.stdin.isatty():
+                raise
+            click.echo(("\n" if answer.text else "") + f"tpiedge: {error}", err=True)
+        else:
+            click.echo()
+            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
+
+    def _ask(self, messages: list[dict[str, str]], answer: _Answer, *, show: bool) -> None:
+        body = {"model": self._model, "messages": messages, "stream": True} | self._options
+        body["stream_options"] = {"include_usage": True}
+        with self._master.stream("/v1/chat/completions", body) as events:
+            for event in events:
+                text = _take(event, answer)
+                if text and show:
+                    click.echo(printable(text, "\n\t"), nl=False)
+
+
+def _model_of(master: MasterClient) -> str:
+    """The one model that a master serves."""
+    match master.get("/v1/models"):
+        case {"data": [{"id": str(name)}, *_]}:
+            return name
+    raise UserError("there is no model: is that a master of tpiedge?")
+
+
+def _take(event: str, answer: _Answer) -> str:
+    """The text of one event, added to the answer. Raises PeerError for an error event."""
+    try:
+        value = json.loads(event)
+    except (ValueError, RecursionError):
+        raise PeerError("the master sent an event that is not JSON") from None
+    match value:
+        case {"error": {"message": str(message)}}:
+            raise PeerError(printable(message))
+        case {"choices": [], "usage": dict(usage)}:
+            answer.usage = usage
+        case {"choices": [{"delta": dict(delta), "finish_reason": reason}]}:
+            answer.finish_reason = reason or answer.finish_reason
+            text = delta.get("content")
+            if isinstance(text, str):
+                answer.text += text
+                return text
+    return ""
+
+
+def _read_line() -> str | None:
+    """One line of the user; None at the end of input or on Ctrl-C at the prompt."""
+    if not sys.stdin.isatty():
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+    try:
+        return input("> ")
+    except (EOFError, KeyboardInterrupt):
+        click.echo()
+        return None

@@ -1,0 +1,101 @@
+"""`tpiedge config`: which settings count and where they come from, and whether a file is in order."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpiedge.cli.configured import check_values, config_option, effective, key_of, options_of, verbs_of
+from tpiedge.cli.table import print_table
+from tpiedge.errors import UserError
+from tpiedge.settings.check import nearest, problems
+from tpiedge.settings.file import read_settings
+from tpiedge.settings.resolve import Setting, unused_variables
+from tpiedge.settings.schema import Verb
+
+__all__ = ["config"]
+
+_HIDDEN = "***"
+
+
+@click.group()
+def config() -> None:
+    """Show and check settings."""
+
+
+@config.command()
+@click.argument("words", metavar="[VERB]", nargs=-1)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.pass_context
+def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path | None) -> None:
+    """Every value of VERB, or of all verbs, and where it comes from."""
+    root = ctx.find_root().command
+    chosen = _choose(root, words)
+    found = {verb.table: _values(root, verbs_of(root)[verb], config) for verb in chosen}
+    if as_json:
+        click.echo(json.dumps(found))
+        return
+    rows = [
+        [f"{table.replace('.', ' ')} --{key}", _text(item["value"]), item["source"]]
+        for table, items in found.items()
+        for key, item in items.items()
+    ]
+    print_table(["flag", "value", "source"], rows)
+    for verb in chosen:
+        for name in unused_variables(verb, os.environ):
+            known = [known for flag in verb.flags for known in verb.variables(flag)]
+            click.echo(f"not used: {name}{nearest(name, known)}", err=True)
+
+
+show.params.append(config_option())
+
+
+@config.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@click.pass_context
+def check(ctx: click.Context, file: Path) -> None:
+    """Check FILE against every verb; each problem is one line."""
+    root = ctx.find_root().command
+    settings = read_settings(file)
+    found = list(problems(settings, verbs_of(root))) or list(check_values(root, settings))
+    for line in found[:-1]:
+        click.echo(f"tpiedge: {line}", err=True)
+    if found:
+        raise UserError(found[-1])
+    click.echo(f"{file} is in order")
+
+
+def _choose(root: click.Command, words: tuple[str, ...]) -> list[Verb]:
+    chosen = [verb for verb in verbs_of(root) if verb.words[: len(words)] == words]
+    if not chosen:
+        known = [" ".join(verb.words) for verb in verbs_of(root)]
+        raise UserError(f"there is no verb {' '.join(words)!r}{nearest(' '.join(words), known)}")
+    return chosen
+
+
+def _values(root: click.Command, command: click.Command, given: Path | None) -> dict[str, dict[str, Any]]:
+    verb, settings = effective(root, command, given)
+    defaults = {key_of(option): option.to_info_dict()["default"] for option in options_of(command)}
+    shown: dict[str, dict[str, Any]] = {}
+    for flag in verb.flags:
+        setting = settings.get(flag.key, Setting(flag, defaults[flag.key], "default"))
+        secret = flag.secret and bool(setting.value)
+        shown[flag.key] = {"value": _HIDDEN if secret else _plain(setting.value), "source": setting.origin}
+    return shown
+
+
+def _plain(value: object) -> Any:
+    """As JSON has it."""
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    return value if isinstance(value, str | int | float | None) else str(value)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "-"
+    return "-" if value is None else str(value)

@@ -1,0 +1,198 @@
+"""Every flag of every verb, set from outside the command line as well: variables, a settings file.
+
+A verb added to `ConfiguredGroup` gets --config and --log-level and needs nothing else. What the settings say becomes
+click's map of defaults, so the command line wins, and the verb's own types check it.
+"""
+
+import logging
+import os
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpiedge.errors import UserError
+from tpiedge.settings.check import check_settings
+from tpiedge.settings.file import SettingsFile, find_settings
+from tpiedge.settings.resolve import Setting, resolve
+from tpiedge.settings.schema import COMMON, Flag, Kind, Verb
+
+__all__ = [
+    "ConfiguredGroup",
+    "check_values",
+    "config_option",
+    "effective",
+    "key_of",
+    "options_of",
+    "value_problem",
+    "verbs_of",
+]
+
+_META = __name__
+_UNCONFIGURED = ("config", "completion")
+_LEVELS = ("debug", "info", "warning", "error")
+_FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
+
+
+class ConfiguredGroup(click.Group):
+    """The root group: prepares what is added, and says of a refused value where it came from."""
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        super().add_command(cmd, name)
+        if (name or cmd.name) not in _UNCONFIGURED:
+            for _, command in _leaves(cmd, ()):
+                _prepare(command)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except UserError as error:
+            origins = _origins(ctx, str(error))
+            if not origins:
+                raise
+            raise UserError(f"{error} ({', '.join(origins)})") from error
+
+
+def config_option(**attributes: Any) -> click.Option:
+    """--config FILE."""
+    return click.Option(
+        ["--config"],
+        type=click.Path(path_type=Path, dir_okay=False),
+        metavar="FILE",
+        help="Settings.  [default: TPIEDGE_CONFIG, or config.toml in the user's settings folder]",
+        **attributes,
+    )
+
+
+def verbs_of(root: click.Command) -> dict[Verb, click.Command]:
+    """What can be set, and the commands it belongs to. A command without a group is a verb by itself."""
+    children = root.commands if isinstance(root, click.Group) else {root.name or "": root}
+    return {
+        Verb(words, tuple(_flag(option) for option in options_of(command))): command
+        for name, child in children.items()
+        if name not in _UNCONFIGURED
+        for words, command in _leaves(child, (name,))
+    }
+
+
+def options_of(command: click.Command) -> list[click.Option]:
+    """The options that settings can set."""
+    return [param for param in command.params if isinstance(param, click.Option) and not param.is_eager]
+
+
+def effective(
+    root: click.Command, command: click.Command, given: Path | None
+) -> tuple[Verb, dict[str, Setting]]:
+    """The command's settings by key, all checked. Raises UserError that names the origin of a bad one."""
+    verbs = verbs_of(root)
+    verb = next(verb for verb, found in verbs.items() if found is command)
+    file = find_settings(given, os.environ)
+    if file is not None:
+        check_settings(file, verbs)
+    settings = resolve(verb, os.environ, file)
+    for option in options_of(command):
+        setting = settings.get(key_of(option))
+        if setting is not None and (problem := value_problem(command, option, setting.value)):
+            raise UserError(f"{setting.origin}: {problem}")
+    return verb, settings
+
+
+def value_problem(command: click.Command, option: click.Option, value: object) -> str:
+    """Why the option's type refuses `value`; empty if it does not."""
+    context = click.Context(command)
+    try:
+        option.type_cast_value(context, value)
+    except click.BadParameter as error:
+        return f"--{key_of(option)}: {error.message}"
+    return ""
+
+
+def check_values(root: click.Command, file: SettingsFile) -> Iterator[str]:
+    """What the verbs' own types refuse in a file whose tables, keys and kinds are in order."""
+    for verb, command in verbs_of(root).items():
+        settings = resolve(verb, {}, file)
+        for option in options_of(command):
+            setting = settings.get(key_of(option))
+            if setting is not None and (problem := value_problem(command, option, setting.value)):
+                yield f"{setting.origin}: {problem}"
+
+
+def key_of(option: click.Option) -> str:
+    """'min-workers' of --min-workers."""
+    return next((name for name in option.opts if name.startswith("--")), option.opts[0]).lstrip("-")
+
+
+def _prepare(command: click.Command) -> None:
+    for option in options_of(command):
+        if key_of(option) in COMMON:
+            option.envvar = None  # read here instead, after the verb's own variable
+    taken = {name for param in command.params for name in param.opts}
+    if "--config" not in taken:
+        command.params.append(config_option(is_eager=True, expose_value=False, callback=_load))
+    if "--log-level" not in taken:
+        command.params.append(
+            click.Option(
+                ["--log-level"],
+                type=click.Choice(_LEVELS),
+                expose_value=False,
+                callback=_start_log,
+                help="Log to standard error from this level on.",
+            )
+        )
+
+
+def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
+    """Before any other parameter is looked at: their defaults."""
+    if ctx.resilient_parsing:  # completion
+        return
+    _, settings = effective(ctx.find_root().command, ctx.command, given)
+    names = {key_of(option): option.name for option in options_of(ctx.command)}
+    ctx.default_map = {names[key] or key: setting.value for key, setting in settings.items()}
+    ctx.meta[_META] = (ctx, settings)
+
+
+def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) -> None:
+    if level is not None:
+        logging.basicConfig(
+            level=level.upper(), stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
+        )
+
+
+def _origins(ctx: click.Context, message: str) -> list[str]:
+    """'--nodes is from TPIEDGE_RUN_NODES' for each flag that the message names."""
+    if _META not in ctx.meta:
+        return []
+    leaf, settings = ctx.meta[_META]
+    names = {key_of(option): option.name for option in options_of(leaf.command)}
+    return [
+        f"--{key} is from {settings[key].origin}"
+        for key in dict.fromkeys(_FLAG_NAME.findall(message))
+        if key in settings and leaf.get_parameter_source(names[key]) is click.core.ParameterSource.DEFAULT_MAP
+    ]
+
+
+def _leaves(
+    command: click.Command, words: tuple[str, ...]
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    if not isinstance(command, click.Group):
+        yield words, command
+        return
+    for name, child in command.commands.items():
+        yield from _leaves(child, (*words, name))
+
+
+def _flag(option: click.Option) -> Flag:
+    return Flag(key_of(option), _kind(option), option.multiple or option.nargs != 1)
+
+
+def _kind(option: click.Option) -> Kind:
+    if option.is_flag and option.is_bool_flag:
+        return "boolean"
+    if option.count or isinstance(option.type, click.types.IntParamType):
+        return "integer"
+    if isinstance(option.type, click.types.FloatParamType):
+        return "number"
+    return "size" if option.type.name == "SIZE" else "text"

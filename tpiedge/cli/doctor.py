@@ -1,0 +1,71 @@
+"""`tpiedge doctor`: every check with its verdict, and what to do."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import click
+from platformdirs import user_cache_path
+
+from tpiedge.cli.prepare import cache_option
+from tpiedge.errors import ResourceError
+from tpiedge.nodes.doctor.finding import Check, Finding, examine
+from tpiedge.nodes.doctor.machine import check_clock, check_disk, check_memory, check_processor
+from tpiedge.nodes.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
+from tpiedge.nodes.doctor.reach import check_master_clock, check_reach, parse_master
+from tpiedge.nodes.doctor.software import check_arithmetic, check_links, check_python
+
+__all__ = ["doctor"]
+
+_LIMIT_S = 9.0
+_ARITHMETIC_S = 8.0
+
+
+@click.command()
+@click.option("--connect", metavar="HOST[:PORT]", help="Also check the way to this master.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@cache_option
+def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
+    """Check this computer and its network, within ten seconds; nothing is changed."""
+    findings = examine(_checks(connect, cache or user_cache_path("tpiedge")), _LIMIT_S)
+    if as_json:
+        worst = max((finding.verdict for finding in findings), key=["ok", "warn", "fail"].index)
+        click.echo(json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}))
+    else:
+        _print(findings)
+    failed = [finding.check for finding in findings if finding.verdict == "fail"]
+    if failed:
+        raise ResourceError(f"tpiedge cannot work here as it is: {', '.join(failed)}")
+
+
+def _checks(connect: str | None, cache: Path) -> Mapping[str, Check]:
+    checks: dict[str, Check] = {
+        "python": check_python,
+        "encryption": check_links,
+        "torch": partial(check_arithmetic, _ARITHMETIC_S),
+        "processor": check_processor,
+        "memory": check_memory,
+        "disk": partial(check_disk, cache),
+        "clock": check_clock,
+        "ports": check_ports,
+        "firewall": check_firewall,
+        "addresses": check_addresses,
+        "MTU": check_mtu,
+    }
+    if connect is not None:
+        host, port = parse_master(connect)
+        checks |= {
+            "master": partial(check_reach, host, port),
+            "master's clock": partial(check_master_clock, host),
+        }
+    return checks
+
+
+def _print(findings: Sequence[Finding]) -> None:
+    width = max(len(finding.check) for finding in findings)
+    for finding in findings:
+        click.echo(f"{finding.verdict:<4}  {finding.check:<{width}}  {finding.found}")
+        if finding.advice:
+            click.echo(f"{'':<4}  {'':<{width}}  -> {finding.advice}")

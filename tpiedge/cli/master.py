@@ -1,0 +1,275 @@
+"""`tpiedge master`: serve a model over HTTP with this machine and every worker that joins."""
+
+import secrets
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from tpiedge.api.guard import check_bind
+from tpiedge.api.server import ApiServer
+from tpiedge.cli.ending import Terminated
+from tpiedge.cli.launch import check_context
+from tpiedge.cli.options import BYTES
+from tpiedge.cli.places import master_state, state_option
+from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.serving import MasterService
+from tpiedge.cli.token_file import offered
+from tpiedge.clock import MonotonicClock
+from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, parse_address, resolve
+from tpiedge.nodes.device import default_memory_bytes, default_threads
+from tpiedge.nodes.entrance import Entrance
+from tpiedge.nodes.identity import load_or_create_keys
+from tpiedge.nodes.master import Master
+from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.private_file import replace_private
+from tpiedge.nodes.rank_zero import RankZero, RankZeroSettings
+from tpiedge.nodes.seating import OWN_NAME, Seating
+from tpiedge.nodes.session import Served
+from tpiedge.nodes.shipping import ShipServer
+from tpiedge.nodes.status import ClusterStatus
+from tpiedge.nodes.timing import Timing
+from tpiedge.nodes.token_store import TokenStore
+from tpiedge.nodes.tokens import Token
+from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.planner.facts import model_facts
+from tpiedge.planner.partition import parse_shares
+from tpiedge.planner.prediction import Demand, Machine
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.fields import Compute
+
+__all__ = ["master"]
+
+_HTTP_PORT = 8080
+_CONTEXT = 4096
+_REPORT_S = 60.0
+_WATCH_S = 0.1
+_F32_BYTES = 4
+_ANYWHERE = "0.0.0.0"
+
+
+@dataclass(frozen=True)
+class _Flags:
+    """What the user asked for, checked as far as that goes without the model."""
+
+    listen: Address
+    http: Address
+    api_keys: tuple[str, ...]
+    insecure: bool
+    shares: str | None
+    min_workers: int
+    memory_bytes: int
+    threads: int
+    context: int | None
+
+
+@click.command()
+@click.option("--model", "model_name", required=True, help="An alias, ORG/REPO, a folder, a pack, or 'demo'.")
+@click.option(
+    "--listen",
+    default=f"{_ANYWHERE}:{CONTROL_PORT}",
+    show_default=True,
+    help="HOST:PORT for workers; the three ports after it are used too.",
+)
+@click.option("--http", default=f"127.0.0.1:{_HTTP_PORT}", show_default=True, help="HOST:PORT of the API.")
+@click.option("--min-workers", type=click.IntRange(0, 126), default=0, show_default=True)
+@click.option("--shares", help="Relative weights: the master's, then the workers' as they join.")
+@click.option("--memory", type=BYTES, help="Of this machine's memory.  [default: most of what is free]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Of rank 0.  [default: the cores]")
+@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
+@click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
+@click.option("--context", type=int, help=f"Positions of the KV cache.  [default: up to {_CONTEXT}]")
+@click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
+@click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep there, while it runs, a token for any number of workers.",
+)
+@click.option("--drain", type=click.FloatRange(0, 3600), default=10.0, show_default=True, help="Seconds.")
+@state_option
+@cache_option
+def master(
+    model_name: str,
+    listen: str,
+    http: str,
+    min_workers: int,
+    shares: str | None,
+    memory: int | None,
+    threads: int | None,
+    precision: str | None,
+    compute: Compute | None,
+    context: int | None,
+    api_keys: tuple[str, ...],
+    insecure: bool,
+    token_file: Path | None,
+    drain: float,
+    state: Path | None,
+    cache: Path | None,
+) -> None:
+    """Serve MODEL with this machine and the workers that join it."""
+    flags = _Flags(
+        listen=parse_address(listen, CONTROL_PORT),
+        http=parse_address(http, _HTTP_PORT),
+        api_keys=api_keys,
+        insecure=insecure,
+        shares=shares,
+        min_workers=min_workers,
+        memory_bytes=default_memory_bytes() if memory is None else memory,
+        threads=default_threads() if threads is None else threads,
+        context=context,
+    )
+    check_bind(flags.http.host, flags.api_keys, flags.insecure)
+    folder = master_state(state)
+    keys = load_or_create_keys(folder)
+    model = prepare(model_name, precision, compute, cache)
+    with (
+        _serving(flags, model, model_name, keys, folder) as (running, api),
+        _inviting(flags.listen, keys, folder, token_file),
+    ):
+        click.echo(f"serving {model_name} at {api.url}/v1", err=True)
+        try:
+            _watch(running)
+        except Terminated:
+            return  # as asked: a service that is stopped has done its work
+        finally:
+            _drain(running, api, drain)
+
+
+@contextmanager
+def _serving(
+    flags: _Flags, model: PreparedModel, name: str, keys: CurveKeys, folder: Path
+) -> Iterator[tuple[Master, ApiServer]]:
+    """The running parts, put together; ended in reverse order."""
+    capacity = check_context(model, flags.context or min(_CONTEXT, model.context_tokens))
+    clock, timing = MonotonicClock(), Timing()
+    listen = resolve(flags.listen)
+    with ExitStack() as stack:
+        entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
+        files = ShipServer(entrance.files_hub, [model.pack], clock)
+        files.start()
+        stack.callback(files.close)
+        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags.threads), timing)
+        stack.callback(rank_zero.close)
+        seating = _seating(flags, model, rank_zero, capacity, folder)
+        served = Served(
+            model.pack.path.absolute(), pack_id(manifest_bytes(model.pack.path)), model.compute, capacity
+        )
+        running = Master(entrance.hub, clock, served, seating, rank_zero, entrance, timing=timing)
+        service = MasterService(running, entrance, model, name, capacity)
+        secret = secrets.token_urlsafe(32)
+        api = ApiServer(
+            service, flags.http.host, flags.http.port, flags.api_keys, secret, insecure=flags.insecure
+        )
+        stack.callback(api.close)
+        running.start(int(time.time()))
+        stack.callback(running.close)
+        api.start()
+        admin = folder / "admin.json"
+        replace_private(admin, {"url": api.url, "secret": secret})
+        stack.callback(admin.unlink, missing_ok=True)
+        yield running, api
+
+
+def _rank_zero_settings(listen: Address, keys: CurveKeys, threads: int) -> RankZeroSettings:
+    own = Address("127.0.0.1", listen.port) if listen.host == _ANYWHERE else listen
+    return RankZeroSettings(own.zmq, keys.public, listen.beside(DATA_OFFSET).zmq, threads)
+
+
+def _seating(
+    flags: _Flags, model: PreparedModel, rank_zero: RankZero, capacity: int, folder: Path
+) -> Seating:
+    """Measures this machine on the way. Raises UserError for impossible shares."""
+    count = len(flags.shares.split(",")) if flags.shares else 0
+    weights = parse_shares(flags.shares, count) if flags.shares else None
+    facts = model_facts(
+        model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
+    )
+    own = Machine(OWN_NAME, _own_speed(rank_zero, folder), flags.memory_bytes)
+    demand = Demand(facts, capacity, _F32_BYTES * model.config.hidden_size, flags.min_workers)
+    return Seating(demand, own, flags.threads, weights)
+
+
+def _own_speed(rank_zero: RankZero, folder: Path) -> float:
+    """Weight bytes per second; 0 where it could not be measured."""
+    measurements = Measurements(folder, rank_zero.threads)
+    report = measurements.recall()
+    if report is None:
+        report = rank_zero.warm(measure=True).report(time.monotonic() + _REPORT_S)
+        if report is None:
+            return 0.0
+        measurements.keep(report)
+    return report.capacity.weight_bytes_per_s
+
+
+@contextmanager
+def _inviting(listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None) -> Iterator[None]:
+    """With a file: a token for every worker in it, void afterwards. Else the line for the first one, to paste."""
+    address = Address(_lan_host(listen), listen.port)
+    store = TokenStore(folder)
+    if token_file is not None:
+        with offered(token_file, store, keys.public, address):
+            click.echo(f"workers join with: tpiedge worker --token-file {token_file}", err=True)
+            yield
+        return
+    _, secret = store.create()
+    token = Token(keys.public, secret, address)
+    click.echo(f"on another machine:  tpiedge worker --connect {address} --token {token.text}", err=True)
+    click.echo("one worker per token; more with: tpiedge token create", err=True)
+    yield
+
+
+def _lan_host(listen: Address) -> str:
+    """An address of this machine that others can reach."""
+    if listen.host != _ANYWHERE:
+        return listen.host
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # sends nothing: asks the routing table
+            return str(probe.getsockname()[0])
+        except OSError:
+            return "127.0.0.1"
+
+
+def _watch(running: Master) -> None:
+    """Say what changes, until somebody ends it. Raises what ended the control thread."""
+    show = _Changes(lambda line: click.echo(line, err=True))
+    while running.failed is None:
+        show(running.status)
+        time.sleep(_WATCH_S)
+    raise running.failed
+
+
+class _Changes:
+    """Turns snapshots into lines."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._last = ""
+
+    def __call__(self, status: ClusterStatus) -> None:
+        line = _summary(status)
+        if line != self._last:
+            self._last = line
+            self._say(line)
+
+
+def _summary(status: ClusterStatus) -> str:
+    if not status.ready:
+        fetching = [node for node in status.nodes if node.fetch_total_bytes]
+        return f"not ready: {status.reason}" + "".join(f"; {node.host} fetches" for node in fetching)
+    parts = [node for node in status.nodes if node.rank is not None]
+    names = ", ".join(node.host or node.name for node in parts)
+    return f"ready: {len(parts)} node{'s' if len(parts) > 1 else ''} ({names})"
+
+
+def _drain(running: Master, api: ApiServer, limit_s: float) -> None:
+    """Answer what was accepted, for a while."""
+    running.drain()
+    if not running.idle:
+        click.echo(f"finishing what is under way (up to {limit_s:.0f} s)", err=True)
+    api.close(limit_s)

@@ -1,0 +1,106 @@
+"""`tpiedge ls`, `tpiedge show` and `tpiedge rm`: the models of this computer."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import click
+
+from tpiedge.cli.inventory import StoredPack, packs_of, stored_packs
+from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.sheet import ModelSheet
+from tpiedge.cli.table import print_table
+from tpiedge.errors import UserError
+from tpiedge.model.aliases import aliases
+from tpiedge.model.folder import quote
+from tpiedge.model.hub_cache import HubCache, Pulled, parse_hub_name
+from tpiedge.pack.use import remove_packs
+from tpiedge.units import format_bytes
+
+__all__ = ["ls", "rm", "show"]
+
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
+)
+
+
+@click.command()
+@click.option("--all", "with_aliases", is_flag=True, help="Also the aliases of models that can be pulled.")
+@_json_option
+@cache_option
+def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
+    """List the models that were pulled and the packs in the cache."""
+    pulled, packs = HubCache(cache).pulled(), stored_packs(cache)
+    offered = list(aliases().values()) if with_aliases else []
+    if as_json:
+        record = {
+            "models": [_pulled_record(model) for model in pulled],
+            "packs": [dataclasses.asdict(pack) | {"path": str(pack.path)} for pack in packs],
+        }
+        if with_aliases:
+            record["aliases"] = [dataclasses.asdict(alias) for alias in offered]
+        click.echo(json.dumps(record))
+        return
+    rows = [
+        *([str(model.name), "checkpoint", "", format_bytes(model.nbytes)] for model in pulled),
+        *([pack.path.name, "pack", pack.precision or "", _size(pack)] for pack in packs),
+        *([alias.name, "alias", "gated" if alias.gated else "", alias.repo] for alias in offered),
+    ]
+    if rows:
+        print_table(["model", "kind", "", "size"], rows)
+    else:
+        click.echo("no models yet: tpiedge ls --all lists what tpiedge pull knows by name", err=True)
+
+
+def _size(pack: StoredPack) -> str:
+    return "damaged: tpiedge rm it" if pack.nbytes is None else format_bytes(pack.nbytes)
+
+
+def _pulled_record(model: Pulled) -> dict[str, object]:
+    return {
+        "model": str(model.name),
+        "repo": model.name.repo,
+        "revision": model.name.revision,
+        "commit": model.commit,
+        "path": str(model.folder),
+        "nbytes": model.nbytes,
+    }
+
+
+@click.command()
+@click.argument("model_name", metavar="MODEL")
+@_json_option
+@cache_option
+def show(model_name: str, as_json: bool, cache: Path | None) -> None:
+    """Say what is known of MODEL: shape, size, terms, where it lies."""
+    sheet = ModelSheet.of(model_name, cache)
+    if as_json:
+        click.echo(json.dumps(sheet.record()))
+        return
+    lines = sheet.lines()
+    width = max(len(label) for label, _ in lines)
+    for label, value in lines:
+        click.echo(f"{label.ljust(width)}  {value}")
+
+
+@click.command()
+@click.argument("model_name", metavar="MODEL")
+@click.option("--packs-only", is_flag=True, help="Keep the checkpoint that was pulled.")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@cache_option
+def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None:
+    """Delete MODEL from the cache: what was pulled, and its packs. A folder of your own is never deleted."""
+    hub_name, hub = parse_hub_name(model_name), HubCache(cache)
+    packs = packs_of(model_name, cache)
+    repo = hub_name.repo if hub_name is not None and not packs_only else None
+    entry = hub.entry(repo) if repo is not None and hub.entry(repo).is_dir() else None
+    if not packs and entry is None:
+        raise UserError(f"nothing of {quote(model_name)} is in the cache: tpiedge ls lists what is")
+    for path in [*packs, *([entry] if entry else [])]:
+        click.echo(f"delete {path}", err=True)
+    if not yes and not click.confirm("Sure?", err=True):
+        click.echo("nothing was deleted", err=True)
+        return
+    remove_packs(packs)  # first: it refuses where a process uses one
+    if entry is not None and repo is not None:
+        hub.remove(repo)

@@ -1,0 +1,104 @@
+"""`tpiedge nodes`: the machines of the running master, and who may be one of them."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from tpiedge.cli.places import state_option
+from tpiedge.cli.reach import admin_of, printable
+from tpiedge.cli.table import print_table
+from tpiedge.errors import UserError
+from tpiedge.units import format_bytes, format_seconds
+
+__all__ = ["nodes"]
+
+_HEADER = ("node", "rank", "state", "attention", "ffn", "threads", "memory", "speed", "weights", "seen")
+
+
+@click.group(invoke_without_command=True)
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@state_option
+@click.pass_context
+def nodes(context: click.Context, as_json: bool, state: Path | None) -> None:
+    """Show who has which share of the model, and why; let waiting workers in; shut nodes out."""
+    context.obj = state
+    if context.invoked_subcommand is None:
+        _show(as_json, state)
+
+
+@nodes.command()
+@click.argument("code")
+@click.pass_obj
+def approve(state: Path | None, code: str) -> None:
+    """Let the worker in that shows CODE on its screen."""
+    with admin_of(state) as master:
+        name = master.post("/admin/nodes/approve", {"code": code}).get("name")
+    click.echo(f"{printable(str(name))} may join from now on")
+
+
+@nodes.command()
+@click.argument("name")
+@click.pass_obj
+def revoke(state: Path | None, name: str) -> None:
+    """Shut the node NAME out for good."""
+    with admin_of(state) as master:
+        master.post("/admin/nodes/revoke", {"name": name})
+    click.echo(f"{printable(name)} is shut out")
+
+
+def _show(as_json: bool, state: Path | None) -> None:
+    with admin_of(state) as master:
+        status = master.get("/admin/nodes")
+        pending = master.get("/admin/nodes/pending")
+    if as_json:
+        click.echo(json.dumps(status | pending))
+        return
+    try:
+        _print(status, pending)
+    except (KeyError, TypeError, ValueError):
+        raise UserError("the master answers in another form: is it of another version?") from None
+
+
+def _print(status: dict[str, Any], pending: dict[str, Any]) -> None:
+    print_table(_HEADER, [_row(node) for node in status["nodes"]])
+    for node in status["nodes"]:
+        if node["why"]:
+            click.echo(f"{_title(node)}: {printable(node['why'])}")
+    click.echo(("ready" if status["ready"] else "not ready") + _because(status["reason"]))
+    click.echo(f"{status['running']} running, {status['queued']} queued")
+    for join in pending["pending"]:
+        place = f"{printable(join['name'])} ({printable(join['address'])})"
+        click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
+
+
+def _because(reason: str) -> str:
+    return f": {printable(reason)}" if reason else ""
+
+
+def _title(node: dict[str, Any]) -> str:
+    """The machine's name as it calls itself, with the one that `revoke` takes."""
+    host = node.get("host")
+    return printable(f"{node['name']} ({host})" if host else node["name"])
+
+
+def _row(node: dict[str, Any]) -> tuple[str, ...]:
+    return (
+        _title(node),
+        "-" if node["rank"] is None else str(node["rank"]),
+        printable(node["state"]),
+        _interval(node["attention"]),
+        _interval(node["ffn"]),
+        str(node["threads"]),
+        format_bytes(node["memory_bytes"]) if node["memory_bytes"] else "?",
+        f"{format_bytes(node['speed'])}/s" if node["speed"] else "?",
+        format_bytes(node["weight_bytes"]),
+        f"{format_seconds(node['last_seen_s'])} ago",
+    )
+
+
+def _interval(units: Sequence[int]) -> str:
+    start, stop = units
+    return f"{start}..{stop}" if stop > start else "-"

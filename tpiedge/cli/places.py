@@ -1,0 +1,35 @@
+"""Where a master and a worker keep what they must not forget."""
+
+from pathlib import Path
+
+import click
+from platformdirs import user_cache_path, user_state_path
+
+__all__ = ["cache_folder", "master_state", "state_option", "worker_state"]
+
+
+def cache_folder(cache: Path | None) -> Path:
+    """--cache, or the user's cache folder."""
+    return cache or user_cache_path("tpiedge")
+
+
+def master_state(state: Path | None) -> Path:
+    """Key, members and tokens of this machine's master."""
+    return _state(state) / "master"
+
+
+def worker_state(state: Path | None) -> Path:
+    """Key of this machine as a worker, and the masters that it knows."""
+    return _state(state) / "worker"
+
+
+def _state(state: Path | None) -> Path:
+    return state or user_state_path("tpiedge")
+
+
+state_option = click.option(
+    "--state",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="TPIEDGE_STATE",
+    help="Folder for keys, members and tokens.  [default: the user's state folder]",
+)

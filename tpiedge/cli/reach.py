@@ -1,0 +1,149 @@
+"""Talking to a running master over HTTP, and what to tell the user where none answers."""
+
+import contextlib
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tpiedge.cli.places import master_state
+from tpiedge.errors import PeerError, TpiedgeError, UserError
+from tpiedge.nodes.private_file import read_private
+
+__all__ = ["MasterClient", "admin_of", "printable", "url_of"]
+
+_DEFAULT_URL = "http://127.0.0.1:8080"
+_TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
+_MAX_ERROR = 65_536
+
+
+@dataclass(frozen=True)
+class _Admin:
+    """What a running master leaves for its own user."""
+
+    url: str
+    secret: str
+
+
+def url_of(url: str | None, state: Path | None) -> str:
+    """--url, or that of this computer's master, or the default. Raises UserError."""
+    if url is None:
+        admin = _read_admin(state)
+        return admin.url if admin else _DEFAULT_URL
+    if not url.startswith(("http://", "https://")):
+        raise UserError(f"--url {printable(url)[:80]!r} is not a URL like {_DEFAULT_URL}")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+def admin_of(state: Path | None) -> "MasterClient":
+    """The administration of this computer's master. Raises UserError where none runs."""
+    admin = _read_admin(state)
+    if admin is None:
+        raise UserError("no master runs on this computer (for this user): start one with 'tpiedge master'")
+    return MasterClient(admin.url, admin.secret)
+
+
+class MasterClient:
+    """Requests with one key. A context manager. Errors are ours, in one line."""
+
+    def __init__(self, url: str, key: str | None) -> None:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._url = url
+        try:
+            # The environment's proxies are for the internet, not for a machine in the same room.
+            self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+        except (httpx.InvalidURL, UnicodeEncodeError, ValueError):
+            raise UserError("the URL or the API key holds characters that neither can have") from None
+
+    def __enter__(self) -> "MasterClient":
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self._http.close()
+
+    def get(self, path: str) -> dict[str, object]:
+        return self._call("GET", path, None)
+
+    def post(self, path: str, body: Mapping[str, object]) -> dict[str, object]:
+        return self._call("POST", path, body)
+
+    @contextlib.contextmanager
+    def stream(self, path: str, body: Mapping[str, object]) -> Iterator[Iterator[str]]:
+        """The events of an answer, without the last one ([DONE]), for as long as the block lasts."""
+        with self._failing(), self._http.stream("POST", path, json=body) as answer:
+            if answer.status_code != httpx.codes.OK:
+                raise _error_of(answer.status_code, answer.read()[:_MAX_ERROR])
+            yield _events(answer)
+
+    def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
+        with self._failing():
+            answer = self._http.request(method, path, json=body)
+        if answer.status_code != httpx.codes.OK:
+            raise _error_of(answer.status_code, answer.content[:_MAX_ERROR])
+        return _object(answer.content)
+
+    @contextlib.contextmanager
+    def _failing(self) -> Iterator[None]:
+        try:
+            yield
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            raise UserError(
+                f"no master answers at {self._url}: start one with 'tpiedge master', or give its --url"
+            ) from None
+        except httpx.TimeoutException:
+            raise PeerError(f"the master at {self._url} has been silent for a minute") from None
+        except httpx.RemoteProtocolError:
+            raise PeerError(f"the master at {self._url} ended the connection early") from None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise UserError(f"cannot talk to {self._url}: {printable(str(error))[:200]}") from None
+
+
+def printable(text: str, kept: str = "") -> str:
+    """Without control characters, which could do anything to a terminal; those in `kept` stay."""
+    return "".join(
+        character if character.isprintable() or character in kept else "\ufffd" for character in text
+    )
+
+
+def _events(answer: httpx.Response) -> Iterator[str]:
+    for line in answer.iter_lines():
+        if line == "data: [DONE]":
+            return
+        if line.startswith("data: "):
+            yield line.removeprefix("data: ")
+    raise PeerError("the master ended the answer early")
+
+
+def _read_admin(state: Path | None) -> _Admin | None:
+    values = read_private(master_state(state) / "admin.json")
+    if values is None:
+        return None
+    url, secret = values.get("url"), values.get("secret")
+    if not isinstance(url, str) or not isinstance(secret, str):
+        raise UserError(f"{master_state(state) / 'admin.json'} is damaged: restart the master")
+    return _Admin(url, secret)
+
+
+def _object(data: bytes) -> dict[str, object]:
+    try:
+        value = json.loads(data)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise UserError("the answer is not JSON: is that a master of tpiedge?")
+    return value
+
+
+def _error_of(status: int, data: bytes) -> TpiedgeError:
+    """OpenAI's error as ours."""
+    if status == httpx.codes.UNAUTHORIZED:
+        return UserError("the master wants another key: give --api-key, or set TPIEDGE_API_KEY")
+    error: object = None
+    with contextlib.suppress(ValueError, RecursionError, AttributeError):
+        error = json.loads(data).get("error")
+    message = error.get("message") if isinstance(error, dict) else None
+    text = printable(str(message or f"the master answers with HTTP status {status}"))
+    busy = status == httpx.codes.TOO_MANY_REQUESTS or status >= httpx.codes.INTERNAL_SERVER_ERROR
+    return PeerError(text) if busy else UserError(text)

@@ -1,0 +1,70 @@
+"""The master as the HTTP API sees it."""
+
+import time
+
+from tpiedge.api.service import Busy, ModelInfo, PendingJoin, Unavailable
+from tpiedge.cli.prepare import PreparedModel
+from tpiedge.clock import MonotonicClock
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.nodes.desk import Answering, QueueFull
+from tpiedge.nodes.entrance import Entrance
+from tpiedge.nodes.master import Master, NotServing
+from tpiedge.nodes.status import ClusterStatus
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["MasterService"]
+
+
+class MasterService:
+    """A `Service` (tpiedge.api.service)."""
+
+    def __init__(
+        self, master: Master, entrance: Entrance, model: PreparedModel, name: str, max_sequence: int
+    ) -> None:
+        self._master = master
+        self._entrance = entrance
+        self._clock = MonotonicClock()
+        self._model = model
+        self._info = ModelInfo(name, max_sequence, int(time.time()))
+        self._max_sequence = max_sequence
+        self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None
+        self.template: ChatTemplate | None = model.template if model.has_tokenizer else None
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        return self._model.config.eos_ids
+
+    @property
+    def vocab_size(self) -> int:
+        return self._model.config.vocab_size
+
+    @property
+    def max_sequence(self) -> int:
+        return self._max_sequence
+
+    def model(self) -> ModelInfo:
+        return self._info
+
+    def status(self) -> ClusterStatus:
+        return self._master.status
+
+    def submit(self, request: GenerationRequest) -> Answering:
+        try:
+            return self._master.submit(request)
+        except QueueFull as error:
+            raise Busy(str(error)) from None
+        except NotServing as error:
+            raise Unavailable(str(error)) from None
+
+    def pending(self) -> tuple[PendingJoin, ...]:
+        now = self._clock.now()
+        return tuple(
+            PendingJoin(one.host, one.address, max(0.0, now - one.since)) for one in self._entrance.pending()
+        )
+
+    def approve(self, code: str) -> str:
+        return self._entrance.approve(code)
+
+    def revoke(self, name: str) -> None:
+        self._master.forget(self._entrance.revoke(name))

@@ -1,0 +1,127 @@
+"""`tpiedge token`: let new workers in. Works with and without a running master, on the master's computer."""
+
+import json
+import os
+import re
+import socket
+from datetime import datetime
+from pathlib import Path
+
+import click
+
+from tpiedge.cli.places import master_state, state_option
+from tpiedge.cli.table import print_table
+from tpiedge.errors import UserError
+from tpiedge.nodes.addresses import CONTROL_PORT, Address, parse_address
+from tpiedge.nodes.identity import load_or_create_keys
+from tpiedge.nodes.private_file import private_folder
+from tpiedge.nodes.token_store import TokenStore
+from tpiedge.nodes.tokens import Redemption, Token, TokenRecord
+
+__all__ = ["token"]
+
+_UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_STATES: dict[Redemption, str] = {"ok": "usable", "expired": "expired", "used": "used", "unknown": "unknown"}
+
+
+@click.group()
+def token() -> None:
+    """Let new workers in: make, list and revoke tokens."""
+
+
+@token.command()
+@click.option("--expires", default="24h", show_default=True, help="How long it works: 30m, 24h, 7d.")
+@click.option("--uses", default="1", show_default=True, help="How many workers it lets in, or 'any'.")
+@click.option(
+    "--host", metavar="HOST[:PORT]", help="Where workers reach this master.  [default: this computer]"
+)
+@state_option
+def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
+    """Print a new token; give it to 'tpiedge worker --token' on the new machine."""
+    address = parse_address(host, CONTROL_PORT) if host else Address(_own_address(), CONTROL_PORT)
+    expires_s, count = _seconds(expires), _uses(uses)
+    folder = _master_folder(state)
+    keys = load_or_create_keys(folder)
+    record, secret = TokenStore(folder).create(expires_s, count)
+    click.echo(Token(keys.public, secret, address).text)
+    click.echo(
+        f"token {record.id}: for {_count(record.left)} until {_when(record.expires)}; "
+        f"workers connect to {address}",
+        err=True,
+    )
+
+
+@token.command("list")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@state_option
+def list_(as_json: bool, state: Path | None) -> None:
+    """Show the tokens there are (their secrets are nowhere kept)."""
+    tokens = TokenStore(_master_folder(state)).list()
+    if as_json:
+        click.echo(json.dumps([_json(record, outcome) for record, outcome in tokens], indent=2))
+    else:
+        rows = [
+            (record.id, _STATES[outcome], _left(record.left), _when(record.created), _when(record.expires))
+            for record, outcome in tokens
+        ]
+        print_table(("token", "state", "uses left", "created", "expires"), rows)
+
+
+@token.command()
+@click.argument("token_id", metavar="ID")
+@state_option
+def revoke(token_id: str, state: Path | None) -> None:
+    """Make a token void; workers that joined with it stay ('tpiedge nodes revoke' is for those)."""
+    TokenStore(_master_folder(state)).revoke(token_id)
+    click.echo(f"token {token_id} is void")
+
+
+def _master_folder(state: Path | None) -> Path:
+    return private_folder(master_state(state))
+
+
+def _json(record: TokenRecord, outcome: Redemption) -> dict[str, object]:
+    return {
+        "id": record.id,
+        "state": _STATES[outcome],
+        "uses_left": record.left,
+        "created": record.created,
+        "expires": record.expires,
+    }
+
+
+def _seconds(text: str) -> float:
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text.strip(), re.ASCII)
+    if match is None:
+        raise UserError(f"--expires {text[:40]!r} is not a time: write it like 30m, 24h or 7d")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+def _uses(text: str) -> int | None:
+    if text == "any":
+        return None
+    if not text.isascii() or not text.isdigit() or len(text) > 9:
+        raise UserError(f"--uses {text[:40]!r} is neither a number nor 'any'")
+    return int(text)
+
+
+def _own_address() -> str:
+    """The address that other machines most likely reach this one at; nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return os.uname().nodename
+
+
+def _count(left: int | None) -> str:
+    return "any number of workers" if left is None else f"{left} worker{'s' if left != 1 else ''}"
+
+
+def _left(left: int | None) -> str:
+    return "any" if left is None else str(left)
+
+
+def _when(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).astimezone().strftime("%Y-%m-%d %H:%M")

@@ -1,0 +1,68 @@
+"""A token that workers read from a file: how containers join that start together with their master."""
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpiedge.errors import UserError
+from tpiedge.nodes.addresses import Address
+from tpiedge.nodes.token_store import DAY_S, TokenStore
+from tpiedge.nodes.tokens import Token
+
+__all__ = ["await_token", "offered"]
+
+_OWNER_ONLY = 0o600
+_EXPIRES_S = 30 * DAY_S
+_WAIT_S = 60.0
+_POLL_S = 0.1
+_MAX_BYTES = 4096
+
+
+@contextmanager
+def offered(path: Path, store: TokenStore, master_key: str, address: Address) -> Iterator[None]:
+    """Meanwhile `path` has a token for any number of workers, which only its owner may read. Raises UserError."""
+    record, secret = store.create(_EXPIRES_S, None)
+    try:
+        _write(path, Token(master_key, secret, address).text)
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        store.revoke(record.id)
+
+
+def await_token(path: Path, limit_s: float = _WAIT_S) -> str:
+    """What the file holds, as soon as it is there. Raises UserError where that takes longer than `limit_s`."""
+    deadline = time.monotonic() + limit_s
+    while not (text := _read(path)):
+        if time.monotonic() >= deadline:
+            raise UserError(
+                f"no token in {path} within {limit_s:.0f} s: is 'tpiedge master --token-file' running?"
+            )
+        time.sleep(_POLL_S)
+    return text
+
+
+def _write(path: Path, text: str) -> None:
+    """At once or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        partial.unlink(missing_ok=True)
+        descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _OWNER_ONLY)
+        with os.fdopen(descriptor, "w") as file:
+            file.write(f"{text}\n")
+        partial.replace(path)
+    except OSError as error:
+        raise UserError(f"cannot write the token to {path}: {error.strerror}") from None
+
+
+def _read(path: Path) -> str:
+    """ "" where there is none yet."""
+    try:
+        with path.open("rb") as file:
+            return file.read(_MAX_BYTES).decode("ascii", "replace").strip()
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise UserError(f"cannot read the token in {path}: {error.strerror}") from None

@@ -1,0 +1,184 @@
+"""`tpiedge worker`: give this machine's memory and processors to a master."""
+
+import socket
+import time
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from tpiedge.cli.ending import Terminated
+from tpiedge.cli.options import BYTES
+from tpiedge.cli.places import cache_folder, state_option, worker_state
+from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.token_file import await_token
+from tpiedge.clock import MonotonicClock
+from tpiedge.errors import PeerError, UserError
+from tpiedge.nodes.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
+from tpiedge.nodes.agent import Agent, AgentSettings
+from tpiedge.nodes.device import default_memory_bytes, default_threads, free_disk_bytes
+from tpiedge.nodes.disk_speed import measure_disk
+from tpiedge.nodes.identity import load_or_create_keys, peer_name
+from tpiedge.nodes.joining import enrol, open_link
+from tpiedge.nodes.masters import MasterBook
+from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.pairing_link import pair
+from tpiedge.nodes.provision import FilesMaster, Provision
+from tpiedge.nodes.tokens import parse_token
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.store.store import ShardStore
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqSpoke
+
+__all__ = ["worker"]
+
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class _Master:
+    """Whom to join. `key` is None where only a confirmed code can tell."""
+
+    address: Address
+    key: str | None
+    secret: str = field(repr=False)
+
+
+@dataclass(frozen=True)
+class _Self:
+    """Who this worker is and where it keeps things."""
+
+    keys: CurveKeys
+    host: str
+    folder: Path
+    store: ShardStore
+    local: list[Pack]
+    threads: int
+    memory_bytes: int
+
+
+@click.command()
+@click.option("--connect", help=f"The master's HOST or HOST:PORT.  [default port: {CONTROL_PORT}]")
+@click.option("--token", help="What the master printed. Without one, a code is shown and confirmed there.")
+@click.option(
+    "--token-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A file that holds the token, or will within a minute.",
+)
+@click.option("--memory", type=BYTES, help="Of this machine's memory.  [default: most of what is free]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="[default: the cores]")
+@click.option("--name", help="What the master calls this machine.  [default: its host name]")
+@click.option(
+    "--model-dir",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    multiple=True,
+    help="A pack on this machine, whose weights need no transfer; repeatable.",
+)
+@click.option("--cache-limit", type=BYTES, help="Of the shards that are kept.  [default: the disk]")
+@click.option(
+    "--wait",
+    type=click.FloatRange(0, 86400),
+    default=0.0,
+    show_default=True,
+    help="Seconds to wait for a master that is not there yet.",
+)
+@state_option
+@cache_option
+def worker(
+    connect: str | None,
+    token: str | None,
+    token_file: Path | None,
+    memory: int | None,
+    threads: int | None,
+    name: str | None,
+    model_dir: tuple[Path, ...],
+    cache_limit: int | None,
+    wait: float,
+    state: Path | None,
+    cache: Path | None,
+) -> None:
+    """Join a master and compute a share of its model."""
+    folder = worker_state(state)
+    book = MasterBook(folder)
+    master = _master(connect, token, book)
+    own = _Self(
+        keys=load_or_create_keys(folder),
+        host=name or socket.gethostname(),
+        folder=folder,
+        store=ShardStore(cache_folder(cache) / "shards", cache_limit),
+        local=[Pack.open(path) for path in model_dir],
+        threads=default_threads() if threads is None else threads,
+        memory_bytes=default_memory_bytes() if memory is None else memory,
+    )
+    try:
+        with ExitStack() as stack:
+            spoke, key = _joined(master, own, time.monotonic() + wait, stack)
+            book.remember(master.address, key)
+            _agent(own, resolve(master.address), key, spoke).run()
+    except Terminated:
+        return  # as asked: a service that is stopped has done its work
+
+
+def _master(connect: str | None, token: str | None, book: MasterBook) -> _Master:
+    """Raises UserError where nothing says whom to join."""
+    if token is not None:
+        parsed = parse_token(token)
+        address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
+        return _Master(address, parsed.master_key, parsed.secret)
+    if connect is None:
+        raise UserError("say whom to join: --connect HOST, or --token with what the master printed")
+    address = parse_address(connect, CONTROL_PORT)
+    return _Master(address, book.key_of(address), "")
+
+
+def _joined(master: _Master, own: _Self, deadline: float, stack: ExitStack) -> tuple[ZmqSpoke, str]:
+    """The link on which this worker is a member, and the master's key. Raises UserError, PeerError."""
+    waiting = False
+    while True:
+        try:
+            return _join(master, own, stack)
+        except PeerError as error:
+            if time.monotonic() >= deadline:
+                raise
+            if not waiting:
+                waiting = True
+                click.echo(f"{error} (trying again)", err=True)
+            time.sleep(_RETRY_S)
+
+
+def _join(master: _Master, own: _Self, stack: ExitStack) -> tuple[ZmqSpoke, str]:
+    key = master.key or pair(master.address, own.keys, own.host, _show_code)
+    spoke = stack.enter_context(open_link(master.address, key, own.keys, peer_name(own.keys.public)))
+    enrolled = enrol(spoke, own.host, master.secret)
+    click.echo(f"joined {enrolled.cluster} as {enrolled.name}", err=True)
+    return spoke, key
+
+
+def _show_code(code: str) -> None:
+    click.echo(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}", err=True)
+
+
+def _agent(own: _Self, address: Address, master_key: str, spoke: ZmqSpoke) -> Agent:
+    clock, name = MonotonicClock(), peer_name(own.keys.public)
+    disk = measure_disk(own.store.folder)
+    settings = AgentSettings(
+        control_address=address.zmq,
+        master_key=master_key,
+        name=name,
+        host=own.host,
+        threads=own.threads,
+        memory_bytes=own.memory_bytes,
+        # What is kept already may be kept on, or make room.
+        free_disk_bytes=free_disk_bytes(own.store.folder) + own.store.usage().held_bytes,
+        disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
+    )
+    files = FilesMaster(address.beside(FILES_OFFSET).zmq, master_key, own.keys, name)
+    return Agent(
+        settings,
+        spoke,
+        Provision(files, own.store, clock, own.local),
+        clock,
+        lambda line: click.echo(line, err=True),
+        Measurements(own.folder, own.threads),
+    )

@@ -1,0 +1,30 @@
+"""The tokens of an answer to its text, up to a stop string."""
+
+from collections.abc import Sequence
+
+from tpiedge.model.detokenizer import Detokenizer
+from tpiedge.model.stops import StopMatcher
+from tpiedge.model.tokenizer import Tokenizer
+
+__all__ = ["TextWriter"]
+
+
+class TextWriter:
+    """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""
+
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
+        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+        self._matcher = StopMatcher(stops)
+
+    def push(self, token: int) -> tuple[str, bool]:
+        """(text that is now certain, whether a stop string is complete)."""
+        if self._detokenizer is None:
+            return "", False
+        return self._matcher.feed(self._detokenizer.push(token))
+
+    def finish(self) -> tuple[str, bool]:
+        """(what was held back, whether a stop string was complete in it), where the answer ends by itself."""
+        if self._detokenizer is None:
+            return "", False
+        text, stopped = self._matcher.feed(self._detokenizer.finish())
+        return (text if stopped else text + self._matcher.finish()), stopped

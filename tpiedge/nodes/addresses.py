@@ -1,0 +1,85 @@
+"""Where a master listens, as people write it: HOST or HOST:PORT, also [IPv6]:PORT."""
+
+import re
+import socket
+from dataclasses import dataclass
+
+from tpiedge.errors import UserError
+
+__all__ = [
+    "CONTROL_PORT",
+    "DATA_OFFSET",
+    "FILES_OFFSET",
+    "PAIRING_OFFSET",
+    "Address",
+    "parse_address",
+    "resolve",
+]
+
+CONTROL_PORT = 7070
+"""Where masters listen unless told otherwise; the three ports after it serve data, files and pairing."""
+DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
+
+_HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
+_MAX_PORT = 65535
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (name, IPv4, or IPv6 without brackets) and its control port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def zmq(self) -> str:
+        """As the transport wants it; `host` has to be numeric by then."""
+        return f"tcp://{self}"
+
+    def beside(self, offset: int) -> "Address":
+        """The same host, `offset` ports further."""
+        return Address(self.host, self.port + offset)
+
+
+def parse_address(text: str, default_port: int | None = None) -> Address:
+    """Raises UserError where `text` is neither HOST:PORT nor, with a `default_port`, HOST."""
+    host, port = _split(text.strip())
+    if port is None and default_port is not None:
+        port = str(default_port)
+    is_port = port is not None and port.isascii() and port.isdigit() and len(port) <= 5
+    if port is None or not is_port or not 1 <= int(port) <= _MAX_PORT - 3 or not _is_host(host):
+        raise UserError(f"not an address: {text[:80]!r}; write it like 192.168.1.20:7070 or [fe80::1]:7070")
+    return Address(host, int(port))
+
+
+def resolve(address: Address) -> Address:
+    """The numeric address. Raises UserError, at once or when the resolver gives up, for a host that is not known."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise UserError(
+            f"the host {address.host} is not known here: check the spelling, or give its IP address"
+        ) from None
+    # Masters listen on IPv4 unless told otherwise.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return Address(str(found[0][4][0]), address.port)
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return "", None
+        return host, rest[1:] if rest else None
+    if text.count(":") == 1:
+        host, _, port = text.partition(":")
+        return host, port
+    return text, None
+
+
+def _is_host(host: str) -> bool:
+    return _HOST.fullmatch(host) is not None or _IPV6.fullmatch(host) is not None

@@ -1,0 +1,351 @@
+"""A worker's agent: it keeps the link to the master and the shards, and starts a node for each epoch.
+
+It imports no torch and outlives its nodes: whatever happens to one of them is told to the master in words, and a
+master that goes away is waited for. One thread runs the loop; fetching has a thread of its own.
+"""
+
+import queue
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, Protocol
+
+from tpiedge import __version__
+from tpiedge.clock import Clock
+from tpiedge.errors import PeerError, TpiedgeError
+from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.session import node_name
+from tpiedge.nodes.standby import Standby
+from tpiedge.nodes.supervise import Child
+from tpiedge.nodes.timing import Timing
+from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Echo,
+    Launch,
+    MasterPulse,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Preparing,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.join import Enrolled, Refused
+from tpiedge.wire.messages import PROTOCOL, Message
+
+__all__ = ["Agent", "AgentSettings", "Fetch", "JoinRefused", "Shards"]
+
+_SLICE_S: Final = 0.1
+_REPORT_S: Final = 120.0
+_STOP_S: Final = 1.0
+
+
+class JoinRefused(PeerError):
+    """The master does not let this worker stay."""
+
+
+class Shards(Protocol):
+    """The weights of a share on this machine's disk, in use until `close`."""
+
+    @property
+    def path(self) -> Path: ...
+
+    def close(self) -> None: ...
+
+
+class Fetch(Protocol):
+    """Brings what a share needs to this machine."""
+
+    def __call__(
+        self,
+        order: Prepare,
+        report: Callable[[int, int, float], None],
+        cancelled: threading.Event,
+        *,
+        verify: bool,
+    ) -> Shards:
+        """`report(bytes done, bytes in all, bytes per second)`; `verify`: distrust what is on disk.
+
+        Raises TpiedgeError, among them Cancelled once `cancelled` is set.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """Where the master is, who this worker is and what it gives. Sizes in bytes."""
+
+    control_address: str
+    master_key: str
+    name: str
+    host: str
+    threads: int
+    memory_bytes: int
+    free_disk_bytes: int
+    disk_bytes_per_s: float
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass
+class _Preparation:
+    """The part of a coming epoch that is this worker's."""
+
+    order: Prepare
+    keys: CurveKeys
+    cancelled: threading.Event = field(default_factory=threading.Event)
+    shards: Shards | None = None
+
+
+@dataclass
+class _Running:
+    epoch: int
+    child: Child
+    shards: Shards
+
+
+class Agent:
+    """`run` in one thread; `stop` from any. `say` gets lines for the user. The endpoint, on which this worker has
+    enrolled, is the caller's to close."""
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        endpoint: Endpoint,
+        fetch: Fetch,
+        clock: Clock,
+        say: Callable[[str], None],
+        measurements: Measurements,
+    ) -> None:
+        self._settings = settings
+        self._endpoint = endpoint
+        self._fetch = fetch
+        self._clock = clock
+        self._say = say
+        self._measurements = measurements
+        self._nonce = secrets.randbits(63)
+        self._standby: Standby | None = None
+        self._preparation: _Preparation | None = None
+        self._running: _Running | None = None
+        self._fetched: queue.SimpleQueue[tuple[_Preparation, Shards | TpiedgeError]] = queue.SimpleQueue()
+        self._distrust = False
+        self._report = measurements.recall()
+        self._heard = clock.now()
+        self._silent = False
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Serve until `stop`. Raises JoinRefused, DuplicateName, PeerError."""
+        try:
+            self._warm(measure=self._report is None)
+            self._serve()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """End the loop; the nodes end with it."""
+        self._stopping.set()
+
+    def _offer(self) -> Offer:
+        """What this machine gives, measured once by the first standby node."""
+        if self._report is None:
+            report = self._warm().report(self._clock.now() + _REPORT_S)
+            if report is None:
+                raise PeerError(
+                    f"the node process was not ready within {_REPORT_S:.0f} s: is the machine overloaded?"
+                )
+            self._report = report
+            self._measurements.keep(report)
+        settings, report = self._settings, self._report
+        return Offer(
+            epoch=0,
+            name=settings.name,
+            host=settings.host,
+            version=__version__,
+            protocol=PROTOCOL,
+            nonce=self._nonce,
+            cpu=report.cpu,
+            isa=report.isa,
+            threads=settings.threads,
+            memory_bytes=settings.memory_bytes,
+            free_disk_bytes=settings.free_disk_bytes,
+            capacity=report.capacity,
+            disk_bytes_per_s=settings.disk_bytes_per_s,
+            packs=(),
+        )
+
+    # --- serving
+
+    def _serve(self) -> None:
+        self._send(self._offer())
+        due = self._heard = self._clock.now()
+        while not self._stopping.is_set():
+            now = self._clock.now()
+            if now >= due:
+                due = now + self._settings.timing.heartbeat_s
+                self._send(AgentPulse(self._epoch, 0))
+                self._watch(now)
+            try:
+                envelope = self._endpoint.recv(min(_SLICE_S, max(0.0, due - now)))
+            except EndpointClosed:
+                return
+            if envelope is not None:
+                self._hear(envelope.message)
+            self._take_fetched()
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._running is None else self._running.epoch
+
+    def _hear(self, message: Message) -> None:
+        self._heard = self._clock.now()
+        if self._silent:
+            self._silent = False
+            self._say("the master is back")
+        match message:
+            case AskOffer():
+                self._send(self._offer())
+            case Prepare():
+                self._prepare(message)
+            case Launch(epoch=epoch):
+                self._launch(epoch)
+            case Release(epoch=epoch):
+                self._release(epoch)
+            case Probe(number=number, answer_bytes=count):
+                self._send(Echo(message.epoch, number, bytes(count)))
+            case Refused(message=why):
+                raise JoinRefused(why)
+            case MasterPulse() | Enrolled():
+                return
+
+    def _prepare(self, order: Prepare) -> None:
+        self._cancel_preparation()
+        self._warm()
+        preparation = self._preparation = _Preparation(order, CurveKeys.generate())
+        threading.Thread(target=self._fetch_in_thread, args=(preparation,), name="fetch", daemon=True).start()
+
+    def _fetch_in_thread(self, preparation: _Preparation) -> None:
+        epoch = preparation.order.epoch
+
+        def progress(done: int, total: int, rate: float) -> None:
+            if not preparation.cancelled.is_set():
+                self._endpoint.post(Preparing(epoch, done, total, rate))
+
+        try:
+            shards = self._fetch(preparation.order, progress, preparation.cancelled, verify=self._distrust)
+        except TpiedgeError as error:
+            self._fetched.put((preparation, error))
+        except Exception as error:
+            self._fetched.put((preparation, PeerError(f"fetching failed: {type(error).__name__}: {error}")))
+        else:
+            self._fetched.put((preparation, shards))
+
+    def _take_fetched(self) -> None:
+        while not self._fetched.empty():
+            preparation, result = self._fetched.get()
+            epoch = preparation.order.epoch
+            if preparation is not self._preparation:
+                if not isinstance(result, TpiedgeError):
+                    result.close()
+            elif isinstance(result, TpiedgeError):
+                self._preparation = None
+                self._say(f"cannot prepare epoch {epoch}: {result}")
+                self._send(NodeEnded(epoch, type(result).__name__, str(result)))
+            else:
+                self._distrust = False
+                preparation.shards = result
+                self._send(Prepared(epoch, preparation.keys.public, 0))
+
+    def _launch(self, epoch: int) -> None:
+        preparation = self._preparation
+        if preparation is None or preparation.order.epoch != epoch or preparation.shards is None:
+            self._send(NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
+            return
+        self._preparation = None
+        self._stop_node()
+        order = preparation.order
+        standby, self._standby = self._warm(), None
+        child = standby.promote(self._bootstrap(order, preparation.keys, preparation.shards.path))
+        self._running = _Running(epoch, child, preparation.shards)
+        self._send(Spawned(epoch, order.rank, child.pid))
+        share = f"heads {order.attention[0]}-{order.attention[1]}, FFN tiles {order.ffn[0]}-{order.ffn[1]}"
+        self._say(f"epoch {epoch}: rank {order.rank} of {order.ranks}, {share}")
+
+    def _release(self, epoch: int) -> None:
+        if self._preparation is not None and self._preparation.order.epoch == epoch:
+            self._cancel_preparation()
+        if self._running is not None and self._running.epoch == epoch:
+            self._stop_node()
+            self._send(NodeEnded(epoch, "", "the master released it"))
+
+    def _watch(self, now: float) -> None:
+        """Has the node ended, has the master gone silent?"""
+        if self._running is not None:
+            cause = self._running.child.exit_cause()
+            if cause is not None:
+                epoch = self._running.epoch
+                self._say(f"epoch {epoch}: the node ended: {cause}")
+                self._distrust = "IntegrityError" in cause
+                self._stop_node()
+                self._send(NodeEnded(epoch, "", cause))
+        if now - self._heard > self._settings.timing.timeout_s and not self._silent:
+            self._silent = True
+            self._say("the master is silent; waiting for it")
+            self._cancel_preparation()
+
+    def _bootstrap(self, order: Prepare, keys: CurveKeys, folder: Path) -> NodeBootstrap:
+        settings = self._settings
+        return NodeBootstrap(
+            rank=order.rank,
+            control_address=settings.control_address,
+            master_key=settings.master_key,
+            public_key=keys.public,
+            secret_key=keys.secret,
+            threads=order.threads,
+            heartbeat_s=order.heartbeat_s,
+            timeout_s=order.timeout_s,
+            stall_s=order.stall_s,
+            name=node_name(order.rank, order.epoch),
+            pack=str(folder),
+        )
+
+    def _send(self, message: Message) -> None:
+        """A master that does not listen is noticed by its silence."""
+        try:
+            self._endpoint.send(message, timeout_s=0.0)
+        except Unreachable:
+            return
+
+    def _warm(self, *, measure: bool = False) -> Standby:
+        if self._standby is None or not self._standby.alive:
+            if self._standby is not None:
+                self._standby.stop()
+            self._standby = Standby(self._settings.threads, measure=measure)
+            self._standby.start()
+        return self._standby
+
+    def _cancel_preparation(self) -> None:
+        if self._preparation is not None:
+            self._preparation.cancelled.set()
+            if self._preparation.shards is not None:
+                self._preparation.shards.close()
+            self._preparation = None
+
+    def _stop_node(self, grace_s: float = 0.0) -> None:
+        if self._running is not None:
+            self._running.child.stop(self._clock.now() + grace_s)
+            self._running.shards.close()
+            self._running = None
+
+    def _close(self) -> None:
+        self._cancel_preparation()
+        self._stop_node(_STOP_S)
+        if self._standby is not None:
+            self._standby.stop()

@@ -1,0 +1,99 @@
+"""What this process can compute per second, measured in a fraction of a second.
+
+A decode step reads every weight once for one token, so its speed is bytes of weights per second; prefill is bound by
+arithmetic. Of several passes the one at the faster quarter counts: a machine that joins is often busy with starting,
+which passes, so the median promises too little; the best pass may be luck.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.linear import Linear
+from tpiedge.nodes.device import available_memory_bytes
+from tpiedge.units import MIB
+from tpiedge.wire.epochs import Capacity
+
+__all__ = ["measure"]
+
+_WEIGHTS_S = 0.16
+_PREFILL_S = 0.08
+_READ_S = 0.04
+_MIN_BUFFER = 64 * MIB
+_MAX_BUFFER = 160 * MIB
+_SMALL_BUFFER = 8 * MIB
+_COLUMNS = 2048
+_PREFILL_TOKENS = 32
+_PREFILL_ROWS = 512
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1024, "M": MIB}
+
+
+def measure(threads: int) -> Capacity:
+    """Measure with `threads` threads, in about 0.3 s and at most 160 MiB, which are given back. Sets torch's number
+    of threads, for the whole process."""
+    torch.set_num_threads(threads)
+    weights = _weights(_buffer_bytes())
+    with Linear.create(Arithmetic.F32, threads) as linear:
+        return Capacity(
+            threads,
+            _weight_bytes_per_s(linear, weights),
+            _prefill_flops(linear, weights),
+            _read_bytes_per_s(weights),
+        )
+
+
+def _buffer_bytes() -> int:
+    """Twice the last-level cache, within bounds; less where memory is short."""
+    wanted = min(_MAX_BUFFER, max(_MIN_BUFFER, 2 * _last_level_cache_bytes()))
+    return max(_SMALL_BUFFER, min(wanted, available_memory_bytes() // 4))
+
+
+def _last_level_cache_bytes(caches: Path = _CACHES) -> int:
+    """The largest cache that the system tells of; 0 if it tells nothing."""
+    try:
+        sizes = [path.read_text().strip() for path in caches.glob("index*/size")]
+        return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes), default=0)
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0
+
+
+def _weights(nbytes: int) -> Tensor:
+    """[R, _COLUMNS] in bf16. Filled: memory that nobody wrote to is one page of zeros, read from the cache."""
+    return torch.full((nbytes // (2 * _COLUMNS), _COLUMNS), 0.02, dtype=torch.bfloat16)
+
+
+def _weight_bytes_per_s(linear: Linear, weights: Tensor) -> float:
+    x_TI = torch.full((1, _COLUMNS), 0.5)
+    return weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), _WEIGHTS_S)
+
+
+def _prefill_flops(linear: Linear, weights: Tensor) -> float:
+    x_TI = torch.full((_PREFILL_TOKENS, _COLUMNS), 0.5)
+    part = weights[:_PREFILL_ROWS]
+    return 2 * _PREFILL_TOKENS * part.numel() / _usual_s(lambda: linear.project(x_TI, part), _PREFILL_S)
+
+
+def _read_bytes_per_s(weights: Tensor) -> float:
+    words = weights.view(torch.float32)
+    return weights.nbytes / _usual_s(lambda: words.sum(), _READ_S)
+
+
+def _usual_s(work: Callable[[], object], limit_s: float) -> float:
+    """Seconds of one call, from as many calls as fit into `limit_s`: at least one after a first one that warms up,
+    or the first alone where it takes longer than that."""
+    started = time.perf_counter()
+    work()
+    times: list[float] = []
+    if (now := time.perf_counter()) - started > limit_s:
+        return now - started
+    while not times or now - started < limit_s:
+        before = now
+        work()
+        now = time.perf_counter()
+        times.append(now - before)
+    return sorted(times)[len(times) // 4]

@@ -1,0 +1,1 @@
+"""`tpiedge doctor`: what this computer and its network would make difficult. Looks only; changes nothing."""

@@ -1,0 +1,191 @@
+"""One epoch of a cluster as its master sees it: which node gets what when, and how a loss is told.
+
+Life of an epoch's start: every node says Hello; rank 0 gets its part of the plan and answers with the address of its
+data endpoint; then the others get theirs. A loss is told to all nodes and becomes one event for the caller. No socket
+and no thread here: whoever owns the hub hands messages in and passes on what is posted.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from tpiedge.clock import Clock
+from tpiedge.errors import (
+    InternalError,
+    OutOfMemory,
+    PeerLost,
+    ProtocolError,
+    ResourceError,
+    TpiedgeError,
+    UserError,
+)
+from tpiedge.nodes.hearsay import hearsay
+from tpiedge.nodes.membership import Loss, Member, Membership, State
+from tpiedge.wire.control import (
+    Assign,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Listening,
+    Loading,
+    Lost,
+    PeerPulse,
+    PromptScores,
+    Pulse,
+    Ready,
+    Stats,
+    Token,
+)
+from tpiedge.wire.messages import PROTOCOL, Message
+
+__all__ = ["Epoch", "Event"]
+
+Event = Message | TpiedgeError
+"""What a node said, or the error that ends the epoch."""
+
+_OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
+    "UserError": UserError,
+    "OutOfMemory": OutOfMemory,
+    "ReadFault": ResourceError,
+    "IntegrityError": ResourceError,
+    "InternalError": InternalError,
+}
+"""Failures of a node that are better shown as what they are than as a lost node."""
+
+
+class Epoch:
+    """Not thread-safe: one thread calls everything but the properties.
+
+    `assign(rank, root_endpoint)` makes a node's part of the plan; `post(message, rank)` sends without waiting;
+    `tell(event)` hands an event to the caller.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        clock: Clock,
+        membership: Membership,
+        assign: Callable[[int, str], Assign],
+        post: Callable[[Message, int], None],
+        tell: Callable[[Event], None],
+    ) -> None:
+        self.number = number
+        self._clock = clock
+        self._membership = membership
+        self._assign = assign
+        self._post = post
+        self._tell = tell
+        self._root_endpoint = ""
+        self._assigned: set[int] = set()
+        self._reports: dict[int, str] = {}
+        self._started = False
+
+    @property
+    def members(self) -> tuple[Member, ...]:
+        return self._membership.members
+
+    @property
+    def all_ready(self) -> bool:
+        """Whether every node has its weights and none is lost."""
+        return self._membership.all_in(State.READY)
+
+    def handle(self, rank: int, message: Message) -> None:
+        """A message of the node `rank`. What it must not send costs it its place."""
+        try:
+            self._dispatch(rank, message)
+        except ProtocolError as error:
+            self.lose(rank, str(error))
+
+    def lose(self, rank: int, cause: str) -> None:
+        """The node's link or its machine failed."""
+        self._announce(self._membership.lose(rank, cause))
+
+    def ended(self, rank: int, cause: str) -> None:
+        """The node's process ended. That it gave up over another node says more than its exit status."""
+        report = self._reports.get(rank)
+        self.lose(rank, f"it gave up, because {report}" if report else cause)
+
+    def tick(self) -> None:
+        """Look for silent nodes, then tell all how everyone does."""
+        self._announce(self._membership.tick(self._clock.now()))
+        self._pulse()
+
+    def _dispatch(self, rank: int, message: Message) -> None:
+        now = self._clock.now()
+        if getattr(message, "rank", rank) != rank:
+            raise ProtocolError("it speaks for another node")
+        match message:
+            case Hello(protocol=protocol):
+                if protocol != PROTOCOL:
+                    raise ProtocolError(
+                        f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
+                    )
+                self._membership.reach(rank, State.JOINED, now)
+                self._assign_joined()
+            case Listening(endpoint=endpoint) if rank == 0:
+                self._root_endpoint = endpoint
+                self._assign_joined()
+            case Heartbeat(step=step, block=block, bytes_read=bytes_read):
+                self._membership.heartbeat(rank, step, block, bytes_read, now)
+            case Loading():
+                self._membership.reach(rank, State.LOADING, now)
+                self._tell(message)
+            case Ready():
+                self._membership.reach(rank, State.READY, now)
+                self._started = self.all_ready
+                self._tell(message)
+            case Failed(request=request, kind=kind) if rank or not request or kind not in _OWN_FAULTS:
+                self._node_failed(rank, message)
+            case Stats():
+                self._tell(message)
+            case Failed() | Token() | PromptScores() | Finished() if rank == 0:
+                self._tell(message)
+            case _:
+                raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")
+
+    def _assign_joined(self) -> None:
+        """Rank 0 gets its part when it joins, the others once rank 0 listens (a single node needs no listener)."""
+        for member in self._membership.members:
+            has_root = member.rank == 0 or self._root_endpoint
+            if has_root and member.state is State.JOINED and member.rank not in self._assigned:
+                self._assigned.add(member.rank)
+                self._post(self._assign(member.rank, self._root_endpoint), member.rank)
+
+    def _node_failed(self, rank: int, failed: Failed) -> None:
+        """A node reports why it ends. That it lost a peer is no news of its own as long as the peer is found apart."""
+        if failed.kind in _OWN_FAULTS:
+            self._membership.lose(rank, hearsay(failed.message))
+            self._tell(_OWN_FAULTS[failed.kind](hearsay(failed.message)))
+        elif failed.kind == "PeerLost":
+            self._reports[rank] = hearsay(failed.message)
+        else:
+            self.lose(rank, f"{failed.kind}: {failed.message}")
+
+    def _announce(self, losses: Sequence[Loss]) -> None:
+        for loss in losses:
+            cause = hearsay(
+                loss.cause
+            )  # a cause that is too long for a message must not keep the loss from being told
+            for member in self._present():
+                self._post(Lost(self.number, loss.rank, cause), member)
+            doing = "the work" if self._started else "the start"
+            self._tell(PeerLost(loss.rank, doing, cause))
+
+    def _pulse(self) -> None:
+        now = self._clock.now()
+        peers = tuple(
+            PeerPulse(
+                member.rank,
+                max(0, round((now - member.heard) * 1000)),
+                member.step,
+                member.block,
+                member.bytes_read,
+                member.state.value,
+            )
+            for member in self._membership.members
+        )
+        for rank in self._present():
+            self._post(Pulse(self.number, peers), rank)
+
+    def _present(self) -> list[int]:
+        absent = (State.STARTING, State.LOST)
+        return [member.rank for member in self._membership.members if member.state not in absent]

@@ -1,0 +1,468 @@
+"""The master of a cluster: who is there, what is served by whom, and what happens when somebody goes.
+
+One thread, the control thread, owns the hub and decides everything; other threads hand requests in and read
+snapshots. Of the sessions one may serve while the next one prepares: workers fetch what they lack in the meantime, and
+the change happens between two requests. A loss ends the serving session at once; its request fails in words, and the
+next plan is made from who is there.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Protocol
+
+from tpiedge.clock import Clock
+from tpiedge.errors import Cancelled, InternalError, PeerError, TpiedgeError
+from tpiedge.nodes.desk import Answering, Desk
+from tpiedge.nodes.probing import Link, Probing
+from tpiedge.nodes.rank_zero import RankZero
+from tpiedge.nodes.roster import Machine, Roster
+from tpiedge.nodes.session import Phase, Seat, Served, Session, node_name
+from tpiedge.nodes.status import ClusterStatus
+from tpiedge.nodes.survey import Exclusion, survey
+from tpiedge.nodes.timing import Timing
+from tpiedge.transport.endpoint import EndpointClosed, Envelope, LinkReset, MalformedMessage, Unreachable
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.control import Cancel, Failed, Finished, Generate, PromptScores, Shutdown, Token
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Echo,
+    MasterPulse,
+    NodeEnded,
+    Offer,
+    Prepared,
+    Preparing,
+    Probe,
+    Spawned,
+)
+from tpiedge.wire.messages import Message
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["Door", "Master", "NotServing", "PlanSeats"]
+
+_log = logging.getLogger(__name__)
+
+#: Workers that come at about the same time are planned for together.
+_SETTLE_S = 0.3
+#: Between attempts that fail before they serve.
+_BACKOFF_S = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+_HOPELESS_FAILURES = 4
+#: How long a worker that could not prepare its part is left out.
+_EXCLUDED_S = 30.0
+_GRACE_S = 0.2
+_QUEUE = 64
+
+PlanSeats = Callable[[tuple[Machine, ...]], tuple[Seat, ...] | str]
+"""From who is there to who does what (rank 0 first), or one line that says why nothing can be served."""
+
+
+class NotServing(PeerError):
+    """The cluster cannot answer now; the message says what is missing."""
+
+
+class Door(Protocol):
+    """Who may come in (enrolment). Called by the control thread."""
+
+    def heard(self, peer: str, message: Message, now: float) -> None:
+        """Answers somebody who is not in yet, or who introduces himself."""
+        ...
+
+    def is_member(self, peer: str) -> bool: ...
+
+    def tick(self, now: float) -> None: ...
+
+
+class Master:
+    """Runs between `start` and `close`. Owns rank 0's processes; the hub is the caller's to close."""
+
+    def __init__(
+        self,
+        hub: ZmqHub,
+        clock: Clock,
+        served: Served,
+        plan: PlanSeats,
+        rank_zero: RankZero,
+        door: Door,
+        *,
+        timing: Timing | None = None,
+        queue_limit: int = _QUEUE,
+    ) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._served = served
+        self._plan = plan
+        self._rank_zero = rank_zero
+        self._door = door
+        self._timing = timing or Timing()
+        self._roster = Roster(self._timing.timeout_s)
+        self._desk = Desk(queue_limit, self._cancel, self._wake)
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._serving: Session | None = None
+        self._coming: Session | None = None
+        self._planned = -1  # the roster's generation of the last plan
+        self._due = 0.0  # of the next plan
+        self._hopeless = False
+        self._failures = 0
+        self._excluded: dict[str, Exclusion] = {}
+        self._probings: dict[str, Probing] = {}
+        self._number = 0
+        self._reason = "starting"
+        self._draining = False
+        self._closing = threading.Event()
+        self._failed: TpiedgeError | None = None
+        self._status = ClusterStatus(False, self._reason, (), 0, 0)
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    # --- for any thread
+
+    def start(self, first_epoch: int) -> None:
+        """Epochs count from `first_epoch`: above those of a master that ran before under this key."""
+        self._number = first_epoch - 1
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> Answering:
+        """Queue the request. Raises QueueFull, or NotServing where nothing is served nor about to be."""
+        if self._failed is not None or self._hopeless:
+            raise NotServing(f"the cluster serves nothing now: {self._reason}")
+        return self._desk.submit(request)
+
+    @property
+    def status(self) -> ClusterStatus:
+        return self._status
+
+    @property
+    def failed(self) -> TpiedgeError | None:
+        """What ended the control thread, if anything did."""
+        return self._failed
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked: its node is lost at once."""
+        self._call(lambda: self._forget(name))
+
+    def drain(self) -> None:
+        """Accept no more requests; those that are accepted are served."""
+        self._desk.close(NotServing("the master is shutting down"))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return not self._desk.running and not self._desk.waiting
+
+    def close(self) -> None:
+        """End every node; requests that are left fail. Idempotent."""
+        self._closing.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    # --- the control thread
+
+    def _run(self) -> None:
+        try:
+            due = self._clock.now()
+            while not self._closing.is_set():
+                self._hear(due)
+                if self._clock.now() >= due:
+                    due = self._clock.now() + self._timing.heartbeat_s
+                    self._tick()
+                self._reconcile()
+        except TpiedgeError as error:
+            self._failed = error
+        except Exception as error:
+            _log.exception("the control thread failed")
+            self._failed = InternalError(f"the control thread failed: {type(error).__name__}: {error}")
+        finally:
+            self._end_all()
+
+    def _hear(self, due: float) -> None:
+        """Everything that has arrived; waits for the first message until `due`, or until there is something to do."""
+        wait_s = max(0.0, due - self._clock.now())
+        while True:
+            try:
+                envelope = self._hub.recv(wait_s)
+                if envelope is None:
+                    break
+                self._handle(envelope)
+            except MalformedMessage as error:
+                self._broken(error.peer, str(error))
+            except LinkReset as error:
+                self._broken(error.peer, str(error))
+            except EndpointClosed:
+                self._closing.set()
+                return
+            wait_s = 0.0
+        while not self._calls.empty():
+            self._calls.get()()
+
+    def _handle(self, envelope: Envelope) -> None:
+        sender, message = envelope.sender, envelope.message
+        rank, epoch = _node_of(sender)
+        if rank is not None:
+            serving = self._serving
+            if serving is not None and serving.number == epoch and serving.epoch is not None:
+                serving.epoch.handle(rank, message)
+        elif not self._door.is_member(sender):
+            self._door.heard(sender, message, self._clock.now())
+        else:
+            self._hear_agent(sender, message)
+
+    def _hear_agent(self, name: str, message: Message) -> None:
+        now = self._clock.now()
+        match message:
+            case Offer():
+                self._roster.offered(name, message, now)
+                probing = self._probings[name] = Probing()
+                self._send(probing.begin(now), name)
+            case Echo() if name in self._probings:
+                self._hear_echo(name, message, now)
+            case Preparing() | Prepared() | Spawned() | NodeEnded() if self._known(name, now):
+                for session in (self._serving, self._coming):
+                    if session is not None:
+                        session.heard(name, message)
+            case AgentPulse():
+                self._known(name, now)
+            case Probe(number=number, answer_bytes=count):
+                self._send(Echo(message.epoch, number, bytes(count)), name)
+            case _:
+                self._door.heard(name, message, now)
+
+    def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
+        result = self._probings[name].heard(echo, now)
+        if isinstance(result, Link):
+            del self._probings[name]
+            self._roster.measured(name, result)
+        elif result is not None:
+            self._send(result, name)
+
+    def _known(self, name: str, now: float) -> bool:
+        if self._roster.heard(name, now):
+            return True
+        self._send(AskOffer(0), name)
+        return False
+
+    def _broken(self, peer: str, cause: str) -> None:
+        rank, epoch = _node_of(peer)
+        if rank is None:
+            self._lose_machine(peer, cause)
+        elif self._serving is not None and self._serving.epoch is not None and epoch == self._serving.number:
+            self._serving.epoch.lose(rank, cause)
+
+    def _lose_machine(self, name: str, cause: str) -> None:
+        self._roster.lose(name, cause)
+        self._sessions_lose(name, cause)
+
+    def _sessions_lose(self, name: str, cause: str) -> None:
+        for session in (self._serving, self._coming):
+            if session is not None:
+                session.lose(name, cause)
+
+    def _forget(self, name: str) -> None:
+        self._roster.forget(name)
+        self._sessions_lose(name, "its membership was revoked")
+        self._hub.disconnect(name)
+
+    def _tick(self) -> None:
+        now = self._clock.now()
+        self._door.tick(now)
+        for name, cause in self._roster.tick(now):
+            self._sessions_lose(name, cause)
+        serving = self._serving
+        if serving is not None and serving.epoch is not None:
+            ended = self._rank_zero.exit_cause()
+            if ended is not None:
+                serving.epoch.ended(0, ended)
+            serving.epoch.tick()
+        state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
+        number = serving.number if serving is not None else 0
+        for machine in self._roster.present:
+            self._send(MasterPulse(number, state), machine.name)
+
+    def _reconcile(self) -> None:
+        """Compare what is with what should be, and take the next step."""
+        if self._serving is not None and self._serving.phase is Phase.ENDED:
+            self._end_serving(self._serving.failure)
+        if self._coming is not None and self._coming.phase is Phase.ENDED:
+            self._drop_coming(self._coming)
+        self._readmit()
+        if self._roster.generation != self._planned and self._clock.now() >= self._due:
+            self._replan()
+        if self._coming is not None and self._coming.phase is Phase.PREPARED and not self._desk.running:
+            self._switch(self._coming)
+        self._dispatch()
+        self._status = survey(
+            self._roster,
+            self._serving,
+            self._coming,
+            self._desk,
+            self._rank_zero,
+            self._excluded,
+            self._reason,
+            self._clock.now(),
+        )
+
+    def _readmit(self) -> None:
+        """Whoever was left out has waited long enough."""
+        now = self._clock.now()
+        for name in [name for name, exclusion in self._excluded.items() if exclusion.until <= now]:
+            del self._excluded[name]
+            self._planned = -1
+
+    def _replan(self) -> None:
+        machines = tuple(machine for machine in self._roster.present if machine.name not in self._excluded)
+        settled = max((machine.since for machine in machines), default=0.0) + _SETTLE_S
+        if self._clock.now() < settled:
+            return
+        self._planned = self._roster.generation
+        seats = self._plan(machines)
+        self._hopeless = isinstance(seats, str) and self._serving is None
+        if isinstance(seats, str):
+            self._give_up(seats)
+        elif self._serving is not None and self._serving.seats == seats:
+            self._abandon_coming()
+        elif self._coming is None or self._coming.seats != seats:
+            self._abandon_coming()
+            self._begin(seats)
+
+    def _give_up(self, reason: str) -> None:
+        """Nothing can be served by who is there. What is served already goes on."""
+        self._reason = reason
+        self._abandon_coming()
+        if self._serving is None:
+            self._desk.fail_all(NotServing(f"the cluster serves nothing now: {reason}"))
+
+    def _begin(self, seats: tuple[Seat, ...]) -> None:
+        self._number += 1
+        self._reason = f"preparing {len(seats)} node{'s' if len(seats) > 1 else ''}"
+        self._coming = Session(
+            self._number,
+            seats,
+            self._served,
+            self._timing,
+            self._clock,
+            self._to_agent,
+            self._node_sender(self._number),
+            self._tell,
+        )
+        self._rank_zero.warm()
+        self._coming.prepare()
+
+    def _switch(self, session: Session) -> None:
+        """The serving session makes room for the prepared one."""
+        if self._serving is not None:
+            self._stop_nodes(self._serving)
+        self._coming, self._serving = None, session
+        keys = CurveKeys.generate()
+        self._hub.admission.admit(keys.public, node_name(0, session.number))
+        for rank, key in session.keys.items():
+            self._hub.admission.admit(key, node_name(rank, session.number))
+        self._rank_zero.start(session.number, keys)
+        session.launch(keys.public)
+        self._reason = "loading the weights"
+
+    def _dispatch(self) -> None:
+        serving = self._serving
+        if serving is None or serving.phase is not Phase.READY:
+            return
+        self._failures = 0
+        self._hopeless = False
+        self._reason = ""
+        if self._coming is not None and self._coming.phase is Phase.PREPARED:
+            return
+        request = self._desk.next()
+        if request is not None:
+            self._send(Generate(serving.number, request), node_name(0, serving.number))
+
+    def _end_serving(self, failure: TpiedgeError | None) -> None:
+        assert self._serving is not None
+        error = failure or PeerError("the cluster was stopped")
+        _log.warning("epoch %d ended: %s", self._serving.number, error)
+        self._stop_nodes(self._serving)
+        self._serving = None
+        self._reason = str(error)
+        self._desk.fail_running(error)
+        self._retry()
+
+    def _drop_coming(self, session: Session) -> None:
+        _log.warning("epoch %d was not prepared: %s", session.number, session.failure)
+        self._reason = str(session.failure)
+        if session.culprit is not None:
+            until = self._clock.now() + _EXCLUDED_S
+            self._excluded[session.culprit] = Exclusion(until, str(session.failure))
+        session.end()
+        self._coming = None
+        self._retry()
+
+    def _abandon_coming(self) -> None:
+        if self._coming is not None:
+            self._coming.end()
+            self._coming = None
+
+    def _retry(self) -> None:
+        """Plan anew, the later the more often it went wrong."""
+        self._due = self._clock.now() + _BACKOFF_S[min(self._failures, len(_BACKOFF_S) - 1)]
+        self._failures += 1
+        self._planned = -1
+        if self._failures >= _HOPELESS_FAILURES:
+            self._hopeless = True
+            self._desk.fail_all(NotServing(f"the cluster serves nothing now: {self._reason}"))
+
+    def _stop_nodes(self, session: Session) -> None:
+        for rank in range(len(session.seats)):
+            self._send(Shutdown(session.number), node_name(rank, session.number))
+        self._rank_zero.stop(_GRACE_S)
+        session.end()
+        for rank in range(len(session.seats)):
+            self._hub.admission.revoke(node_name(rank, session.number))
+
+    def _end_all(self) -> None:
+        error = self._failed or Cancelled("the master was stopped")
+        self._desk.close(NotServing(str(error)))
+        self._desk.fail_all(error)
+        for session in (self._coming, self._serving):
+            if session is not None:
+                session.end()
+        self._rank_zero.close()
+
+    # --- links between threads
+
+    def _call(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+        self._wake()
+
+    def _wake(self) -> None:
+        """End the control thread's wait."""
+        self._hub.wake()
+
+    def _cancel(self, request: str) -> None:
+        serving = self._serving
+        if serving is not None:
+            self._hub.post(Cancel(serving.number, request), to=node_name(0, serving.number))
+
+    def _tell(self, message: Message) -> None:
+        match message:
+            case Token() | PromptScores() | Finished() | Failed():
+                self._desk.tell(message)
+
+    def _to_agent(self, message: Message, machine: str) -> None:
+        self._send(message, machine)
+
+    def _node_sender(self, number: int) -> Callable[[Message, int], None]:
+        return lambda message, rank: self._send(message, node_name(rank, number))
+
+    def _send(self, message: Message, to: str) -> None:
+        """At once or not at all: a peer that is gone is noticed by its silence, and must not hold up the others."""
+        try:
+            self._hub.send(message, to=to, timeout_s=0.0)
+        except Unreachable:
+            _log.debug("%s does not get %s: it is not connected", to, type(message).__name__)
+
+
+def _node_of(peer: str) -> tuple[int | None, int]:
+    """(rank, epoch) of a node's name; (None, 0) of anybody else's."""
+    if not peer.startswith("node-"):
+        return None, 0
+    rank, _, epoch = peer.removeprefix("node-").partition(".")
+    return int(rank), int(epoch)

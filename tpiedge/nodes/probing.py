@@ -1,0 +1,46 @@
+"""The link to a worker, measured by echoes on the control plane: a few empty ones, then one with a payload."""
+
+from dataclasses import dataclass, field
+
+from tpiedge.wire.epochs import Echo, Probe
+from tpiedge.wire.limits import MAX_BLOB
+
+__all__ = ["Link", "Probing"]
+
+_EMPTY = 5
+_SHORTEST_S = 1e-6
+
+
+@dataclass(frozen=True)
+class Link:
+    """`bytes_per_s` is that of the direction from the worker; what the control plane adds counts in both."""
+
+    round_trip_s: float
+    bytes_per_s: float
+
+
+@dataclass
+class Probing:
+    """One measurement: `begin`, then `heard` for every Echo until it gives the Link. Times are the caller's clock."""
+
+    _number: int = 0
+    _sent: float = 0.0
+    _trips: list[float] = field(default_factory=list)
+
+    def begin(self, now: float) -> Probe:
+        """The next probe to send."""
+        self._number += 1
+        self._sent = now
+        return Probe(0, self._number, MAX_BLOB if self._number > _EMPTY else 0, b"")
+
+    def heard(self, echo: Echo, now: float) -> Probe | Link | None:
+        """The next probe, or the result; None for an echo that was not asked for."""
+        if echo.number != self._number:
+            return None
+        took_s = max(now - self._sent, _SHORTEST_S)
+        if self._number <= _EMPTY:
+            self._trips.append(took_s)
+            return self.begin(now)
+        self._number = -1
+        shortest = min(self._trips)
+        return Link(shortest, len(echo.payload) / max(took_s - shortest, _SHORTEST_S))

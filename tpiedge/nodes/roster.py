@@ -1,0 +1,102 @@
+"""The machines of a cluster as the master knows them: a machine of states without sockets, threads or clock.
+
+Laws:
+1. A machine counts as present from its Offer on until it is lost: silent for longer than the timeout, or its link
+   broke.
+2. A machine that was lost is present again with its next Offer, and only then: what it says before is a reason to
+   ask for one.
+3. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
+   then.
+"""
+
+from dataclasses import dataclass, replace
+
+from tpiedge.nodes.probing import Link
+from tpiedge.wire.epochs import Offer
+
+__all__ = ["Machine", "Roster"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the master knows of one machine. Times are seconds on the caller's clock."""
+
+    name: str
+    offer: Offer
+    heard: float
+    #: Since when it is present without a break.
+    since: float
+    present: bool = True
+    #: To the master, once it is measured.
+    link: Link | None = None
+    #: Why it is not present, or was not the last time.
+    cause: str = ""
+
+
+class Roster:
+    """The workers, by the name that belongs to their key, in the order in which they first came."""
+
+    def __init__(self, timeout_s: float) -> None:
+        self._timeout_s = timeout_s
+        self._machines: dict[str, Machine] = {}
+        self.generation = 0
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(self._machines.values())
+
+    @property
+    def present(self) -> tuple[Machine, ...]:
+        return tuple(machine for machine in self._machines.values() if machine.present)
+
+    def get(self, name: str) -> Machine | None:
+        return self._machines.get(name)
+
+    def offered(self, name: str, offer: Offer, now: float) -> None:
+        """The machine says what it has to give."""
+        known = self._machines.get(name)
+        if known is None or not known.present or known.offer != offer:
+            self.generation += 1
+        since = known.since if known is not None and known.present else now
+        link = known.link if known is not None and known.present else None
+        self._machines[name] = Machine(name, offer, now, since, link=link, cause=known.cause if known else "")
+
+    def heard(self, name: str, now: float) -> bool:
+        """The machine lives. False where it must make its offer (again) first."""
+        machine = self._machines.get(name)
+        if machine is None or not machine.present:
+            return False
+        self._machines[name] = replace(machine, heard=now)
+        return True
+
+    def measured(self, name: str, link: Link) -> None:
+        """The link to the machine is known now."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.present:
+            self._machines[name] = replace(machine, link=link)
+            self.generation += 1
+
+    def lose(self, name: str, cause: str) -> bool:
+        """Whether the machine was present until now."""
+        machine = self._machines.get(name)
+        if machine is None or not machine.present:
+            return False
+        self._machines[name] = replace(machine, present=False, cause=cause)
+        self.generation += 1
+        return True
+
+    def forget(self, name: str) -> None:
+        """The machine was revoked."""
+        if self._machines.pop(name, None) is not None:
+            self.generation += 1
+
+    def tick(self, now: float) -> tuple[tuple[str, str], ...]:
+        """(name, cause) of every machine that has been silent for too long."""
+        overdue = [
+            (machine.name, f"silent for {now - machine.heard:.1f} s (frozen or cut off)")
+            for machine in self.present
+            if now - machine.heard > self._timeout_s
+        ]
+        for name, cause in overdue:
+            self.lose(name, cause)
+        return tuple(overdue)

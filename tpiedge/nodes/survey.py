@@ -1,0 +1,118 @@
+"""From what the control thread knows to a snapshot for everybody else."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpiedge.nodes.desk import Desk
+from tpiedge.nodes.rank_zero import RankZero
+from tpiedge.nodes.roster import Machine, Roster
+from tpiedge.nodes.session import Fetching, Phase, Session
+from tpiedge.nodes.status import ClusterStatus, NodeStatus
+
+__all__ = ["Exclusion", "survey"]
+
+_NOTHING = Fetching(0, 0, 0.0)
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A worker is left out of plans until `until` (seconds on the caller's clock)."""
+
+    until: float
+    cause: str
+
+
+def survey(
+    roster: Roster,
+    serving: Session | None,
+    coming: Session | None,
+    desk: Desk,
+    rank_zero: RankZero,
+    excluded: Mapping[str, Exclusion],
+    reason: str,
+    now: float,
+) -> ClusterStatus:
+    """The state of the cluster now."""
+    ready = serving is not None and serving.phase is Phase.READY
+    workers = [
+        _worker(machine, serving, coming, excluded.get(machine.name), now) for machine in roster.machines
+    ]
+    return ClusterStatus(
+        ready=ready,
+        reason=reason,
+        nodes=(_own(serving, rank_zero), *workers),
+        queued=desk.waiting,
+        running=int(desk.running),
+        epoch=serving.number if serving is not None else 0,
+    )
+
+
+def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
+    seat = serving.seats[0] if serving is not None else None
+    return NodeStatus(
+        name="master",
+        rank=0 if seat else None,
+        state=_state(serving, 0),
+        attention=(seat.share.attention.start, seat.share.attention.stop) if seat else (0, 0),
+        ffn=(seat.share.ffn.start, seat.share.ffn.stop) if seat else (0, 0),
+        threads=rank_zero.threads,
+        memory_bytes=0,
+        speed=0.0,
+        weight_bytes=seat.weight_bytes if seat else 0,
+        last_seen_s=0.0,
+        why=seat.why if seat else "",
+        pid=rank_zero.pid,
+    )
+
+
+def _worker(
+    machine: Machine, serving: Session | None, coming: Session | None, exclusion: Exclusion | None, now: float
+) -> NodeStatus:
+    rank = _rank(machine.name, serving)
+    seat = serving.seats[rank] if serving is not None and rank is not None else None
+    fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
+    state, why = _situation(machine, serving, coming, rank)
+    if exclusion is not None:
+        state, why = "left out", exclusion.cause
+    return NodeStatus(
+        name=machine.name,
+        rank=rank,
+        state=state,
+        attention=(seat.share.attention.start, seat.share.attention.stop) if seat else (0, 0),
+        ffn=(seat.share.ffn.start, seat.share.ffn.stop) if seat else (0, 0),
+        threads=machine.offer.threads,
+        memory_bytes=machine.offer.memory_bytes,
+        speed=machine.offer.capacity.weight_bytes_per_s,
+        weight_bytes=seat.weight_bytes if seat else 0,
+        last_seen_s=max(0.0, now - machine.heard),
+        why=seat.why if seat and not why else why,
+        host=machine.offer.host,
+        fetched_bytes=fetching.done_bytes,
+        fetch_total_bytes=fetching.total_bytes,
+        fetch_bytes_per_s=fetching.bytes_per_s,
+    )
+
+
+def _situation(
+    machine: Machine, serving: Session | None, coming: Session | None, rank: int | None
+) -> tuple[str, str]:
+    """State and, where that needs one, the reason."""
+    if not machine.present:
+        return "lost", machine.cause
+    if coming is not None and machine.name in coming.machines:
+        return "fetching" if machine.name in coming.fetching else "prepared", ""
+    if rank is not None:
+        return _state(serving, rank), ""
+    return "spare", "the plan has no part for it"
+
+
+def _state(serving: Session | None, rank: int) -> str:
+    if serving is None or serving.epoch is None or rank >= len(serving.epoch.members):
+        return "waiting"
+    return serving.epoch.members[rank].state.value
+
+
+def _rank(name: str, serving: Session | None) -> int | None:
+    if serving is None:
+        return None
+    return next((rank for rank, seat in enumerate(serving.seats) if seat.machine == name), None)

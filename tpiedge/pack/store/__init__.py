@@ -1,0 +1,1 @@
+"""The shard store: a worker's partly filled copies of packs."""

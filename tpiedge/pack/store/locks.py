@@ -1,0 +1,83 @@
+"""Locks between processes, which die with their holder; the file says who that is."""
+
+import fcntl
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tpiedge.errors import Cancelled, UserError
+
+__all__ = ["FileLock", "holder_of"]
+
+_POLL_S = 0.1
+
+
+class FileLock:
+    """The lock of the file `path`, which is made if need be. Release it with `close`; not for use by two threads."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._fd = -1
+
+    def try_shared(self) -> bool:
+        """Hold it together with others."""
+        return self._try(fcntl.LOCK_SH)
+
+    def try_alone(self) -> bool:
+        """Hold it alone, and write down that it is this process."""
+        if not self._try(fcntl.LOCK_EX):
+            return False
+        os.ftruncate(self._fd, 0)
+        os.pwrite(self._fd, f"{os.getpid()}\n".encode(), 0)
+        return True
+
+    def is_held(self) -> bool:
+        """Whether anybody holds it, together or alone."""
+        with self:
+            return not self._try(fcntl.LOCK_EX)
+
+    def wait_alone(self, timeout_s: float, what: str, stopped: Callable[[], bool] | None = None) -> None:
+        """Hold it alone; UserError says who has kept it for `timeout_s`. `stopped` is asked now and then."""
+        deadline = time.monotonic() + timeout_s
+        while not self.try_alone():
+            if stopped is not None and stopped():
+                raise Cancelled(f"stopped while waiting for another process: {what}")
+            if time.monotonic() >= deadline:
+                who = holder_of(self.path)
+                raise UserError(f"{what}: process {who} is at it; wait until it is done, or end it")
+            time.sleep(_POLL_S)
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _try(self, kind: int) -> bool:
+        if self._fd < 0:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self.close()
+            return False
+        return True
+
+
+def holder_of(path: Path) -> str:
+    """The process that last held the lock alone, as text; "unknown" where the file does not say."""
+    try:
+        text = path.read_text(errors="replace")[:20].strip()
+    except OSError:
+        return "unknown"
+    return text if text.isdigit() else "unknown"

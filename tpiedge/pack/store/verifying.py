@@ -1,0 +1,36 @@
+"""Ranges on disk against their hashes."""
+
+import hashlib
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+from tpiedge.errors import ReadFault
+from tpiedge.pack.files import read_exactly
+from tpiedge.pack.hashes import HashTable
+from tpiedge.pack.layout import Range
+
+__all__ = ["bad_ranges"]
+
+_CHUNK = 4 << 20
+
+
+def bad_ranges(fd: int, path: Path, ranges: Sequence[Range], hashes: HashTable, fast: bool) -> list[Range]:
+    """Those of `ranges` that cannot be read or do not have their hash: crc32 if `fast`, else sha256."""
+    buffer = memoryview(bytearray(min(_CHUNK, max((item.length for item in ranges), default=0))))
+    return [item for item in ranges if not _matches(fd, path, item, hashes, buffer, fast)]
+
+
+def _matches(fd: int, path: Path, item: Range, hashes: HashTable, buffer: memoryview, fast: bool) -> bool:
+    sha, crc = hashlib.sha256(), 0
+    for start in range(0, item.length, len(buffer)):
+        part = buffer[: min(len(buffer), item.length - start)]
+        try:
+            read_exactly(fd, path, item.offset + start, part)
+        except ReadFault:
+            return False
+        if fast:
+            crc = zlib.crc32(part, crc)
+        else:
+            sha.update(part)
+    return crc == hashes.crc32(item.index) if fast else sha.digest() == hashes.sha256(item.index)

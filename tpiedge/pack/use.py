@@ -1,0 +1,52 @@
+"""Who uses a pack: a shared lock on its manifest for as long as a process works with it.
+
+It ends with its process, however that ends. Who wants to delete the pack needs the lock for itself alone.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpiedge.errors import UserError
+from tpiedge.pack.manifest import MANIFEST_NAME
+
+__all__ = ["PackHold", "remove_packs"]
+
+
+class PackHold:
+    """Keeps `remove_packs` away from the pack at `path` until `close`, or until nothing refers to this object."""
+
+    def __init__(self, path: Path) -> None:
+        fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # a file system without locks: the pack can still be used
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        self._release = weakref.finalize(self, os.close, fd)
+
+    def close(self) -> None:
+        self._release()
+
+
+def remove_packs(paths: list[Path]) -> None:
+    """Delete all of the packs, or none: raises UserError if a process uses one."""
+    with contextlib.ExitStack() as stack:
+        for path in paths:
+            stack.enter_context(_alone(path))
+        for path in paths:
+            (path / MANIFEST_NAME).unlink()  # first: without it the rest is no pack any more
+            shutil.rmtree(path)
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise UserError(f"a running tpiedge uses the pack {path}: end it first") from None
+    finally:
+        os.close(fd)

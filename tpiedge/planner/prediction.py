@@ -1,0 +1,100 @@
+"""How long a decode step takes on given machines.
+
+It costs every node its part of the weights (`solve`), and the cluster two allreduces per layer. An allreduce of three
+and more nodes goes to rank 0 and back: one round trip of the slowest link, and a row per worker each way through
+rank 0. Two nodes exchange their rows: half a round trip.
+"""
+
+import re
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tpiedge.planner.partition import Weight
+from tpiedge.planner.solve import Infeasible, ModelFacts, NodeFacts, Plan, evaluate, solve
+
+__all__ = ["Demand", "Machine", "Prediction", "node_facts", "predict", "with_speeds"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """A machine that offers itself; the first of several is the master's own.
+
+    `weight_bytes_per_s` 0: not measured. `free_disk_bytes` includes what the model's shards take there already. The
+    link is the one to the master: seconds per round trip and bytes per second, 0 for the master itself; None: no limit.
+    """
+
+    name: str
+    weight_bytes_per_s: float
+    memory_bytes: int | None = None
+    free_disk_bytes: int | None = None
+    round_trip_s: float = 0.0
+    link_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What is to be served: room for `capacity_tokens`, rows of `row_bytes` in an allreduce, `min_workers` machines
+    beside the master's at least, in the plan as well, whatever their links cost."""
+
+    model: ModelFacts
+    capacity_tokens: int
+    row_bytes: int
+    min_workers: int = 0
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Shares of some machines, and seconds per step with one token."""
+
+    plan: Plan
+    reduce_s: float
+
+    @property
+    def step_s(self) -> float:
+        return self.plan.layers_s + self.plan.head_s + self.reduce_s
+
+
+def predict(
+    demand: Demand, machines: Sequence[Machine], weights: Sequence[Weight] | None = None
+) -> Prediction | Infeasible:
+    """The step if exactly these machines take part, with shares by speed or by `weights`."""
+    nodes = node_facts(machines)
+    if weights is None:
+        plan = solve(demand.model, nodes, demand.capacity_tokens)
+    else:
+        plan = evaluate(demand.model, nodes, weights, demand.capacity_tokens)
+    if isinstance(plan, Infeasible):
+        return Infeasible(_with_names(plan.reason, machines))
+    return Prediction(plan, 2 * demand.model.num_layers * _all_reduce_s(demand, machines))
+
+
+def _all_reduce_s(demand: Demand, machines: Sequence[Machine]) -> float:
+    workers = machines[1:]
+    if not workers:
+        return 0.0
+    row_s = sum(demand.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s)
+    round_trip_s = max(worker.round_trip_s for worker in workers)
+    return round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
+
+
+def node_facts(machines: Sequence[Machine]) -> list[NodeFacts]:
+    """The machines as the planner's nodes, in rank order."""
+    return [
+        NodeFacts(machine.weight_bytes_per_s, machine.memory_bytes, machine.free_disk_bytes)
+        for machine in with_speeds(machines)
+    ]
+
+
+def with_speeds(machines: Sequence[Machine]) -> list[Machine]:
+    """A machine that has not measured itself counts as the median of the others."""
+    known = [machine.weight_bytes_per_s for machine in machines if machine.weight_bytes_per_s > 0]
+    usual = statistics.median(known) if known else 1e9
+    return [
+        machine if machine.weight_bytes_per_s > 0 else replace(machine, weight_bytes_per_s=usual)
+        for machine in machines
+    ]
+
+
+def _with_names(reason: str, machines: Sequence[Machine]) -> str:
+    return re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, reason)

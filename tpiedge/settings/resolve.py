@@ -1,0 +1,62 @@
+"""Which value counts: the environment before the file. (The command line comes before both, defaults last.)"""
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from tpiedge.errors import UserError
+from tpiedge.settings.file import SettingsFile
+from tpiedge.settings.schema import COMMON_TABLE, Flag, Verb
+
+__all__ = ["Setting", "resolve", "unused_variables"]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A value from outside the command line. `origin` names it for people: a variable, or file, line and key."""
+
+    flag: Flag
+    value: object
+    origin: str
+
+
+def resolve(verb: Verb, environment: Mapping[str, str], file: SettingsFile | None) -> dict[str, Setting]:
+    """Key -> setting, for the flags that are set at all. Raises UserError for a variable that is no list."""
+    found = {}
+    for flag in verb.flags:
+        setting = _from_environment(verb, flag, environment) or _from_file(verb, flag, file)
+        if setting is not None:
+            found[flag.key] = setting
+    return found
+
+
+def unused_variables(verb: Verb, environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like the verb's own but set nothing: typing errors, mostly."""
+    known = {name for flag in verb.flags for name in verb.variables(flag)}
+    return sorted(name for name in environment if name.startswith(verb.prefix) and name not in known)
+
+
+def _from_environment(verb: Verb, flag: Flag, environment: Mapping[str, str]) -> Setting | None:
+    for name in verb.variables(flag):
+        if text := environment.get(name):  # an empty one counts as not set
+            return Setting(flag, _listed(name, text) if flag.repeatable else text, name)
+    return None
+
+
+def _from_file(verb: Verb, flag: Flag, file: SettingsFile | None) -> Setting | None:
+    tables = (verb.table, COMMON_TABLE) if flag.common else (verb.table,)
+    for table in tables:
+        if file is not None and (entry := file.get(table, flag.key)) is not None:
+            return Setting(flag, entry.value, f"{file.place(table, flag.key)} [{table}] {flag.key}")
+    return None
+
+
+def _listed(name: str, text: str) -> list[str]:
+    """One value, or several as a TOML list: ["a b", "c"]."""
+    if not text.lstrip().startswith("["):
+        return [text]
+    try:
+        items = tomllib.loads(f"items = {text}")["items"]
+    except tomllib.TOMLDecodeError:
+        raise UserError(f'{name} is not a list like ["a", "b"]') from None
+    return [str(item) for item in items]

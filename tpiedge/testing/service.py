@@ -1,0 +1,143 @@
+"""A cluster that answers by a script, for tests of the HTTP API and of its clients."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+
+from tpiedge.api.service import (
+    Busy,
+    ClusterStatus,
+    Event,
+    ModelInfo,
+    NodeStatus,
+    PendingJoin,
+    Unavailable,
+)
+from tpiedge.errors import UserError
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["FakeGeneration", "FakeService", "finished", "token"]
+
+_LIMIT_S = 30.0
+
+
+def token(request: str, index: int, token_id: int, logprobs: tuple[tuple[int, float], ...] = ()) -> Token:
+    """The event of one token."""
+    return Token(epoch=1, request=request, index=index, token=token_id, logprobs=logprobs)
+
+
+def finished(request: GenerationRequest, tokens: int, reason: str = "length") -> Finished:
+    """The event of the end; `reason` as in FinishReason."""
+    found = {"stop": "stop", "length": "length", "cancel": "cancel"}[reason]
+    return Finished(1, request.id, found, len(request.prompt_ids), tokens, 0.1, 0.1)  # type: ignore[arg-type]
+
+
+class FakeGeneration:
+    """Gives the events that a test puts in; `cancelled` is set by `cancel`, `ended` when the iterator has ended."""
+
+    def __init__(self, request: GenerationRequest) -> None:
+        self.request = request
+        self.cancelled = threading.Event()
+        self.ended = threading.Event()
+        self._items: queue.Queue[Event | BaseException] = queue.Queue()
+        self._count = 0
+
+    def say(self, *token_ids: int) -> None:
+        for token_id in token_ids:
+            scores = tuple((token_id + i, -0.5 - i) for i in range(self.request.sampling.logprobs))
+            self._items.put(token(self.request.id, self._count, token_id, scores))
+            self._count += 1
+
+    def finish(self, reason: str = "length") -> None:
+        self._items.put(finished(self.request, self._count, reason))
+
+    def fail(self, error: BaseException) -> None:
+        self._items.put(error)
+
+    def events(self) -> Iterator[Event]:
+        try:
+            while True:
+                item = self._items.get(timeout=_LIMIT_S)
+                if isinstance(item, BaseException):
+                    raise item
+                yield item
+                if isinstance(item, Finished):
+                    return
+        finally:
+            self.ended.set()
+
+    def cancel(self) -> None:
+        if not self.cancelled.is_set():
+            self.cancelled.set()
+            self.finish("cancel")
+
+
+class FakeService:
+    """`script` gets every accepted generation in the thread that submits it, and says what happens.
+
+    At most `places` generations run at once; a further one is refused with Busy.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None = None,
+        template: ChatTemplate | None = None,
+        *,
+        script: Callable[[FakeGeneration], None] = lambda _generation: None,
+        places: int = 4,
+        vocab_size: int = 100,
+        max_sequence: int = 512,
+        eos_ids: tuple[int, ...] = (2,),
+        nodes: Sequence[NodeStatus] = (),
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.template = template
+        self.vocab_size = vocab_size
+        self.max_sequence = max_sequence
+        self.eos_ids = eos_ids
+        self.script = script
+        self.unavailable = ""
+        self.generations: queue.Queue[FakeGeneration] = queue.Queue()
+        self.approved: list[str] = []
+        self.revoked: list[str] = []
+        self._places = places
+        self._nodes = tuple(nodes)
+        self._running: list[FakeGeneration] = []
+        self._lock = threading.Lock()
+
+    def model(self) -> ModelInfo:
+        return ModelInfo("babbler", self.max_sequence, int(time.time()))
+
+    def status(self) -> ClusterStatus:
+        return ClusterStatus(not self.unavailable, self.unavailable, self._nodes, 0, len(self._running))
+
+    def submit(self, request: GenerationRequest) -> FakeGeneration:
+        with self._lock:
+            self._running = [running for running in self._running if not running.ended.is_set()]
+            if self.unavailable:
+                raise Unavailable(self.unavailable)
+            if len(self._running) >= self._places:
+                raise Busy("the queue is full", retry_after_s=2.0)
+            generation = FakeGeneration(request)
+            self._running.append(generation)
+        self.script(generation)
+        self.generations.put(generation)
+        return generation
+
+    def pending(self) -> tuple[PendingJoin, ...]:
+        return (PendingJoin("attic", "192.0.2.7", 12.0),)
+
+    def approve(self, code: str) -> str:
+        if code != "K7Q2":
+            raise UserError(f"no worker waits with the code {code[:20]!r}")
+        self.approved.append(code)
+        return "attic"
+
+    def revoke(self, name: str) -> None:
+        if name not in {node.name for node in self._nodes}:
+            raise UserError(f"there is no node {name[:40]!r}")
+        self.revoked.append(name)

@@ -1,0 +1,87 @@
+"""What becomes of a spoke's attempts to connect: libzmq itself tries for ever and says nothing."""
+
+import math
+import threading
+import time
+from enum import Enum
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+__all__ = ["LinkMonitor", "LinkState"]
+
+
+class LinkState(Enum):
+    """WAITING: no handshake has ended yet, or the link broke. REFUSED: the hub is the right one and does not admit our
+    key. FAILED: something answers, and a CURVE handshake with it fails: another key, or no hub at all.
+    """
+
+    WAITING = "waiting"
+    UP = "up"
+    REFUSED = "refused"
+    FAILED = "failed"
+
+
+_STATES: dict[int, LinkState] = {
+    zmq.EVENT_HANDSHAKE_SUCCEEDED: LinkState.UP,
+    zmq.EVENT_HANDSHAKE_FAILED_AUTH: LinkState.REFUSED,
+    zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL: LinkState.FAILED,
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkState.FAILED,
+    zmq.EVENT_DISCONNECTED: LinkState.WAITING,
+}
+# One handshake can fail because a network or a process went away in its middle.
+_CERTAIN = 2
+
+
+class LinkMonitor:
+    """Belongs to one socket: made before it connects, closed before it. Any one thread waits."""
+
+    def __init__(self, socket: zmq.Socket[bytes]) -> None:
+        self._lock = threading.Lock()
+        self._socket = socket
+        self._events = socket.get_monitor_socket(sum(map(int, _STATES)))
+        self._failures = 0
+        self.state = LinkState.WAITING
+
+    def wait(self, timeout_s: float) -> LinkState:
+        """Until the link is UP, REFUSED or (twice) FAILED; otherwise what is known after `timeout_s`."""
+        deadline = time.monotonic() + timeout_s
+        while not self._settled():
+            remaining_s = deadline - time.monotonic()
+            if remaining_s <= 0 or not self._take(remaining_s):
+                break
+        if self.state is LinkState.WAITING and self._failures:
+            return LinkState.FAILED
+        return self.state
+
+    def poll(self) -> LinkState:
+        """What is known now, without waiting."""
+        while self._take(0.0):
+            pass
+        return self.state
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            if not self._events.closed:
+                self._socket.disable_monitor()
+                self._events.close(linger=0)
+
+    def _settled(self) -> bool:
+        return self.state in (LinkState.UP, LinkState.REFUSED) or self._failures >= _CERTAIN
+
+    def _take(self, timeout_s: float) -> bool:
+        """One event; False where none came, or after `close`."""
+        with self._lock:
+            if self._events.closed or not self._events.poll(math.ceil(timeout_s * 1000)):
+                return False
+            event = recv_monitor_message(self._events)["event"]
+        state = _STATES.get(event, self.state)
+        if state is LinkState.WAITING and self.state is not LinkState.UP:
+            return True  # the end of a handshake that failed, which is known already
+        if state is LinkState.FAILED:
+            self._failures += 1
+        elif state is LinkState.UP:
+            self._failures = 0
+        self.state = state
+        return True

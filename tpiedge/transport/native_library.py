@@ -1,0 +1,146 @@
+"""The native side of the transport (`native/`): finding it, and the libzmq that it may call.
+
+It works on pyzmq's own sockets, so it must call the very libzmq that pyzmq calls. Where that is not certain - another
+system than Linux, libzmq inside pyzmq's extension, a second libzmq in the process - or where it was not built, or is
+switched off, there is none, and Python does the same step by step. The reason is in the debug log.
+
+TPIEDGE_FAST_LINK=0 switches it off, and so does TPIEDGE_NATIVE=0, together with the kernels.
+"""
+
+import ctypes
+import functools
+import importlib.machinery
+import logging
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import zmq
+import zmq.backend
+
+__all__ = ["Library", "View", "native_library"]
+
+_ABI: Final = 1
+# As `Zmq` in native/reducer.h.
+_FUNCTIONS: Final = ("init", "init_size", "data", "size", "more", "gets", "send", "recv", "close")
+
+_int, _size, _pointer, _bytes = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
+_SIGNATURES: Final[dict[str, tuple[list[Any], Any]]] = {
+    "tpiedge_reducer_open": (
+        [_pointer, _pointer, _int, _pointer, _size, _bytes, _size, _size, _pointer, ctypes.c_uint32],
+        _pointer,
+    ),
+    "tpiedge_reducer_add_peer": ([_pointer, _bytes, _size, _bytes], _int),
+    "tpiedge_reducer_run": ([_pointer, _bytes, _pointer], _int),
+    "tpiedge_reducer_received": ([_pointer], _size),
+    "tpiedge_reducer_view": ([_pointer, _size, _pointer], None),
+    "tpiedge_reducer_release": ([_pointer], None),
+    "tpiedge_reducer_close": ([_pointer], None),
+}
+
+_log = logging.getLogger(__name__)
+
+
+class View(ctypes.Structure):
+    """A received message, as in native/interface.cpp."""
+
+    _fields_ = (
+        ("route", _pointer),
+        ("route_bytes", _size),
+        ("frame", _pointer),
+        ("frame_bytes", _size),
+        ("user", _bytes),
+        ("more", _size),
+    )
+
+
+class Library:
+    """The loaded library, `dll`, and the functions of libzmq that it is to call."""
+
+    def __init__(self, dll: ctypes.CDLL, zmq_functions: list[int]) -> None:
+        self.dll = dll
+        self.zmq = (_pointer * len(zmq_functions))(*zmq_functions)
+
+
+class _Uncertain(Exception):
+    """Why there is no native side."""
+
+
+def native_library() -> Library | None:
+    """None where there is none, see above."""
+    for variable in ("TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"):
+        if os.environ.get(variable) == "0":
+            _log.debug("all-reduces step by step: %s=0", variable)
+            return None
+    return _library()
+
+
+@functools.cache
+def _library() -> Library | None:
+    try:
+        return Library(_load(Path(__file__).parent), _zmq_functions())
+    except (_Uncertain, OSError, AttributeError) as error:
+        _log.debug("all-reduces step by step: %s", error)
+        return None
+
+
+def _load(folder: Path) -> ctypes.CDLL:
+    paths = (folder / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise _Uncertain("the native side of the transport is not built")
+    dll = ctypes.CDLL(str(path))
+    if (version := dll.tpiedge_transport_abi()) != _ABI:
+        raise _Uncertain(f"{path.name} has version {version}, not {_ABI}")
+    for name, (arguments, result) in _SIGNATURES.items():
+        function = getattr(dll, name)
+        function.argtypes, function.restype = arguments, result
+    return dll
+
+
+def _zmq_functions() -> list[int]:
+    """Addresses of _FUNCTIONS in the libzmq that pyzmq's extension is bound to."""
+    if not sys.platform.startswith("linux"):
+        raise _Uncertain(f"which libzmq pyzmq uses is not known on {sys.platform}")
+    extension = sys.modules[zmq.backend.Socket.__module__].__file__
+    # The linker binds an extension to the global scope first and then to its own dependencies, where dlsym looks that
+    # is given its handle. RTLD_NOLOAD: never a second copy.
+    pyzmq = ctypes.CDLL(extension, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
+    everybody = ctypes.CDLL(None)
+    addresses = [_address_of(f"zmq_msg_{name}", pyzmq, everybody) for name in _FUNCTIONS]
+    homes = {_home_of(address, everybody) for address in addresses}
+    if len(homes) != 1:
+        raise _Uncertain(f"more than one libzmq: {homes}")
+    _check_version(pyzmq)
+    _log.debug("all-reduces in one call, with %s", *homes)
+    return addresses
+
+
+def _address_of(name: str, pyzmq: ctypes.CDLL, everybody: ctypes.CDLL) -> int:
+    address = ctypes.cast(getattr(pyzmq, name), _pointer).value
+    other = getattr(everybody, name, None)
+    if not address or (other is not None and ctypes.cast(other, _pointer).value != address):
+        raise _Uncertain(f"more than one {name}")
+    return address
+
+
+class _Place(ctypes.Structure):
+    """Dl_info of <dlfcn.h>."""
+
+    _fields_ = (("file", _bytes), ("base", _pointer), ("symbol", _bytes), ("address", _pointer))
+
+
+def _home_of(address: int, everybody: ctypes.CDLL) -> str:
+    """The file that is mapped there."""
+    place = _Place()
+    if not everybody.dladdr(_pointer(address), ctypes.byref(place)) or not place.file:
+        raise _Uncertain("a function of libzmq without a file")
+    return os.fsdecode(place.file)
+
+
+def _check_version(pyzmq: ctypes.CDLL) -> None:
+    parts = [ctypes.c_int() for _ in range(3)]
+    pyzmq.zmq_version(*map(ctypes.byref, parts))
+    if tuple(part.value for part in parts) != zmq.zmq_version_info():
+        raise _Uncertain("pyzmq names another version of libzmq")

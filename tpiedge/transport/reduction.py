@@ -1,0 +1,60 @@
+"""What an endpoint may offer besides `Endpoint`: an all-reduce in one call, for the steady state.
+
+Right after a wake-up every call of Python costs several times the usual, so an endpoint that can sends, receives and
+adds in one go. It does so only while all goes as foreseen; in any other case it leaves off without having lost
+anything, and the caller goes on step by step: what was received and not used comes out of `recv_frame` next.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, Protocol, runtime_checkable
+
+__all__ = ["DONE", "Combine", "Exchange", "Reduce", "Reduces"]
+
+DONE: Final = -1
+
+
+class Combine(IntEnum):
+    """Who does what. The sum is checked: one that is not finite is left to the caller."""
+
+    TAKE = 0
+    """Send the own part, replace it by what comes."""
+    ADD = 1
+    """Send the own part, add what comes."""
+    SUM = 2
+    """Wait for the parts of all, add them in the order of `answers`, send the sum to all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """All that the all-reduces of one shape have in common."""
+
+    combine: Combine
+    header: bytes
+    """Of the frame that is sent."""
+    answers: Mapping[str, bytes]
+    """The header that each peer's frame should have; in the order of ranks."""
+    place_at: int
+    """Where every header has the bytes that change, at the beginning of a call, for `place`."""
+    place_bytes: int
+    scratch: bytearray
+    """A frame as it is sent. What follows its header is overwritten, also in calls that leave off."""
+
+
+Reduce = Callable[[bytes, int], int]
+"""`reduce(place, tensor)`: the all-reduce of the contiguous f32 tensor at this address, in place. DONE.
+
+Otherwise the tensor is as it was, and the result says to how many peers, in their order, this rank's frame went. With
+Combine.SUM that frame has the sum, which is then in `scratch`; where it went to nobody, the parts are yet to be
+received. Raises nothing: whatever is wrong shows when the caller goes on.
+"""
+
+
+@runtime_checkable
+class Reduces(Protocol):
+    """An endpoint that can."""
+
+    def reducer(self, exchange: Exchange) -> Reduce | None:
+        """None where it cannot here and now, or where it would be of no use."""
+        ...

@@ -1,0 +1,211 @@
+"""Messages between the master and the agents: one agent per worker, which outlives the epochs, starts a node for each
+of them and keeps the worker's shards.
+
+Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node speaks for itself, `control.py`)
+-> NodeEnded, or Release by the master, which NodeEnded answers. A NodeEnded without a Spawned before says that the
+preparation failed. Fetching disturbs no node: the epoch before may serve until the Launch. An agent that is in no
+epoch writes epoch 0.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from tpiedge.wire.fields import (
+    U32,
+    U64,
+    Blob,
+    Compute,
+    Interval,
+    Key,
+    MaxItems,
+    MaxLength,
+    Name,
+    Range,
+    Rank,
+    Seconds,
+    Text,
+)
+from tpiedge.wire.limits import MAX_ARRAY, MAX_BLOB
+
+__all__ = [
+    "AgentPulse",
+    "AskOffer",
+    "Capacity",
+    "Echo",
+    "Launch",
+    "MasterPulse",
+    "NodeEnded",
+    "Offer",
+    "PackId",
+    "Prepare",
+    "Prepared",
+    "Preparing",
+    "Probe",
+    "Rate",
+    "Release",
+    "Spawned",
+]
+
+Rate = Annotated[float, Range(0.0, 1e18)]
+"""Bytes or operations per second; 0 where nothing was measured."""
+PackId = Annotated[str, MaxLength(128)]
+"""Names the contents of a pack."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """What a node measured of itself with `threads` threads: bytes of bf16 weights per second in a product with one
+    token, operations per second in a product with many, bytes per second that memory can be read with.
+
+    All zero: not measured.
+    """
+
+    threads: U32
+    weight_bytes_per_s: Rate
+    prefill_flops: Rate
+    read_bytes_per_s: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Agent to master, first of all and whenever it changes: what the worker can give.
+
+    `nonce` is random per start of the agent: a new one means that whatever the old agent had is gone.
+    `memory_bytes` and `free_disk_bytes` are what tpiedge may use; `packs` are those of which shards are on disk.
+    """
+
+    epoch: U32
+    name: Name
+    host: Name
+    version: Name
+    protocol: U32
+    nonce: U64
+    cpu: Name
+    isa: Name
+    threads: U32
+    memory_bytes: U64
+    free_disk_bytes: U64
+    capacity: Capacity
+    disk_bytes_per_s: Rate
+    packs: Annotated[tuple[PackId, ...], MaxItems(MAX_ARRAY)]
+
+
+@dataclass(frozen=True, slots=True)
+class AskOffer:
+    """Master to agent: this master does not know what the worker has to give, perhaps because it is a new one."""
+
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Master to agent: fetch what is missing of this share of the node of `rank` among `ranks` ranks.
+
+    The seconds are those of the node's bootstrap.
+    """
+
+    epoch: U32
+    rank: Rank
+    ranks: U32
+    pack: PackId
+    attention: Interval
+    ffn: Interval
+    compute: Compute
+    threads: U32
+    capacity_tokens: U32
+    heartbeat_s: Seconds
+    timeout_s: Seconds
+    stall_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Preparing:
+    """Agent to master: how far fetching is; `total_bytes` is what was missing at the start."""
+
+    epoch: U32
+    done_bytes: U64
+    total_bytes: U64
+    bytes_per_s: Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """Agent to master: everything is on disk; `fetched_bytes` of it came over the network.
+
+    The node will join with `public_key`, which nobody had before.
+    """
+
+    epoch: U32
+    public_key: Key
+    fetched_bytes: U64
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Master to agent: start the node that was prepared."""
+
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Spawned:
+    """Agent to master: the node of the epoch runs."""
+
+    epoch: U32
+    rank: Rank
+    pid: U32
+
+
+@dataclass(frozen=True, slots=True)
+class NodeEnded:
+    """Agent to master: the epoch has no node here (any more). `kind` is the class of the error if preparing failed,
+    "" if the node's process ended."""
+
+    epoch: U32
+    kind: Name
+    cause: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Master to agent: end the node of this epoch, or stop preparing it."""
+
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class AgentPulse:
+    """Agent to master, regularly: that it lives and how far its fetching is (bytes since the epoch began)."""
+
+    epoch: U32
+    fetched_bytes: U64
+
+
+@dataclass(frozen=True, slots=True)
+class MasterPulse:
+    """Master to agent, regularly: that it lives, and the state of the cluster in a word."""
+
+    epoch: U32
+    state: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """Either to the other: answer with an Echo of the same number and `answer_bytes` of payload, at once.
+
+    Without payloads it measures the round trip; with one, the bandwidth of that direction.
+    """
+
+    epoch: U32
+    number: U32
+    answer_bytes: Annotated[int, Range(0, MAX_BLOB)]
+    payload: Blob
+
+
+@dataclass(frozen=True, slots=True)
+class Echo:
+    """The answer to a Probe."""
+
+    epoch: U32
+    number: U32
+    payload: Blob
