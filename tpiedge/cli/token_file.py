@@ -15,7 +15,6 @@ __all__ = ["await_token", "offered"]
 
 _OWNER_ONLY = 0o600
 _EXPIRES_S = 30 * DAY_S
-_WAIT_S = 60.0
 _POLL_S = 0.1
 _MAX_BYTES = 4096
 
@@ -32,7 +31,7 @@ def offered(path: Path, store: TokenStore, master_key: str, address: Address) ->
         store.revoke(record.id)
 
 
-def await_token(path: Path, limit_s: float = _WAIT_S) -> str:
+def await_token(path: Path, limit_s: float) -> str:
     """What the file holds, as soon as it is there. Raises UserError where that takes longer than `limit_s`."""
     deadline = time.monotonic() + limit_s
     while not (text := _read(path)):

@@ -64,7 +64,7 @@ class _Self:
 @click.option(
     "--token-file",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="A file that holds the token, or will within a minute.",
+    help="A file that holds the token, or will within --wait.",
 )
 @click.option("--memory", type=BYTES, help="Of this machine's memory.  [default: most of what is free]")
 @click.option("--threads", type=click.IntRange(1, 1024), help="[default: the cores]")
@@ -101,6 +101,8 @@ def worker(
     """Join a master and compute a share of its model."""
     folder = worker_state(state)
     book = MasterBook(folder)
+    if token is None and token_file is not None:
+        token = await_token(token_file, wait)
     master = _master(connect, token, book)
     own = _Self(
         keys=load_or_create_keys(folder),

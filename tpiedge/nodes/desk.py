@@ -77,12 +77,18 @@ class Desk:
     def running(self) -> bool:
         return self._running is not None
 
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        with self._lock:
+            return self._running is None and not self._waiting
+
     def submit(self, request: GenerationRequest) -> Answering:
         """Accept a request. Raises QueueFull, or what `close` was given."""
         answering = Answering(request, self._cancelled)
         with self._lock:
             if self._closed is not None:
-                raise self._closed
+                raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
             if len(self._waiting) >= self._limit:
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
             self._waiting.append(answering)

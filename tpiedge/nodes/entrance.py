@@ -1,56 +1,44 @@
-"""Where workers come in: the master's hubs with their lists, the journal of members, and the judge of newcomers."""
+"""Where workers come in: the master's control hub with its front door, and the hubs beside it for files and pairing."""
 
-import logging
-import time
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tpiedge import __version__
 from tpiedge.clock import Clock
+from tpiedge.errors import TpiedgeError
 from tpiedge.nodes.addresses import FILES_OFFSET, PAIRING_OFFSET, Address
-from tpiedge.nodes.enrolment import Enrolment, Reply
-from tpiedge.nodes.identity import fingerprint, peer_name
+from tpiedge.nodes.front_door import FrontDoor, guest_policy
 from tpiedge.nodes.joining import MASTER
-from tpiedge.nodes.members import Member, MemberJournal
 from tpiedge.nodes.pairing import Pending
 from tpiedge.nodes.pairing_link import PairingHub
 from tpiedge.nodes.provision import FILES_HUB
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.framing import CONTROL, FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 
 __all__ = ["Entrance"]
 
-_log = logging.getLogger(__name__)
+_FILES_THREADS = 2
 
 
 class Entrance:
-    """Listens from its construction on; owns its hubs. The control thread calls `heard` and `tick`, and is the owner
-    of `hub`; `admit` and `revoke` are for any thread. Raises UserError where it cannot listen."""
+    """Listens from its construction on; owns its hubs. The control thread owns `hub`, and alone calls `heard` and
+    `tick`; the rest is for any thread. Raises UserError where it cannot listen."""
 
     def __init__(self, listen: Address, keys: CurveKeys, folder: Path, clock: Clock) -> None:
-        self._clock = clock
-        self._journal = MemberJournal(folder)
-        self._enrolment = Enrolment(
-            f"cluster {fingerprint(keys.public)[:8]}",
-            __version__,
-            lambda: self._journal.table,
-            TokenStore(folder).redeem,
-        )
         with ExitStack() as stack:
             self.hub = stack.enter_context(
                 ZmqHub(
                     address=listen.zmq,
                     keys=keys,
                     name=MASTER,
-                    allowed=self._journal.allowed(),
+                    allowed={},
                     plane=CONTROL,
-                    guests=GuestPolicy(peer_name),
+                    guests=guest_policy(),
                 )
             )
             self.files_hub = stack.enter_context(
@@ -58,58 +46,41 @@ class Entrance:
                     address=listen.beside(FILES_OFFSET).zmq,
                     keys=keys,
                     name=FILES_HUB,
-                    allowed=self._journal.allowed(),
+                    allowed={},
                     plane=FILES,
-                    io_threads=2,
+                    io_threads=_FILES_THREADS,
                 )
             )
-            self._pairing = PairingHub(listen.beside(PAIRING_OFFSET).zmq, keys.public, self.admit, clock)
+            self._door = FrontDoor(self.hub, keys.public, folder, clock, beside=[self.files_hub])
+            self._pairing = PairingHub(
+                listen.beside(PAIRING_OFFSET).zmq, keys.public, self._door.admit, clock
+            )
             stack.callback(self._pairing.close)
             self._stack = stack.pop_all()
 
     def is_member(self, peer: str) -> bool:
-        return any(member.name == peer for member in self._journal.table.members)
+        """Whether a peer that is connected is more than a guest."""
+        return peer not in self.hub.admission.guests
 
-    def heard(self, peer: str, message: Message, now: float) -> None:
-        """A message of a guest, or one by which a member introduces itself."""
-        key = self.hub.admission.key_of(peer)
-        if key is None:
-            return
-        reply = self._enrolment.judge(peer, key, message, now, time.time())
-        if reply.note:
-            _log.warning("%s: %s", peer, reply.note)
-        if reply.admit is not None:
-            self.admit(reply.admit)
-        if reply.cut:
-            self._cut(peer, reply)
-        else:
-            self.hub.send(reply.answer, to=peer, timeout_s=0.0)
+    def heard(self, peer: str, message: Message, _now: float) -> None:
+        """Let the peer in, or turn it away: a guest's message, or one by which a member introduces itself."""
+        self._door.receive(peer, message)
 
-    def admit(self, member: Member) -> None:
-        """Let a worker in, now and after a restart. Raises UserError for a revoked key."""
-        self._journal.admit(member)
-        for hub in (self.hub, self.files_hub):
-            hub.admission.admit(member.key, member.name)
+    def tick(self, _now: float) -> None:
+        """Cut the connections of whoever was revoked or stayed too long as a guest."""
+        self._door.tick()
 
     def pending(self) -> tuple[Pending, ...]:
-        """Workers without a token that show a code. Any thread."""
+        """Workers without a token that show a code."""
         return self._pairing.pending()
 
     def approve(self, code: str) -> str:
-        """Let the worker in that shows `code`; returns its peer name. Any thread. Raises UserError."""
+        """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
         return self._pairing.approve(code).name
 
     def revoke(self, name: str) -> str:
         """Shut a worker out for good; `name` may be its host's. Returns its peer name. Raises UserError."""
-        gone = self._journal.revoke(name, time.time())
-        for hub in (self.hub, self.files_hub):
-            hub.admission.revoke(gone.name)
-        return gone.name
-
-    def tick(self, _now: float) -> None:
-        """Guests do not stay for ever."""
-        for name in self.hub.admission.overstayed():
-            self.hub.disconnect(name)
+        return self._door.revoke(name)
 
     def close(self) -> None:
         self._stack.close()
@@ -121,7 +92,3 @@ class Entrance:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _cut(self, peer: str, reply: Reply) -> None:
-        self.hub.admission.dismiss(peer)
-        self.hub.disconnect(peer, reply.answer)

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from tpiedge import __version__
@@ -34,7 +34,10 @@ def guest_policy() -> GuestPolicy:
 
 
 class FrontDoor:
-    """Make it right after the hub; the journal's members are admitted and its revoked keys kept out from then on."""
+    """Make it right after the hub; the journal's members are admitted and its revoked keys kept out from then on.
+
+    `beside`: other hubs that members, and nobody else, may connect to.
+    """
 
     def __init__(
         self,
@@ -43,20 +46,24 @@ class FrontDoor:
         folder: Path,
         clock: Clock | None = None,
         wall_clock: Callable[[], float] = time.time,
+        *,
+        beside: Sequence[ZmqHub] = (),
     ) -> None:
         self._hub = hub
+        self._admissions = [hub.admission, *(other.admission for other in beside)]
         self._clock = clock or MonotonicClock()
         self._wall = wall_clock
         self.journal = MemberJournal(folder)
         tokens = TokenStore(folder, wall_clock)
         self.enrolment = Enrolment(
-            fingerprint(master_key), __version__, lambda: self.journal.table, tokens.redeem
+            f"cluster {fingerprint(master_key)[:8]}", __version__, lambda: self.journal.table, tokens.redeem
         )
         self._cuts: deque[tuple[str, Refused | None]] = deque()
-        for key, name in self.journal.allowed().items():
-            hub.admission.admit(key, name)
-        for revoked in self.journal.table.revoked:
-            hub.admission.deny(revoked.key)
+        for admission in self._admissions:
+            for key, name in self.journal.allowed().items():
+                admission.admit(key, name)
+            for revoked in self.journal.table.revoked:
+                admission.deny(revoked.key)
 
     def concerns(self, sender: str, message: Message) -> bool:
         """Whether `message` is for `receive` and for nobody else."""
@@ -81,14 +88,16 @@ class FrontDoor:
     def admit(self, member: Member) -> None:
         """Let a worker in for good. Raises UserError for a revoked key."""
         self.journal.admit(member)
-        self._hub.admission.admit(member.key, member.name)
+        for admission in self._admissions:
+            admission.admit(member.key, member.name)
         _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
 
     def revoke(self, name: str) -> str:
         """Throw a worker out: nothing that it sends counts from now on. Gives its peer name. Raises UserError."""
         gone = self.journal.revoke(name, self._wall())
-        self._hub.admission.revoke(gone.name)
-        self._hub.admission.deny(gone.key)
+        for admission in self._admissions:
+            admission.revoke(gone.name)
+            admission.deny(gone.key)
         words = "the master has revoked this worker's key; 'tpiedge nodes revoke' was given there"
         self._cuts.append((gone.name, Refused("revoked", words)))
         return gone.name

@@ -10,11 +10,13 @@ import logging
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from tpiedge.clock import Clock
-from tpiedge.errors import Cancelled, InternalError, PeerError, TpiedgeError
+from tpiedge.errors import Cancelled, InternalError, PeerError, ProtocolError, TpiedgeError, UserError
 from tpiedge.nodes.desk import Answering, Desk
+from tpiedge.nodes.enrolment import printable
 from tpiedge.nodes.probing import Link, Probing
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine, Roster
@@ -38,6 +40,8 @@ from tpiedge.wire.epochs import (
     Probe,
     Spawned,
 )
+from tpiedge.wire.join import Refused
+from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -53,6 +57,8 @@ _HOPELESS_FAILURES = 4
 #: How long a worker that could not prepare its part is left out.
 _EXCLUDED_S = 30.0
 _GRACE_S = 0.2
+#: Messages between two looks at everything else: more than can be waiting, unless somebody floods.
+_BURST = 5000
 _QUEUE = 64
 
 PlanSeats = Callable[[tuple[Machine, ...]], tuple[Seat, ...] | str]
@@ -149,7 +155,7 @@ class Master:
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits."""
-        return not self._desk.running and not self._desk.waiting
+        return self._desk.idle
 
     def close(self) -> None:
         """End every node; requests that are left fail. Idempotent."""
@@ -180,7 +186,7 @@ class Master:
     def _hear(self, due: float) -> None:
         """Everything that has arrived; waits for the first message until `due`, or until there is something to do."""
         wait_s = max(0.0, due - self._clock.now())
-        while True:
+        for _ in range(_BURST):
             try:
                 envelope = self._hub.recv(wait_s)
                 if envelope is None:
@@ -213,15 +219,12 @@ class Master:
         now = self._clock.now()
         match message:
             case Offer():
-                self._roster.offered(name, message, now)
-                probing = self._probings[name] = Probing()
-                self._send(probing.begin(now), name)
-            case Echo() if name in self._probings:
+                self._hear_offer(name, message, now)
+            case Echo():
                 self._hear_echo(name, message, now)
-            case Preparing() | Prepared() | Spawned() | NodeEnded() if self._known(name, now):
-                for session in (self._serving, self._coming):
-                    if session is not None:
-                        session.heard(name, message)
+            case Preparing() | Prepared() | Spawned() | NodeEnded():
+                if self._known(name, now):
+                    self._hear_of_epoch(name, message)
             case AgentPulse():
                 self._known(name, now)
             case Probe(number=number, answer_bytes=count):
@@ -229,7 +232,24 @@ class Master:
             case _:
                 self._door.heard(name, message, now)
 
+    def _hear_offer(self, name: str, offer: Offer, now: float) -> None:
+        known = self._roster.get(name)
+        if known is not None and known.offer.nonce != offer.nonce:
+            self._lose_machine(name, "its agent was started anew")
+        self._roster.offered(name, replace(offer, host=printable(offer.host)), now)
+        probing = self._probings[name] = Probing()
+        self._send(probing.begin(now), name)
+
+    def _hear_of_epoch(self, name: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
+        if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
+            message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
+        for session in (self._serving, self._coming):
+            if session is not None:
+                session.heard(name, message)
+
     def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
+        if name not in self._probings:
+            return
         result = self._probings[name].heard(echo, now)
         if isinstance(result, Link):
             del self._probings[name]
@@ -261,8 +281,9 @@ class Master:
 
     def _forget(self, name: str) -> None:
         self._roster.forget(name)
+        self._probings.pop(name, None)
         self._sessions_lose(name, "its membership was revoked")
-        self._hub.disconnect(name)
+        self._hub.disconnect(name, Refused("revoked", "the master has revoked the key of this worker"))
 
     def _tick(self) -> None:
         now = self._clock.now()
@@ -275,6 +296,8 @@ class Master:
             if ended is not None:
                 serving.epoch.ended(0, ended)
             serving.epoch.tick()
+        if self._coming is not None:
+            self._coming.tick()
         state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
         number = serving.number if serving is not None else 0
         for machine in self._roster.present:
@@ -283,7 +306,7 @@ class Master:
     def _reconcile(self) -> None:
         """Compare what is with what should be, and take the next step."""
         if self._serving is not None and self._serving.phase is Phase.ENDED:
-            self._end_serving(self._serving.failure)
+            self._end_serving(self._serving)
         if self._coming is not None and self._coming.phase is Phase.ENDED:
             self._drop_coming(self._coming)
         self._readmit()
@@ -291,6 +314,8 @@ class Master:
             self._replan()
         if self._coming is not None and self._coming.phase is Phase.PREPARED and not self._desk.running:
             self._switch(self._coming)
+        if self._hopeless:  # also for a request that came while this was found out
+            self._desk.fail_all(NotServing(f"the cluster serves nothing now: {self._reason}"))
         self._dispatch()
         self._status = survey(
             self._roster,
@@ -311,7 +336,8 @@ class Master:
             self._planned = -1
 
     def _replan(self) -> None:
-        machines = tuple(machine for machine in self._roster.present if machine.name not in self._excluded)
+        present = (machine for machine in self._roster.present if machine.name not in self._excluded)
+        machines = tuple(present)[: MAX_NODES - 1]  # beside the master's own
         settled = max((machine.since for machine in machines), default=0.0) + _SETTLE_S
         if self._clock.now() < settled:
             return
@@ -373,27 +399,35 @@ class Master:
             return
         request = self._desk.next()
         if request is not None:
-            self._send(Generate(serving.number, request), node_name(0, serving.number))
+            try:
+                self._send(Generate(serving.number, request), node_name(0, serving.number))
+            except ProtocolError as error:
+                self._desk.fail_running(UserError(f"the request cannot be served: {error}"))
 
-    def _end_serving(self, failure: TpiedgeError | None) -> None:
-        assert self._serving is not None
-        error = failure or PeerError("the cluster was stopped")
-        _log.warning("epoch %d ended: %s", self._serving.number, error)
-        self._stop_nodes(self._serving)
+    def _end_serving(self, session: Session) -> None:
+        error = session.failure or PeerError("the cluster was stopped")
+        _log.warning("epoch %d ended: %s", session.number, error)
+        self._stop_nodes(session)
         self._serving = None
         self._reason = str(error)
+        if self._failures:  # once may be bad luck
+            self._exclude(session)
         self._desk.fail_running(error)
         self._retry()
 
     def _drop_coming(self, session: Session) -> None:
         _log.warning("epoch %d was not prepared: %s", session.number, session.failure)
         self._reason = str(session.failure)
-        if session.culprit is not None:
-            until = self._clock.now() + _EXCLUDED_S
-            self._excluded[session.culprit] = Exclusion(until, str(session.failure))
+        self._exclude(session)
         session.end()
         self._coming = None
         self._retry()
+
+    def _exclude(self, session: Session) -> None:
+        """Plan for a while without the worker that made the session fail, if it was one."""
+        if session.culprit is not None:
+            until = self._clock.now() + _EXCLUDED_S
+            self._excluded[session.culprit] = Exclusion(until, str(session.failure))
 
     def _abandon_coming(self) -> None:
         if self._coming is not None:
@@ -416,6 +450,7 @@ class Master:
         session.end()
         for rank in range(len(session.seats)):
             self._hub.admission.revoke(node_name(rank, session.number))
+            self._hub.disconnect(node_name(rank, session.number))
 
     def _end_all(self) -> None:
         error = self._failed or Cancelled("the master was stopped")
@@ -456,7 +491,7 @@ class Master:
         """At once or not at all: a peer that is gone is noticed by its silence, and must not hold up the others."""
         try:
             self._hub.send(message, to=to, timeout_s=0.0)
-        except Unreachable:
+        except (Unreachable, EndpointClosed):
             _log.debug("%s does not get %s: it is not connected", to, type(message).__name__)
 
 

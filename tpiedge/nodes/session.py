@@ -12,15 +12,21 @@ from pathlib import Path
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.nodes.epoch import Epoch, Event
-from tpiedge.nodes.membership import Membership
+from tpiedge.nodes.hearsay import hearsay
+from tpiedge.nodes.membership import Membership, State
 from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
+from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import Assign, Ready
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.messages import Message
 
 __all__ = ["Fetching", "Phase", "Seat", "Served", "Session", "node_name"]
+
+
+#: Hashing what is on disk already brings no news.
+_STUCK_S = 300.0
 
 
 class Phase(StrEnum):
@@ -88,7 +94,7 @@ class Session:
         self.seats = seats
         self.phase = Phase.PREPARING
         self.failure: TpiedgeError | None = None
-        #: The worker that could not prepare its part.
+        #: The worker that could not prepare its part, or whose node failed before it was ready.
         self.culprit: str | None = None
         self.fetching: dict[str, Fetching] = {}
         self.epoch: Epoch | None = None
@@ -100,6 +106,8 @@ class Session:
         self._tell = tell
         self._ranks = {seat.machine: rank for rank, seat in enumerate(seats) if seat.machine}
         self._keys: dict[int, str] = {}
+        #: When each worker last said something new of its preparation.
+        self._news: dict[str, float] = {}
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -114,6 +122,7 @@ class Session:
     def prepare(self) -> None:
         """Ask every worker to fetch what it lacks."""
         for machine, rank in self._ranks.items():
+            self._news[machine] = self._clock.now()
             self._to_agent(self._prepare(rank), machine)
         self._look_prepared()
 
@@ -139,17 +148,14 @@ class Session:
         if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
             return
         match message:
-            case Preparing(done_bytes=done, total_bytes=total, bytes_per_s=rate):
-                self.fetching[machine] = Fetching(done, total, rate)
-            case Prepared(public_key=key):
-                self._keys[rank] = key
-                self.fetching.pop(machine, None)
-                self._look_prepared()
+            case Preparing(done_bytes=done, total_bytes=total, bytes_per_s=rate) if rank not in self._keys:
+                self._note(machine, Fetching(done, total, rate))
+            case Prepared(public_key=key) if rank not in self._keys:
+                self._take_key(machine, rank, key)
             case NodeEnded(cause=cause) if self.epoch is not None:
                 self.epoch.ended(rank, cause)
             case NodeEnded(cause=cause):
-                self.culprit = machine
-                self._fail(PeerLost(rank, "its preparation", cause))
+                self._blame(machine, rank, cause)
 
     def lose(self, machine: str, cause: str) -> None:
         """The machine is gone, its node with it."""
@@ -158,8 +164,16 @@ class Session:
             return
         if self.epoch is not None:
             self.epoch.lose(rank, cause)
+            self.culprit = None  # it may come back at once
         else:
-            self._fail(PeerLost(rank, "its preparation", cause))
+            self._fail(PeerLost(rank, "its preparation", hearsay(cause)))
+
+    def tick(self) -> None:
+        """Look for a worker that lives but does not get ready."""
+        late = self._clock.now() - _STUCK_S
+        for machine, since in self._news.items():
+            if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
+                self._blame(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
 
     def end(self) -> None:
         """Let every worker end its node. Idempotent."""
@@ -170,11 +184,36 @@ class Session:
 
     def _event(self, event: Event) -> None:
         if isinstance(event, TpiedgeError):
+            if self.phase is Phase.LAUNCHED:
+                self.culprit = self._first_lost()
             self._fail(event)
             return
-        if isinstance(event, Ready) and self.epoch is not None and self.epoch.all_ready:
-            self.phase = Phase.READY
+        if isinstance(event, Ready) and self.phase is Phase.LAUNCHED and self.epoch is not None:
+            self.phase = Phase.READY if self.epoch.all_ready else Phase.LAUNCHED
         self._tell(event)
+
+    def _note(self, machine: str, fetching: Fetching) -> None:
+        if self.fetching.get(machine) != fetching:
+            self._news[machine] = self._clock.now()
+        self.fetching[machine] = fetching
+
+    def _take_key(self, machine: str, rank: int, key: str) -> None:
+        self.fetching.pop(machine, None)
+        if not is_key(key) or key in self._keys.values():
+            self._blame(machine, rank, "the key of its node is none, or another node's")
+            return
+        self._keys[rank] = key
+        self._look_prepared()
+
+    def _blame(self, machine: str, rank: int, cause: str) -> None:
+        self.culprit = machine
+        self._fail(PeerLost(rank, "its preparation", hearsay(cause)))
+
+    def _first_lost(self) -> str | None:
+        """The worker whose node is lost; None where it is rank 0."""
+        members = self.epoch.members if self.epoch is not None else ()
+        lost = [member.rank for member in members if member.state is State.LOST]
+        return self.seats[lost[0]].machine or None if lost else None
 
     def _fail(self, error: TpiedgeError) -> None:
         """The first failure is the cause of the others."""

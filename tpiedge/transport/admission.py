@@ -83,6 +83,11 @@ class Admission:
                 return guest.key
             return next((key for key, known in self._names.items() if known == name), None)
 
+    def knows(self, key: str) -> bool:
+        """Whether `key` is on the list, or is kept out."""
+        with self._lock:
+            return key in self._names or key in self._denied
+
     def admit(self, key: str, name: str) -> None:
         """Let `key` in as `name`, instead of the key that had this name before. A guest of that name stays on."""
         if not is_key(key) or not name or "/" in name:

@@ -1,0 +1,73 @@
+"""Machines in network namespaces, and clusters on them. The tests themselves are on the master's machine."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.process.command import run_command
+from tests.process.leaks import Holdings
+from tests.process.network.cluster import NetworkCluster
+from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
+
+PROMPT = "Once upon a time there was a little fox"
+TOKENS = 40
+_GRACE_S = 5.0
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _leak_check() -> Iterator[None]:
+    """As everywhere, but over a module, whose tests share a cluster."""
+    before = Holdings.now()
+    yield
+    left = before.growth(_GRACE_S)
+    if left:
+        pytest.fail("left behind by the module:\n  " + "\n  ".join(left), pytrace=False)
+
+
+@pytest.fixture(scope="session")
+def expected(_session_cache) -> str:
+    """The text that one node gives, and every cluster must."""
+    ended = run_command(
+        "run", "--model", "demo", "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0, "--threads", 1,
+        "--json",
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    text = json.loads(ended.out)["text"]
+    assert len(text) > 40
+    return text
+
+
+@pytest.fixture(scope="module")
+def namespaces(_leak_check: None) -> Iterator[Namespaces]:
+    reason = why_impossible("nft", "tc")
+    if reason is not None:
+        pytest.skip(reason)
+    with Namespaces() as made, made.inside(MASTER):
+        yield made
+
+
+@pytest.fixture(scope="module")
+def clusters(
+    namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Callable[..., NetworkCluster]]:
+    """Make a cluster with options of `tpiedge master`; ended, and looked after, at the end of the module."""
+    made: list[NetworkCluster] = []
+
+    def make(*options: object, **more: object) -> NetworkCluster:
+        made.append(NetworkCluster(tmp_path_factory.mktemp("cluster"), namespaces, *options, **more))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+@pytest.fixture
+def exact(expected: str) -> Callable[[NetworkCluster], None]:
+    """Fails unless the cluster answers as one node does."""
+
+    def check(cluster: NetworkCluster) -> None:
+        assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
+
+    return check

@@ -1,0 +1,186 @@
+"""Machines with a network of their own: three network namespaces on one bridge, which is in a fourth. Linux, root.
+
+The namespaces have no names: they live as long as this process holds them open or a process runs in them, so nothing
+is left behind however a test ends, and runs beside each other do not meet.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from typing import Self
+
+__all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "why_impossible"]
+
+MASTER = "master"
+MACHINES = (MASTER, "worker1", "worker2")
+BRIDGE = "bridge"
+
+_CLONE_NEWNET = 0x40000000
+_PREFIX = "10.213.7."
+_BRIDGE_DEVICE = "br0"
+_TABLE = "tpiedge"
+
+
+def why_impossible(*commands: str) -> str | None:
+    """Why there can be no namespaces here (or without `commands`), in words."""
+    if os.geteuid() != 0:
+        return "network namespaces need root"
+    missing = [command for command in ("ip", *commands) if shutil.which(command) is None]
+    if missing:
+        return f"not installed: {', '.join(missing)} (packages iproute2, nftables)"
+    try:
+        os.close(_new_namespace())
+    except OSError as error:
+        return f"no network namespaces here: {error}"
+    return None
+
+
+class Namespaces:
+    """A context manager. Each machine has the device eth0; on the bridge its port is named as the machine is."""
+
+    def __init__(self) -> None:
+        self._fds: dict[str, int] = {}
+        self.addresses = {name: f"{_PREFIX}{number}" for number, name in enumerate((*MACHINES, BRIDGE), 1)}
+
+    def __enter__(self) -> Self:
+        try:
+            self._fds = {name: _new_namespace() for name in (*MACHINES, BRIDGE)}
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Everything in them goes with the last process. Idempotent."""
+        while self._fds:
+            os.close(self._fds.popitem()[1])
+
+    @contextlib.contextmanager
+    def inside(self, name: str) -> Iterator[None]:
+        """This thread is on the machine `name`: the sockets, threads and processes that it makes belong there."""
+        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            _enter(self._fds[name])
+            try:
+                yield
+            finally:
+                _enter(before)
+        finally:
+            os.close(before)
+
+    def run(self, name: str, *command: str, stdin: str = "") -> str:
+        """A command on the machine `name`; its output. Fails with what it says."""
+        with self.inside(name):
+            ended = subprocess.run(command, input=stdin, capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, f"{' '.join(command)}: {ended.stderr}{stdin}"
+        return ended.stdout
+
+    # --- faults, each for as long as its block
+
+    @contextlib.contextmanager
+    def link_down(self, name: str) -> Iterator[None]:
+        """The machine's own device is down: what it sends fails at once."""
+        self.run(name, "ip", "link", "set", "eth0", "down")
+        try:
+            yield
+        finally:
+            self.run(name, "ip", "link", "set", "eth0", "up")
+
+    @contextlib.contextmanager
+    def dropping(self, name: str, *, sent: bool = True, received: bool = True) -> Iterator[None]:
+        """The bridge swallows what the machine sends, or is sent, or both; nobody is told."""
+        ways = [f'iifname "{name}"'] * sent + [f'oifname "{name}"'] * received
+        rules = "\n".join(f"{way} drop;" for way in ways)
+        with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
+            yield
+
+    @contextlib.contextmanager
+    def resetting(self, name: str) -> Iterator[None]:
+        """A firewall on the machine answers every TCP packet, of either direction, with a reset."""
+        chains = [
+            f"chain {hook} {{ type filter hook {hook} priority 0; iifname lo accept; oifname lo accept; "
+            "tcp flags rst accept; meta l4proto tcp reject with tcp reset; }"
+            for hook in ("input", "output")
+        ]
+        with self._rules(name, "inet", "\n".join(chains)):
+            yield
+
+    @contextlib.contextmanager
+    def redirected(self, name: str, to: str, port: int, count: int) -> Iterator[None]:
+        """Connections of the machine `name` to the master's `count` ports from `port` on go to the machine `to`."""
+        target = f"ip daddr {self.addresses[MASTER]} tcp dport {port}-{port + count - 1}"
+        chain = f"chain o {{ type nat hook output priority -100; {target} dnat ip to {self.addresses[to]}; }}"
+        with self._rules(name, "inet", chain):
+            yield
+
+    @contextlib.contextmanager
+    def slow(self, name: str, megabits: int) -> Iterator[None]:
+        """The machine receives at most so much per second."""
+        self.run(BRIDGE, "tc", "qdisc", "add", "dev", name, "root", "tbf", "rate", f"{megabits}mbit",
+                 "burst", "128kb", "latency", "50ms")  # fmt: skip
+        try:
+            yield
+        finally:
+            self.run(BRIDGE, "tc", "qdisc", "del", "dev", name, "root")
+
+    def received_bytes(self, name: str) -> int:
+        """What the machine's device has received, headers included."""
+        (device,) = json.loads(self.run(name, "ip", "-s", "-j", "link", "show", "eth0"))
+        return int(device["stats64"]["rx"]["bytes"])
+
+    @contextlib.contextmanager
+    def _rules(self, name: str, family: str, chains: str) -> Iterator[None]:
+        self.run(name, "nft", "-f", "-", stdin=f"table {family} {_TABLE} {{\n{chains}\n}}\n")
+        try:
+            yield
+        finally:
+            self.run(name, "nft", "delete", "table", family, _TABLE)
+
+    def _connect(self) -> None:
+        bridge = f"/proc/{os.getpid()}/fd/{self._fds[BRIDGE]}"
+        self._batch(BRIDGE, "link set lo up", f"link add {_BRIDGE_DEVICE} type bridge",
+                    f"link set {_BRIDGE_DEVICE} up",
+                    f"addr add {self.addresses[BRIDGE]}/24 dev {_BRIDGE_DEVICE}")  # fmt: skip
+        for name in MACHINES:
+            self._batch(name, "link set lo up", f"link add eth0 type veth peer name {name} netns {bridge}",
+                        f"addr add {self.addresses[name]}/24 dev eth0", "link set eth0 up")  # fmt: skip
+            self._batch(BRIDGE, f"link set dev {name} master {_BRIDGE_DEVICE}", f"link set dev {name} up")
+
+    def _batch(self, name: str, *commands: str) -> None:
+        self.run(name, "ip", "-batch", "-", stdin="\n".join(commands))
+
+
+def _new_namespace() -> int:
+    """A descriptor that keeps it alive. This thread stays where it is."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _check(_libc().unshare(_CLONE_NEWNET))
+        try:
+            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+        finally:
+            _enter(before)
+    finally:
+        os.close(before)
+
+
+def _enter(fd: int) -> None:
+    _check(_libc().setns(fd, _CLONE_NEWNET))
+
+
+def _libc() -> ctypes.CDLL:
+    # Python has os.setns from 3.12 on only.
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _check(result: int) -> None:
+    if result != 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
