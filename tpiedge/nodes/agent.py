@@ -16,6 +16,7 @@ from tpiedge import __version__
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.measured import Measurements
 from tpiedge.nodes.session import node_name
 from tpiedge.nodes.standby import Standby
@@ -46,6 +47,7 @@ __all__ = ["Agent", "AgentSettings", "Fetch", "JoinRefused", "Shards"]
 _SLICE_S: Final = 0.1
 _REPORT_S: Final = 120.0
 _STOP_S: Final = 1.0
+_FETCH_END_S: Final = 5.0
 
 
 class JoinRefused(PeerError):
@@ -135,6 +137,7 @@ class Agent:
         self._preparation: _Preparation | None = None
         self._running: _Running | None = None
         self._fetched: queue.SimpleQueue[tuple[_Preparation, Shards | TpiedgeError]] = queue.SimpleQueue()
+        self._fetcher: threading.Thread | None = None
         self._distrust = False
         self._report = measurements.recall()
         self._heard = clock.now()
@@ -229,9 +232,15 @@ class Agent:
         self._cancel_preparation()
         self._warm()
         preparation = self._preparation = _Preparation(order, CurveKeys.generate())
-        threading.Thread(target=self._fetch_in_thread, args=(preparation,), name="fetch", daemon=True).start()
+        self._fetcher = threading.Thread(
+            target=self._fetch_in_thread, args=(preparation, self._fetcher), name="fetch", daemon=True
+        )
+        self._fetcher.start()
 
-    def _fetch_in_thread(self, preparation: _Preparation) -> None:
+    def _fetch_in_thread(self, preparation: _Preparation, before: threading.Thread | None) -> None:
+        """One at a time: the cancelled fetch `before` may still have the connection to the master, and the lock."""
+        if before is not None:
+            before.join()
         epoch = preparation.order.epoch
 
         def progress(done: int, total: int, rate: float) -> None:
@@ -257,7 +266,7 @@ class Agent:
             elif isinstance(result, TpiedgeError):
                 self._preparation = None
                 self._say(f"cannot prepare epoch {epoch}: {result}")
-                self._send(NodeEnded(epoch, type(result).__name__, str(result)))
+                self._send(NodeEnded(epoch, type(result).__name__, hearsay(str(result))))
             else:
                 self._distrust = False
                 preparation.shards = result
@@ -292,13 +301,12 @@ class Agent:
             if cause is not None:
                 epoch = self._running.epoch
                 self._say(f"epoch {epoch}: the node ended: {cause}")
-                self._distrust = "IntegrityError" in cause
                 self._stop_node()
-                self._send(NodeEnded(epoch, "", cause))
+                self._send(NodeEnded(epoch, "", hearsay(cause)))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:
             self._silent = True
+            # A preparation goes on: the master may not have noticed anything, and wait for it.
             self._say("the master is silent; waiting for it")
-            self._cancel_preparation()
 
     def _bootstrap(self, order: Prepare, keys: CurveKeys, folder: Path) -> NodeBootstrap:
         settings = self._settings
@@ -340,6 +348,8 @@ class Agent:
 
     def _stop_node(self, grace_s: float = 0.0) -> None:
         if self._running is not None:
+            # Whoever ends first, the node by itself or the master's Release: what it wrote tells.
+            self._distrust = "IntegrityError" in self._running.child.log_tail()
             self._running.child.stop(self._clock.now() + grace_s)
             self._running.shards.close()
             self._running = None
@@ -349,3 +359,9 @@ class Agent:
         self._stop_node(_STOP_S)
         if self._standby is not None:
             self._standby.stop()
+        if self._fetcher is not None:
+            self._fetcher.join(_FETCH_END_S)
+        while not self._fetched.empty():
+            _, result = self._fetched.get()
+            if not isinstance(result, TpiedgeError):
+                result.close()

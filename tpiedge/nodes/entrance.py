@@ -6,18 +6,15 @@ from types import TracebackType
 from typing import Self
 
 from tpiedge.clock import Clock
-from tpiedge.errors import TpiedgeError
 from tpiedge.nodes.addresses import FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.nodes.front_door import FrontDoor, guest_policy
 from tpiedge.nodes.joining import MASTER
 from tpiedge.nodes.pairing import Pending
 from tpiedge.nodes.pairing_link import PairingHub
 from tpiedge.nodes.provision import FILES_HUB
-from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.framing import CONTROL, FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 
 __all__ = ["Entrance"]

@@ -271,8 +271,10 @@ def run(bootstrap: NodeBootstrap) -> int:
 
 
 def _end(node: Node, error: TpiedgeError) -> int:
-    node.report(error)
+    # Written first: the master's answer to the report may be the end of this process.
     if not isinstance(error, PeerLost):
         traceback.print_exception(error)
     sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.flush()
+    node.report(error)
     return error.exit_code
