@@ -5,6 +5,7 @@ TpiedgeError
 ├── PeerError          another node or a message of one                                 exit 3
 │   ├── PeerLost       a peer died, froze or was cut off
 │   └── ProtocolError  a peer sent what the protocol does not allow
+│       └── Misconduct the node that did so is known
 ├── ResourceError      this computer lacks memory, disk space or a working disk         exit 4
 │   ├── OutOfMemory
 │   ├── DiskFull
@@ -25,6 +26,7 @@ __all__ = [
     "HubError",
     "IntegrityError",
     "InternalError",
+    "Misconduct",
     "OutOfMemory",
     "PeerError",
     "PeerLost",
@@ -70,6 +72,14 @@ class PeerLost(PeerError):
 
 class ProtocolError(PeerError):
     """A message breaks the protocol: unknown kind, wrong field, wrong size."""
+
+
+class Misconduct(ProtocolError):
+    """The node of `rank` sent what the protocol does not allow, or numbers that no honest node computes."""
+
+    def __init__(self, rank: int, message: str) -> None:
+        super().__init__(message)
+        self.rank = rank
 
 
 class ResourceError(TpiedgeError):

@@ -26,6 +26,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.02
 
 _LIBRARY_THREADS = {"GarbageCollectorThread", "TMonitor"}
+# Where the check covers several tests, the last one has a timer of its own.
+_TEST_TIMER = "pytest_timeout "
 _LIBRARY_FILES = ("/dev/urandom", "/dev/random", "/dev/null")
 # The garbage collector's context: its signalling eventfds and epoll sets.
 _COLLECTOR_FILES = 16
@@ -63,6 +65,7 @@ class Holdings:
 
     def _growth(self) -> list[str]:
         threads = [thread for thread in threading.enumerate() if thread not in self.threads]
+        threads = [thread for thread in threads if not thread.name.startswith(_TEST_TIMER)]
         ours = [thread for thread in threads if type(thread).__name__ not in _LIBRARY_THREADS]
         left = [f"thread {thread.name}" for thread in ours]
         left += [f"process {pid}: {name}" for pid, name in _children().items() if pid not in self.children]

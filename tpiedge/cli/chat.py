@@ -6,6 +6,7 @@ from itertools import count
 import click
 
 from tpiedge.cli.answer import Answer, collect
+from tpiedge.cli.conversation import converse
 from tpiedge.cli.launch import Layout, check_context, launch, plan_cluster
 from tpiedge.cli.options import Ending
 from tpiedge.cli.prepare import PreparedModel
@@ -15,7 +16,6 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 __all__ = ["chat"]
 
 _CONTEXT = 4096
-_HELP = "Type a message and Enter. /clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
 
 
 def chat(
@@ -27,9 +27,8 @@ def chat(
     _ = model.template  # a model without one is refused before anything starts
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity) as cluster:
-        if sys.stdin.isatty():
-            click.echo(_HELP, err=True)
-        _Conversation(cluster, model, capacity, ending, sampling).run()
+        conversation = _Conversation(cluster, model, capacity, ending, sampling)
+        converse(conversation.turn, conversation.clear)
 
 
 class _Conversation:
@@ -51,14 +50,11 @@ class _Conversation:
         self._messages: list[dict[str, str]] = []
         self._turns = count(1)
 
-    def run(self) -> None:
-        while (line := _read_line()) is not None and line.strip() != "/exit":
-            if line.strip() == "/clear":
-                self._messages.clear()
-            elif line.strip():
-                self._turn(line)
+    def clear(self) -> None:
+        """Forget the messages so far."""
+        self._messages.clear()
 
-    def _turn(self, text: str) -> None:
+    def turn(self, text: str) -> None:
         """One message and its answer; a message without an answer is forgotten."""
         messages = [*self._messages, {"role": "user", "content": text}]
         rendered = self._model.template.render(messages)
@@ -100,15 +96,3 @@ class _Conversation:
             return None
         click.echo()
         return answer
-
-
-def _read_line() -> str | None:
-    """One line of the user; None at the end of input or on Ctrl-C at the prompt."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\n") if line else None
-    try:
-        return input("> ")
-    except (EOFError, KeyboardInterrupt):
-        click.echo()
-        return None

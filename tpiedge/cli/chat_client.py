@@ -8,13 +8,12 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.conversation import converse
 from tpiedge.cli.places import state_option
 from tpiedge.cli.reach import MasterClient, printable, url_of
 from tpiedge.errors import PeerError, UserError
 
 __all__ = ["chat"]
-
-_HELP = "Type a message and Enter. /clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
 
 
 @dataclass
@@ -52,7 +51,7 @@ def chat(
     with MasterClient(url_of(url, state), api_key) as master:
         conversation = _Conversation(master, system, options)
         if prompt is None:
-            conversation.run()
+            converse(conversation.turn, conversation.clear)
         else:
             conversation.once(prompt, as_json)
 
@@ -67,15 +66,9 @@ class _Conversation:
         self._start = [] if system is None else [{"role": "system", "content": system}]
         self._messages = list(self._start)
 
-    def run(self) -> None:
-        """Answer lines of standard input until its end."""
-        if sys.stdin.isatty():
-            click.echo(_HELP, err=True)
-        while (line := _read_line()) is not None and line.strip() != "/exit":
-            if line.strip() == "/clear":
-                self._messages = list(self._start)
-            elif line.strip():
-                self._turn(line)
+    def clear(self) -> None:
+        """Begin again."""
+        self._messages = list(self._start)
 
     def once(self, prompt: str, as_json: bool) -> None:
         answer = _Answer()
@@ -86,7 +79,7 @@ class _Conversation:
         record = {"model": self._model, "text": answer.text, "finish_reason": answer.finish_reason}
         click.echo(json.dumps(record | {"usage": answer.usage}))
 
-    def _turn(self, text: str) -> None:
+    def turn(self, text: str) -> None:
         """One message and its answer; a message without a whole answer is forgotten."""
         messages = [*self._messages, {"role": "user", "content": text}]
         answer = _Answer()
@@ -140,15 +133,3 @@ def _take(event: str, answer: _Answer) -> str:
                 answer.text += text
                 return text
     return ""
-
-
-def _read_line() -> str | None:
-    """One line of the user; None at the end of input or on Ctrl-C at the prompt."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\n") if line else None
-    try:
-        return input("> ")
-    except (EOFError, KeyboardInterrupt):
-        click.echo()
-        return None

@@ -11,10 +11,11 @@ from platformdirs import user_cache_path
 
 from tpiedge.cli.prepare import cache_option
 from tpiedge.errors import ResourceError
+from tpiedge.nodes.addresses import CONTROL_PORT, parse_address
 from tpiedge.nodes.doctor.finding import Check, Finding, examine
 from tpiedge.nodes.doctor.machine import check_clock, check_disk, check_memory, check_processor
 from tpiedge.nodes.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
-from tpiedge.nodes.doctor.reach import check_master_clock, check_reach, parse_master
+from tpiedge.nodes.doctor.reach import check_master_clock, check_reach
 from tpiedge.nodes.doctor.software import check_arithmetic, check_links, check_python
 
 __all__ = ["doctor"]
@@ -55,10 +56,10 @@ def _checks(connect: str | None, cache: Path) -> Mapping[str, Check]:
         "MTU": check_mtu,
     }
     if connect is not None:
-        host, port = parse_master(connect)
+        master = parse_address(connect, CONTROL_PORT)
         checks |= {
-            "master": partial(check_reach, host, port),
-            "master's clock": partial(check_master_clock, host),
+            "master": partial(check_reach, master),
+            "master's clock": partial(check_master_clock, master.host),
         }
     return checks
 

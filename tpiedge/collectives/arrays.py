@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from tpiedge.errors import InternalError, ProtocolError
+from tpiedge.errors import InternalError, Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.tensors import TensorHeader
@@ -40,13 +40,13 @@ def _header(shape: tuple[int, ...]) -> TensorHeader:
 
 
 def read_array(envelope: Envelope, rank: int, shape: tuple[int, ...] | None) -> Array:
-    """The tensor that came with a message, read-only, in the received bytes. ProtocolError names `rank`.
+    """The tensor that came with a message, read-only, in the received bytes. Raises Misconduct.
 
     `shape` is what it must be; None allows any matrix.
     """
     header = envelope.message.tensor  # type: ignore[union-attr]
     if header is None or header.dtype != "f32" or len(header.shape) != 2 or shape not in (None, header.shape):
-        raise ProtocolError(f"node {rank} sent {header} where an f32 tensor of shape {shape} belongs")
+        raise Misconduct(rank, f"node {rank} sent {header} where an f32 tensor of shape {shape} belongs")
     frame = envelope.tensors[0]
     if not frame.nbytes:
         return np.empty(header.shape, np.float32)

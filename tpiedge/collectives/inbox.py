@@ -12,7 +12,7 @@ from typing import Final
 from tpiedge.collectives.arrays import Array, frame_array, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.frames import Expected, Shape
-from tpiedge.errors import PeerLost, ProtocolError
+from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.messages import Message
@@ -134,19 +134,19 @@ class Inbox:
         rank = self._rank(envelope.sender)
         message = envelope.message
         if not isinstance(message, DataMessage):
-            raise ProtocolError(f"node {rank} sent {type(message).__name__} on the tensor plane")
+            raise Misconduct(rank, f"node {rank} sent {type(message).__name__} on the tensor plane")
         if message.epoch != self._epoch or message.step < self._step:
             self.dropped += 1
             return None
         if getattr(message, "sender", rank) != rank:
-            raise ProtocolError(f"node {rank} speaks for another node: {message}")
+            raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
         return type(message), message.step, _block(message), _chunk(message), rank
 
     def _hold(self, key: _Key, envelope: Envelope) -> None:
         if key in self._held:
-            raise ProtocolError(f"node {key[4]} sent {envelope.message} twice")
+            raise Misconduct(key[4], f"node {key[4]} sent {envelope.message} twice")
         if len(self._held) >= MAX_HELD:
-            raise ProtocolError(f"node {key[4]} is too far ahead: {MAX_HELD} messages that nobody awaits yet")
+            raise Misconduct(key[4], f"node {key[4]} is too far ahead: {MAX_HELD} messages that nobody awaits yet")
         self._held[key] = envelope
 
     def _rank(self, name: str) -> int:

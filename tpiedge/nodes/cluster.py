@@ -13,6 +13,7 @@ from tpiedge.errors import InternalError, PeerError, TpiedgeError, UserError
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.controller import Controller
 from tpiedge.nodes.membership import Membership
+from tpiedge.nodes.standby import NODE_MODULE, node_environment
 from tpiedge.nodes.supervise import Child
 from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
@@ -215,9 +216,7 @@ class LocalCluster:
             timeout_s=timing.timeout_s,
             stall_s=timing.stall_s,
         )
-        threads = str(self._spec.threads)
-        environment = {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-        return Child("tpiedge.nodes.process", bootstrap.to_line(), environment)
+        return Child(NODE_MODULE, bootstrap.to_line(), node_environment(self._spec.threads))
 
     def _assign(self, rank: int, root_endpoint: str) -> Assign:
         spec, share = self._spec, self._spec.shares[rank]

@@ -25,8 +25,8 @@ from tpiedge.nodes.status import ClusterStatus
 from tpiedge.nodes.survey import Exclusion, survey
 from tpiedge.nodes.timing import Timing
 from tpiedge.transport.endpoint import EndpointClosed, Envelope, LinkReset, MalformedMessage, Unreachable
+from tpiedge.transport.hub import Hub
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import Cancel, Failed, Finished, Generate, PromptScores, Shutdown, Token
 from tpiedge.wire.epochs import (
     AgentPulse,
@@ -86,7 +86,7 @@ class Master:
 
     def __init__(
         self,
-        hub: ZmqHub,
+        hub: Hub,
         clock: Clock,
         served: Served,
         plan: PlanSeats,
@@ -110,6 +110,7 @@ class Master:
         self._coming: Session | None = None
         self._planned = -1  # the roster's generation of the last plan
         self._due = 0.0  # of the next plan
+        self._beat = clock.now()  # when the next heartbeat is due
         self._hopeless = False
         self._failures = 0
         self._excluded: dict[str, Exclusion] = {}
@@ -163,18 +164,15 @@ class Master:
         self._wake()
         if self._thread.is_alive():
             self._thread.join()
+        else:
+            self._end_all()
 
     # --- the control thread
 
     def _run(self) -> None:
         try:
-            due = self._clock.now()
             while not self._closing.is_set():
-                self._hear(due)
-                if self._clock.now() >= due:
-                    due = self._clock.now() + self._timing.heartbeat_s
-                    self._tick()
-                self._reconcile()
+                self.turn()
         except TpiedgeError as error:
             self._failed = error
         except Exception as error:
@@ -183,9 +181,17 @@ class Master:
         finally:
             self._end_all()
 
-    def _hear(self, due: float) -> None:
-        """Everything that has arrived; waits for the first message until `due`, or until there is something to do."""
-        wait_s = max(0.0, due - self._clock.now())
+    def turn(self) -> None:
+        """Hear what has arrived, do what is due. For the control thread, or for a caller that has not started it."""
+        self._hear()
+        if self._clock.now() >= self._beat:
+            self._beat = self._clock.now() + self._timing.heartbeat_s
+            self._tick()
+        self._reconcile()
+
+    def _hear(self) -> None:
+        """Everything that has arrived; waits for the first message until a heartbeat is due, or until woken."""
+        wait_s = max(0.0, self._beat - self._clock.now())
         for _ in range(_BURST):
             try:
                 envelope = self._hub.recv(wait_s)

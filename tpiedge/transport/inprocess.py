@@ -9,11 +9,13 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import (
     Buffer,
     Counters,
     EndpointClosed,
     Envelope,
+    LinkReset,
     MalformedMessage,
     Unreachable,
 )
@@ -30,9 +32,11 @@ class _Mailbox:
 
     def __init__(self) -> None:
         self.changed = threading.Condition()
-        self.received: deque[tuple[str, bytes]] = deque()
+        #: A frame of None: the connection broke and was made anew.
+        self.received: deque[tuple[str, bytes | None]] = deque()
         self.posted: deque[tuple[bytes, str | None]] = deque()
         self.closed = False
+        self.woken = False
 
 
 @dataclass(slots=True)
@@ -95,15 +99,22 @@ class _InProcessEndpoint:
             self._flush()
             with box.changed:
                 ready = box.changed.wait_for(
-                    lambda: box.closed or box.received or box.posted, max(0.0, deadline - time.monotonic())
+                    lambda: box.closed or box.received or box.posted or box.woken,
+                    max(0.0, deadline - time.monotonic()),
                 )
                 if box.closed:
                     raise EndpointClosed(f"{self.name} was closed")
-                if not ready:
+                if not box.received and (box.woken or not ready):
+                    box.woken = False
                     return None
                 if not box.received:
                     continue
                 sender, frame = box.received.popleft()
+            if frame is None:
+                raise LinkReset(sender)
+            if not self._admits(sender):
+                self.counters.revoked += 1
+                continue
             self._traffic.received += len(frame)
             return sender, memoryview(frame)
 
@@ -113,6 +124,12 @@ class _InProcessEndpoint:
             self._mailbox.posted.append((frame, to))
             self._mailbox.changed.notify_all()
 
+    def wake(self) -> None:
+        """From any thread: end a wait in `recv` that is under way, or the next one, as if its time were up."""
+        with self._mailbox.changed:
+            self._mailbox.woken = True
+            self._mailbox.changed.notify_all()
+
     def close(self) -> None:
         if not self._mailbox.closed:
             self._drain()
@@ -120,14 +137,17 @@ class _InProcessEndpoint:
             self._mailbox.closed = True
             self._mailbox.changed.notify_all()
 
-    def deliver(self, sender: str, frame: bytes) -> None:
-        """Put a frame into this endpoint's queue; it may be what a peer that keeps no rules sends."""
+    def deliver(self, sender: str, frame: bytes | None) -> None:
+        """Put a frame into this endpoint's queue; it may be what a peer that keeps no rules sends. None: LinkReset."""
         with self._mailbox.changed:
             self._mailbox.received.append((sender, frame))
             self._mailbox.changed.notify_all()
 
     def _find(self, to: str | None, deadline: float) -> "_InProcessEndpoint | None":
         raise NotImplementedError
+
+    def _admits(self, _peer: str) -> bool:
+        return True
 
     def _flush(self) -> None:
         if self._mailbox.closed:
@@ -152,10 +172,12 @@ class _InProcessEndpoint:
 
 
 class InProcessHub(_InProcessEndpoint):
-    """The hub; `spoke(name)` connects a new one."""
+    """The hub; `spoke(name)` connects a new one. With an `admission`, nobody else is heard or sent to."""
 
-    def __init__(self, name: str, plane: Plane = TENSOR) -> None:
+    def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:
         super().__init__(name, f"inprocess:{name}", plane)
+        self.admission = admission or Admission({})
+        self._checks = admission is not None
         self._spokes: dict[str, InProcessSpoke] = {}
         self._joined = threading.Condition()
 
@@ -171,7 +193,19 @@ class InProcessHub(_InProcessEndpoint):
             self._joined.notify_all()
         return spoke
 
+    def disconnect(self, name: str, farewell: Message | None = None) -> None:
+        """Forget the connection of `name`; `farewell` is the last it may hear."""
+        with self._joined:
+            spoke = self._spokes.pop(name, None)
+        if spoke is not None and farewell is not None:
+            spoke.deliver(self.name, frame_of(farewell, (), self._plane))
+
+    def _admits(self, peer: str) -> bool:
+        return not self._checks or peer in self.admission.admitted
+
     def _find(self, to: str | None, deadline: float) -> _InProcessEndpoint | None:
+        if not self._admits(to or ""):
+            return None
         with self._joined:
             self._joined.wait_for(lambda: to in self._spokes, max(0.0, deadline - time.monotonic()))
             return self._spokes.get(to or "")

@@ -1,5 +1,6 @@
 """Everything that crosses a bridge, and the byte streams of its TCP connections put together again."""
 
+import contextlib
 import socket
 import struct
 import threading
@@ -91,15 +92,18 @@ class Capture:
         return Recording({way: _joined(parts, starts[way]) for way, parts in segments.items()}, others)
 
     def _read(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                packet, address = listener.recvfrom(_PACKET)
-            except TimeoutError:
-                if self._stopping.is_set():
-                    return
-                continue
-            if address[2] != socket.PACKET_OUTGOING:
-                self._packets.append(packet)
+        while not self._stopping.is_set():
+            with contextlib.suppress(TimeoutError):
+                self._take(listener)
+        listener.setblocking(False)
+        with contextlib.suppress(BlockingIOError):  # nothing is left
+            while True:
+                self._take(listener)
+
+    def _take(self, listener: socket.socket) -> None:
+        packet, address = listener.recvfrom(_PACKET)
+        if address[2] != socket.PACKET_OUTGOING:
+            self._packets.append(packet)
 
 
 def _listener(device: str) -> socket.socket:

@@ -57,7 +57,7 @@ def _approve(cluster: NetworkCluster, worker: Worker) -> None:
     """As a user does who reads the code on one screen and types it on another."""
     wait_for(lambda: "the code of this worker is" in worker.log, _JOIN_S)
     code = re.search(r"the code of this worker is ([^;]+);", worker.log)[1]
-    ended = run_command("nodes", "approve", code, "--state", cluster.state)
+    ended = run_command("nodes", "approve", code, TPIEDGE_STATE=str(cluster.state))
     assert ended.status == 0, ended.err + cluster.logs()
 
 

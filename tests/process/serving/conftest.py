@@ -1,7 +1,9 @@
 """Clusters that serve, and what they must answer."""
 
 import json
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
 
@@ -19,7 +21,8 @@ def _leak_check() -> Iterator[None]:
     """As everywhere, but over a module, whose tests share a cluster that starts and ends processes all the time."""
     before = Holdings.now()
     yield
-    left = before.growth(_GRACE_S)
+    watchdogs = {thread for thread in threading.enumerate() if thread.name.startswith("pytest_timeout")}
+    left = replace(before, threads=before.threads | watchdogs).growth(_GRACE_S)
     if left:
         pytest.fail("left behind by the module:\n  " + "\n  ".join(left), pytrace=False)
 

@@ -166,8 +166,8 @@ class Serving:
 
     # --- starting
 
-    def start_master(self) -> Process:
-        """Returns once it answers."""
+    def start_master(self, *, wait: bool = True) -> Process:
+        """Returns once it answers, or at once."""
         cache = ["--cache", self.cache] if self.cache else []
         listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
         self.master = Process(
@@ -175,7 +175,8 @@ class Serving:
             "--state", self.state, *cache, "--threads", _THREADS, *self.options,
         )  # fmt: skip
         self._everything.append(self.master)
-        wait_for(self._answers, START_S)
+        if wait:
+            wait_for(self.answers, START_S)
         return self.master
 
     def start_worker(self, name: str, *options: object, token: bool = True) -> Worker:
@@ -198,7 +199,8 @@ class Serving:
     def url(self) -> str:
         return f"http://{HOST}:{self.port + 4}"
 
-    def _answers(self) -> bool:
+    def answers(self) -> bool:
+        """Whether the master listens. Fails if it has ended."""
         assert self.master.popen.poll() is None, self.master.log
         with contextlib.suppress(httpx.TransportError):
             return self._admin() is not None and self._http.get(f"{self.url}/health").status_code == 200

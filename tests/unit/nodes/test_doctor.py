@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.errors import UserError
+from tpiedge.nodes.addresses import Address
 from tpiedge.nodes.doctor import finding, machine, network, reach, software
 from tpiedge.units import GIB, MIB
 
@@ -138,32 +138,13 @@ def test_arithmetic(status, out, wanted, verdicts):
         assert "SIGILL" in found[0].found
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("pi", ("pi", 7070)),
-        ("10.0.0.7:9000", ("10.0.0.7", 9000)),
-        ("[fe80::1%eth0]:7070", ("fe80::1%eth0", 7070)),
-        ("[::1]", ("::1", 7070)),
-    ],
-)
-def test_the_master_s_address(text, expected):
-    assert reach.parse_master(text) == expected
-
-
-@pytest.mark.parametrize("text", ["", ":7070", "pi:0", "pi:65533", "pi:x", "::1", "http://pi", "a b"])
-def test_no_address(text):
-    with pytest.raises(UserError, match=r"--connect .* is not HOST"):
-        reach.parse_master(text)
-
-
 def test_the_way_to_a_master():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        control, *others = reach.check_reach("127.0.0.1", port)
+        control, *others = reach.check_reach(Address("127.0.0.1", port))
         assert control.verdict == "ok"
         assert len(others) == 3
-    (closed,) = reach.check_reach("127.0.0.1", port)
+    (closed,) = reach.check_reach(Address("127.0.0.1", port))
     assert (judged(closed), closed.found) == ("fail", "refused")
 
 

@@ -1,41 +1,29 @@
 """Checks of the way to a master: name, ports with their timing, and its clock."""
 
 import http.client
-import re
 import socket
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from tpiedge.errors import UserError
+from tpiedge.nodes.addresses import Address
 from tpiedge.nodes.doctor.finding import Finding, fail, ok, warn
 from tpiedge.nodes.doctor.network import HTTP_PORT
 from tpiedge.units import format_seconds
 
-__all__ = ["check_master_clock", "check_reach", "judge_skew", "parse_master"]
+__all__ = ["check_master_clock", "check_reach", "judge_skew"]
 
-_CONTROL_PORT = 7070
 _OTHERS = ("tensors", "files", "pairing")
 _CONNECT_S = 2.0
 _MAX_SKEW_S = 60.0
 _SLOW_S = 0.02
-_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([^\s:/\[\]]+))(?::(\d{1,5}))?")
 
 
-def parse_master(text: str) -> tuple[str, int]:
-    """'pi4', 'pi4:7070', '[fe80::1]:7070' -> host and control port. Raises UserError."""
-    match = _ADDRESS.fullmatch(text.strip())
-    port = int(match[3] or _CONTROL_PORT) if match else 0
-    if match is None or not 1 <= port <= 65532:
-        raise UserError(f"--connect {text[:80]!r} is not HOST or HOST:PORT, like 192.168.1.10:7070")
-    return match[1] or match[2], port
-
-
-def check_reach(host: str, port: int) -> Sequence[Finding]:
+def check_reach(master: Address) -> Sequence[Finding]:
     """The control port must answer; the others open as they are needed."""
-    control = _connect(host, port)
-    name = f"master {host}:{port}"
+    control = _connect(master)
+    name = f"master {master}"
     if isinstance(control, str):
         advice = "is the master running, its --listen reachable from here, and its firewall open?"
         return [fail(name, control, advice)]
@@ -45,24 +33,24 @@ def check_reach(host: str, port: int) -> Sequence[Finding]:
         )
     else:
         first = ok(name, f"connected in {format_seconds(control)}")
-    return [first, *(_other(host, port + step, purpose) for step, purpose in enumerate(_OTHERS, 1))]
+    return [first, *(_other(master.beside(step), purpose) for step, purpose in enumerate(_OTHERS, 1))]
 
 
-def _other(host: str, port: int, purpose: str) -> Finding:
-    name, result = f"master {host}:{port}", _connect(host, port)
+def _other(place: Address, purpose: str) -> Finding:
+    name, result = f"master {place}", _connect(place)
     if isinstance(result, float):
         return ok(name, f"{purpose}, connected in {format_seconds(result)}")
     if result == "refused":
         return ok(name, f"{purpose}, nobody listens now (the way is free)")
-    return warn(name, f"{purpose}, {result}", f"let TCP {port} through the master's firewall")
+    return warn(name, f"{purpose}, {result}", f"let TCP {place.port} through the master's firewall")
 
 
-def _connect(host: str, port: int) -> float | str:
+def _connect(place: Address) -> float | str:
     """Seconds of the second connection (the first may have resolved names and addresses), or why there is none."""
     try:
         for _ in range(2):
             started = time.perf_counter()
-            socket.create_connection((host, port), _CONNECT_S).close()
+            socket.create_connection((place.host, place.port), _CONNECT_S).close()
         return time.perf_counter() - started
     except TimeoutError:
         return f"no answer within {_CONNECT_S:g} s"

@@ -1,0 +1,70 @@
+"""Three terminals and a person who copies a line: the way to a cluster that the manual describes."""
+
+import os
+import re
+import shlex
+import signal
+from pathlib import Path
+
+import openai
+import pexpect
+import pytest
+
+from tests.process.command import COMMAND, run_command
+from tests.process.serving.conftest import PROMPT, TOKENS
+from tests.process.serving.serving import HOST, free_ports
+
+START_S = 40
+
+
+@pytest.fixture
+def terminal(tmp_path: Path):
+    """Open a terminal on a machine of that name and type `tpiedge ARGUMENTS...` there."""
+    opened: list[pexpect.spawn] = []
+
+    def open_one(machine: str, *arguments: str) -> pexpect.spawn:
+        places = {
+            "TPIEDGE_STATE": str(tmp_path / machine),
+            "TPIEDGE_MASTER_THREADS": "1",
+            "TPIEDGE_WORKER_THREADS": "1",
+        }
+        if machine != "desk":
+            places["TPIEDGE_CACHE"] = str(tmp_path / f"{machine}-cache")
+        spawned = pexpect.spawn(COMMAND, list(arguments), env=os.environ | places, timeout=START_S, encoding="utf-8")
+        opened.append(spawned)
+        return spawned
+
+    yield open_one
+    for spawned in opened:
+        spawned.close(force=True)
+
+
+def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, expected):
+    port = free_ports()
+    listen = ["--listen", f"{HOST}:{port}", "--http", f"{HOST}:{port + 4}"]
+    desk = terminal("desk", "master", "--model", "demo", "--min-workers", "2", *listen)
+    desk.expect(r"on another machine:  tpiedge (worker [^\r\n]*)\r\n")
+    copied = shlex.split(desk.match[1])
+    made = run_command("token", "create", "--host", f"{HOST}:{port}", TPIEDGE_STATE=str(tmp_path / "desk"))
+    kitchen = terminal("kitchen", *copied)
+    bedroom = terminal("bedroom", "worker", "--token", made.out.strip())
+    for worker in (kitchen, bedroom):
+        worker.expect(r"joined cluster \w+ as w-\w+")
+    desk.expect(r"ready: 3 nodes \(master, .*\)")
+
+    with openai.OpenAI(base_url=f"http://{HOST}:{port + 4}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        stream = client.completions.create(
+            model="demo", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True
+        )
+        pieces = [chunk.choices[0].text for chunk in stream]
+    assert len(pieces) > TOKENS / 2
+    assert "".join(pieces) == expected
+
+    for one in (kitchen, bedroom, desk):
+        one.sendintr()  # Ctrl-C
+        one.expect(pexpect.EOF)
+        one.wait()
+        assert one.signalstatus is None
+        assert "Traceback" not in one.before
+    assert re.search("interrupted", desk.before)
+    assert desk.exitstatus == 128 + signal.SIGINT

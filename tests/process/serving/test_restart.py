@@ -1,0 +1,74 @@
+"""The master ends and comes back: its workers wait for it, and what they hold is not shipped again."""
+
+import signal
+
+import openai
+import pytest
+
+from tests.process.serving.conftest import PROMPT
+from tests.process.serving.serving import Serving, Worker
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    cluster = clusters("--min-workers", 2)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    cluster.start_worker("bob")
+    return cluster
+
+
+def weights(worker: Worker) -> dict[str, tuple[int, int]]:
+    return {path: known for path, known in worker.files().items() if "/blobs/" in path}
+
+
+@pytest.fixture
+def adopted(cluster: Serving, exact):
+    """After the test a new master takes over the workers as they are."""
+    cluster.wait_ready(3)
+    held = {name: weights(worker) for name, worker in cluster.workers.items()}
+    agents = {name: worker.agent for name, worker in cluster.workers.items()}
+    epoch = cluster.status()["epoch"]
+    yield
+    cluster.start_master()
+    assert cluster.wait_ready(3)["epoch"] > epoch
+    exact(cluster)
+    assert {name: weights(worker) for name, worker in cluster.workers.items()} == held
+    assert {name: worker.agent for name, worker in cluster.workers.items()} == agents
+    assert all(agent.is_running() for agent in agents.values())
+
+
+def stream(client: openai.OpenAI, tokens: int):
+    return client.completions.create(
+        model="demo", prompt=PROMPT, max_tokens=tokens, temperature=0, stream=True, extra_body={"ignore_eos": True}
+    )
+
+
+def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
+    with cluster.client() as client:
+        answer = stream(client, 900)
+        for _ in range(10):
+            next(answer)
+        cluster.master.popen.kill()
+        # The body is cut off; whoever reads it must see that.
+        with pytest.raises(Exception, match="closed|peer|connection"):
+            for chunk in answer:
+                assert chunk.choices[0].finish_reason is None
+    assert cluster.master.wait() == -signal.SIGKILL
+
+
+def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
+    with cluster.client() as client:
+        answer = stream(client, 150)
+        for _ in range(10):
+            next(answer)
+        cluster.master.popen.terminate()
+        last = list(answer)[-1]
+    assert last.choices[0].finish_reason == "length"
+    assert cluster.master.wait() == 0
+    assert "finishing what is under way" in cluster.master.log
+
+
+def test_ended_while_idle(cluster: Serving, adopted):
+    cluster.master.popen.terminate()
+    assert cluster.master.wait() == 0

@@ -1,0 +1,24 @@
+"""The control plane's hub as the master sees it: an endpoint that knows whom it lets in."""
+
+from typing import Protocol
+
+from tpiedge.transport.admission import Admission
+from tpiedge.transport.endpoint import Endpoint
+from tpiedge.wire.messages import Message
+
+__all__ = ["Hub"]
+
+
+class Hub(Endpoint, Protocol):
+    """One thread owns it; `wake` and `admission` are for any."""
+
+    @property
+    def admission(self) -> Admission: ...
+
+    def wake(self) -> None:
+        """End a wait in `recv` that is under way, or else the next one, as if its time were up."""
+        ...
+
+    def disconnect(self, name: str, farewell: Message | None = None) -> None:
+        """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear."""
+        ...
