@@ -17,9 +17,9 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.errors import PeerLost, ProtocolError
+from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport import native_library
-from tpiedge.transport.endpoint import EndpointClosed, MalformedMessage
+from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.reduction import DONE
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 from tpiedge.wire.codec import encode
@@ -189,7 +189,7 @@ def test_a_message_of_two_frames_is_malformed(make: Any, rank: int) -> None:
     message = Reduced(1, 1, 0, 0, 2, ROW) if rank else Partial(1, 1, 0, 0, 1, ROW)
     route = [sender._routes["node-1"]] if rank else []
     sender._socket.send_multipart([*route, encode(message) + bytes(ROW.nbytes), b"", b"more"])
-    with pytest.raises(MalformedMessage, match="more than one frame"):
+    with pytest.raises(Misconduct, match="more than one frame"):
         cluster.ranks[rank].all_reduce(part(rank), Tag(1, 0, 0))
     assert receiver.counters.malformed == 1
     assert receiver.recv(0.0) is None

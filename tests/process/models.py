@@ -10,8 +10,11 @@ TEMPLATE = "{% for message in messages %}{{ message.content }} {% endfor %}"
 _POSITIONS = 30_000
 
 
-def build_text_model(folder: Path) -> Path:
-    """A random Llama of three layers that says words like "ba" and "zu", with a context of 30,000 positions."""
+def build_text_model(folder: Path, **changes: int) -> Path:
+    """A random Llama of three layers that says words like "ba" and "zu", with a context of 30,000 positions.
+
+    `changes`: of its configuration, to make it larger.
+    """
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     from tests.reference import Case, build
@@ -35,7 +38,7 @@ def build_text_model(folder: Path) -> Path:
         "bos_token_id": 1,
         "eos_token_id": 2,
     }
-    build(Case("babbler", {"model_type": "llama"} | shape, seed=5), folder)
+    build(Case("babbler", {"model_type": "llama"} | shape | changes, seed=5), folder)
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")
     )

@@ -159,7 +159,16 @@ def _serving(
         served = Served(
             model.pack.path.absolute(), pack_id(manifest_bytes(model.pack.path)), model.compute, capacity
         )
-        running = Master(entrance.hub, clock, served, seating, rank_zero, entrance, timing=timing)
+        running = Master(
+            entrance.hub,
+            clock,
+            served,
+            seating,
+            rank_zero,
+            entrance,
+            timing=timing,
+            known=entrance.members,
+        )
         service = MasterService(running, entrance, model, name, capacity)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(

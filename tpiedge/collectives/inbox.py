@@ -13,7 +13,7 @@ from tpiedge.collectives.arrays import Array, frame_array, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.frames import Expected, Shape
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
-from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset
+from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.messages import Message
 
@@ -66,7 +66,7 @@ class Inbox:
         """One message of `kind` for `tag` from each of `ranks`, in the order of arrival, its tensor of `shape`
         (None: any matrix). What is `expected` is let through without a closer look.
 
-        Raises PeerLost, ProtocolError, and whatever the endpoint raises.
+        Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and whatever the endpoint raises.
         """
         missing = set(ranks)
         place = (kind, tag.step, tag.block, tag.chunk)
@@ -83,7 +83,7 @@ class Inbox:
                 missing.discard(rank)
                 yield rank, frame_array(frame, expected.shape), None
                 continue
-            envelope = self._endpoint.read(sender, frame)
+            envelope = self._read(sender, frame)
             key = self._key(envelope)
             if key is None:
                 continue
@@ -107,7 +107,7 @@ class Inbox:
             if received is None:
                 self._liveness.check_idle(rank, what)
                 continue
-            envelope = self._endpoint.read(*received)
+            envelope = self._read(*received)
             key = self._key(envelope)
             if key is not None:
                 self._hold(key, envelope)
@@ -128,6 +128,14 @@ class Inbox:
             raise PeerLost(
                 self._rank(error.peer), str(what), "its connection broke and was made anew"
             ) from error
+        except MalformedMessage as error:
+            raise Misconduct(self._rank(error.peer), str(error)) from error
+
+    def _read(self, sender: str, frame: memoryview) -> Envelope:
+        try:
+            return self._endpoint.read(sender, frame)
+        except MalformedMessage as error:
+            raise Misconduct(self._rank(sender), str(error)) from error
 
     def _key(self, envelope: Envelope) -> _Key | None:
         """Where the message belongs; None (and counted) where it is too late."""
@@ -146,7 +154,9 @@ class Inbox:
         if key in self._held:
             raise Misconduct(key[4], f"node {key[4]} sent {envelope.message} twice")
         if len(self._held) >= MAX_HELD:
-            raise Misconduct(key[4], f"node {key[4]} is too far ahead: {MAX_HELD} messages that nobody awaits yet")
+            raise Misconduct(
+                key[4], f"node {key[4]} is too far ahead: {MAX_HELD} messages that nobody awaits yet"
+            )
         self._held[key] = envelope
 
     def _rank(self, name: str) -> int:

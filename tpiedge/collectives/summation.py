@@ -5,7 +5,7 @@ from math import isfinite
 import numpy as np
 
 from tpiedge.collectives.arrays import Array
-from tpiedge.errors import ProtocolError
+from tpiedge.errors import Misconduct, ProtocolError
 
 __all__ = ["OrderedSum"]
 
@@ -35,22 +35,24 @@ class OrderedSum:
             self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
 
     def finish(self, what: object) -> None:
-        """Complete the sum in `out`, zeros where nobody has a share; ProtocolError names who sent a value that is
-        not finite."""
+        """Complete the sum in `out`, zeros where nobody has a share; Misconduct names who sent a value that is
+        not finite; ProtocolError where all did, or nobody."""
         if self._sum is None:
             self._out.fill(0)
         elif self._sum is not self._out:
             np.copyto(self._out, self._sum)
         if not _is_finite(self._out):
-            raise ProtocolError(self._blame(what))
+            raise self._blame(what)
 
-    def _blame(self, what: object) -> str:
-        guilty = [
-            rank for rank, part in sorted(self._parts.items()) if part is not None and not _is_finite(part)
-        ]
-        if guilty:
-            return f"node {guilty[0]} contributed a value that is not finite to {what}"
-        return f"the sum of {what} overflows f32"
+    def _blame(self, what: object) -> ProtocolError:
+        given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
+        guilty = [rank for rank, part in given.items() if not _is_finite(part)]
+        if not guilty:
+            return ProtocolError(f"the sum of {what} overflows f32")
+        if guilty[0] == 0 and len(guilty) == len(given) > 1:
+            # Rank 0 is trusted: what it computed from had such values already.
+            return ProtocolError(f"every node contributed a value that is not finite to {what}")
+        return Misconduct(guilty[0], f"node {guilty[0]} contributed a value that is not finite to {what}")
 
 
 def _is_finite(array: Array) -> bool:

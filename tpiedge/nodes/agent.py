@@ -159,7 +159,7 @@ class Agent:
     def _offer(self) -> Offer:
         """What this machine gives, measured once by the first standby node."""
         if self._report is None:
-            report = self._warm().report(self._clock.now() + _REPORT_S)
+            report = self._warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
                 raise PeerError(
                     f"the node process was not ready within {_REPORT_S:.0f} s: is the machine overloaded?"

@@ -55,6 +55,11 @@ class Entrance:
             stack.callback(self._pairing.close)
             self._stack = stack.pop_all()
 
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The workers that may come without a token, in the order in which they were let in."""
+        return tuple(member.name for member in self._door.journal.table.members)
+
     def is_member(self, peer: str) -> bool:
         """Whether a peer that is connected is more than a guest."""
         return peer not in self.hub.admission.guests

@@ -20,6 +20,7 @@ from tpiedge.errors import (
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.membership import Loss, Member, Membership, State
 from tpiedge.wire.control import (
+    Accused,
     Assign,
     Failed,
     Finished,
@@ -78,6 +79,8 @@ class Epoch:
         self._assigned: set[int] = set()
         self._reports: dict[int, str] = {}
         self._started = False
+        #: The nodes that broke the protocol, and how.
+        self.offences: dict[int, str] = {}
 
     @property
     def members(self) -> tuple[Member, ...]:
@@ -93,11 +96,16 @@ class Epoch:
         try:
             self._dispatch(rank, message)
         except ProtocolError as error:
-            self.lose(rank, str(error))
+            self.offend(rank, str(error))
 
     def lose(self, rank: int, cause: str) -> None:
         """The node's link or its machine failed."""
         self._announce(self._membership.lose(rank, cause))
+
+    def offend(self, rank: int, cause: str) -> None:
+        """The node broke the protocol."""
+        self.offences.setdefault(rank, hearsay(cause))
+        self.lose(rank, cause)
 
     def ended(self, rank: int, cause: str) -> None:
         """The node's process ended. That it gave up over another node says more than its exit status."""
@@ -137,6 +145,8 @@ class Epoch:
                 self._node_failed(rank, message)
             case Stats():
                 self._tell(message)
+            case Accused(guilty=guilty, cause=cause) if rank == 0:
+                self.offend(guilty, cause)
             case Failed() | Token() | PromptScores() | Finished() if rank == 0:
                 self._tell(message)
             case _:

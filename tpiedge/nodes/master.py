@@ -9,7 +9,7 @@ next plan is made from who is there.
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -17,7 +17,9 @@ from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, PeerError, ProtocolError, TpiedgeError, UserError
 from tpiedge.nodes.desk import Answering, Desk
 from tpiedge.nodes.enrolment import printable
+from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.probing import Link, Probing
+from tpiedge.nodes.quarantine import Quarantine, Traffic
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine, Roster
 from tpiedge.nodes.session import Phase, Seat, Served, Session, node_name
@@ -37,10 +39,9 @@ from tpiedge.wire.epochs import (
     Offer,
     Prepared,
     Preparing,
-    Probe,
     Spawned,
 )
-from tpiedge.wire.join import Refused
+from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
@@ -95,7 +96,9 @@ class Master:
         *,
         timing: Timing | None = None,
         queue_limit: int = _QUEUE,
+        known: Sequence[str] = (),
     ) -> None:
+        """`known`: the workers that belonged to the cluster before, as Roster wants them."""
         self._hub = hub
         self._clock = clock
         self._served = served
@@ -103,7 +106,7 @@ class Master:
         self._rank_zero = rank_zero
         self._door = door
         self._timing = timing or Timing()
-        self._roster = Roster(self._timing.timeout_s)
+        self._roster = Roster(self._timing.timeout_s, known)
         self._desk = Desk(queue_limit, self._cancel, self._wake)
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._serving: Session | None = None
@@ -114,6 +117,8 @@ class Master:
         self._hopeless = False
         self._failures = 0
         self._excluded: dict[str, Exclusion] = {}
+        self._quarantine = Quarantine()
+        self._traffic = Traffic()
         self._probings: dict[str, Probing] = {}
         self._number = 0
         self._reason = "starting"
@@ -199,7 +204,7 @@ class Master:
                     break
                 self._handle(envelope)
             except MalformedMessage as error:
-                self._broken(error.peer, str(error))
+                self._offended(error.peer, str(error))
             except LinkReset as error:
                 self._broken(error.peer, str(error))
             except EndpointClosed:
@@ -212,6 +217,8 @@ class Master:
     def _handle(self, envelope: Envelope) -> None:
         sender, message = envelope.sender, envelope.message
         rank, epoch = _node_of(sender)
+        if rank != 0 and self._traffic.floods(sender):
+            self._offended(sender, "it floods the master with messages")
         if rank is not None:
             serving = self._serving
             if serving is not None and serving.number == epoch and serving.epoch is not None:
@@ -233,10 +240,10 @@ class Master:
                     self._hear_of_epoch(name, message)
             case AgentPulse():
                 self._known(name, now)
-            case Probe(number=number, answer_bytes=count):
-                self._send(Echo(message.epoch, number, bytes(count)), name)
-            case _:
+            case Enrol():
                 self._door.heard(name, message, now)
+            case _:
+                self._offended(name, f"it sent {type(message).__name__}, which is not a worker's to send")
 
     def _hear_offer(self, name: str, offer: Offer, now: float) -> None:
         known = self._roster.get(name)
@@ -276,6 +283,22 @@ class Master:
         elif self._serving is not None and self._serving.epoch is not None and epoch == self._serving.number:
             self._serving.epoch.lose(rank, cause)
 
+    def _offended(self, peer: str, cause: str) -> None:
+        """The peer broke the protocol: it is lost, its connection cut, and its machine is left out for a while."""
+        rank, epoch = _node_of(peer)
+        serving = self._serving
+        if rank is None and self._roster.get(peer) is not None:
+            self._convict(peer, cause)
+            self._lose_machine(peer, cause)
+        elif serving is not None and serving.epoch is not None and epoch == serving.number and rank:
+            serving.epoch.offend(rank, cause)
+        self._hub.disconnect(peer)
+
+    def _convict(self, name: str, cause: str) -> None:
+        until = self._quarantine.convict(name, self._clock.now())
+        _log.warning("%s broke the protocol: %s", name, cause)
+        self._excluded[name] = Exclusion(until, hearsay(cause))
+
     def _lose_machine(self, name: str, cause: str) -> None:
         self._roster.lose(name, cause)
         self._sessions_lose(name, cause)
@@ -288,11 +311,13 @@ class Master:
     def _forget(self, name: str) -> None:
         self._roster.forget(name)
         self._probings.pop(name, None)
+        self._quarantine.forget(name)
         self._sessions_lose(name, "its membership was revoked")
         self._hub.disconnect(name, Refused("revoked", "the master has revoked the key of this worker"))
 
     def _tick(self) -> None:
         now = self._clock.now()
+        self._traffic.tick()
         self._door.tick(now)
         for name, cause in self._roster.tick(now):
             self._sessions_lose(name, cause)
@@ -418,6 +443,8 @@ class Master:
         self._reason = str(error)
         if self._failures:  # once may be bad luck
             self._exclude(session)
+        for name, cause in session.offences.items():
+            self._convict(name, cause)
         self._desk.fail_running(error)
         self._retry()
 

@@ -12,6 +12,7 @@ from tpiedge.nodes.private_file import read_private, replace_private
 from tpiedge.nodes.readiness import NodeReport
 from tpiedge.nodes.usage import cpu_name
 from tpiedge.wire.epochs import Capacity
+from tpiedge.wire.schema import schema_of
 
 __all__ = ["Measurements"]
 
@@ -39,9 +40,11 @@ class Measurements:
         if not 0 <= self._now() - when <= _KEEP_S or not isinstance(report, dict):
             return None
         try:
-            return NodeReport(**(report | {"pid": 0, "capacity": Capacity(**report["capacity"])}))
+            found = NodeReport(**(report | {"pid": 0, "capacity": Capacity(**report["capacity"])}))
+            schema_of(Capacity).write(found.capacity)
         except (TypeError, KeyError, ValueError):
             return None
+        return found if isinstance(found.cpu, str) and isinstance(found.isa, str) else None
 
     def keep(self, report: NodeReport) -> None:
         """For the next start. A disk that does not take it costs a measurement then."""

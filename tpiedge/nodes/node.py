@@ -23,7 +23,15 @@ from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.engine.assembly import Engine
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
-from tpiedge.errors import Cancelled, OutOfMemory, PeerLost, ProtocolError, TpiedgeError, UserError
+from tpiedge.errors import (
+    Cancelled,
+    Misconduct,
+    OutOfMemory,
+    PeerLost,
+    ProtocolError,
+    TpiedgeError,
+    UserError,
+)
 from tpiedge.memory.weights import PinnedWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.nodes.bootstrap import NodeBootstrap
@@ -37,6 +45,7 @@ from tpiedge.transport.framing import CONTROL, TENSOR
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import (
+    Accused,
     Assign,
     Failed,
     Finished,
@@ -115,10 +124,11 @@ class Node:
         self._resources.close()
 
     def report(self, error: TpiedgeError) -> None:
-        """Tell the master why this node ends."""
-        self.link.post(
-            Failed(self._epoch, self._bootstrap.rank, self._request, type(error).__name__, str(error)[:2000])
-        )
+        """Tell the master why this node ends, and first who is to blame."""
+        rank, cause = self._bootstrap.rank, str(error)[:2000]
+        if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
+            self.link.post(Accused(self._epoch, rank, error.rank, cause))
+        self.link.post(Failed(self._epoch, rank, self._request, type(error).__name__, cause))
 
     def _expect_assign(self) -> Assign:
         command = self._next_command(self._clock.now() + _ASSIGN_S)

@@ -9,6 +9,7 @@ Laws:
    then.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpiedge.nodes.probing import Link
@@ -34,20 +35,24 @@ class Machine:
 
 
 class Roster:
-    """The workers, by the name that belongs to their key, in the order in which they first came."""
+    """The workers, by the name that belongs to their key, in the order in which they first came.
 
-    def __init__(self, timeout_s: float) -> None:
+    `known`: those that came before this master was started, so that each has its old place, and its weights.
+    """
+
+    def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
         self._timeout_s = timeout_s
         self._machines: dict[str, Machine] = {}
+        self._places = {name: place for place, name in enumerate(known)}
         self.generation = 0
 
     @property
     def machines(self) -> tuple[Machine, ...]:
-        return tuple(self._machines.values())
+        return tuple(sorted(self._machines.values(), key=lambda machine: self._places[machine.name]))
 
     @property
     def present(self) -> tuple[Machine, ...]:
-        return tuple(machine for machine in self._machines.values() if machine.present)
+        return tuple(machine for machine in self.machines if machine.present)
 
     def get(self, name: str) -> Machine | None:
         return self._machines.get(name)
@@ -55,6 +60,7 @@ class Roster:
     def offered(self, name: str, offer: Offer, now: float) -> None:
         """The machine says what it has to give."""
         known = self._machines.get(name)
+        self._places.setdefault(name, len(self._places))
         if known is None or not known.present or known.offer != offer:
             self.generation += 1
         since = known.since if known is not None and known.present else now

@@ -13,6 +13,7 @@ from tpiedge.planner.solve import Infeasible
 __all__ = ["OWN_NAME", "Seating"]
 
 OWN_NAME = "master"
+_MAX_THREADS = 1024
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Seating:
             (allotment for allotment in found.allotments if allotment.rank is not None),
             key=lambda allotment: allotment.rank or 0,
         )
-        threads = {machine.name: machine.offer.threads for machine in machines}
+        threads = {machine.name: min(max(1, machine.offer.threads), _MAX_THREADS) for machine in machines}
         return tuple(self._seat(allotment, threads) for allotment in seated)
 
     def _seat(self, allotment: Allotment, threads: dict[str, int]) -> Seat:

@@ -119,6 +119,12 @@ class Session:
         """The public keys of the workers' nodes by rank, as far as they are prepared."""
         return self._keys
 
+    @property
+    def offences(self) -> Mapping[str, str]:
+        """The workers whose nodes broke the protocol, and how."""
+        offences = self.epoch.offences if self.epoch is not None else {}
+        return {self.seats[rank].machine: cause for rank, cause in offences.items() if rank}
+
     def prepare(self) -> None:
         """Ask every worker to fetch what it lacks."""
         for machine, rank in self._ranks.items():

@@ -291,6 +291,8 @@ def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq
     socket.maxmsgsize = max(plane.frame_limit, _HANDSHAKE_BYTES) + _CURVE_OVERHEAD
     socket.sndhwm = socket.rcvhwm = plane.queue_length
     socket.handshake_ivl = _HANDSHAKE_MS
+    # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
+    socket.connect_timeout = _HANDSHAKE_MS
     socket.heartbeat_ivl = _HEARTBEAT_MS
     socket.heartbeat_timeout = socket.heartbeat_ttl = plane.silence_ms
     socket.reconnect_ivl = _RECONNECT_MS

@@ -8,6 +8,7 @@ from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = [
+    "Accused",
     "AskStats",
     "Assign",
     "Cancel",
@@ -188,6 +189,16 @@ class Failed:
     request: Name
     kind: Name
     message: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Accused:
+    """Rank 0 to master, before its Failed: on the tensor plane the node `guilty` sent what no honest node sends."""
+
+    epoch: U32
+    rank: Rank
+    guilty: Rank
+    cause: Text
 
 
 @dataclass(frozen=True, slots=True)

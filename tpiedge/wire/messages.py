@@ -32,6 +32,7 @@ Message = (
     | control.Stats
     | control.Shutdown
     | control.PromptScores
+    | control.Accused
     | join.Enrol
     | join.Enrolled
     | join.Refused
@@ -80,6 +81,7 @@ TAGS: dict[int, type[Message]] = {
     46: control.Stats,
     47: control.Shutdown,
     48: control.PromptScores,
+    49: control.Accused,
     64: join.Enrol,
     65: join.Enrolled,
     66: join.Refused,

@@ -9,20 +9,19 @@ from tests.process.command import run_command
 from tests.process.leaks import Holdings
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
+from tests.process.network.observed import PROMPT, TOKENS, Observed, observe
 
-PROMPT = "Once upon a time there was a little fox"
-TOKENS = 40
 _GRACE_S = 5.0
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture(scope="package", autouse=True)
 def _leak_check() -> Iterator[None]:
-    """As everywhere, but over a module, whose tests share a cluster."""
+    """As everywhere, but over the package, whose tests share a cluster."""
     before = Holdings.now()
     yield
     left = before.growth(_GRACE_S)
     if left:
-        pytest.fail("left behind by the module:\n  " + "\n  ".join(left), pytrace=False)
+        pytest.fail("left behind by the package:\n  " + "\n  ".join(left), pytrace=False)
 
 
 @pytest.fixture(scope="session")
@@ -38,7 +37,7 @@ def expected(_session_cache) -> str:
     return text
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def namespaces(_leak_check: None) -> Iterator[Namespaces]:
     reason = why_impossible("nft", "tc")
     if reason is not None:
@@ -47,11 +46,11 @@ def namespaces(_leak_check: None) -> Iterator[Namespaces]:
         yield made
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def clusters(
     namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Callable[..., NetworkCluster]]:
-    """Make a cluster with options of `tpiedge master`; ended, and looked after, at the end of the module."""
+    """Make a cluster with options of `tpiedge master`; ended, and looked after, at the end of the package."""
     made: list[NetworkCluster] = []
 
     def make(*options: object, **more: object) -> NetworkCluster:
@@ -61,6 +60,19 @@ def clusters(
     yield make
     for cluster in made:
         cluster.close()
+
+
+@pytest.fixture(scope="package")
+def observed(clusters: Callable[..., NetworkCluster], namespaces: Namespaces) -> Observed:
+    """The cluster of all tests that need no other, and how its network looked at the start."""
+    return observe(clusters("--min-workers", 2), namespaces)
+
+
+@pytest.fixture
+def cluster(observed: Observed) -> NetworkCluster:
+    """Three machines that serve."""
+    observed.cluster.wait_ready(3)
+    return observed.cluster
 
 
 @pytest.fixture

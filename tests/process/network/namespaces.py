@@ -97,7 +97,7 @@ class Namespaces:
     @contextlib.contextmanager
     def dropping(self, name: str, *, sent: bool = True, received: bool = True) -> Iterator[None]:
         """The bridge swallows what the machine sends, or is sent, or both; nobody is told."""
-        ways = [f"iifname \"{name}\""] * sent + [f"oifname \"{name}\""] * received
+        ways = [f'iifname "{name}"'] * sent + [f'oifname "{name}"'] * received
         rules = "\n".join(f"{way} meta protocol ip drop;" for way in ways)
         with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
             yield

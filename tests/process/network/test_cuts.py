@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 import pytest
 
 from tests.process.network.cluster import NetworkCluster
-from tests.process.network.conftest import PROMPT
 from tests.process.network.namespaces import Namespaces
+from tests.process.network.observed import PROMPT
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
 
@@ -32,19 +32,8 @@ _CUTS: dict[str, Cut] = {
 }
 
 
-@pytest.fixture(scope="module")
-def cluster(clusters) -> NetworkCluster:
-    made = clusters("--min-workers", 2)
-    made.start_master()
-    made.join("worker1")
-    made.join("worker2")
-    made.wait_ready(3)
-    return made
-
-
 @pytest.mark.parametrize("name", _CUTS)
 def test_a_cut_is_seen_said_and_mended(cluster: NetworkCluster, exact, name: str) -> None:
-    cluster.wait_ready(3)
     rank = cluster.node("worker1")["rank"]
     with cluster.streaming(PROMPT, _LONG) as stream, _CUTS[name](cluster.namespaces):
         started = time.monotonic()

@@ -8,12 +8,13 @@ import signal
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import httpx
 import openai
 import psutil
+from openai.types import Completion
 
 from tests.process.command import COMMAND, gone, wait_for
 from tpiedge.nodes.addresses import Address
@@ -25,7 +26,7 @@ from tpiedge.nodes.token_store import TokenStore
 from tpiedge.nodes.tokens import Token
 from tpiedge.wire.epochs import Capacity
 
-__all__ = ["HOST", "Process", "Serving", "Worker", "free_ports", "same_speed"]
+__all__ = ["HOST", "SPEED", "Process", "Serving", "Worker", "free_ports", "measured", "rank_of", "unfinished"]
 
 HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.
@@ -33,6 +34,7 @@ START_S = 40.0
 END_S = 15.0
 _PORTS = 5  # control, data, files, pairing; HTTP
 _THREADS = 1
+SPEED = 1e10
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 20_000, 30_000
 
@@ -47,11 +49,23 @@ def free_ports() -> int:
             return first
 
 
-def same_speed(folder: Path) -> None:
-    """As if this machine had measured itself before: every one has the same speed, so shares are the same each time."""
+def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
+    """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    report = NodeReport(1, "", "torch", Capacity(_THREADS, 1e10, 1e11, 1e10))
+    report = NodeReport(1, "", "torch", Capacity(_THREADS, bytes_per_s, 10 * bytes_per_s, bytes_per_s))
     Measurements(folder, _THREADS).keep(report)
+
+
+def unfinished(stream: Iterable[Completion]) -> Iterator[str]:
+    """The pieces of an answer that must break off: none of them says that it is the last."""
+    for chunk in stream:
+        assert chunk.choices[0].finish_reason is None
+        yield chunk.choices[0].text
+
+
+def rank_of(status: dict, host: str) -> int | None:
+    """None for a machine that takes no part or is not there."""
+    return next((node["rank"] for node in status["nodes"] if node["host"] == host), None)
 
 
 class Process:
@@ -100,14 +114,16 @@ class Process:
 class Worker:
     """One machine: its folders stay when its process ends."""
 
-    def __init__(self, folder: Path, name: str, address: Address, options: tuple[object, ...] = ()) -> None:
+    def __init__(
+        self, folder: Path, name: str, address: Address, options: tuple[object, ...], bytes_per_s: float
+    ) -> None:
         self.name = name
         self.state, self.cache = folder / f"{name}-state", folder / f"{name}-cache"
         self.address = address
         self.options = options
         self.process: Process | None = None
         self._log = folder / f"{name}.log"
-        same_speed(self.state / "worker")
+        measured(self.state / "worker", bytes_per_s)
 
     @property
     def arguments(self) -> list[object]:
@@ -150,7 +166,7 @@ class Serving:
     def __init__(
         self, folder: Path, *options: object, cache: Path | None = None, model: str = "demo"
     ) -> None:
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.model = model
         self.options = options
@@ -162,7 +178,7 @@ class Serving:
         self.master: Process | None = None
         self._everything: list[Process] = []
         self._http = httpx.Client(trust_env=False, timeout=5.0)
-        same_speed(self.state / "master")
+        measured(self.state / "master")
 
     # --- starting
 
@@ -179,10 +195,13 @@ class Serving:
             wait_for(self.answers, START_S)
         return self.master
 
-    def start_worker(self, name: str, *options: object, token: bool = True) -> Worker:
+    def start_worker(
+        self, name: str, *options: object, token: bool = True, bytes_per_s: float = SPEED
+    ) -> Worker:
+        """A new machine with the `options`, or one that was here before."""
         worker = self.workers.get(name)
         if worker is None:
-            worker = self.workers[name] = Worker(self.folder, name, self.address, options)
+            worker = self.workers[name] = Worker(self.folder, name, self.address, options, bytes_per_s)
         worker.start(self.token() if token else None)
         self._everything.append(worker.process)
         return worker

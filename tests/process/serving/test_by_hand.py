@@ -30,7 +30,9 @@ def terminal(tmp_path: Path):
         }
         if machine != "desk":
             places["TPIEDGE_CACHE"] = str(tmp_path / f"{machine}-cache")
-        spawned = pexpect.spawn(COMMAND, list(arguments), env=os.environ | places, timeout=START_S, encoding="utf-8")
+        spawned = pexpect.spawn(
+            COMMAND, list(arguments), env=os.environ | places, timeout=START_S, encoding="utf-8"
+        )
         opened.append(spawned)
         return spawned
 
@@ -52,7 +54,9 @@ def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, ex
         worker.expect(r"joined cluster \w+ as w-\w+")
     desk.expect(r"ready: 3 nodes \(master, .*\)")
 
-    with openai.OpenAI(base_url=f"http://{HOST}:{port + 4}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with openai.OpenAI(
+        base_url=f"http://{HOST}:{port + 4}/v1", api_key="none", max_retries=0, timeout=30
+    ) as client:
         stream = client.completions.create(
             model="demo", prompt=PROMPT, max_tokens=TOKENS, temperature=0, stream=True
         )

@@ -45,7 +45,17 @@ from tpiedge.wire.epochs import (
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["SERVED", "FakeAgent", "FakeDoor", "FakeNode", "FakeRankZero", "Story", "offer", "request", "seats_of"]
+__all__ = [
+    "SERVED",
+    "FakeAgent",
+    "FakeDoor",
+    "FakeNode",
+    "FakeRankZero",
+    "Story",
+    "offer",
+    "request",
+    "seats_of",
+]
 
 SERVED = Served(Path("/pack"), "pack-1", "f32", 64)
 _BEAT_S = 0.1

@@ -128,7 +128,7 @@ def test_a_node_that_gave_up_says_why(master: Master) -> None:
     """Its own loss of a peer explains its end, where no other end explains it."""
     master.start()
     master.spokes[1].send(Failed(1, 1, "", "PeerLost", "node 0 was lost during X: without progress"))
-    master.spokes[1].send(Token(1, "marker", 0, 0, ()))
+    master.spokes[0].send(Token(1, "marker", 0, 0, ()))
     assert isinstance(master.event(), Token)
     master.causes[1] = "its process ended with status 3"
     assert "it gave up, because node 0 was lost during X" in str(master.event())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode, tensors_of
 from tpiedge.wire.control import (
+    Accused,
     AskStats,
     Assign,
     Cancel,
@@ -152,6 +153,10 @@ GOLDEN: list[tuple[Message, str]] = [
     (
         Failed(1, 0, "", "PeerLost", "node 1 was lost"),
         "97012b0100a0a8506565724c6f7374af6e6f6465203120776173206c6f7374",
+    ),
+    (
+        Accused(1, 0, 2, "no"),
+        "960131010002a26e6f",
     ),
     (
         Cancel(1, "r1"),

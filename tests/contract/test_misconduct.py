@@ -1,0 +1,58 @@
+"""Rank 0 over a real link finds out who of its peers breaks the protocol, at once and at no cost in memory."""
+
+import time
+from types import SimpleNamespace
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from tests.process.imposter.crimes import CRIMES
+from tests.process.imposter.imposter import Node
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives import pair
+from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.errors import Misconduct
+from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.data import StepPlan
+
+# Of the largest frame: libzmq's copy and ours.
+LARGEST = 3 * TENSOR.frame_limit
+SHAPE = (3, 192)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("crime", CRIMES)
+def test_the_guilty_one_is_named_at_once(crime: str, size: int) -> None:
+    act, words = CRIMES[crime]
+    keys, guilty = CurveKeys.generate(), size - 1
+    order: Any = SimpleNamespace(rank=guilty, epoch=7)
+    nodes = {rank: Node(order) for rank in range(1, size)}
+    allowed = {node.keys.public: f"node-{rank}" for rank, node in nodes.items()}
+    with ZmqHub("tcp://127.0.0.1:*", keys, "node-0", allowed, plane=TENSOR) as hub:
+        root = pair.root(hub, DeadlineLiveness(MonotonicClock(), 10.0), epoch=7, size=size)
+        for rank, node in nodes.items():
+            node.tensors = ZmqSpoke(
+                hub.address, keys.public, node.keys, f"node-{rank}", hub_name="node-0", plane=TENSOR
+            )
+        try:
+            root.announce(StepPlan(7, 1, (), SHAPE[0], SHAPE[0]))
+            nodes[guilty].step, nodes[guilty].shape = 1, SHAPE
+            before = psutil.Process().memory_info().rss
+            act(nodes[guilty])
+            if size == 3:
+                nodes[1].step, nodes[1].shape = 1, SHAPE
+                nodes[1].contribute(sender=1)
+            started = time.monotonic()
+            with pytest.raises(Misconduct, match=words) as caught:
+                root.all_reduce(torch.zeros(SHAPE), Tag(1, 0, 0))
+            assert caught.value.rank == guilty
+            assert time.monotonic() - started < 1.0
+            assert psutil.Process().memory_info().rss - before < LARGEST
+        finally:
+            for node in nodes.values():
+                node.close()

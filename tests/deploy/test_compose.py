@@ -1,0 +1,280 @@
+"""The demo of several laptops: built, started with compose, asked, hurt and stopped.
+
+Minutes long, and only where containers can run: elsewhere each test says why it was skipped.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import openai
+import pytest
+from docker.errors import DockerException
+
+from tests.deploy.engine import ROOT, Engine, base_image, build_base, running_engine
+from tests.process.command import run_command, wait_for
+from tpiedge.units import GIB
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+
+COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
+IMAGE = "tpiedge-test/tpiedge"
+KEY = secrets.token_hex(8)
+WORKERS = ("macbook-air", "dell-1", "dell-2")
+PROMPT = "Once upon a time"
+TOKENS = 16
+READY = "ready: 4 nodes"
+READY_S = 180.0
+LOST_S = 10.0
+STOP_S = 30.0
+OUT_OF_MEMORY = "it ran out of memory (killed by the system's OOM killer)"
+
+
+@dataclass(frozen=True)
+class Laptops:
+    """The compose project `name`, served at `port` of the loopback address."""
+
+    engine: Engine
+    name: str
+    port: int
+    compose: Callable[..., str]
+
+    def state(self, service: str) -> dict:
+        with self.engine.client() as client:
+            return client.api.inspect_container(self.container(service))
+
+    def log(self, service: str) -> list[str]:
+        with self.engine.client() as client:
+            text = client.containers.get(self.container(service)).logs()
+        return text.decode(errors="replace").splitlines()
+
+    def run_in(self, service: str, *command: str) -> tuple[int, str]:
+        """Status and output of a command."""
+        with self.engine.client() as client:
+            status, output = client.containers.get(self.container(service)).exec_run(list(command))
+        return status, output.decode(errors="replace")
+
+    def container(self, service: str) -> str:
+        """Its id."""
+        labels = {
+            "label": [f"com.docker.compose.project={self.name}", f"com.docker.compose.service={service}"]
+        }
+        with self.engine.client() as client:
+            return client.api.containers(all=True, filters=labels)[0]["Id"]
+
+    @property
+    def ready(self) -> bool:
+        """What the master's last line says."""
+        return next((line.startswith(READY) for line in reversed(self.log("master"))), False)
+
+    def answer(self) -> str:
+        """Through the client that everybody has."""
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=KEY, max_retries=0) as client:
+            done = client.completions.create(
+                model=client.models.list().data[0].id, prompt=PROMPT, max_tokens=TOKENS, temperature=0
+            )
+        return done.choices[0].text
+
+
+@pytest.fixture(scope="module")
+def composes() -> dict[str, list[str]]:
+    """The commands that take a compose file, by name."""
+    found = {}
+    if shutil.which("docker") and not _status(["docker", "compose", "version"]):
+        found["docker compose"] = ["docker", "compose"]
+    if shutil.which("docker-compose") and not _status(["docker-compose", "version"]):
+        found["docker-compose"] = ["docker-compose"]
+    if not found:
+        pytest.skip("neither 'docker compose' nor docker-compose is installed")
+    return found
+
+
+def _status(command: list[str]) -> int:
+    return subprocess.run(command, capture_output=True, check=False, timeout=30).returncode
+
+
+@pytest.fixture(scope="module")
+def folder() -> Iterator[Path]:
+    """With a short path, for sockets are in it, on a real disk."""
+    made = Path(tempfile.mkdtemp(prefix="tpiedge-", dir="/var/tmp"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def engine(folder) -> Iterator[Engine]:
+    (folder / "engine").mkdir()
+    with running_engine(folder / "engine") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def image(engine, folder, composes) -> Iterator[str]:
+    """Built as the compose file builds it; images that were not there before are removed, layers included."""
+    with engine.client() as client:
+        before = {tag for one in client.images.list() for tag in one.tags}
+    try:
+        base = base_image(engine, folder)
+        build, torch_index = build_base(engine, base, folder)
+        arguments = {"BASE": base, "BUILD_BASE": build, "TORCH_INDEX": torch_index}
+        with engine.client() as client:
+            client.images.build(
+                path=str(ROOT),
+                dockerfile="docker/Dockerfile",
+                buildargs=arguments,
+                tag=IMAGE,
+                rm=True,
+                forcerm=True,
+            )
+        yield IMAGE
+    finally:
+        _remove_images(engine, before)
+
+
+def _remove_images(engine: Engine, before: set[str]) -> None:
+    with engine.client() as client:
+        for tag in {tag for one in client.images.list() for tag in one.tags} - before:
+            with suppress(DockerException):
+                client.images.remove(tag, force=True)
+        client.images.prune({"dangling": True, "label": ["org.tpiedge.stage=build"]})
+
+
+@pytest.fixture(scope="module")
+def laptops(engine, image, composes) -> Iterator[Laptops]:
+    """Four of them, ready."""
+    name = f"tpiedge-test-{secrets.token_hex(3)}"
+    port = _free_port()
+    environment = {
+        **os.environ,
+        "DOCKER_HOST": engine.url,
+        "IMAGE": image,
+        "API_KEY": KEY,
+        "PORT": str(port),
+        "MODEL": "demo",
+    }
+    command = [*next(iter(composes.values())), "-p", name, "-f", str(COMPOSE_FILE)]
+
+    def compose(*arguments: str) -> str:
+        done = subprocess.run(
+            [*command, *arguments], env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    running = Laptops(engine, name, port, compose)
+    try:
+        compose("up", "-d", "--no-build")
+        wait_for(lambda: running.ready, READY_S)
+        yield running
+    finally:
+        compose("down", "--volumes", "--timeout", "5")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def test_every_compose_takes_the_file(composes):
+    for name, command in composes.items():
+        done = subprocess.run(
+            [*command, "-f", str(COMPOSE_FILE), "config", "--quiet"],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert (done.returncode, done.stderr) == (0, ""), name
+
+
+def test_the_answer_is_that_of_one_computer(laptops):
+    alone = run_command(
+        "run", "--model", "demo", "--nodes", 1, "--prompt", PROMPT, "--max-tokens", TOKENS,
+        "--temperature", 0, "--json",
+    )  # fmt: skip
+    assert alone.status == 0, alone.err
+    assert laptops.answer() == json.loads(alone.out)["text"]
+
+
+def test_only_this_computer_reaches_the_api_and_only_with_the_key(laptops):
+    published = laptops.state("master")["NetworkSettings"]["Ports"]
+    assert {port: where for port, where in published.items() if where} == {
+        "8080/tcp": [{"HostIp": "127.0.0.1", "HostPort": str(laptops.port)}]
+    }
+    with (
+        openai.OpenAI(
+            base_url=f"http://127.0.0.1:{laptops.port}/v1", api_key="guessed", max_retries=0
+        ) as client,
+        pytest.raises(openai.AuthenticationError),
+    ):
+        client.models.list()
+
+
+def test_laptops_are_unequal_and_know_it(laptops):
+    status, output = laptops.run_in("master", "tpiedge", "nodes", "--json")
+    assert status == 0, output
+    memory = {
+        node["host"]: node["memory_bytes"] for node in json.loads(output)["nodes"] if node["host"] in WORKERS
+    }
+    assert memory.keys() == set(WORKERS)
+    assert 0 < memory["macbook-air"] < GIB < memory["dell-1"] < 2 * GIB
+
+
+@pytest.mark.parametrize("service", ["master", "dell-1"])
+def test_the_image_has_no_root_and_no_compiler(laptops, service):
+    assert laptops.run_in(service, "id", "-u") == (0, "10001\n")
+    status, _ = laptops.run_in(service, "sh", "-c", "command -v cc c++ g++ gcc pip")
+    assert status != 0
+
+
+def test_all_become_healthy(laptops):
+    for service in ("master", *WORKERS):
+        wait_for(lambda service=service: laptops.state(service)["State"]["Health"]["Status"] == "healthy", 60)
+
+
+def test_a_worker_that_is_killed_is_taken_back(laptops):
+    before = laptops.answer()
+    with laptops.engine.client() as client:
+        worker = client.containers.get(laptops.container("dell-1"))
+        worker.kill()
+        wait_for(lambda: not laptops.ready, LOST_S)
+        assert "waiting for 1 more" in laptops.log("master")[-1]
+        worker.start()
+    wait_for(lambda: laptops.ready, READY_S)
+    assert laptops.answer() == before
+
+
+def test_a_worker_without_enough_memory_says_so(laptops):
+    with laptops.engine.client() as client:
+        options = {"mem_limit": "150m", "memswap_limit": "150m", "init": True, "name": f"{laptops.name}-tiny"}
+        tiny = client.containers.run(
+            IMAGE,
+            ["worker", "--connect", "master:7070", "--token-file", "/run/tpiedge/token"],
+            network=f"{laptops.name}_default",
+            volumes={f"{laptops.name}_join": {"bind": "/run/tpiedge", "mode": "ro"}},
+            detach=True,
+            **options,
+        )
+        try:
+            status = tiny.wait(timeout=60)["StatusCode"]
+            log = tiny.logs().decode()
+        finally:
+            tiny.remove(force=True)
+    assert status != 0
+    assert OUT_OF_MEMORY in log
+
+
+def test_all_end_politely(laptops):
+    """The last one: nothing runs afterwards."""
+    laptops.compose("stop", "--timeout", str(int(STOP_S)))
+    statuses = {service: laptops.state(service)["State"]["ExitCode"] for service in ("master", *WORKERS)}
+    assert statuses == dict.fromkeys(statuses, 0)

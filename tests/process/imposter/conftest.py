@@ -1,0 +1,49 @@
+"""A cluster of a master, an honest worker, and now and then an imposter."""
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.process.imposter.imposter import SLOW, Imposter
+from tests.process.serving.conftest import _leak_check, clusters, exact, expected  # noqa: F401
+from tests.process.serving.serving import Serving, measured
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving]) -> Serving:  # noqa: F811
+    """All are so slow, as they say, that three machines are better than two."""
+    cluster = clusters("--min-workers", 1)
+    measured(cluster.state / "master", SLOW)
+    cluster.start_master()
+    cluster.start_worker("ann", bytes_per_s=SLOW)
+    cluster.wait_ready(2)
+    return cluster
+
+
+@pytest.fixture
+def imposter(cluster: Serving) -> Iterator[Imposter]:
+    """It has a part of the plan. Each one has a key of its own, so that no quarantine is inherited."""
+    cluster.wait_ready(2)
+    imposter = Imposter(cluster.token())
+    imposter.start()
+    try:
+        cluster.wait_ready(3)
+        yield imposter
+        assert imposter.failure is None
+    finally:
+        imposter.close()
+
+
+@pytest.fixture
+def fenced(cluster: Serving, imposter: Imposter, exact: Callable[[Serving], None]) -> Callable[[str], None]:  # noqa: F811
+    """Fails unless the imposter is left out for these words, and the others answer as ever."""
+
+    def check(words: str) -> None:
+        status = cluster.wait_ready(2)
+        nodes = {node["host"] or node["name"]: node for node in status["nodes"]}
+        assert nodes[imposter.name]["state"] == "left out"
+        assert words in nodes[imposter.name]["why"]
+        assert nodes["ann"]["rank"] == 1
+        exact(cluster)
+
+    return check

@@ -1,0 +1,247 @@
+"""A worker that was let in with a real token, speaks the protocol until its node is ready, and then breaks it.
+
+It is a thread on the package's own sockets, without weights: what it contributes honestly is zeros.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tpiedge import __version__
+from tpiedge.errors import PeerError
+from tpiedge.nodes.identity import peer_name
+from tpiedge.nodes.joining import enrol, open_link
+from tpiedge.nodes.session import node_name
+from tpiedge.nodes.tokens import parse_token
+from tpiedge.transport.endpoint import Envelope, Unreachable
+from tpiedge.transport.framing import CONTROL, TENSOR, Plane
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.control import Assign, Heartbeat, Hello, Ready
+from tpiedge.wire.data import Hidden, Partial, Reduced, StepPlan
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Capacity,
+    Echo,
+    Launch,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.messages import PROTOCOL
+from tpiedge.wire.tensors import TensorHeader
+
+__all__ = ["SLOW", "Imposter", "Node"]
+
+#: Bytes of weights per second, of everybody: so slow that three machines are always faster than two.
+SLOW = 1e7
+_BEAT_S = 0.3
+_END_S = 10.0
+
+
+@dataclass
+class Node:
+    """The imposter's part of an epoch."""
+
+    prepare: Prepare
+    keys: CurveKeys = field(default_factory=CurveKeys.generate)
+    control: ZmqSpoke | None = None
+    tensors: ZmqSpoke | None = None
+    #: Of the step that runs: tokens and hidden size, and where it is.
+    shape: tuple[int, int] = (0, 0)
+    step: int = 0
+    block: int = 0
+
+    @property
+    def rank(self) -> int:
+        return self.prepare.rank
+
+    @property
+    def epoch(self) -> int:
+        return self.prepare.epoch
+
+    def partial(self, **changes: object) -> Partial:
+        """What is awaited of it now, but for `changes`."""
+        fields = {
+            "epoch": self.epoch, "step": self.step, "block": self.block, "chunk": 0, "sender": self.rank,
+            "tensor": TensorHeader("f32", self.shape),
+        }  # fmt: skip
+        return Partial(**{**fields, **changes})
+
+    def contribute(self, value: float = 0.0, **changes: object) -> None:
+        message = self.partial(**changes)
+        self.tensors.send(message, [np.full(message.tensor.shape, value, np.float32)])
+
+    def raw(self, *frames: bytes) -> None:
+        """Past every check of the sender."""
+        self.tensors._socket.send_multipart(frames)
+
+    def close(self) -> None:
+        for link in (self.control, self.tensors):
+            if link is not None:
+                link.close()
+
+
+Mischief = Callable[[Node], None]
+
+
+class Imposter:
+    """`mischief(node)` is called instead of the first contribution of a step; without one it contributes zeros.
+
+    `on_agent(link)` and `on_control(link)` are called once, with the agent's and the node's link to the master, by the
+    imposter's own thread.
+    """
+
+    def __init__(self, token: str, name: str = "mallory") -> None:
+        self.keys = CurveKeys.generate()
+        self.name = name
+        self.mischief: Mischief | None = None
+        self.on_agent: Callable[[ZmqSpoke], None] | None = None
+        self.on_control: Callable[[ZmqSpoke], None] | None = None
+        self.ready = threading.Event()
+        self.failure: Exception | None = None
+        self._token = parse_token(token)
+        self._node: Node | None = None
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="imposter", daemon=True)
+
+    @property
+    def peer(self) -> str:
+        return peer_name(self.keys.public)
+
+    def start(self) -> None:
+        self._link = open_link(self._token.address, self._token.master_key, self.keys, self.peer)
+        enrol(self._link, self.name, self._token.secret)
+        self._thread.start()
+
+    def close(self) -> None:
+        self._stopping.set()
+        self._thread.join(_END_S)
+        assert not self._thread.is_alive()
+        self._drop_node()
+        self._link.close()
+
+    def _run(self) -> None:
+        try:
+            self._say_offer()
+            due = 0.0
+            while not self._stopping.is_set():
+                if time.monotonic() >= due:
+                    due = time.monotonic() + _BEAT_S
+                    self._beat()
+                self._turn()
+        except Exception as error:  # for the test to see
+            self.failure = error
+
+    def _turn(self) -> None:
+        envelope = self._link.recv(0.0 if self._node else 0.05)
+        if envelope is not None:
+            self._hear(envelope)
+        if self.on_agent is not None:
+            act, self.on_agent = self.on_agent, None
+            act(self._link)
+        node = self._node
+        if node is None:
+            return
+        if node.control is not None:
+            self._hear_control(node)
+        if node.tensors is not None:
+            self._compute(node)
+
+    def _say(self, message: object) -> None:
+        with contextlib.suppress(Unreachable):
+            self._link.send(message, timeout_s=0.5)
+
+    def _say_offer(self) -> None:
+        speed = Capacity(1, SLOW, SLOW, SLOW)
+        self._say(
+            Offer(
+                0,
+                self.name,
+                self.name,
+                __version__,
+                PROTOCOL,
+                1,
+                "cpu",
+                "torch",
+                1,
+                8 << 30,
+                8 << 30,
+                speed,
+                0.0,
+                (),
+            )
+        )
+
+    def _beat(self) -> None:
+        self._say(AgentPulse(0, 0))
+        node = self._node
+        if node is not None and node.control is not None:
+            with contextlib.suppress(Unreachable):
+                node.control.send(Heartbeat(node.epoch, node.rank, node.step, node.block, 0), timeout_s=0.0)
+
+    def _hear(self, envelope: Envelope) -> None:
+        match envelope.message:
+            case AskOffer():
+                self._say_offer()
+            case Probe(number=number, answer_bytes=count):
+                self._say(Echo(0, number, bytes(count)))
+            case Prepare() as order:
+                self._drop_node()
+                self._node = Node(order)
+                self._say(Prepared(order.epoch, self._node.keys.public, 0))
+            case Launch(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
+                self._say(Spawned(epoch, self._node.rank, os.getpid()))
+                self._node.control = self._spoke(self._node, CONTROL, node_name(self._node.rank, epoch))
+                self._node.control.send(Hello(epoch, self._node.rank, 1, PROTOCOL, __version__, 1, "cpu"))
+            case Release(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
+                self._drop_node()
+                self._say(NodeEnded(epoch, "", "the master released it"))
+
+    def _spoke(self, node: Node, plane: Plane, name: str, assign: Assign | None = None) -> ZmqSpoke:
+        address = assign.root_endpoint if assign else self._token.address.zmq
+        key = assign.root_key if assign else self._token.master_key
+        return ZmqSpoke(address, key, node.keys, name, hub_name="hub", plane=plane)
+
+    def _hear_control(self, node: Node) -> None:
+        with contextlib.suppress(PeerError):
+            envelope = node.control.recv(0.0)
+            if envelope is not None and isinstance(envelope.message, Assign):
+                node.tensors = self._spoke(node, TENSOR, f"node-{node.rank}", envelope.message)
+                node.control.send(Ready(node.epoch, node.rank, 1, 0.0))
+                self.ready.set()
+        if self.on_control is not None and self.ready.is_set():
+            act, self.on_control = self.on_control, None
+            act(node.control)
+
+    def _compute(self, node: Node) -> None:
+        envelope = node.tensors.recv(0.02)
+        match envelope.message if envelope is not None else None:
+            case StepPlan(step=step):
+                node.step, node.block = step, 0
+            case Hidden(tensor=header):
+                node.shape = header.shape
+                if self.mischief is not None:
+                    act, self.mischief = self.mischief, None
+                    act(node)
+                    return
+                node.contribute()
+            case Reduced():
+                node.block += 1
+                node.contribute()
+
+    def _drop_node(self) -> None:
+        self.ready.clear()
+        if self._node is not None:
+            self._node.close()
+            self._node = None

@@ -1,0 +1,99 @@
+"""Somebody in the middle: forwards connections of a worker to its master, faithfully or with a bit changed."""
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from tests.process.network.namespaces import BRIDGE, MASTER, Namespaces
+
+__all__ = ["Proxy"]
+
+_PART = 1 << 16
+
+
+class Proxy:
+    """On the bridge, at the master's `count` ports from `port` on. A context manager."""
+
+    def __init__(self, namespaces: Namespaces, port: int, count: int) -> None:
+        self._master = namespaces.addresses[MASTER]
+        self._sockets: list[socket.socket] = []
+        self._threads: list[threading.Thread] = []
+        self._flips: dict[tuple[int, bool], int] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        #: Connections forwarded so far, by port.
+        self.connections: dict[int, int] = {}
+        # What these threads do is done on the bridge.
+        with namespaces.inside(BRIDGE):
+            for number in range(port, port + count):
+                server = self._own(socket.create_server((namespaces.addresses[BRIDGE], number)))
+                self._start(self._accept, server, number)
+
+    def flip(self, port: int, to_worker: bool, at: int) -> None:
+        """Change a bit of the next part that passes on a connection to `port`: of its byte `at`, -1 the last."""
+        self._flips[port, to_worker] = at
+
+    @property
+    def pending(self) -> bool:
+        """Whether a bit is still to be changed."""
+        return bool(self._flips)
+
+    def close(self) -> None:
+        """Cut everything. Idempotent."""
+        with self._lock:
+            self._closing = True
+            for one in self._sockets:
+                _shut(one)
+        while self._threads:
+            self._threads.pop().join()
+        for one in self._sockets:
+            one.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _accept(self, server: socket.socket, port: int) -> None:
+        with contextlib.suppress(OSError):
+            while not self._closing:
+                worker = self._own(server.accept()[0])
+                master = self._own(socket.create_connection((self._master, port)))
+                self.connections[port] = self.connections.get(port, 0) + 1
+                self._start(self._pump, worker, master, port, False)
+                self._start(self._pump, master, worker, port, True)
+
+    def _pump(self, source: socket.socket, sink: socket.socket, port: int, to_worker: bool) -> None:
+        with contextlib.suppress(OSError):
+            while part := source.recv(_PART):
+                sink.sendall(self._changed(part, port, to_worker))
+        _shut(source)
+        _shut(sink)
+
+    def _changed(self, part: bytes, port: int, to_worker: bool) -> bytes:
+        at = self._flips.pop((port, to_worker), None)
+        if at is None:
+            return part
+        changed = bytearray(part)
+        changed[at] ^= 4
+        return bytes(changed)
+
+    def _own(self, one: socket.socket) -> socket.socket:
+        with self._lock:
+            self._sockets.append(one)
+            if self._closing:
+                _shut(one)
+        return one
+
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=target, args=arguments)
+        thread.start()
+        self._threads.append(thread)
+
+
+def _shut(one: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        one.shutdown(socket.SHUT_RDWR)

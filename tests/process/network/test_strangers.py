@@ -1,0 +1,193 @@
+"""Who has no key changes nothing: whatever he sends, and wherever he sits."""
+
+import contextlib
+import random
+import select
+import socket
+import ssl
+import struct
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from tests.process.command import run_command, wait_for
+from tests.process.network.cluster import NetworkCluster
+from tests.process.network.namespaces import BRIDGE, Namespaces
+from tests.process.network.observed import PROMPT
+from tests.process.network.proxy import Proxy
+from tpiedge.nodes.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
+from tpiedge.nodes.identity import peer_name
+from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+
+_PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
+_SILENT = 100
+#: A handshake has 3 s.
+_CLOSED_S = 8.0
+_LONG = 900
+_BACK_S = 25.0
+
+
+def _greeting(mechanism: bytes) -> bytes:
+    return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
+
+
+def _client_hello() -> bytes:
+    out = ssl.MemoryBIO()
+    context = ssl.create_default_context()
+    with contextlib.suppress(ssl.SSLWantReadError):
+        context.wrap_bio(ssl.MemoryBIO(), out, server_hostname="master").do_handshake()
+    return out.read()
+
+
+def _payloads() -> list[bytes]:
+    noise = random.Random(7)
+    return [
+        noise.randbytes(4096),
+        b"\xff" + noise.randbytes(63),
+        b"GET / HTTP/1.1\r\nHost: master\r\n\r\n",
+        _client_hello(),
+        _greeting(b"CURVE") + noise.randbytes(4096),
+        _greeting(b"CURVE") + b"\x06" + struct.pack("!Q", 1 << 62),
+        _greeting(b"NULL") + b"\x04\x05\x05READY",
+        _greeting(b"PLAIN") + b"\x04\x0a\x05HELLO\x01a\x01b",
+        b"",
+    ]
+
+
+def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, exact) -> None:
+    """On every port, beside a hundred callers who say nothing, while an answer is given."""
+    master = psutil.Process(cluster.master.pid)
+    files = master.num_fds()
+    started = time.monotonic()
+    with cluster.streaming(PROMPT, _LONG // 2) as stream, _callers(cluster, namespaces) as callers:
+        left = _wait_closed(callers, started + _CLOSED_S)
+        assert left == []
+    assert stream.error is None, stream.error
+    exact(cluster)
+    wait_for(lambda: master.num_fds() <= files + 4, _CLOSED_S)
+    assert all(node["state"] == "ready" for node in cluster.status()["nodes"])
+
+
+@contextlib.contextmanager
+def _callers(cluster: NetworkCluster, namespaces: Namespaces) -> Iterator[list[socket.socket]]:
+    """Connections from a worker's machine, on which everything has been sent."""
+    with contextlib.ExitStack() as stack:
+        callers = []
+        for offset in _PORTS:
+            for payload in [*_payloads(), *[b""] * _SILENT]:
+                with namespaces.inside("worker2"):
+                    address = cluster.address.beside(offset)
+                    caller = stack.enter_context(socket.create_connection((address.host, address.port), 5))
+                with contextlib.suppress(ConnectionError):  # it need not listen to the end
+                    caller.sendall(payload)
+                callers.append(caller)
+        yield callers
+
+
+def _wait_closed(callers: list[socket.socket], deadline: float) -> list[str]:
+    """Who is still connected at the deadline."""
+    waiting = {caller.fileno(): caller for caller in callers}
+    poller = select.poll()
+    for number in waiting:
+        poller.register(number, select.POLLIN)
+    while waiting and (remaining_s := deadline - time.monotonic()) > 0:
+        for number, _ in poller.poll(remaining_s * 1000):
+            if _has_ended(waiting[number]):
+                poller.unregister(number)
+                del waiting[number]
+    return [str(caller.getpeername()) for caller in waiting.values()]
+
+
+def _has_ended(caller: socket.socket) -> bool:
+    try:
+        return not caller.recv(4096)
+    except ConnectionError:
+        return True
+
+
+def test_a_master_with_another_key_is_refused(
+    cluster: NetworkCluster, namespaces: Namespaces, tmp_path
+) -> None:
+    """Somebody who takes the master's place on the way, with a key of his own."""
+    place = Address(namespaces.addresses[BRIDGE], cluster.port)
+    with namespaces.inside(BRIDGE):
+        impostor = ZmqHub(
+            place.zmq, CurveKeys.generate(), "impostor", {}, plane=CONTROL, guests=GuestPolicy(peer_name)
+        )
+    with impostor, namespaces.inside("worker2"):
+        ended = run_command("worker", "--connect", place, "--token", cluster.token(),
+                            "--state", tmp_path / "state", "--cache", tmp_path / "cache")  # fmt: skip
+        assert impostor.recv(0.0) is None
+    assert ended.status == 2
+    (line,) = ended.err.splitlines()
+    assert f"{place} is a tpiedge master with another key" in line
+
+
+@pytest.fixture(scope="module")
+def proxy(observed, namespaces: Namespaces) -> Iterator[Proxy]:
+    """Everything that worker1 says to its master, and hears of it, goes through the middle."""
+    cluster = observed.cluster
+    cluster.wait_ready(3)
+    _leave(cluster)
+    with (
+        Proxy(namespaces, cluster.port, len(_PORTS)) as middle,
+        namespaces.redirected("worker1", BRIDGE, cluster.port, len(_PORTS)),
+    ):
+        cluster.join("worker1", token=False)
+        yield middle
+        _leave(cluster)
+    cluster.join("worker1", token=False)
+
+
+def _leave(cluster: NetworkCluster) -> None:
+    cluster.workers["worker1"].process.end()
+    cluster.wait_until(lambda status: not status["ready"])
+
+
+@pytest.fixture(scope="module")
+def story(proxy: Proxy, observed) -> str:
+    """The long answer, without faults."""
+    observed.cluster.wait_ready(3)
+    with observed.cluster.streaming(PROMPT, _LONG) as stream:
+        stream.join(40)
+    assert stream.error is None, stream.error
+    return stream.text
+
+
+def test_a_faithful_middleman_is_not_noticed(proxy: Proxy, cluster: NetworkCluster, exact, story) -> None:
+    exact(cluster)
+    used = {cluster.port + offset for offset in (0, DATA_OFFSET, FILES_OFFSET)}
+    assert used <= proxy.connections.keys()
+    assert len(story) > _LONG
+
+
+@pytest.mark.parametrize(
+    ("offset", "to_worker", "at"),
+    [(0, False, -1), (DATA_OFFSET, True, 40), (DATA_OFFSET, False, 1)],
+    ids=["control, sealed", "data, sealed", "data, length"],
+)
+def test_a_flipped_bit_breaks_the_link_and_nothing_else(
+    proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool, at: int
+) -> None:
+    """`at`: in what CURVE seals, or in the length before it. The answer is the right one, or ends in an error."""
+    links = proxy.connections[cluster.port + offset]
+    with cluster.streaming(PROMPT, _LONG) as stream:
+        proxy.flip(cluster.port + offset, to_worker, at)
+        stream.join()
+    assert not proxy.pending
+    assert story.startswith(stream.text)
+    if stream.error is None:
+        assert stream.text == story
+    else:
+        assert "was lost during" in str(stream.error)
+    wait_for(lambda: proxy.connections[cluster.port + offset] > links, _BACK_S)
+    cluster.wait_ready(3, _BACK_S)
+    exact(cluster)

@@ -1,0 +1,204 @@
+"""Who may come in, and what the others are told: one line, an exit status, and a cluster that serves on."""
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import Ended, gone, run_command, wait_for
+from tests.process.serving.serving import HOST, SPEED, Serving, Worker, free_ports, measured, rank_of
+from tpiedge import __version__
+from tpiedge.nodes.addresses import Address
+from tpiedge.nodes.identity import load_or_create_keys, peer_name
+from tpiedge.nodes.joining import enrol, open_link
+from tpiedge.nodes.token_store import TokenStore
+from tpiedge.nodes.tokens import Token, parse_token
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.join import Enrol, Refused
+from tpiedge.wire.messages import PROTOCOL
+
+USER, PEER = 2, 3
+WORDS_S = 5.0
+CUT_S = 1.0
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    """The master and one worker."""
+    cluster = clusters("--min-workers", 1)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def _serving_on(cluster: Serving, exact):
+    """Whoever comes: afterwards the cluster answers as ever."""
+    cluster.wait_ready(2)
+    yield
+    cluster.wait_ready(2)
+    exact(cluster)
+
+
+@pytest.fixture
+def undisturbed(cluster: Serving, _serving_on):
+    """Whoever is turned away: the first worker does not notice."""
+    ann = cluster.workers["ann"]
+    agent, node, epoch = ann.agent, ann.node, cluster.status()["epoch"]
+    yield
+    assert agent.is_running()
+    assert not gone(node)
+    assert cluster.wait_ready(2)["epoch"] == epoch
+
+
+@pytest.fixture
+def join(tmp_path: Path, undisturbed):
+    """Run `tpiedge worker ARGUMENTS...` on a new machine, to its end."""
+    measured(tmp_path / "state" / "worker")
+
+    def run(*arguments: object, state: Path = tmp_path / "state") -> Ended:
+        return run_command(
+            "worker", *arguments, "--state", state, "--cache", tmp_path / "cache", "--threads", 1, limit_s=20
+        )
+
+    return run
+
+
+def refusal(ended: Ended, status: int) -> str:
+    """The one line that it ends with."""
+    assert ended.status == status, ended.err
+    assert ended.out == ""
+    assert ended.err.startswith("tpiedge: ")
+    assert ended.err.count("\n") == 1, ended.err
+    return ended.err
+
+
+def test_a_wrong_token(cluster: Serving, join, tmp_path):
+    """Of the same master by its key, but with a secret that it never gave out."""
+    _, secret = TokenStore(tmp_path).create()
+    token = Token(load_or_create_keys(cluster.state / "master").public, secret, cluster.address)
+    assert "does not know this token" in refusal(join("--token", token.text), USER)
+
+
+def test_an_expired_token(cluster: Serving, join):
+    made = run_command(
+        "token", "create", "--expires", "1s", "--host", cluster.address, TPIEDGE_STATE=str(cluster.state)
+    )
+    expires = time.time() + 1.0
+    wait_for(lambda: time.time() > expires, 5.0)
+    assert "this token has expired" in refusal(join("--token", made.out.strip()), USER)
+
+
+def test_a_used_token(cluster: Serving, join):
+    token = cluster.token()
+    keys = CurveKeys.generate()
+    with open_link(cluster.address, master_key(cluster), keys, peer_name(keys.public)) as link:
+        enrol(link, "somebody", token_secret(token))
+    assert "used before" in refusal(join("--token", token), USER)
+
+
+def test_a_token_of_another_master(cluster: Serving, join, tmp_path):
+    other = tmp_path / "other"
+    _, secret = TokenStore(other).create()
+    token = Token(load_or_create_keys(other).public, secret, cluster.address)
+    assert "with another key" in refusal(join("--token", token.text), USER)
+
+
+def test_a_damaged_token(cluster: Serving, join):
+    token = cluster.token()
+    assert "copy the whole word again" in refusal(join("--token", token.replace("_", "_a", 2)), USER)
+
+
+def test_a_host_that_nobody_knows(cluster: Serving, join):
+    words = refusal(join("--connect", "no-such-host.invalid", "--token", cluster.token()), USER)
+    assert "the host no-such-host.invalid is not known here" in words
+
+
+def test_nobody_listens(join, tmp_path):
+    address = Address(HOST, free_ports())
+    _, secret = TokenStore(tmp_path).create()
+    token = Token(load_or_create_keys(tmp_path).public, secret, address)
+    assert "connection refused" in refusal(join("--token", token.text), PEER)
+
+
+def test_something_else_listens(cluster: Serving, join):
+    token = Token(master_key(cluster), token_secret(cluster.token()), Address(HOST, cluster.port + 4))
+    assert "is not a tpiedge master" in refusal(join("--token", token.text), USER)
+
+
+def test_a_second_master_on_the_same_port(cluster: Serving, undisturbed, tmp_path):
+    measured(tmp_path / "master")
+    ended = run_command(
+        "master", "--model", "demo", "--listen", cluster.address, "--http", f"{HOST}:{free_ports()}",
+        "--threads", 1, "--state", tmp_path,
+    )  # fmt: skip
+    words = refusal(ended, USER)
+    assert str(cluster.address) in words
+    assert "in use" in words
+
+
+def test_a_second_master_on_the_same_http_port(cluster: Serving, undisturbed, tmp_path):
+    measured(tmp_path / "master")
+    ended = run_command(
+        "master", "--model", "demo", "--listen", f"{HOST}:{free_ports()}", "--http", f"{HOST}:{cluster.port + 4}",
+        "--threads", 1, "--state", tmp_path,
+    )  # fmt: skip
+    assert f"cannot listen on {HOST}:{cluster.port + 4}: Address already in use" in refusal(ended, USER)
+
+
+def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path):
+    """A copied disk."""
+    copy = tmp_path / "copied"
+    shutil.copytree(cluster.workers["ann"].state, copy)
+    words = refusal(join("--connect", cluster.address, state=copy), PEER)
+    assert "stop that process, or give this one its own key" in words
+
+
+def test_a_worker_of_another_protocol(cluster: Serving, undisturbed):
+    keys = CurveKeys.generate()
+    with open_link(cluster.address, master_key(cluster), keys, peer_name(keys.public)) as link:
+        forged = Enrol(PROTOCOL + 1, __version__, "future", token_secret(cluster.token()), "1")
+        link.send(forged, timeout_s=WORDS_S)
+        envelope = link.recv(WORDS_S)
+    assert envelope is not None
+    assert isinstance(envelope.message, Refused)
+    assert envelope.message.kind == "protocol"
+    assert f"protocol {PROTOCOL + 1}" in envelope.message.message
+    assert "update tpiedge on the master's computer" in envelope.message.message
+
+
+def test_a_known_worker_needs_no_token(cluster: Serving):
+    assert cluster.workers["ann"].process.end() == 0
+    cluster.wait_until(lambda status: not status["ready"])
+    cluster.start_worker("ann", token=False)
+    cluster.wait_ready(2)
+
+
+def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving):
+    eve = cluster.start_worker("eve", bytes_per_s=10 * SPEED)
+    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "eve") == 1)
+    ended = run_command("nodes", "revoke", "eve", TPIEDGE_STATE=str(cluster.state))
+    revoked = time.monotonic()
+    assert ended.status == 0, ended.err
+    assert eve.process.wait(WORDS_S) in (USER, PEER)
+    assert time.monotonic() - revoked < CUT_S
+    assert "revoked" in last_line(eve)
+    cluster.wait_ready(2)
+    for token in (False, True):
+        cluster.start_worker("eve", token=token)
+        assert eve.process.wait() in (USER, PEER)
+        assert "revoked" in last_line(eve)
+    assert not any(node["host"] == "eve" for node in cluster.status()["nodes"])
+
+
+def last_line(worker: Worker) -> str:
+    return worker.log.strip().rsplit("\n", 1)[-1]
+
+
+def token_secret(token: str) -> str:
+    return parse_token(token).secret
+
+
+def master_key(cluster: Serving) -> str:
+    return load_or_create_keys(cluster.state / "master").public

@@ -1,0 +1,100 @@
+"""Who takes part: machines that come during an answer, machines that are missing, machines that are too small."""
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.process.command import wait_for
+from tests.process.serving.conftest import PROMPT, TOKENS
+from tests.process.serving.serving import SPEED, START_S, Serving, rank_of
+
+
+@pytest.fixture
+def clusters(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
+    """As everywhere here, but ended with the test: they would take the processors from each other."""
+    made: list[Serving] = []
+
+    def make(*options: object, cache: Path | None = None) -> Serving:
+        made.append(Serving(tmp_path / f"cluster-{len(made)}", *options, cache=cache))
+        return made[-1]
+
+    yield make
+    for cluster in made:
+        cluster.close()
+
+
+def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
+    cluster = clusters("--min-workers", 1)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    before = cluster.wait_ready(2)["epoch"]
+    with cluster.client() as client:
+        answer = client.completions.create(
+            model="demo",
+            prompt=PROMPT,
+            max_tokens=500,
+            temperature=0,
+            stream=True,
+            extra_body={"ignore_eos": True},
+        )
+        text = next(answer).choices[0].text
+        cluster.start_worker("zoe", bytes_per_s=10 * SPEED)
+        for number, chunk in enumerate(answer):
+            text += chunk.choices[0].text
+            if number % 20 == 0:
+                assert cluster.status()["epoch"] == before
+    assert text.startswith(expected)
+    assert chunk.choices[0].finish_reason == "length"
+    status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "zoe") == 1)
+    assert status["epoch"] > before
+    exact(cluster)
+
+    cluster.workers["zoe"].agent.kill()
+    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
+    exact(cluster)
+
+
+def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
+    cluster = clusters("--shares", "2,1,1")
+    cluster.start_master()
+    cluster.start_worker("ann")
+    reason = "1 of the 2 workers of --shares are here: waiting for the others"
+    cluster.wait_until(lambda status: status["reason"] == reason)
+    assert cluster.ready().json() == {"ready": False, "reason": reason}
+    cluster.start_worker("bob")
+    status = cluster.wait_ready(3)
+    assert [node["ffn"] for node in status["nodes"]] == [[0, 2], [2, 3], [3, 4]]
+    assert [node["why"] for node in status["nodes"]] == ["as --shares says"] * 3
+    exact(cluster)
+
+
+def test_too_little_memory_is_refused_with_numbers(clusters):
+    cluster = clusters("--memory", "1M")
+    cluster.start_master()
+    status = cluster.wait_until(lambda status: "cannot hold" in status["reason"])
+    ready = cluster.ready()
+    assert ready.status_code == 503
+    assert ready.headers["retry-after"]
+    assert ready.json() == {"ready": False, "reason": status["reason"]}
+    assert re.search(r"it lacks [\d.]+ MB", status["reason"])
+    with pytest.raises(openai.APIStatusError) as caught:
+        cluster.ask(PROMPT, TOKENS)
+    assert caught.value.status_code == 503
+    assert status["reason"] in caught.value.message
+
+
+def test_two_masters_share_a_cache(clusters, tmp_path, exact):
+    """Both start at once on an empty cache: the model is packed once, and both serve it."""
+    cache = tmp_path / "cache"
+    pair = [clusters(cache=cache) for _ in range(2)]
+    for cluster in pair:
+        cluster.start_master(wait=False)
+    for cluster in pair:
+        wait_for(cluster.answers, START_S)
+        cluster.wait_ready(1)
+        exact(cluster)
+    assert sum(len(re.findall(r"packing demo as \w+: .* in", cluster.master.log)) for cluster in pair) == 1
+    assert len(list((cache / "packs").iterdir())) == 1

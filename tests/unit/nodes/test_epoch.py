@@ -1,0 +1,236 @@
+"""An epoch alone: messages of nodes in, messages to nodes and events out."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tpiedge.errors import InternalError, OutOfMemory, PeerLost, ResourceError, TpiedgeError, UserError
+from tpiedge.nodes.epoch import Epoch, Event
+from tpiedge.nodes.membership import Membership
+from tpiedge.testing.clock import ManualClock
+from tpiedge.wire.control import (
+    Assign,
+    Failed,
+    Finished,
+    Heartbeat,
+    Hello,
+    Listening,
+    Loading,
+    Lost,
+    PromptScores,
+    Pulse,
+    Ready,
+    Shutdown,
+    Stats,
+    Token,
+)
+from tpiedge.wire.messages import PROTOCOL, Message
+
+ROOT = "tcp://127.0.0.1:7071"
+
+
+class Nodes:
+    """An epoch of `count` nodes, and what went out."""
+
+    def __init__(self, count: int = 2) -> None:
+        self.clock = ManualClock()
+        self.posted: list[tuple[int, Message]] = []
+        self.events: list[Event] = []
+        membership = Membership(count, 0.0, timeout_s=1.5, start_s=60.0)
+        self.count = count
+        self.epoch = Epoch(
+            3,
+            self.clock,
+            membership,
+            self._assign,
+            lambda message, rank: self.posted.append((rank, message)),
+            self.events.append,
+        )
+
+    def _assign(self, rank: int, root: str) -> Assign:
+        nodes = tuple(range(self.count))
+        return Assign(3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, root, "", ())
+
+    def hello(self, rank: int, protocol: int = PROTOCOL) -> None:
+        self.epoch.handle(rank, Hello(0, rank, 1, protocol, "0", 1, "cpu"))
+
+    def start(self) -> None:
+        for rank in range(self.count):
+            self.hello(rank)
+        self.epoch.handle(0, Listening(3, 0, ROOT))
+        for rank in range(self.count):
+            self.epoch.handle(rank, Ready(3, rank, 1, 0.1))
+        self.posted.clear()
+        self.events.clear()
+
+    def assigned(self) -> list[tuple[int, str]]:
+        return [(rank, message.root_endpoint) for rank, message in self.posted if isinstance(message, Assign)]
+
+    def error(self) -> TpiedgeError:
+        (found,) = [event for event in self.events if isinstance(event, TpiedgeError)]
+        return found
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        ("hello 0", "listening", "hello 1"),
+        ("hello 0", "hello 1", "listening"),
+        ("hello 1", "hello 0", "listening"),
+    ],
+)
+def test_rank_0_gets_its_part_when_it_joins_and_the_others_once_it_listens(order: tuple[str, ...]) -> None:
+    nodes = Nodes()
+    for event in order:
+        if event == "listening":
+            nodes.epoch.handle(0, Listening(3, 0, ROOT))
+        else:
+            nodes.hello(int(event[-1]))
+    assert nodes.assigned() == [(0, ""), (1, ROOT)]
+
+
+def test_a_single_node_needs_no_listener() -> None:
+    nodes = Nodes(1)
+    nodes.hello(0)
+    assert nodes.assigned() == [(0, "")]
+    nodes.epoch.handle(0, Loading(3, 0, 1, 2))
+    nodes.epoch.handle(0, Ready(3, 0, 1, 0.1))
+    assert nodes.epoch.all_ready
+    assert [type(event) for event in nodes.events] == [Loading, Ready]
+
+
+def test_a_loss_is_told_to_the_others_and_becomes_one_event() -> None:
+    nodes = Nodes(3)
+    nodes.start()
+    nodes.epoch.lose(1, "cut off")
+    nodes.epoch.ended(1, "status 1")
+    assert nodes.posted == [(0, Lost(3, 1, "cut off")), (2, Lost(3, 1, "cut off"))]
+    assert str(nodes.error()) == "node 1 was lost during the work: cut off"
+    assert not nodes.epoch.all_ready
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_a_silent_node_is_found_by_a_tick(silent: int) -> None:
+    nodes = Nodes()
+    nodes.start()
+    nodes.clock.advance(1.6)
+    nodes.epoch.handle(1 - silent, Heartbeat(3, 1 - silent, 5, 2, 9))
+    nodes.epoch.tick()
+    error = nodes.error()
+    assert isinstance(error, PeerLost)
+    assert error.rank == silent
+    pulses = [(rank, message) for rank, message in nodes.posted if isinstance(message, Pulse)]
+    ((rank, pulse),) = pulses
+    assert rank == 1 - silent
+    assert [(peer.rank, peer.state, peer.step) for peer in pulse.peers][1 - silent] == (
+        1 - silent,
+        "ready",
+        5,
+    )
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"),
+    [
+        ("UserError", UserError),
+        ("OutOfMemory", OutOfMemory),
+        ("ReadFault", ResourceError),
+        ("IntegrityError", ResourceError),
+        ("InternalError", InternalError),
+        ("ProtocolError", PeerLost),
+    ],
+)
+def test_a_failure_of_a_node_is_shown_as_what_it_is(kind: str, error: type) -> None:
+    nodes = Nodes()
+    nodes.start()
+    nodes.epoch.handle(1, Failed(3, 1, "", kind, "in words"))
+    assert type(nodes.error()) is error
+    assert "in words" in str(nodes.error())
+    assert not nodes.epoch.all_ready
+
+
+def test_a_request_that_is_refused_ends_nothing_else() -> None:
+    nodes = Nodes()
+    nodes.start()
+    failed = Failed(3, 0, "r-1", "UserError", "too long")
+    nodes.epoch.handle(0, failed)
+    assert nodes.events == [failed]
+    assert nodes.epoch.all_ready
+
+
+def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_end() -> None:
+    nodes = Nodes()
+    nodes.start()
+    nodes.epoch.handle(1, Failed(3, 1, "", "PeerLost", "node 0 was silent"))
+    assert nodes.events == []
+    nodes.epoch.ended(1, "status 3")
+    assert "it gave up, because node 0 was silent" in str(nodes.error())
+
+
+@pytest.mark.parametrize(
+    ("rank", "message"),
+    [
+        (1, Token(3, "r-1", 0, 5, ())),
+        (1, PromptScores(3, "r-1", 0, (0.5,))),
+        (1, Finished(3, "r-1", "stop", 1, 1, 0.1, 0.1)),
+        (1, Listening(3, 1, ROOT)),
+        (1, Hello(3, 0, 1, PROTOCOL, "0", 1, "cpu")),
+        (1, Ready(3, 0, 1, 0.1)),
+        (1, Shutdown(3)),
+        (0, Lost(3, 1, "x")),
+        (0, Ready(3, 0, 1, 0.1)),
+        (1, Hello(3, 1, 1, PROTOCOL + 1, "0", 1, "cpu")),
+    ],
+)
+def test_what_is_not_a_nodes_to_send_costs_it_its_place(rank: int, message: Message) -> None:
+    nodes = Nodes()
+    nodes.start()
+    nodes.epoch.handle(rank, message)
+    error = nodes.error()
+    assert isinstance(error, PeerLost)
+    assert error.rank == rank
+
+
+def test_a_followers_failure_of_a_request_is_its_own() -> None:
+    """Requests are rank 0's: no other node can end one as it likes."""
+    nodes = Nodes()
+    nodes.start()
+    nodes.epoch.handle(1, Failed(3, 1, "r-1", "UserError", "no"))
+    assert isinstance(nodes.error(), UserError)
+    assert not nodes.epoch.all_ready
+
+
+@pytest.mark.parametrize(
+    "tell",
+    [
+        lambda nodes: nodes.epoch.handle(1, Failed(3, 1, "", "K" * 256, "x" * 4096)),
+        lambda nodes: nodes.epoch.handle(1, Failed(3, 1, "", "IntegrityError", "\x07" * 4096)),
+        lambda nodes: nodes.epoch.lose(1, "\x1b[31m" + "x" * 9000),
+    ],
+)
+def test_causes_fit_into_a_message_and_on_a_terminal(tell: Callable[[Nodes], None]) -> None:
+    nodes = Nodes()
+    nodes.start()
+    tell(nodes)
+    assert len(str(nodes.error())) < 2000
+    assert str(nodes.error()).isprintable()
+    assert all(len(message.cause) <= 4096 for _, message in nodes.posted if isinstance(message, Lost))
+
+
+def test_a_lost_nodes_words_change_nothing() -> None:
+    nodes = Nodes()
+    nodes.start()
+    nodes.epoch.lose(1, "cut off")
+    for message in (Heartbeat(3, 1, 1, 1, 1), Ready(3, 1, 1, 0.1), Failed(3, 1, "", "?", "x")):
+        nodes.epoch.handle(1, message)
+    nodes.epoch.tick()
+    assert isinstance(nodes.error(), PeerLost)
+    assert not nodes.epoch.all_ready
+
+
+def test_statistics_are_passed_on() -> None:
+    nodes = Nodes()
+    nodes.start()
+    stats = Stats(3, 1, *([0] * 6), 0.0, 0.0, 0.0, 0, 0, 0.0)
+    nodes.epoch.handle(1, stats)
+    assert nodes.events == [stats]

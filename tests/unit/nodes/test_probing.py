@@ -1,0 +1,66 @@
+"""The link is measured by echoes; what was not asked for changes nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.nodes.probing import Link, Probing
+from tpiedge.wire.epochs import Echo, Probe
+from tpiedge.wire.limits import MAX_BLOB
+
+
+def measure(trips: list[float], payload: int = MAX_BLOB) -> Link:
+    """Echoes that take `trips` seconds, the last with a payload."""
+    probing, now = Probing(), 100.0
+    step: Probe | Link | None = probing.begin(now)
+    for trip in trips:
+        assert isinstance(step, Probe)
+        now += trip
+        step = probing.heard(Echo(0, step.number, bytes(min(step.answer_bytes, payload))), now)
+    assert isinstance(step, Link)
+    return step
+
+
+def test_the_shortest_empty_echo_and_the_time_that_the_payload_adds() -> None:
+    link = measure([0.02, 0.01, 0.5, 0.03, 0.02, 0.11])
+    assert link.round_trip_s == pytest.approx(0.01)
+    assert link.bytes_per_s == pytest.approx(MAX_BLOB / 0.1)
+
+
+@pytest.mark.parametrize(
+    "trips", [[0.0] * 6, [0.01] * 6, [0.01, 0.01, 0.01, 0.01, 0.01, 0.001]], ids=["none", "equal", "less"]
+)
+def test_a_clock_that_sees_no_difference_divides_by_nothing(trips: list[float]) -> None:
+    link = measure(trips)
+    assert link.round_trip_s > 0
+    assert 0 < link.bytes_per_s < 1e13
+
+
+def test_an_empty_answer_where_a_payload_was_asked_for_is_a_link_of_no_rate() -> None:
+    assert measure([0.01] * 5 + [0.1], payload=0).bytes_per_s == 0.0
+
+
+def test_echoes_that_were_not_asked_for_are_dropped() -> None:
+    probing = Probing()
+    first = probing.begin(0.0)
+    assert probing.heard(Echo(0, first.number + 1, b""), 1.0) is None
+    second = probing.heard(Echo(0, first.number, b""), 1.0)
+    assert isinstance(second, Probe)
+    assert probing.heard(Echo(0, first.number, b""), 2.0) is None, "the same again"
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
+def test_no_sequence_of_echoes_breaks_it(numbers: list[int]) -> None:
+    probing = Probing()
+    probing.begin(0.0)
+    for now, number in enumerate(numbers):
+        probing.heard(Echo(0, number, b""), float(now))
+
+
+def test_it_ends_once() -> None:
+    probing = Probing()
+    probing.begin(0.0)
+    found = [probing.heard(Echo(0, number, b""), 1.0) for number in range(1, 20)]
+    assert sum(isinstance(step, Link) for step in found) == 1
+    assert isinstance(found[5], Link)
+    assert found[6:] == [None] * 13

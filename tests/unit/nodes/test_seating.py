@@ -1,0 +1,125 @@
+"""From who is there to who does what; whatever a worker claims, the answer is a plan or a reason."""
+
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.nodes.stories import offer
+from tpiedge.nodes.probing import Link
+from tpiedge.nodes.roster import Machine
+from tpiedge.nodes.seating import OWN_NAME, Seating
+from tpiedge.planner import prediction
+from tpiedge.planner.partition import Shape, Weight, parse_shares
+from tpiedge.planner.prediction import Demand
+from tpiedge.planner.solve import ModelFacts
+from tpiedge.units import GIB, MIB
+from tpiedge.wire.epochs import Capacity
+
+SHAPE = Shape(heads=8, kv_heads=4, ffn_tiles=16)
+MODEL = ModelFacts(SHAPE, 4, MIB, MIB, MIB, MIB, 0, MIB, 1024)
+
+
+def seating(
+    memory_bytes: int = 4 * GIB, min_workers: int = 0, weights: tuple[Weight, ...] | None = None
+) -> Seating:
+    own = prediction.Machine(OWN_NAME, 1e9, memory_bytes)
+    return Seating(Demand(MODEL, 64, 256, min_workers), own, 2, weights)
+
+
+def machine(name: str = "w-1", link: Link | None = None, threads: int = 3, speed: float = 1e9) -> Machine:
+    given_offer = replace(
+        offer(name, threads=threads),
+        capacity=Capacity(threads, speed, 1e10, 1e10),
+        memory_bytes=4 * GIB,
+        free_disk_bytes=64 * GIB,
+    )
+    return Machine(name, given_offer, 0.0, 0.0, link=link)
+
+
+def test_the_master_alone_takes_everything() -> None:
+    (seat,) = seating()(())
+    assert not isinstance(seat, str)
+    assert (seat.machine, seat.threads) == ("", 2)
+    assert (len(seat.share.attention), len(seat.share.ffn)) == (8, 16)
+
+
+def test_shares_follow_speed_and_threads_are_each_machines_own() -> None:
+    first, second = seating()((machine(),))
+    assert not isinstance(first, str)
+    assert not isinstance(second, str)
+    assert (second.machine, second.threads) == ("w-1", 3)
+    assert len(first.share.ffn) == len(second.share.ffn) == 8
+    assert second.why
+
+
+def test_a_machine_on_a_slow_link_has_no_seat() -> None:
+    assert len(seating()((machine(link=Link(1.0, 1e3)),))) == 1
+
+
+def test_too_few_workers_is_a_sentence() -> None:
+    assert seating(min_workers=2)((machine(),)) == "1 of 2 workers are here: waiting for 1 more"
+
+
+def test_a_model_that_does_not_fit_is_a_sentence() -> None:
+    found = seating(memory_bytes=0)(())
+    assert isinstance(found, str)
+    assert OWN_NAME in found
+
+
+def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
+    given_shares = seating(weights=parse_shares("1,1", 2))
+    assert given_shares(()) == "0 of the 1 workers of --shares are here: waiting for the others"
+    seats = given_shares((machine("w-1"), machine("w-2")))
+    assert [seat if isinstance(seat, str) else seat.machine for seat in seats] == ["", "w-1"]
+
+
+def test_why_is_no_part_of_a_plan() -> None:
+    """The same shares for another reason are no cause to start a new epoch."""
+    (seat,) = seating()(())
+    assert not isinstance(seat, str)
+    assert replace(seat, why="another") == seat
+
+
+U64 = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+RATE = st.one_of(st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e18]), st.floats(0.0, 1e18))
+LINKS = st.one_of(
+    st.none(), st.builds(Link, st.floats(1e-6, 1e9), st.one_of(st.just(0.0), st.floats(1e-9, 1e13)))
+)
+
+
+@st.composite
+def claimed(draw: st.DrawFn) -> tuple[Machine, ...]:
+    """Up to four machines with any values that a message can carry."""
+    found = []
+    for number in range(draw(st.integers(0, 4))):
+        claim = replace(
+            offer(f"w-{number}"),
+            threads=draw(st.sampled_from([0, 1, 2**32 - 1])),
+            memory_bytes=draw(U64),
+            free_disk_bytes=draw(U64),
+            capacity=Capacity(0, draw(RATE), 0.0, 0.0),
+        )
+        found.append(Machine(f"w-{number}", claim, 0.0, 0.0, link=draw(LINKS)))
+    return tuple(found)
+
+
+@settings(max_examples=200, deadline=None)
+@given(claimed(), st.integers(0, 3), st.sampled_from([0, 100 * MIB, GIB, 4 * GIB]))
+def test_no_claim_of_a_worker_breaks_the_planner(
+    machines: tuple[Machine, ...], min_workers: int, memory_bytes: int
+) -> None:
+    """A worker that lies harms its own share at most: there are seats that cover everything once, or a reason."""
+    found = seating(memory_bytes, min_workers)(machines)
+    if isinstance(found, str):
+        assert found
+        return
+    assert found[0].machine == ""
+    assert len({seat.machine for seat in found}) == len(found)
+    for units, total in (
+        ([seat.share.attention for seat in found], SHAPE.heads),
+        ([seat.share.ffn for seat in found], SHAPE.ffn_tiles),
+    ):
+        covered = [unit for share in units for unit in range(share.start, share.stop)]
+        assert covered == list(range(total))
+    assert all(1 <= seat.threads <= 1024 for seat in found)

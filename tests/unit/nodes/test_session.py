@@ -1,0 +1,311 @@
+"""One epoch at the master: from its plan to its end, in every order of events."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.unit.nodes.stories import SERVED, seats_of
+from tpiedge.errors import OutOfMemory, PeerLost
+from tpiedge.nodes.session import Phase, Session, node_name
+from tpiedge.nodes.timing import Timing
+from tpiedge.testing.clock import ManualClock
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.control import Assign, Failed, Heartbeat, Hello, Listening, Ready, Token
+from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
+from tpiedge.wire.messages import PROTOCOL, Message
+
+EPOCH = 5
+KEYS = [CurveKeys.generate().public for _ in range(3)]
+
+
+class Run:
+    """A session of rank 0 and `workers`, and what went out."""
+
+    def __init__(self, *workers: str) -> None:
+        self.clock = ManualClock()
+        self.to_agents: list[tuple[str, Message]] = []
+        self.to_nodes: list[tuple[int, Message]] = []
+        self.told: list[Message] = []
+        self.session = Session(
+            EPOCH,
+            seats_of(*workers),
+            SERVED,
+            Timing(),
+            self.clock,
+            lambda message, machine: self.to_agents.append((machine, message)),
+            lambda message, rank: self.to_nodes.append((rank, message)),
+            self.told.append,
+        )
+        self.workers = workers
+
+    def prepare(self) -> None:
+        self.session.prepare()
+
+    def prepared(self) -> None:
+        self.session.prepare()
+        for number, worker in enumerate(self.workers):
+            self.session.heard(worker, Prepared(EPOCH, KEYS[number], 0))
+
+    def launched(self) -> None:
+        self.prepared()
+        self.session.launch(KEYS[-1])
+
+    def node(self, rank: int, message: Message) -> None:
+        assert self.session.epoch is not None
+        self.session.epoch.handle(rank, message)
+
+    def ready(self) -> None:
+        self.launched()
+        for rank in range(len(self.workers) + 1):
+            self.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+        self.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
+        for rank in range(len(self.workers) + 1):
+            self.node(rank, Ready(EPOCH, rank, 1, 0.1))
+
+
+def test_the_phases_of_a_good_epoch() -> None:
+    run = Run("w-1", "w-2")
+    session = run.session
+    run.prepare()
+    orders = [(machine, message.rank) for machine, message in run.to_agents if isinstance(message, Prepare)]
+    assert orders == [("w-1", 1), ("w-2", 2)]
+    session.heard("w-1", Preparing(EPOCH, 1, 2, 3.0))
+    assert session.fetching["w-1"].done_bytes == 1
+    session.heard("w-1", Prepared(EPOCH, KEYS[0], 0))
+    assert "w-1" not in session.fetching
+    assert session.phase is Phase.PREPARING
+    session.heard("w-2", Prepared(EPOCH, KEYS[1], 0))
+    assert session.phase is Phase.PREPARED
+    assert session.keys == {1: KEYS[0], 2: KEYS[1]}
+
+    session.launch(KEYS[2])
+    assert [machine for machine, message in run.to_agents if isinstance(message, Launch)] == ["w-1", "w-2"]
+    for rank in range(3):
+        run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+    run.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
+    parts = {rank: message for rank, message in run.to_nodes if isinstance(message, Assign)}
+    assert parts[0].peer_keys == ((1, KEYS[0]), (2, KEYS[1]))
+    assert (parts[0].root_endpoint, parts[0].pack) == ("", str(SERVED.pack))
+    assert (parts[2].root_key, parts[2].pack, parts[2].peer_keys) == (KEYS[2], "", ())
+    for rank in range(3):
+        assert session.phase is Phase.LAUNCHED
+        run.node(rank, Ready(EPOCH, rank, 1, 0.1))
+    assert session.phase is Phase.READY
+    run.node(0, Token(EPOCH, "r-1", 0, 5, ()))
+    assert isinstance(run.told[-1], Token)
+
+    session.end()
+    session.end()
+    assert session.phase is Phase.ENDED
+    assert session.failure is None
+
+
+def test_a_master_alone_is_prepared_at_once() -> None:
+    run = Run()
+    run.prepare()
+    assert run.session.phase is Phase.PREPARED
+    assert run.to_agents == []
+
+
+def test_messages_of_other_epochs_and_machines_are_dropped() -> None:
+    run = Run("w-1")
+    run.prepare()
+    run.session.heard("w-1", Prepared(EPOCH - 1, KEYS[0], 0))
+    run.session.heard("w-1", NodeEnded(EPOCH + 1, "", "x"))
+    run.session.heard("w-9", NodeEnded(EPOCH, "", "x"))
+    run.session.lose("w-9", "x")
+    assert run.session.phase is Phase.PREPARING
+
+
+@pytest.mark.parametrize(
+    ("event", "culprit", "words"),
+    [
+        (lambda session: session.heard("w-1", NodeEnded(EPOCH, "DiskFull", "disk full")), "w-1", "disk full"),
+        (lambda session: session.lose("w-1", "silent"), None, "silent"),
+        (lambda session: session.heard("w-1", Prepared(EPOCH, "", 0)), "w-1", "key"),
+    ],
+)
+@pytest.mark.parametrize("others_ready", [False, True])
+def test_what_ends_a_preparation(
+    event: Callable[[Session], None], culprit: str | None, words: str, others_ready: bool
+) -> None:
+    run = Run("w-1", "w-2")
+    run.prepare()
+    if others_ready:
+        run.session.heard("w-2", Prepared(EPOCH, KEYS[1], 0))
+    event(run.session)
+    assert run.session.phase is Phase.ENDED
+    assert run.session.culprit == culprit
+    assert isinstance(run.session.failure, PeerLost)
+    assert words in str(run.session.failure)
+
+
+def test_a_prepared_worker_can_still_fail() -> None:
+    run = Run("w-1")
+    run.prepared()
+    run.session.heard("w-1", NodeEnded(EPOCH, "", "the store was deleted"))
+    assert run.session.culprit == "w-1"
+
+
+def test_a_key_is_final() -> None:
+    """A second one, when the first is known to the hub, would shut the node out."""
+    run = Run("w-1")
+    run.launched()
+    run.session.heard("w-1", Prepared(EPOCH, KEYS[1], 0))
+    run.session.heard("w-1", Preparing(EPOCH, 1, 2, 3.0))
+    assert run.session.keys == {1: KEYS[0]}
+    assert run.session.fetching == {}
+    assert run.session.phase is Phase.LAUNCHED
+
+
+def test_a_preparation_without_news_ends() -> None:
+    run = Run("w-1", "w-2")
+    run.prepare()
+    run.session.heard("w-2", Prepared(EPOCH, KEYS[1], 0))
+    run.clock.advance(299.0)
+    run.session.heard("w-1", Preparing(EPOCH, 1, 2, 3.0))
+    run.clock.advance(299.0)
+    run.session.heard("w-1", Preparing(EPOCH, 1, 2, 3.0))
+    run.session.tick()
+    assert run.session.phase is Phase.PREPARING
+    run.clock.advance(2.0)
+    run.session.tick()
+    assert run.session.phase is Phase.ENDED
+    assert run.session.culprit == "w-1"
+
+
+def test_a_node_that_fails_while_it_loads_is_the_culprit_and_a_lost_machine_is_none() -> None:
+    run = Run("w-1")
+    run.launched()
+    run.node(1, Failed(EPOCH, 1, "", "OutOfMemory", "no memory"))
+    assert (run.session.culprit, type(run.session.failure)) == ("w-1", OutOfMemory)
+    other = Run("w-1")
+    other.launched()
+    other.session.lose("w-1", "cut off")
+    assert (other.session.phase, other.session.culprit) == (Phase.ENDED, None)
+
+
+def test_the_first_failure_stays() -> None:
+    run = Run("w-1")
+    run.ready()
+    run.session.heard("w-1", NodeEnded(EPOCH, "", "first"))
+    run.session.lose("w-1", "second")
+    assert "first" in str(run.session.failure)
+    assert run.session.culprit is None, "it had served"
+
+
+def test_an_ended_session_stays_ended() -> None:
+    run = Run("w-1")
+    run.launched()
+    run.session.end()
+    for rank in range(2):
+        run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+        run.node(rank, Ready(EPOCH, rank, 1, 0.1))
+    assert run.session.phase is Phase.ENDED
+
+
+def test_names_of_nodes_tell_the_epoch() -> None:
+    assert node_name(1, 2) == "node-1.2"
+    assert node_name(1, 2) != node_name(1, 3)
+
+
+WORKERS = ("w-1", "w-2")
+
+
+class Sessions(RuleBasedStateMachine):
+    """Whatever comes in whatever order: nothing raises, an end is final and has a reason, READY means all are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.run = Run(*WORKERS)
+        self.run.prepare()
+        self.session = self.run.session
+        self.ended_by_us = False
+        self.was: list[Phase] = [self.session.phase]
+
+    @rule(
+        worker=st.sampled_from([*WORKERS, "w-9"]),
+        epoch=st.sampled_from([EPOCH, EPOCH, EPOCH, EPOCH + 1]),
+        kind=st.sampled_from(["preparing", "prepared", "spawned", "ended", "lose"]),
+        key=st.sampled_from([*KEYS, ""]),
+    )
+    def agent(self, worker: str, epoch: int, kind: str, key: str) -> None:
+        match kind:
+            case "preparing":
+                self.session.heard(worker, Preparing(epoch, 1, 2, 3.0))
+            case "prepared":
+                self.session.heard(worker, Prepared(epoch, key, 0))
+            case "spawned":
+                self.session.heard(worker, Spawned(epoch, 1, 2))
+            case "ended":
+                self.session.heard(worker, NodeEnded(epoch, "", "x" * 4096))
+            case "lose":
+                self.session.lose(worker, "cut off")
+
+    @rule()
+    def good_keys(self) -> None:
+        for number, worker in enumerate(WORKERS):
+            self.session.heard(worker, Prepared(EPOCH, KEYS[number], 0))
+
+    @rule()
+    def launch(self) -> None:
+        if self.session.phase is Phase.PREPARED:
+            self.session.launch(KEYS[2])
+
+    @rule(
+        rank=st.integers(0, 2),
+        kind=st.sampled_from(["hello", "listening", "ready", "beat", "failed", "token"]),
+    )
+    def node(self, rank: int, kind: str) -> None:
+        if self.session.epoch is None:
+            return
+        made: dict[str, Message] = {
+            "hello": Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"),
+            "listening": Listening(EPOCH, rank, "tcp://x"),
+            "ready": Ready(EPOCH, rank, 1, 0.1),
+            "beat": Heartbeat(EPOCH, rank, 1, 1, 1),
+            "failed": Failed(EPOCH, rank, "", "OutOfMemory", "x"),
+            "token": Token(EPOCH, "r", 0, 1, ()),
+        }
+        self.session.epoch.handle(rank, made[kind])
+
+    @rule()
+    def everybody_is_ready(self) -> None:
+        if self.session.phase is Phase.LAUNCHED:
+            for rank in range(3):
+                self.node(rank, "ready")
+
+    @rule(seconds=st.floats(0.0, 400.0))
+    def tick(self, seconds: float) -> None:
+        self.run.clock.advance(seconds)
+        self.session.tick()
+        if self.session.epoch is not None:
+            self.session.epoch.tick()
+
+    @rule()
+    def end(self) -> None:
+        self.ended_by_us = True
+        self.session.end()
+        released = {machine for machine, message in self.run.to_agents if isinstance(message, Release)}
+        assert released == set(WORKERS)
+
+    @invariant()
+    def laws(self) -> None:
+        phase = self.session.phase
+        order = list(Phase)
+        assert order.index(phase) >= order.index(self.was[-1]), "phases do not go back"
+        self.was.append(phase)
+        if phase is Phase.ENDED:
+            assert self.ended_by_us or self.session.failure is not None
+        if phase is Phase.READY:
+            assert self.session.epoch is not None
+            assert self.session.epoch.all_ready
+        if phase is not Phase.ENDED:
+            assert self.session.failure is None
+        if self.session.culprit is not None:
+            assert self.session.culprit in WORKERS
+
+
+TestSessions = Sessions.TestCase
