@@ -150,7 +150,6 @@ def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
         assert isinstance(answer.message, Refused)
         assert answer.message.kind == "revoked"
         spoke.send(Shutdown(1))
-        assert spoke.monitor is not None
         monitor = spoke.monitor
         eventually(lambda: monitor.poll() is LinkState.REFUSED)
         other.send(Shutdown(2))

@@ -149,13 +149,14 @@ def _serving(
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
+        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags.threads), timing)
+        stack.callback(rank_zero.close)
+        # Measures at the first start: nobody is let in before there is somebody to answer.
+        seating = _seating(flags, model, rank_zero, capacity, folder)
         entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
         files = ShipServer(entrance.files_hub, [model.pack], clock)
         files.start()
         stack.callback(files.close)
-        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags.threads), timing)
-        stack.callback(rank_zero.close)
-        seating = _seating(flags, model, rank_zero, capacity, folder)
         served = Served(
             model.pack.path.absolute(), pack_id(manifest_bytes(model.pack.path)), model.compute, capacity
         )

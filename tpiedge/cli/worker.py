@@ -25,6 +25,7 @@ from tpiedge.nodes.masters import MasterBook
 from tpiedge.nodes.measured import Measurements
 from tpiedge.nodes.pairing_link import pair
 from tpiedge.nodes.provision import FilesMaster, Provision
+from tpiedge.nodes.standby import Standby
 from tpiedge.nodes.tokens import parse_token
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
@@ -51,11 +52,11 @@ class _Self:
 
     keys: CurveKeys
     host: str
-    folder: Path
     store: ShardStore
     local: list[Pack]
     threads: int
     memory_bytes: int
+    disk_bytes_per_s: float
 
 
 @click.command()
@@ -104,20 +105,27 @@ def worker(
     if token is None and token_file is not None:
         token = await_token(token_file, wait)
     master = _master(connect, token, book)
+    store = ShardStore(cache_folder(cache) / "shards", cache_limit)
+    disk = measure_disk(store.folder)
     own = _Self(
         keys=load_or_create_keys(folder),
         host=name or socket.gethostname(),
-        folder=folder,
-        store=ShardStore(cache_folder(cache) / "shards", cache_limit),
+        store=store,
         local=[Pack.open(path) for path in model_dir],
         threads=default_threads() if threads is None else threads,
         memory_bytes=default_memory_bytes() if memory is None else memory,
+        disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
     )
+    measurements = Measurements(folder, own.threads)
     try:
         with ExitStack() as stack:
+            # Imports torch, and measures where need be, while this process joins.
+            standby = Standby(own.threads, measure=measurements.recall() is None)
+            standby.start()
+            stack.callback(standby.stop)
             spoke, key = _joined(master, own, time.monotonic() + wait, stack)
             book.remember(master.address, key)
-            _agent(own, resolve(master.address), key, spoke).run()
+            _agent(own, resolve(master.address), key, spoke, measurements, standby).run()
     except Terminated:
         return  # as asked: a service that is stopped has done its work
 
@@ -163,9 +171,15 @@ def _show_code(code: str) -> None:
     click.echo(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}", err=True)
 
 
-def _agent(own: _Self, address: Address, master_key: str, spoke: ZmqSpoke) -> Agent:
+def _agent(
+    own: _Self,
+    address: Address,
+    master_key: str,
+    spoke: ZmqSpoke,
+    measurements: Measurements,
+    standby: Standby,
+) -> Agent:
     clock, name = MonotonicClock(), peer_name(own.keys.public)
-    disk = measure_disk(own.store.folder)
     settings = AgentSettings(
         control_address=address.zmq,
         master_key=master_key,
@@ -175,7 +189,7 @@ def _agent(own: _Self, address: Address, master_key: str, spoke: ZmqSpoke) -> Ag
         memory_bytes=own.memory_bytes,
         # What is kept already may be kept on, or make room.
         free_disk_bytes=free_disk_bytes(own.store.folder) + own.store.usage().held_bytes,
-        disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
+        disk_bytes_per_s=own.disk_bytes_per_s,
     )
     files = FilesMaster(address.beside(FILES_OFFSET).zmq, master_key, own.keys, name)
     return Agent(
@@ -184,5 +198,6 @@ def _agent(own: _Self, address: Address, master_key: str, spoke: ZmqSpoke) -> Ag
         Provision(files, own.store, clock, own.local),
         clock,
         lambda line: click.echo(line, err=True),
-        Measurements(own.folder, own.threads),
+        measurements,
+        standby,
     )

@@ -125,7 +125,9 @@ class Agent:
         clock: Clock,
         say: Callable[[str], None],
         measurements: Measurements,
+        standby: Standby | None = None,
     ) -> None:
+        """`standby`: a process that was started already; the agent's from now on."""
         self._settings = settings
         self._endpoint = endpoint
         self._fetch = fetch
@@ -133,7 +135,7 @@ class Agent:
         self._say = say
         self._measurements = measurements
         self._nonce = secrets.randbits(63)
-        self._standby: Standby | None = None
+        self._standby = standby
         self._preparation: _Preparation | None = None
         self._running: _Running | None = None
         self._fetched: queue.SimpleQueue[tuple[_Preparation, Shards | TpiedgeError]] = queue.SimpleQueue()

@@ -35,9 +35,9 @@ def open_link(
 ) -> ZmqSpoke:
     """A link whose handshake is done; the caller closes it. Afterwards it connects anew by itself after breaks."""
     numeric = resolve(address)
-    link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane, monitored=True)
+    link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane)
     try:
-        state = link.monitor.wait(timeout_s) if link.monitor is not None else LinkState.WAITING
+        state = link.monitor.wait(timeout_s)
         if state is not LinkState.UP:
             raise explain(address, numeric, state)
     except BaseException:

@@ -122,7 +122,6 @@ class Master:
         self._probings: dict[str, Probing] = {}
         self._number = 0
         self._reason = "starting"
-        self._draining = False
         self._closing = threading.Event()
         self._failed: TpiedgeError | None = None
         self._status = ClusterStatus(False, self._reason, (), 0, 0)
@@ -290,8 +289,12 @@ class Master:
         if rank is None and self._roster.get(peer) is not None:
             self._convict(peer, cause)
             self._lose_machine(peer, cause)
-        elif serving is not None and serving.epoch is not None and epoch == serving.number and rank:
-            serving.epoch.offend(rank, cause)
+        elif (
+            serving is not None and serving.epoch is not None and epoch == serving.number and rank is not None
+        ):
+            serving.epoch.offend(
+                rank, cause
+            )  # rank 0 as well: what it said may have been the end of an answer
         self._hub.disconnect(peer)
 
     def _convict(self, name: str, cause: str) -> None:
@@ -327,8 +330,9 @@ class Master:
             if ended is not None:
                 serving.epoch.ended(0, ended)
             serving.epoch.tick()
-        if self._coming is not None:
-            self._coming.tick()
+        for session in (serving, self._coming):
+            if session is not None:
+                session.tick()
         state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
         number = serving.number if serving is not None else 0
         for machine in self._roster.present:
@@ -348,6 +352,9 @@ class Master:
         if self._hopeless:  # also for a request that came while this was found out
             self._desk.fail_all(NotServing(f"the cluster serves nothing now: {self._reason}"))
         self._dispatch()
+        self._publish()
+
+    def _publish(self) -> None:
         self._status = survey(
             self._roster,
             self._serving,
@@ -445,6 +452,7 @@ class Master:
             self._exclude(session)
         for name, cause in session.offences.items():
             self._convict(name, cause)
+        self._publish()  # whoever is told of the failure and looks must not see that all is well
         self._desk.fail_running(error)
         self._retry()
 

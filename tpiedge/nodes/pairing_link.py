@@ -163,6 +163,6 @@ def _next(link: ZmqSpoke, deadline: float, words: str) -> Message:
         envelope = link.recv(min(_SLICE_S, remaining_s))
         if envelope is not None:
             return envelope.message
-        if link.monitor is not None and link.monitor.poll() is not LinkState.UP:
+        if link.monitor.poll() is not LinkState.UP:
             raise PeerError("the master went away during the pairing: start the worker again")
     raise PeerError(words)

@@ -17,7 +17,7 @@ from tpiedge.nodes.membership import Membership, State
 from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
 from tpiedge.transport.keys import is_key
-from tpiedge.wire.control import Assign, Ready
+from tpiedge.wire.control import Assign, Loading, Ready
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.messages import Message
@@ -25,7 +25,7 @@ from tpiedge.wire.messages import Message
 __all__ = ["Fetching", "Phase", "Seat", "Served", "Session", "node_name"]
 
 
-#: Hashing what is on disk already brings no news.
+#: Hashing what is on disk already brings no news, nor does building what computes.
 _STUCK_S = 300.0
 
 
@@ -108,6 +108,9 @@ class Session:
         self._keys: dict[int, str] = {}
         #: When each worker last said something new of its preparation.
         self._news: dict[str, float] = {}
+        #: What each node last said of its loading, and when any of them said something new.
+        self._loading: dict[int, Loading | Ready] = {}
+        self._moved = 0.0
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -136,6 +139,7 @@ class Session:
         """Start the nodes; `root_key` is the public key of rank 0, which the caller starts."""
         self.phase = Phase.LAUNCHED
         timing, now = self._timing, self._clock.now()
+        self._moved = now
         membership = Membership(len(self.seats), now, timeout_s=timing.timeout_s, start_s=timing.start_s)
         self.epoch = Epoch(
             self.number,
@@ -175,8 +179,11 @@ class Session:
             self._fail(PeerLost(rank, "its preparation", hearsay(cause)))
 
     def tick(self) -> None:
-        """Look for a worker that lives but does not get ready."""
+        """Look for a worker that lives but does not get ready, with its shard or with its node."""
         late = self._clock.now() - _STUCK_S
+        if self.phase is Phase.LAUNCHED and self.epoch is not None and self._moved < late:
+            stuck = next(member.rank for member in self.epoch.members if member.state is not State.READY)
+            self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
         for machine, since in self._news.items():
             if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
                 self._blame(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
@@ -194,6 +201,8 @@ class Session:
                 self.culprit = self._first_lost()
             self._fail(event)
             return
+        if isinstance(event, Loading | Ready) and self._loading.get(event.rank) != event:
+            self._loading[event.rank], self._moved = event, self._clock.now()
         if isinstance(event, Ready) and self.phase is Phase.LAUNCHED and self.epoch is not None:
             self.phase = Phase.READY if self.epoch.all_ready else Phase.LAUNCHED
         self._tell(event)

@@ -29,6 +29,8 @@ _STATES: dict[int, LinkState] = {
     zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL: LinkState.FAILED,
     zmq.EVENT_DISCONNECTED: LinkState.WAITING,
 }
+# Long for the I/O thread, which says both that a link broke and that it tries again.
+_RETRY_S = 0.2
 # One handshake can fail because a network or a process went away in its middle.
 _CERTAIN = 2
 
@@ -39,8 +41,9 @@ class LinkMonitor:
     def __init__(self, socket: zmq.Socket[bytes]) -> None:
         self._lock = threading.Lock()
         self._socket = socket
-        self._events = socket.get_monitor_socket(sum(map(int, _STATES)))
+        self._events = socket.get_monitor_socket(sum(map(int, (*_STATES, zmq.EVENT_CONNECT_RETRIED))))
         self._failures = 0
+        self._broken_at: float | None = None
         self.state = LinkState.WAITING
 
     def wait(self, timeout_s: float) -> LinkState:
@@ -60,6 +63,14 @@ class LinkMonitor:
             pass
         return self.state
 
+    def gave_up(self) -> bool:
+        """True once after a break over which libzmq does not connect again: where it cannot make sense of the bytes."""
+        self.poll()
+        if self._broken_at is None or time.monotonic() - self._broken_at < _RETRY_S:
+            return False
+        self._broken_at = None
+        return True
+
     def close(self) -> None:
         """Idempotent."""
         with self._lock:
@@ -76,6 +87,11 @@ class LinkMonitor:
             if self._events.closed or not self._events.poll(math.ceil(timeout_s * 1000)):
                 return False
             event = recv_monitor_message(self._events)["event"]
+        if event == zmq.EVENT_DISCONNECTED:
+            self._broken_at = time.monotonic()
+        elif event == zmq.EVENT_CONNECT_RETRIED:
+            self._broken_at = None
+            return True
         state = _STATES.get(event, self.state)
         if state is LinkState.WAITING and self.state is not LinkState.UP:
             return True  # the end of a handshake that failed, which is known already

@@ -28,6 +28,7 @@ from tpiedge.wire.messages import Message
 __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
+_LOOK_S = 0.2
 # Frames of the transport itself; an encoded message starts otherwise.
 _PROBE = b""
 _DUPLICATE = b"duplicate"
@@ -202,7 +203,6 @@ class ZmqSpoke(ZmqEndpoint):
         plane: Plane,
         io_threads: int = 1,
         context: ZmqContext | None = None,
-        monitored: bool = False,
     ) -> None:
         if not is_key(server_key):
             raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
@@ -218,13 +218,24 @@ class ZmqSpoke(ZmqEndpoint):
         self._socket.probe_router = 1
         # Nothing queues for a connection that does not exist yet.
         self._socket.immediate = 1
-        self.monitor = LinkMonitor(self._socket) if monitored else None
+        self.monitor = LinkMonitor(self._socket)
+        self._look_at = 0.0
         self._connect(address)
 
     def close(self) -> None:
-        if self.monitor is not None:
-            self.monitor.close()
+        self.monitor.close()
         super().close()
+
+    def _idle(self) -> None:
+        """A link over which something came that cannot be read is the one that libzmq does not mend."""
+        now = time.monotonic()
+        if now < self._look_at:
+            return
+        self._look_at = now + _LOOK_S
+        if self.monitor.gave_up():
+            with contextlib.suppress(zmq.ZMQError):  # it may know the address no more
+                self._socket.disconnect(self.address)
+            self._socket.connect(self.address)
 
     def _connect(self, address: str) -> None:
         self._socket.ipv6 = address.startswith("tcp://[")
@@ -244,6 +255,7 @@ class ZmqSpoke(ZmqEndpoint):
         return True
 
     def _wait_to_send(self, timeout_s: float) -> None:
+        self._idle()
         self._silence(self._writable.poll(int(timeout_s * 1000) + 1))
 
     def _receive(self, flags: int) -> Item | None:

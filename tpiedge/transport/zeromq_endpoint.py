@@ -138,6 +138,7 @@ class ZmqEndpoint:
                     return _result(item)
                 remaining_s = deadline - time.monotonic()
                 if remaining_s <= 0:
+                    self._idle()
                     return None
                 if not waits:
                     self._silence(self._poller.poll(int(remaining_s * 1000) + 1))
@@ -229,6 +230,9 @@ class ZmqEndpoint:
 
     def _wait_to_send(self, timeout_s: float) -> None:
         raise NotImplementedError
+
+    def _idle(self) -> None:
+        """Nothing has come: time to look after the link."""
 
     def _flush(self) -> None:
         """Send what other threads posted; EndpointClosed where one of them called `close`."""

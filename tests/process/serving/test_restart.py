@@ -70,8 +70,3 @@ def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
     assert last.choices[0].finish_reason == "length"
     assert cluster.master.wait() == 0
     assert "finishing what is under way" in cluster.master.log
-
-
-def test_ended_while_idle(cluster: Serving, adopted):
-    cluster.master.popen.terminate()
-    assert cluster.master.wait() == 0

@@ -64,6 +64,8 @@ class FakeStandby:
     """Remembers every one that was made."""
 
     made: list["FakeStandby"] = []  # noqa: RUF012 (emptied by the fixture)
+    stillborn = 0
+    ended = threading.Event()
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
         self.measure = measure
@@ -73,7 +75,7 @@ class FakeStandby:
         self.made.append(self)
 
     def start(self) -> None:
-        self.alive = True
+        self.alive = len(self.made) > self.stillborn
 
     def report(self, deadline: float) -> NodeReport:
         return REPORT if self.measure else NodeReport(1, "cpu", "avx2", NOT_MEASURED)
@@ -85,6 +87,7 @@ class FakeStandby:
 
     def stop(self, deadline: float | None = None) -> None:
         self.alive = False
+        self.ended.set()
 
 
 class FakeShards:
@@ -186,10 +189,10 @@ class Worker:
     def say(self, message: Message) -> None:
         self.hub.send(message, to="w-1")
 
-    def beat(self) -> None:
-        """Time for a heartbeat passes, and the agent has noticed."""
-        self.clock.advance(0.31)
-        self.expect(AgentPulse)
+    def sync(self) -> None:
+        """Return once the agent has dealt with everything that was said before."""
+        self.say(Probe(0, 9, 0, b""))
+        self.expect(Echo)
 
     def prepared(self, epoch: int) -> Prepared:
         self.say(order(epoch))
@@ -217,6 +220,7 @@ class Worker:
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
     monkeypatch.setattr(agents, "Standby", FakeStandby)
     FakeStandby.made.clear()
+    FakeStandby.ended.clear()
     made: list[Worker] = []
 
     def create(known: bool = True) -> Worker:
@@ -266,6 +270,15 @@ def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> 
     assert worker.measurements.recall() is not None
 
 
+def test_a_standby_that_dies_while_it_measures_is_followed_by_one_that_measures(
+    make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would be kept for a week otherwise is that nothing is known."""
+    monkeypatch.setattr(FakeStandby, "stillborn", 1)
+    assert make(known=False).start().capacity == REPORT.capacity
+    assert [standby.measure for standby in FakeStandby.made] == [True, True]
+
+
 def test_a_probe_is_answered(worker: Worker) -> None:
     worker.say(Probe(0, 3, 1000, b""))
     assert worker.expect(Echo) == Echo(0, 3, bytes(1000))
@@ -294,7 +307,7 @@ def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
     assert "released" in worker.expect(NodeEnded).cause
     assert standby.child.stopped
     assert worker.fetch.shards[5].closed
-    worker.beat()
+    worker.sync()
 
 
 def test_the_next_epoch_is_prepared_while_a_node_runs(worker: Worker) -> None:
@@ -352,7 +365,7 @@ def test_a_new_order_takes_the_place_of_the_one_before_and_fetches_after_it(work
     worker.fetch.started.get(timeout=WAIT_S)
     worker.say(order(6))
     worker.fetch.let(6)
-    worker.beat()
+    worker.sync()
     assert worker.fetch.started.empty(), "the first one has not noticed yet"
     worker.fetch.let(5)
     assert worker.expect(Prepared).epoch == 6
@@ -365,7 +378,7 @@ def test_a_release_ends_a_fetch_and_one_of_another_epoch_does_not(worker: Worker
     worker.say(order(5))
     worker.fetch.started.get(timeout=WAIT_S)
     worker.say(Release(4))
-    worker.beat()
+    worker.sync()
     worker.say(Release(5))
     worker.say(order(6))
     worker.fetch.let(6)
@@ -391,7 +404,7 @@ def test_the_end_of_a_node_is_told(worker: Worker) -> None:
     assert worker.expect(NodeEnded) == NodeEnded(5, "", "its process was killed by SIGKILL")
     assert worker.fetch.shards[5].closed
     worker.say(Release(5))
-    worker.beat()
+    worker.sync()
 
 
 @pytest.mark.parametrize("first", ["the node", "the release"])
@@ -456,6 +469,7 @@ def test_a_fetch_that_ends_while_the_agent_stops_is_closed(worker: Worker) -> No
     worker.say(order(5))
     worker.fetch.started.get(timeout=WAIT_S)
     worker.agent.stop()
+    assert FakeStandby.ended.wait(WAIT_S)
     worker.fetch.let(5)
     worker.thread.join(WAIT_S)
     assert worker.fetch.shards[5].closed

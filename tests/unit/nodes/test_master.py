@@ -320,12 +320,12 @@ def test_an_agent_that_was_started_anew_has_nothing_of_the_old_one(story: Story)
     assert story.epoch > old
 
 
-@pytest.mark.parametrize("part", ["agent", "node"])
-def test_garbage_costs_its_sender_its_place_and_nobody_else(story: Story, part: str) -> None:
+@pytest.mark.parametrize("sender", ["w-1", "node-1.{}", "node-0.{}"])
+def test_garbage_costs_its_sender_its_place_and_nobody_else(story: Story, sender: str) -> None:
     two_machines(story)
     answering = story.submit()
     story.turn()
-    story.hub.deliver("w-1" if part == "agent" else f"node-1.{story.epoch}", b"\xff\xff")
+    story.hub.deliver(sender.format(story.epoch), b"\xff\xff")
     story.turn()
     assert "malformed" in str(failure(answering))
     story.settle()

@@ -12,7 +12,7 @@ from tpiedge.nodes.session import Phase, Session, node_name
 from tpiedge.nodes.timing import Timing
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.control import Assign, Failed, Heartbeat, Hello, Listening, Ready, Token
+from tpiedge.wire.control import Assign, Failed, Heartbeat, Hello, Listening, Loading, Ready, Token
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
 from tpiedge.wire.messages import PROTOCOL, Message
 
@@ -173,6 +173,26 @@ def test_a_preparation_without_news_ends() -> None:
     run.clock.advance(2.0)
     run.session.tick()
     assert run.session.phase is Phase.ENDED
+    assert run.session.culprit == "w-1"
+
+
+def test_a_node_that_lives_but_never_gets_ready_is_lost_in_the_end() -> None:
+    run = Run("w-1")
+    run.launched()
+    for rank in range(2):
+        run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+    run.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
+    run.node(0, Ready(EPOCH, 0, 1, 0.1))
+    for done in (1, 2, 2):
+        assert run.session.phase is Phase.LAUNCHED
+        run.clock.advance(150.0)
+        run.node(1, Loading(EPOCH, 1, done, 9))
+        run.session.tick()
+    assert run.session.phase is Phase.LAUNCHED, "300 s are not over"
+    run.clock.advance(200.0)
+    run.session.tick()
+    assert run.session.phase is Phase.ENDED
+    assert "no progress in loading" in str(run.session.failure)
     assert run.session.culprit == "w-1"
 
 

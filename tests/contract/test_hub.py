@@ -1,0 +1,102 @@
+"""What the master needs of a hub beyond an endpoint, in both makes: waking, admission, farewells."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+
+import pytest
+
+from tpiedge.transport.admission import Admission
+from tpiedge.transport.endpoint import Endpoint, Unreachable
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.hub import Hub
+from tpiedge.transport.inprocess import InProcessHub
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.join import Refused
+
+WAIT_S = 10.0
+MASTER, KEYS = CurveKeys.generate(), CurveKeys.generate()
+GOODBYE = Refused("revoked", "goodbye")
+
+
+class Pair:
+    """A hub and the spoke "w-1", which is admitted."""
+
+    def __init__(self, kind: str, stack: ExitStack) -> None:
+        self.hub: Hub
+        self.spoke: Endpoint
+        if kind == "inprocess":
+            hub = stack.enter_context(
+                closing(InProcessHub("master", CONTROL, Admission({KEYS.public: "w-1"})))
+            )
+            self.hub, self.spoke = hub, stack.enter_context(closing(hub.spoke("w-1")))
+            return
+        listening = stack.enter_context(
+            ZmqHub("tcp://127.0.0.1:*", MASTER, "master", {KEYS.public: "w-1"}, plane=CONTROL)
+        )
+        link = ZmqSpoke(listening.address, MASTER.public, KEYS, "w-1", hub_name="master", plane=CONTROL)
+        self.hub, self.spoke = listening, stack.enter_context(link)
+
+    def greet(self) -> None:
+        self.spoke.send(Shutdown(1))
+        assert self.hub.recv(WAIT_S) is not None
+
+
+@pytest.fixture(params=["inprocess", "zeromq"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    with ExitStack() as stack:
+        yield Pair(request.param, stack)
+
+
+def test_waking_ends_a_wait_that_is_under_way(pair: Pair) -> None:
+    waker = threading.Timer(0.05, pair.hub.wake)
+    waker.start()
+    began = time.monotonic()
+    assert pair.hub.recv(WAIT_S) is None
+    assert time.monotonic() - began < WAIT_S / 2
+    waker.join()
+
+
+def test_waking_ends_the_next_wait_after_what_has_arrived(pair: Pair) -> None:
+    pair.greet()
+    pair.hub.wake()
+    pair.hub.recv(0.0)
+    pair.hub.wake()
+    pair.spoke.send(Shutdown(2))
+    heard = None
+    while heard is None:
+        heard = pair.hub.recv(WAIT_S)
+    pair.hub.wake()
+    began = time.monotonic()
+    assert pair.hub.recv(WAIT_S) is None
+    assert time.monotonic() - began < WAIT_S / 2
+
+
+def test_who_is_cut_hears_a_farewell_and_is_spoken_with_no_more(pair: Pair) -> None:
+    pair.greet()
+    pair.hub.admission.revoke("w-1")
+    pair.hub.disconnect("w-1", GOODBYE)
+    pair.hub.disconnect("w-1", GOODBYE)
+    envelope = pair.spoke.recv(WAIT_S)
+    assert envelope is not None
+    assert envelope.message == GOODBYE
+    assert "w-1" not in pair.hub.peers
+    with pytest.raises(Unreachable):
+        pair.hub.send(Shutdown(3), to="w-1", timeout_s=0.0)
+    assert pair.hub.admission.key_of("w-1") is None
+
+
+def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> None:
+    pair.greet()
+    pair.hub.admission.revoke("w-1")
+    pair.spoke.send(Shutdown(2))
+    assert pair.hub.recv(0.3) is None
+    assert pair.hub.counters.revoked == 1
+
+
+def test_known_keys(pair: Pair) -> None:
+    assert pair.hub.admission.knows(KEYS.public)
+    assert not pair.hub.admission.knows(CurveKeys.generate().public)

@@ -1,0 +1,71 @@
+"""The token in a file: there as long as the master runs, for its owner alone, and waited for."""
+
+import stat
+import threading
+
+import pytest
+
+from tpiedge.cli.token_file import await_token, offered
+from tpiedge.errors import UserError
+from tpiedge.nodes.addresses import Address
+from tpiedge.nodes.token_store import TokenStore
+from tpiedge.nodes.tokens import parse_token
+from tpiedge.transport.keys import CurveKeys
+
+KEY = CurveKeys.generate().public
+HERE = Address("192.168.1.20", 7070)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return TokenStore(tmp_path / "state")
+
+
+def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, store):
+    path = tmp_path / "token"
+    with offered(path, store, KEY, HERE):
+        token = parse_token(await_token(path, 0.0))
+        assert (token.master_key, token.address) == (KEY, HERE)
+        assert [store.redeem(token.secret) for _ in range(5)] == ["ok"] * 5
+    assert not path.exists()
+    assert store.redeem(token.secret) == "unknown"
+
+
+def test_only_the_owner_reads_it(tmp_path, store):
+    path = tmp_path / "token"
+    path.write_text("an old one that everybody may read")
+    path.chmod(0o644)
+    with offered(path, store, KEY, HERE):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["token"]
+
+
+def test_a_worker_waits_for_it(tmp_path, store):
+    path = tmp_path / "token"
+    found = []
+    waiting = threading.Thread(target=lambda: found.append(await_token(path, 30.0)))
+    waiting.start()
+    with offered(path, store, KEY, HERE):
+        waiting.join()
+        assert parse_token(found[0]).master_key == KEY
+
+
+def test_a_worker_does_not_wait_for_ever(tmp_path):
+    with pytest.raises(
+        UserError, match=r"no token in .*token within 0 s: is 'tpiedge master --token-file' running"
+    ):
+        await_token(tmp_path / "token", 0.0)
+
+
+def test_a_folder_that_is_not_there(tmp_path, store):
+    with (
+        pytest.raises(UserError, match="cannot write the token"),
+        offered(tmp_path / "no" / "token", store, KEY, HERE),
+    ):
+        pass
+    assert store.list() == ()
+
+
+def test_a_file_that_cannot_be_read(tmp_path):
+    with pytest.raises(UserError, match="cannot read the token"):
+        await_token(tmp_path, 0.0)
