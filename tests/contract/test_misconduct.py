@@ -30,8 +30,8 @@ SHAPE = (3, 192)
 def test_the_guilty_one_is_named_at_once(crime: str, size: int) -> None:
     act, words = CRIMES[crime]
     keys, guilty = CurveKeys.generate(), size - 1
-    order: Any = SimpleNamespace(rank=guilty, epoch=7)
-    nodes = {rank: Node(order) for rank in range(1, size)}
+    orders: dict[int, Any] = {rank: SimpleNamespace(rank=rank, epoch=7) for rank in range(1, size)}
+    nodes = {rank: Node(order) for rank, order in orders.items()}
     allowed = {node.keys.public: f"node-{rank}" for rank, node in nodes.items()}
     with ZmqHub("tcp://127.0.0.1:*", keys, "node-0", allowed, plane=TENSOR) as hub:
         root = pair.root(hub, DeadlineLiveness(MonotonicClock(), 10.0), epoch=7, size=size)
@@ -40,13 +40,16 @@ def test_the_guilty_one_is_named_at_once(crime: str, size: int) -> None:
                 hub.address, keys.public, node.keys, f"node-{rank}", hub_name="node-0", plane=TENSOR
             )
         try:
+            for node in nodes.values():
+                node.shape = SHAPE
+                node.contribute(step=0)  # connects; too late to count
             root.announce(StepPlan(7, 1, (), SHAPE[0], SHAPE[0]))
-            nodes[guilty].step, nodes[guilty].shape = 1, SHAPE
+            for node in nodes.values():
+                node.step = 1
             before = psutil.Process().memory_info().rss
             act(nodes[guilty])
             if size == 3:
-                nodes[1].step, nodes[1].shape = 1, SHAPE
-                nodes[1].contribute(sender=1)
+                nodes[1].contribute()
             started = time.monotonic()
             with pytest.raises(Misconduct, match=words) as caught:
                 root.all_reduce(torch.zeros(SHAPE), Tag(1, 0, 0))

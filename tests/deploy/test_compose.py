@@ -84,6 +84,12 @@ class Laptops:
         return done.choices[0].text
 
 
+@pytest.fixture(autouse=True)
+def _leak_check() -> None:
+    """Not per test: a container that a test starts again is the engine's, which may be a child of this process. What
+    the module starts it ends: the project with `down`, the engine with `running_engine`."""
+
+
 @pytest.fixture(scope="module")
 def composes() -> dict[str, list[str]]:
     """The commands that take a compose file, by name."""

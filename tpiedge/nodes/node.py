@@ -43,6 +43,7 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import CONTROL, TENSOR
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import (
     Accused,
@@ -64,6 +65,7 @@ __all__ = ["Node", "run"]
 _ASSIGN_S = 180.0
 _ANYWHERE = "tcp://0.0.0.0:"
 _IDLE_S = 0.5
+_DATA_LINK_S = 5.0
 
 
 class Node:
@@ -167,8 +169,9 @@ class Node:
             self._data = self._resources.enter_context(hub)
             self.link.post(Listening(assign.epoch, 0, hub.address))
             return pair.root(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
+        address = _reachable(assign.root_endpoint, self._bootstrap.control_address)
         spoke = ZmqSpoke(
-            address=_reachable(assign.root_endpoint, self._bootstrap.control_address),
+            address=address,
             server_key=assign.root_key,
             keys=self._keys,
             name=f"node-{assign.rank}",
@@ -176,6 +179,12 @@ class Node:
             plane=TENSOR,
         )
         self._data = self._resources.enter_context(spoke)
+        if spoke.monitor.wait(_DATA_LINK_S) is not LinkState.UP:
+            # Found here, or else by the first request, which would wait for long.
+            port = address.rpartition(":")[2]
+            raise PeerLost(
+                0, "connecting", f"its port {port} for data cannot be reached: is it open in the firewall?"
+            )
         return pair.leaf(spoke, self._liveness, epoch=assign.epoch, rank=assign.rank, size=len(assign.nodes))
 
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:

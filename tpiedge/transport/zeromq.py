@@ -18,6 +18,7 @@ import zmq
 from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.context import ZmqContext
+from tpiedge.transport.cutting import Connection, Cutter, connection_of
 from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset
 from tpiedge.transport.framing import Plane, frame_of
 from tpiedge.transport.keys import CurveKeys, is_key
@@ -28,6 +29,8 @@ from tpiedge.wire.messages import Message
 __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
+_MAX_CUT = 1000
+_HANG_UP_MS = 3000
 _LOOK_S = 0.2
 # Frames of the transport itself; an encoded message starts otherwise.
 _PROBE = b""
@@ -60,6 +63,17 @@ class ZmqHub(ZmqEndpoint):
         self._changes = self.admission.changes
         self._routes: dict[str, bytes] = {}
         self._names: dict[bytes, str] = {}
+        self._connections: dict[bytes, Connection] = {}
+        self._cutter = Cutter()
+        #: Routes whose connection was ended, and may be made anew.
+        self._cut: dict[bytes, Connection] = {}
+        # Spokes send heartbeats and are answered. The hub's own would make libzmq 4.3.5 abort where a peer hangs up
+        # while nothing more is read from it; so the kernel looks for those that are silently gone.
+        self._socket.heartbeat_ivl = 0
+        self._socket.tcp_keepalive = 1
+        self._socket.tcp_keepalive_idle = self._socket.tcp_keepalive_intvl = 1
+        self._socket.tcp_keepalive_cnt = 2
+        self._socket.tcp_maxrt = _HANG_UP_MS
         self._socket.curve_server = 1
         self._socket.zap_domain = self._context.guard(self.admission)
         self._socket.router_mandatory = 1
@@ -77,28 +91,26 @@ class ZmqHub(ZmqEndpoint):
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear.
 
-        The connection ends with the next message that the peer sends, and a new one is refused. For the owner.
+        The connection ends at once, or, after a farewell, within the next calls of `recv`. For the owner.
         """
         with self._lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
                 return
-            self._names.pop(route, None)
             if farewell is not None:
                 self._hand_over(route, frame_of(farewell, (), self._plane))
-            self._take_over(route)
+            self._forget(route, at_once=farewell is None)
 
-    def _take_over(self, route: bytes) -> None:
-        """A connection of our own under the same routing id makes libzmq give the other one up."""
-        address = f"inproc://cut-{secrets.token_hex(8)}"
-        self._socket.bind(address)
-        with contextlib.closing(self._context.socket(zmq.DEALER)) as double:
-            double.linger = 0
-            double.routing_id = route
-            double.connect(address)
-            self._socket.get(zmq.EVENTS)  # libzmq notices the double now
-        self._socket.unbind(address)
-        self._socket.get(zmq.EVENTS)
+    def _forget(self, route: bytes, *, at_once: bool) -> None:
+        """End the connection; what it still sends counts no more."""
+        self._names.pop(route, None)
+        connection = self._connections.pop(route, None)
+        if connection is None:
+            return
+        self._cut[route] = connection
+        while len(self._cut) > _MAX_CUT:
+            del self._cut[next(iter(self._cut))]
+        (self._cutter.cut if at_once else self._cutter.cut_soon)(connection)
 
     def _bind(self, address: str) -> None:
         self._socket.ipv6 = address.startswith("tcp://[")
@@ -137,6 +149,7 @@ class ZmqHub(ZmqEndpoint):
             self._held.append(item)
 
     def _receive(self, flags: int) -> Item | None:
+        self._cutter.turn()
         recv = self._recv_part
         route = recv(flags)
         return self._sort(route, recv(RECV, False))
@@ -161,7 +174,13 @@ class ZmqHub(ZmqEndpoint):
         """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
         # The name that the gatekeeper gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
+        connection = connection_of(frame.get("__fd"))  # type: ignore[arg-type]
         self._skip_rest(frame)
+        if route in self._cut:
+            if connection is None or connection == self._cut[route]:
+                self.counters.revoked += 1
+                return None
+            del self._cut[route]
         if user not in self.admission.admitted:
             self.counters.revoked += 1
             return None
@@ -175,8 +194,11 @@ class ZmqHub(ZmqEndpoint):
             return None
         if known is not None:
             del self._names[known]
+            self._connections.pop(known, None)
         self._routes[user] = route
         self._names[route] = user
+        if connection is not None:
+            self._connections[route] = connection
         return None if known is None else LinkReset(user)
 
     def _is_connected(self, route: bytes) -> bool:

@@ -52,7 +52,7 @@ CRIMES: dict[str, tuple[Mischief, str]] = {
     ),
     "not a number": (lambda node: node.contribute(float("nan")), "contributed a value that is not finite"),
     "infinite": (lambda node: node.contribute(-float("inf")), "contributed a value that is not finite"),
-    "for another rank": (lambda node: node.contribute(sender=1), "speaks for another node"),
+    "for another rank": (lambda node: node.contribute(sender=node.rank - 1), "speaks for another node"),
     "twice": (_twice, "twice"),
     "far ahead": (_far_ahead, "too far ahead"),
     "a control message": (

@@ -61,7 +61,11 @@ class Proxy:
         with contextlib.suppress(OSError):
             while not self._closing:
                 worker = self._own(server.accept()[0])
-                master = self._own(socket.create_connection((self._master, port)))
+                try:
+                    master = self._own(socket.create_connection((self._master, port)))
+                except ConnectionError:  # nobody listens there between two epochs
+                    worker.close()
+                    continue
                 self.connections[port] = self.connections.get(port, 0) + 1
                 self._start(self._pump, worker, master, port, False)
                 self._start(self._pump, master, worker, port, True)

@@ -150,14 +150,10 @@ class Worker:
         assert self.process is not None
         return self.process.log
 
-    def files(self) -> dict[str, tuple[int, int]]:
-        """What is in its shard store, and when it was written."""
-        found = (self.cache / "shards").rglob("*")
-        return {
-            str(path): (path.stat().st_mtime_ns, path.stat().st_size)
-            for path in found
-            if path.is_file() and path.name != "lock"
-        }
+    def weights(self) -> dict[str, tuple[int, int]]:
+        """What its shard store holds of weights: size, and when it was written."""
+        found = (self.cache / "shards" / "blobs").iterdir()
+        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
 
 
 class Serving:

@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from tests.process.serving.conftest import PROMPT
-from tests.process.serving.serving import Serving, Worker, unfinished
+from tests.process.serving.serving import Serving, unfinished
 
 
 @pytest.fixture(scope="module")
@@ -18,22 +18,18 @@ def cluster(clusters) -> Serving:
     return cluster
 
 
-def weights(worker: Worker) -> dict[str, tuple[int, int]]:
-    return {path: known for path, known in worker.files().items() if "/blobs/" in path}
-
-
 @pytest.fixture
 def adopted(cluster: Serving, exact):
     """After the test a new master takes over the workers as they are."""
     cluster.wait_ready(3)
-    held = {name: weights(worker) for name, worker in cluster.workers.items()}
+    held = {name: worker.weights() for name, worker in cluster.workers.items()}
     agents = {name: worker.agent for name, worker in cluster.workers.items()}
     epoch = cluster.status()["epoch"]
     yield
     cluster.start_master()
     assert cluster.wait_ready(3)["epoch"] > epoch
     exact(cluster)
-    assert {name: weights(worker) for name, worker in cluster.workers.items()} == held
+    assert {name: worker.weights() for name, worker in cluster.workers.items()} == held
     assert {name: worker.agent for name, worker in cluster.workers.items()} == agents
     assert all(agent.is_running() for agent in agents.values())
 

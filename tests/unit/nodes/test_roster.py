@@ -33,6 +33,13 @@ def test_a_machine_is_present_from_its_offer_on() -> None:
     assert names(roster) == []
 
 
+def test_who_belonged_to_the_cluster_before_the_master_came_has_its_old_place() -> None:
+    roster = Roster(1.5, ["w-1", "w-2"])
+    for name in ("w-3", "w-2", "w-1"):
+        roster.offered(name, offer(), 1.0)
+    assert names(roster) == ["w-1", "w-2", "w-3"]
+
+
 def test_a_lost_machine_is_present_again_with_its_next_offer_and_only_then() -> None:
     roster = make()
     roster.offered("w-1", offer(), 1.0)

@@ -1,0 +1,74 @@
+"""A hub ends connections of peers that go on sending, that hang up, or both: and lives."""
+
+import contextlib
+
+import pytest
+
+from tpiedge.errors import PeerError
+from tpiedge.transport.endpoint import LinkReset
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.epochs import AgentPulse
+
+PULSE = AgentPulse(0, 0)
+
+
+@pytest.mark.parametrize("revoked", [True, False], ids=["revoked", "still admitted"])
+@pytest.mark.parametrize("hangs_up", [True, False], ids=["hangs up", "stays"])
+@pytest.mark.parametrize("farewell", [PULSE, None], ids=["farewell", "at once"])
+def test_whatever_the_peer_does(revoked: bool, hangs_up: bool, farewell: AgentPulse | None) -> None:
+    """libzmq 4.3.5 aborted the process where a message came after the cut and the peer hung up then."""
+    keys, own = CurveKeys.generate(), CurveKeys.generate()
+    with ZmqHub("tcp://127.0.0.1:*", keys, "hub", {own.public: "peer"}, plane=CONTROL) as hub:
+        spoke = ZmqSpoke(hub.address, keys.public, own, "peer", hub_name="hub", plane=CONTROL)
+        with spoke:
+            spoke.send(PULSE, timeout_s=5.0)
+            assert hub.recv(5.0) is not None
+            if revoked:
+                hub.admission.revoke("peer")
+            for _ in range(3):
+                spoke.send(PULSE)
+            hub.disconnect("peer", farewell)
+            for _ in range(3):
+                with contextlib.suppress(PeerError):
+                    spoke.send(PULSE, timeout_s=0.0)
+            if farewell is not None:
+                assert spoke.recv(5.0) is not None
+            assert hub.recv(0.1) is None  # nothing of all that counts
+            assert hub.peers == ()
+            if hangs_up:
+                spoke.close()
+            assert hub.recv(0.5) is None
+            if not hangs_up and not revoked:
+                spoke.send(PULSE, timeout_s=5.0)
+                assert hub.recv(5.0) is not None  # on a new connection
+
+
+def test_a_peer_that_hangs_up_while_nobody_reads() -> None:
+    """As where the owner of the hub is busy: what it sent waits, and its end harms nobody."""
+    keys = CurveKeys.generate()
+    owns = {f"peer-{number}": CurveKeys.generate() for number in range(2)}
+    allowed = {own.public: name for name, own in owns.items()}
+    with ZmqHub("tcp://127.0.0.1:*", keys, "hub", allowed, plane=CONTROL) as hub:
+        spokes = [
+            ZmqSpoke(hub.address, keys.public, own, name, hub_name="hub", plane=CONTROL)
+            for name, own in owns.items()
+        ]
+        try:
+            for spoke in spokes:
+                spoke.send(PULSE, timeout_s=5.0)
+                assert hub.recv(5.0) is not None
+            with contextlib.suppress(PeerError):
+                while True:
+                    spokes[0].send(PULSE, timeout_s=0.2)
+            spokes[0].close()
+            assert spokes[1].recv(1.0) is None  # for several heartbeats
+            spokes[1].send(PULSE)
+            heard = set()
+            while "peer-1" not in heard:
+                with contextlib.suppress(LinkReset):  # for want of an answer peer-0 connected anew
+                    heard.add(hub.recv(5.0).sender)
+        finally:
+            for spoke in spokes:
+                spoke.close()

@@ -1,0 +1,117 @@
+"""A worker's disk lies, shrinks, fills up or cannot be written: what is damaged is fetched again, who cannot take part
+is left out with the reason, and the cluster answers exactly."""
+
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.imposter.imposter import SLOW
+from tests.process.serving.serving import Serving, Worker, measured
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving]) -> Serving:
+    cluster = clusters("--min-workers", 1)
+    measured(cluster.state / "master", SLOW)
+    cluster.start_master()
+    cluster.start_worker("ann", bytes_per_s=SLOW)
+    cluster.wait_ready(2)
+    return cluster
+
+
+def blobs(worker: Worker) -> list[Path]:
+    """Of layers, the largest part on disk first."""
+    found = [path for path in (worker.cache / "shards" / "blobs").iterdir() if len(path.name) == 64]
+    return sorted(found, key=lambda path: path.stat().st_blocks, reverse=True)
+
+
+def flip_a_bit(worker: Worker) -> None:
+    """In the middle of what is there of the layer."""
+    with blobs(worker)[0].open("r+b") as file:
+        start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+        at = start + 4096 * 3
+        (byte,) = os.pread(file.fileno(), 1, at)
+        os.pwrite(file.fileno(), bytes([byte ^ 8]), at)
+        os.fsync(file.fileno())
+
+
+def truncate(worker: Worker) -> None:
+    os.truncate(blobs(worker)[0], 5000)
+
+
+def delete(worker: Worker) -> None:
+    for path in blobs(worker)[:2]:
+        path.unlink()
+
+
+HARMS = {"a bit flipped": flip_a_bit, "truncated": truncate, "deleted": delete}
+
+
+@pytest.mark.parametrize("harm", HARMS)
+def test_damage_while_it_serves(cluster: Serving, exact: Callable[[Serving], None], harm: str) -> None:
+    """What is in memory is as it was; the next load finds the damage, and only what is damaged is fetched."""
+    cluster.wait_ready(2)
+    worker = cluster.workers["ann"]
+    HARMS[harm](worker)
+    exact(cluster)
+    worker.node.kill()
+    cluster.wait_until(lambda status: not status["ready"])
+    cluster.wait_ready(2)
+    exact(cluster)
+
+
+def test_damage_before_it_starts(cluster: Serving, exact: Callable[[Serving], None]) -> None:
+    worker = cluster.workers["ann"]
+    worker.process.end()
+    cluster.wait_until(lambda status: not status["ready"])
+    flip_a_bit(worker)
+    cluster.start_worker("ann", token=False)
+    cluster.wait_ready(2)
+    exact(cluster)
+
+
+@pytest.fixture
+def tiny_disk(tmp_path: Path) -> Iterator[Path]:
+    """Less than the share of one of three."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    if os.geteuid() != 0:
+        pytest.skip("needs root to mount a small file system")
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)], capture_output=True, check=False
+    )
+    if made.returncode:
+        pytest.skip(f"cannot mount a small file system here: {made.stderr.decode().strip()}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_disk_that_is_too_small(
+    cluster: Serving, tiny_disk: Path, exact: Callable[[Serving], None]
+) -> None:
+    """Its offer says so, and the plan does without it."""
+    cluster.wait_ready(2)
+    worker = cluster.start_worker("tiny", "--cache", tiny_disk, bytes_per_s=SLOW)
+    cluster.wait_until(lambda status: any(node["host"] == "tiny" for node in status["nodes"]))
+    cluster.wait_ready(2)
+    exact(cluster)
+    tiny = cluster.node("tiny")
+    assert tiny["rank"] is None
+    assert tiny["state"] in ("spare", "left out")
+    assert "disk" in tiny["why"] or "plan" in tiny["why"]
+    worker.process.end()
+    del cluster.workers["tiny"]
+
+
+def test_a_folder_that_cannot_be_written(cluster: Serving, tmp_path: Path) -> None:
+    """Said at once, by the worker itself."""
+    (tmp_path / "file").write_text("")
+    worker = cluster.start_worker("odd", "--cache", tmp_path / "file" / "cache", bytes_per_s=SLOW)
+    assert worker.process.wait(20) == 2
+    assert "cannot write to the shard store" in worker.log
+    assert "Traceback" not in worker.log
+    del cluster.workers["odd"]
+    assert cluster.ready().status_code == 200

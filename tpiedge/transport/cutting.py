@@ -1,0 +1,54 @@
+"""Ends TCP connections of a ZeroMQ socket, which has no call for it.
+
+libzmq says of every message by which file descriptor it came; shutting that one down is what libzmq understands best,
+a peer that hangs up. (Taking over the peer's routing id instead leaves an engine without a pipe behind, which libzmq
+4.3.5 does not survive: it stops reading, and aborts the process when a heartbeat is due after the peer has hung up.)
+"""
+
+import contextlib
+import os
+import socket
+import time
+from collections import deque
+from typing import Final, NamedTuple
+
+__all__ = ["Connection", "Cutter", "connection_of"]
+
+_DELAY_S: Final = 0.05
+
+
+class Connection(NamedTuple):
+    """A file descriptor, and the socket that it was when a message came: numbers are used again."""
+
+    descriptor: int
+    inode: int
+
+
+def connection_of(descriptor: str) -> Connection | None:
+    """From a frame's property `__fd`; None where the connection is gone already."""
+    with contextlib.suppress(OSError, ValueError):
+        return Connection(int(descriptor), os.fstat(int(descriptor)).st_ino)
+    return None
+
+
+class Cutter:
+    """Cuts now, or soon, so that what was sent last still leaves."""
+
+    def __init__(self) -> None:
+        self._due: deque[tuple[float, Connection]] = deque()
+
+    def cut(self, connection: Connection) -> None:
+        with contextlib.suppress(OSError):
+            if os.fstat(connection.descriptor).st_ino != connection.inode:
+                return
+            with socket.socket(fileno=os.dup(connection.descriptor)) as double:
+                double.shutdown(socket.SHUT_RDWR)
+
+    def cut_soon(self, connection: Connection) -> None:
+        """Some time later, by `turn`."""
+        self._due.append((time.monotonic() + _DELAY_S, connection))
+
+    def turn(self) -> None:
+        """Cut what is due. Call it often."""
+        while self._due and self._due[0][0] <= time.monotonic():
+            self.cut(self._due.popleft()[1])
