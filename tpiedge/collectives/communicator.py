@@ -4,7 +4,6 @@ Every rank calls the same collectives in the same order with the same tags. The 
 order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -14,8 +13,7 @@ from tpiedge.wire.data import StepPlan
 __all__ = ["Communicator", "Doing", "Liveness", "Tag"]
 
 
-@dataclass(frozen=True, slots=True)
-class Tag:
+class Tag(NamedTuple):
     """Which collective: the chunk `chunk` of block `block` of step `step`."""
 
     step: int

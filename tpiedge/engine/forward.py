@@ -9,10 +9,12 @@ the same order (TPI-LLM, section 3.1; design, section 9).
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
+from tpiedge.collectives.arrays import Array
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import Chunk, chunks
@@ -37,6 +39,15 @@ _FFN_TILE = 128
 
 class StepCancelled(Cancelled):
     """Rank 0 ended the step; every node leaves it after the same block and chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A chunk of the step and its rows of the residual stream, as torch and as numpy see them."""
+
+    chunk: Chunk
+    x_CH: Tensor
+    rows_CH: Array
 
 
 @dataclass(frozen=True)
@@ -65,6 +76,8 @@ class ForwardPass:
         self._communicator = communicator
         self._linear = linear
         self._meter = meter
+        self._attention_blocks = tuple(Block(layer, "attention") for layer in range(config.num_layers))
+        self._ffn_blocks = tuple(Block(layer, "ffn") for layer in range(config.num_layers))
         group_size = config.num_heads // config.num_kv_heads
         self._kv = kv_share(share.attention, group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
@@ -77,30 +90,26 @@ class ForwardPass:
         """
         for segment in plan.segments:
             self._cache.begin(segment.slot, segment.start, segment.start + segment.length)
-        parts = chunks(plan)
+        parts = tuple(_part(x_TH, chunk) for chunk in chunks(plan))
         rotary = self._rotary(plan)
         self._meter.step = plan.step
         for layer in range(self._config.num_layers):
-            self._attention_block(x_TH, plan.step, layer, parts, rotary)
-            self._ffn_block(x_TH, plan.step, layer, parts)
+            self._attention_block(plan.step, layer, parts, rotary)
+            self._ffn_block(plan.step, layer, parts)
         for segment in plan.segments:
             self._cache.commit(segment.slot, segment.start + segment.length)
         self._meter.steps += 1
         self._meter.tokens += plan.tokens
 
-    def _attention_block(
-        self, x_TH: Tensor, step: int, layer: int, parts: tuple[Chunk, ...], rotary: _Rotary
-    ) -> None:
-        with self._weights.resident(Block(layer, "attention")) as weights:
-            for chunk in parts:
-                x_CH = x_TH[chunk.first_row : chunk.last_row]
+    def _attention_block(self, step: int, layer: int, parts: tuple[_Part, ...], rotary: _Rotary) -> None:
+        with self._weights.resident(self._attention_blocks[layer]) as weights:
+            for part in parts:
                 if layer == 0:
-                    self._receive(x_CH, Tag(step, 0, chunk.index))
+                    self._receive(part.x_CH, Tag(step, 0, part.chunk.index))
                 with self._meter.computing():
-                    partial_CH = self._attention(x_CH, weights, layer, chunk, rotary)
-                self._reduce(
-                    x_CH, partial_CH, Tag(step, 2 * layer, chunk.index), weights.vectors.get("o_bias")
-                )
+                    partial_CH = self._attention(part.x_CH, weights, layer, part.chunk, rotary)
+                tag = Tag(step, 2 * layer, part.chunk.index)
+                self._reduce(part, partial_CH, tag, weights.vectors.get("o_bias"))
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduce of a chunk paces the
@@ -110,27 +119,27 @@ class ForwardPass:
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
 
-    def _ffn_block(self, x_TH: Tensor, step: int, layer: int, parts: tuple[Chunk, ...]) -> None:
-        with self._weights.resident(Block(layer, "ffn")) as weights:
-            for chunk in parts:
-                x_CH = x_TH[chunk.first_row : chunk.last_row]
+    def _ffn_block(self, step: int, layer: int, parts: tuple[_Part, ...]) -> None:
+        with self._weights.resident(self._ffn_blocks[layer]) as weights:
+            for part in parts:
                 with self._meter.computing():
-                    partial_CH = self._ffn(x_CH, weights)
-                bias_H = weights.vectors.get("down_bias")
-                self._reduce(x_CH, partial_CH, Tag(step, 2 * layer + 1, chunk.index), bias_H)
+                    partial_CH = self._ffn(part.x_CH, weights)
+                tag = Tag(step, 2 * layer + 1, part.chunk.index)
+                self._reduce(part, partial_CH, tag, weights.vectors.get("down_bias"))
 
-    def _reduce(self, x_CH: Tensor, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None) -> None:
+    def _reduce(self, part: _Part, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None) -> None:
         """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once)."""
         self._meter.block = tag.block
         with self._meter.reducing():
             sum_CH = self._communicator.all_reduce(
-                x_CH if partial_CH is None else partial_CH, tag, contributes=partial_CH is not None
+                part.x_CH if partial_CH is None else partial_CH, tag, contributes=partial_CH is not None
             )
         if self._communicator.cancelled:
             raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
-        x_CH += sum_CH
+        # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
+        np.add(part.rows_CH, sum_CH.numpy(), out=part.rows_CH)
         if bias_H is not None:
-            x_CH += bias_H
+            np.add(part.rows_CH, bias_H.numpy(), out=part.rows_CH)
 
     def _attention(
         self, x_CH: Tensor, weights: BlockWeights, layer: int, chunk: Chunk, rotary: _Rotary
@@ -211,3 +220,8 @@ class ForwardPass:
             positions = torch.arange(segment.start, segment.start + segment.length)
             parts.append(tables(positions, torch.from_numpy(inv_freq), scale))
         return _Rotary(torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
+
+
+def _part(x_TH: Tensor, chunk: Chunk) -> _Part:
+    x_CH = x_TH[chunk.first_row : chunk.last_row]
+    return _Part(chunk, x_CH, x_CH.numpy())

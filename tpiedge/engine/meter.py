@@ -1,9 +1,8 @@
 """Where a node's time goes."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from types import TracebackType
 
 __all__ = ["Meter"]
 
@@ -26,26 +25,39 @@ class Meter:
     step: int = 0
     block: int = 0
 
-    @contextmanager
-    def computing(self) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.compute_s += time.perf_counter() - started
+    def __post_init__(self) -> None:
+        self._computing = _Lap(self, "compute_s")
+        self._reducing = _Lap(self, "reduce_wait_s")
+        self._heading = _Lap(self, "head_s")
 
-    @contextmanager
-    def reducing(self) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.reduce_wait_s += time.perf_counter() - started
+    def computing(self) -> "_Lap":
+        """Time a `with` block as the blocks' arithmetic."""
+        return self._computing
 
-    @contextmanager
-    def heading(self) -> Iterator[None]:
-        started = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.head_s += time.perf_counter() - started
+    def reducing(self) -> "_Lap":
+        """Time a `with` block as a collective."""
+        return self._reducing
+
+    def heading(self) -> "_Lap":
+        """Time a `with` block as rank 0's own work."""
+        return self._heading
+
+
+class _Lap:
+    """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches."""
+
+    __slots__ = ("_field", "_meter", "_started")
+
+    def __init__(self, meter: Meter, field: str) -> None:
+        self._meter = meter
+        self._field = field
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        spent_s = time.perf_counter() - self._started
+        setattr(self._meter, self._field, getattr(self._meter, self._field) + spent_s)

@@ -4,6 +4,7 @@ It imports no torch and outlives its nodes: whatever happens to one of them is t
 master that goes away is waited for. One thread runs the loop; fetching has a thread of its own.
 """
 
+import contextlib
 import queue
 import secrets
 import threading
@@ -29,6 +30,7 @@ from tpiedge.wire.epochs import (
     AskOffer,
     Echo,
     Launch,
+    Leaving,
     MasterPulse,
     NodeEnded,
     Offer,
@@ -357,6 +359,8 @@ class Agent:
             self._running = None
 
     def _close(self) -> None:
+        with contextlib.suppress(EndpointClosed):
+            self._send(Leaving(self._epoch))
         self._cancel_preparation()
         self._stop_node(_STOP_S)
         if self._standby is not None:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
-from tpiedge.nodes.device import available_memory_bytes
+from tpiedge.nodes.device import available_memory_bytes, usable_cores
 from tpiedge.units import MIB
 from tpiedge.wire.epochs import Capacity
 
@@ -38,12 +38,14 @@ def measure(threads: int) -> Capacity:
     of threads, for the whole process."""
     torch.set_num_threads(threads)
     weights = _weights(_buffer_bytes())
+    # A quota is used up in bursts, between which so short a measurement fits.
+    part = min(1.0, usable_cores() / threads)
     with Linear.create(Arithmetic.F32, threads) as linear:
         return Capacity(
             threads,
-            _weight_bytes_per_s(linear, weights),
-            _prefill_flops(linear, weights),
-            _read_bytes_per_s(weights),
+            part * _weight_bytes_per_s(linear, weights),
+            part * _prefill_flops(linear, weights),
+            part * _read_bytes_per_s(weights),
         )
 
 

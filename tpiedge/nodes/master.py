@@ -9,7 +9,7 @@ next plan is made from who is there.
 import logging
 import queue
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -22,7 +22,7 @@ from tpiedge.nodes.probing import Link, Probing
 from tpiedge.nodes.quarantine import Quarantine, Traffic
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine, Roster
-from tpiedge.nodes.session import Phase, Seat, Served, Session, node_name
+from tpiedge.nodes.session import Arrangement, Phase, Seat, Served, Session, node_name
 from tpiedge.nodes.status import ClusterStatus
 from tpiedge.nodes.survey import Exclusion, survey
 from tpiedge.nodes.timing import Timing
@@ -34,6 +34,7 @@ from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
     Echo,
+    Leaving,
     MasterPulse,
     NodeEnded,
     Offer,
@@ -61,9 +62,11 @@ _GRACE_S = 0.2
 #: Messages between two looks at everything else: more than can be waiting, unless somebody floods.
 _BURST = 5000
 _QUEUE = 64
+#: Lost machines that the reason for not serving names.
+_NAMED = 3
 
-PlanSeats = Callable[[tuple[Machine, ...]], tuple[Seat, ...] | str]
-"""From who is there to who does what (rank 0 first), or one line that says why nothing can be served."""
+PlanSeats = Callable[[tuple[Machine, ...], tuple[str, ...]], Arrangement | str]
+"""From who is there, and the workers that serve now, to who does what, or one line that says why nobody can."""
 
 
 class NotServing(PeerError):
@@ -117,6 +120,7 @@ class Master:
         self._hopeless = False
         self._failures = 0
         self._excluded: dict[str, Exclusion] = {}
+        self._spare: Mapping[str, str] = {}
         self._quarantine = Quarantine()
         self._traffic = Traffic()
         self._probings: dict[str, Probing] = {}
@@ -239,6 +243,8 @@ class Master:
                     self._hear_of_epoch(name, message)
             case AgentPulse():
                 self._known(name, now)
+            case Leaving():
+                self._lose_machine(name, "it was stopped there")
             case Enrol():
                 self._door.heard(name, message, now)
             case _:
@@ -362,6 +368,7 @@ class Master:
             self._desk,
             self._rank_zero,
             self._excluded,
+            self._spare,
             self._reason,
             self._clock.now(),
         )
@@ -380,19 +387,22 @@ class Master:
         if self._clock.now() < settled:
             return
         self._planned = self._roster.generation
-        seats = self._plan(machines)
-        self._hopeless = isinstance(seats, str) and self._serving is None
-        if isinstance(seats, str):
-            self._give_up(seats)
-        elif self._serving is not None and self._serving.seats == seats:
+        found = self._plan(machines, self._serving.machines if self._serving is not None else ())
+        self._hopeless = isinstance(found, str) and self._serving is None
+        if isinstance(found, str):
+            self._give_up(found)
+            return
+        self._spare = found.spare
+        if self._serving is not None and self._serving.seats == found.seats:
             self._abandon_coming()
-        elif self._coming is None or self._coming.seats != seats:
+        elif self._coming is None or self._coming.seats != found.seats:
             self._abandon_coming()
-            self._begin(seats)
+            self._begin(found.seats)
 
     def _give_up(self, reason: str) -> None:
         """Nothing can be served by who is there. What is served already goes on."""
-        self._reason = reason
+        lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
+        self._reason = reason = "; ".join([reason, *lost[-_NAMED:]])
         self._abandon_coming()
         if self._serving is None:
             self._desk.fail_all(NotServing(f"the cluster serves nothing now: {reason}"))

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from tpiedge.nodes.roster import Machine
-from tpiedge.nodes.session import Seat
+from tpiedge.nodes.session import Arrangement, Seat
 from tpiedge.planner import prediction
-from tpiedge.planner.capacity import Allotment, allocate
+from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.prediction import Demand
 from tpiedge.planner.solve import Infeasible
@@ -14,6 +14,8 @@ __all__ = ["OWN_NAME", "Seating"]
 
 OWN_NAME = "master"
 _MAX_THREADS = 1024
+#: How many times as long a step may take before a plan that serves is given up.
+_WORTH = 1.1
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,8 @@ class Seating:
 
     `own` is the master's machine with `threads` threads. With `weights` (of the master first, then of the workers in
     the order in which they came) the plan waits for as many machines; more are spare.
+
+    A plan that serves is only given up for one that is clearly faster: a change costs every node a new start.
     """
 
     demand: Demand
@@ -29,22 +33,43 @@ class Seating:
     threads: int
     weights: tuple[Weight, ...] | None = None
 
-    def __call__(self, machines: tuple[Machine, ...]) -> tuple[Seat, ...] | str:
-        """The seats, rank 0 first, or one line that says why there are none."""
+    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Arrangement | str:
+        """The arrangement, or one line that says why there is none. `serving`: the workers of the present one."""
+        spare: dict[str, str] = {}
         if self.weights is not None:
             wanted = len(self.weights) - 1
             if len(machines) < wanted:
                 return f"{len(machines)} of the {wanted} workers of --shares are here: waiting for the others"
+            spare = {machine.name: "beyond the machines of --shares" for machine in machines[wanted:]}
             machines = machines[:wanted]
-        found = allocate(self.demand, [self.own, *map(_offered, machines)], self.weights)
+        found = self._allocate(machines)
         if isinstance(found, Infeasible):
             return found.reason
+        kept = tuple(machine for machine in machines if machine.name in serving)
+        if self.weights is None and serving and len(kept) == len(serving) < len(machines):
+            present = self._allocate(kept)
+            if isinstance(present, Allocation) and (
+                present.prediction.step_s <= _WORTH * found.prediction.step_s
+            ):
+                others = set(machines) - set(kept)
+                spare = dict.fromkeys((machine.name for machine in others), "the plan is as fast without it")
+                found = present
+        return self._arrangement(found, machines, spare)
+
+    def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
+        return allocate(self.demand, [self.own, *map(_offered, machines)], self.weights)
+
+    def _arrangement(
+        self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, str]
+    ) -> Arrangement:
         seated = sorted(
             (allotment for allotment in found.allotments if allotment.rank is not None),
             key=lambda allotment: allotment.rank or 0,
         )
+        left_out = {one.name: one.reason for one in found.allotments if one.rank is None}
         threads = {machine.name: min(max(1, machine.offer.threads), _MAX_THREADS) for machine in machines}
-        return tuple(self._seat(allotment, threads) for allotment in seated)
+        seats = tuple(self._seat(allotment, threads) for allotment in seated)
+        return Arrangement(seats, spare | left_out)
 
     def _seat(self, allotment: Allotment, threads: dict[str, int]) -> Seat:
         own = allotment.rank == 0

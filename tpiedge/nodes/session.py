@@ -22,7 +22,7 @@ from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing,
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.messages import Message
 
-__all__ = ["Fetching", "Phase", "Seat", "Served", "Session", "node_name"]
+__all__ = ["Arrangement", "Fetching", "Phase", "Seat", "Served", "Session", "node_name"]
 
 
 #: Hashing what is on disk already brings no news, nor does building what computes.
@@ -49,6 +49,14 @@ class Seat:
     threads: int
     weight_bytes: int
     why: str = field(compare=False)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who does what, rank 0 first, and why the other machines have no part."""
+
+    seats: tuple[Seat, ...]
+    spare: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -127,6 +135,12 @@ class Session:
         """The workers whose nodes broke the protocol, and how."""
         offences = self.epoch.offences if self.epoch is not None else {}
         return {self.seats[rank].machine: cause for rank, cause in offences.items() if rank}
+
+    def progress(self, machine: str) -> str:
+        """How far the worker's preparation is, in a word."""
+        if machine in self.fetching:
+            return "fetching"
+        return "prepared" if self._ranks.get(machine) in self._keys else "preparing"
 
     def prepare(self) -> None:
         """Ask every worker to fetch what it lacks."""

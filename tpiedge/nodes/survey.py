@@ -29,13 +29,22 @@ def survey(
     desk: Desk,
     rank_zero: RankZero,
     excluded: Mapping[str, Exclusion],
+    spare: Mapping[str, str],
     reason: str,
     now: float,
 ) -> ClusterStatus:
-    """The state of the cluster now."""
+    """The state of the cluster now. `spare`: why machines have no part in the plan."""
     ready = serving is not None and serving.phase is Phase.READY
     workers = [
-        _worker(machine, serving, coming, excluded.get(machine.name), now) for machine in roster.machines
+        _worker(
+            machine,
+            serving,
+            coming,
+            excluded.get(machine.name),
+            spare.get(machine.name, "the plan has no part for it"),
+            now,
+        )
+        for machine in roster.machines
     ]
     return ClusterStatus(
         ready=ready,
@@ -66,12 +75,17 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
 
 
 def _worker(
-    machine: Machine, serving: Session | None, coming: Session | None, exclusion: Exclusion | None, now: float
+    machine: Machine,
+    serving: Session | None,
+    coming: Session | None,
+    exclusion: Exclusion | None,
+    why_spare: str,
+    now: float,
 ) -> NodeStatus:
     rank = _rank(machine.name, serving)
     seat = serving.seats[rank] if serving is not None and rank is not None else None
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
-    state, why = _situation(machine, serving, coming, rank)
+    state, why = _situation(machine, serving, coming, rank, why_spare)
     if exclusion is not None:
         state, why = "left out", exclusion.cause
     return NodeStatus(
@@ -94,16 +108,16 @@ def _worker(
 
 
 def _situation(
-    machine: Machine, serving: Session | None, coming: Session | None, rank: int | None
+    machine: Machine, serving: Session | None, coming: Session | None, rank: int | None, why_spare: str
 ) -> tuple[str, str]:
     """State and, where that needs one, the reason."""
     if not machine.present:
         return "lost", machine.cause
     if coming is not None and machine.name in coming.machines:
-        return "fetching" if machine.name in coming.fetching else "prepared", ""
+        return coming.progress(machine.name), ""
     if rank is not None:
         return _state(serving, rank), ""
-    return "spare", "the plan has no part for it"
+    return "spare", why_spare
 
 
 def _state(serving: Session | None, rank: int) -> str:

@@ -23,7 +23,8 @@ class Plane:
 
     `prompt`: a post or a close by another thread interrupts a wait at once. Without, it waits for up to 20 ms,
     and messages arrive a few microseconds sooner. `silence_ms`: a connection that says nothing for so long, not even
-    an answer to a heartbeat, is taken for broken.
+    an answer to a heartbeat, is taken for broken; 0: no heartbeats, where libzmq may stop reading for a while (4.3.5
+    aborts if one is due on a connection that failed meanwhile): whoever waits there watches the progress.
     """
 
     header_limit: int
@@ -40,7 +41,7 @@ class Plane:
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000)
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, prompt=False)
 # Heartbeats queue behind chunks, which take their time on a slow link.
-FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8, silence_ms=5000)
+FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8, silence_ms=0)
 
 
 def frame_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> bytes:

@@ -30,7 +30,6 @@ __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
 _MAX_CUT = 1000
-_HANG_UP_MS = 3000
 _LOOK_S = 0.2
 # Frames of the transport itself; an encoded message starts otherwise.
 _PROBE = b""
@@ -70,10 +69,6 @@ class ZmqHub(ZmqEndpoint):
         # Spokes send heartbeats and are answered. The hub's own would make libzmq 4.3.5 abort where a peer hangs up
         # while nothing more is read from it; so the kernel looks for those that are silently gone.
         self._socket.heartbeat_ivl = 0
-        self._socket.tcp_keepalive = 1
-        self._socket.tcp_keepalive_idle = self._socket.tcp_keepalive_intvl = 1
-        self._socket.tcp_keepalive_cnt = 2
-        self._socket.tcp_maxrt = _HANG_UP_MS
         self._socket.curve_server = 1
         self._socket.zap_domain = self._context.guard(self.admission)
         self._socket.router_mandatory = 1

@@ -39,6 +39,7 @@ Item = tuple[str, memoryview] | PeerError
 
 _HANDSHAKE_MS = 3000
 _HEARTBEAT_MS = 300
+_HANG_UP_MS = 3000
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 5000
 _LINGER_MS = 200
@@ -297,13 +298,23 @@ def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq
     socket.handshake_ivl = _HANDSHAKE_MS
     # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
     socket.connect_timeout = _HANDSHAKE_MS
-    socket.heartbeat_ivl = _HEARTBEAT_MS
-    socket.heartbeat_timeout = socket.heartbeat_ttl = plane.silence_ms
+    if plane.silence_ms:
+        socket.heartbeat_ivl = _HEARTBEAT_MS
+        socket.heartbeat_timeout = socket.heartbeat_ttl = plane.silence_ms
+    _watch_by_kernel(socket)
     socket.reconnect_ivl = _RECONNECT_MS
     socket.reconnect_ivl_max = _RECONNECT_MAX_MS
     socket.linger = _LINGER_MS
     socket.rcvtimeo = int(_SLICE_S * 1000)
     return socket
+
+
+def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
+    """The kernel finds the connections whose other end is silently gone."""
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
+    socket.tcp_keepalive_cnt = 2
+    socket.tcp_maxrt = _HANG_UP_MS
 
 
 def _result(item: Item) -> tuple[str, memoryview]:

@@ -33,6 +33,7 @@ __all__ = [
     "Capacity",
     "Echo",
     "Launch",
+    "Leaving",
     "MasterPulse",
     "NodeEnded",
     "Offer",
@@ -182,6 +183,13 @@ class AgentPulse:
 
 
 @dataclass(frozen=True, slots=True)
+class Leaving:
+    """Agent to master: it was told to end; nothing more will come."""
+
+    epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
 class MasterPulse:
     """Master to agent, regularly: that it lives, and the state of the cluster in a word."""
 
@@ -191,7 +199,7 @@ class MasterPulse:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """Either to the other: answer with an Echo of the same number and `answer_bytes` of payload, at once.
+    """Master to agent: answer with an Echo of the same number and `answer_bytes` of payload, at once.
 
     Without payloads it measures the round trip; with one, the bandwidth of that direction.
     """

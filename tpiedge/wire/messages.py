@@ -56,6 +56,7 @@ Message = (
     | epochs.AskOffer
     | epochs.Prepared
     | epochs.Launch
+    | epochs.Leaving
 )
 
 TAGS: dict[int, type[Message]] = {
@@ -105,4 +106,5 @@ TAGS: dict[int, type[Message]] = {
     106: epochs.AskOffer,
     107: epochs.Prepared,
     108: epochs.Launch,
+    109: epochs.Leaving,
 }

@@ -8,7 +8,7 @@ from tpiedge.nodes.desk import Answering
 from tpiedge.nodes.master import Master
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine
-from tpiedge.nodes.session import Seat, Served, node_name
+from tpiedge.nodes.session import Arrangement, Seat, Served, node_name
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission
@@ -259,11 +259,15 @@ class Story:
             self.hub,
             self.clock,
             SERVED,
-            lambda machines: self.plan(machines),
+            self._arranged,
             cast(RankZero, self.rank_zero),
             self.door,
             queue_limit=queue_limit,
         )
+
+    def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Arrangement | str:
+        found = self.plan(machines)
+        return found if isinstance(found, str) else Arrangement(found)
 
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Seat, ...] | str:
         self.planned.append(tuple(machine.name for machine in machines))

@@ -9,6 +9,7 @@ from tests.unit.nodes.stories import offer
 from tpiedge.nodes.probing import Link
 from tpiedge.nodes.roster import Machine
 from tpiedge.nodes.seating import OWN_NAME, Seating
+from tpiedge.nodes.session import Arrangement
 from tpiedge.planner import prediction
 from tpiedge.planner.partition import Shape, Weight, parse_shares
 from tpiedge.planner.prediction import Demand
@@ -37,47 +38,64 @@ def machine(name: str = "w-1", link: Link | None = None, threads: int = 3, speed
     return Machine(name, given_offer, 0.0, 0.0, link=link)
 
 
+def arranged(found: Arrangement | str) -> Arrangement:
+    assert isinstance(found, Arrangement), found
+    return found
+
+
 def test_the_master_alone_takes_everything() -> None:
-    (seat,) = seating()(())
-    assert not isinstance(seat, str)
+    (seat,) = arranged(seating()((), ())).seats
     assert (seat.machine, seat.threads) == ("", 2)
     assert (len(seat.share.attention), len(seat.share.ffn)) == (8, 16)
 
 
 def test_shares_follow_speed_and_threads_are_each_machines_own() -> None:
-    first, second = seating()((machine(),))
-    assert not isinstance(first, str)
-    assert not isinstance(second, str)
+    first, second = arranged(seating()((machine(),), ())).seats
     assert (second.machine, second.threads) == ("w-1", 3)
     assert len(first.share.ffn) == len(second.share.ffn) == 8
     assert second.why
 
 
 def test_a_machine_on_a_slow_link_has_no_seat() -> None:
-    assert len(seating()((machine(link=Link(1.0, 1e3)),))) == 1
+    found = arranged(seating()((machine(link=Link(1.0, 1e3)),), ()))
+    assert len(found.seats) == 1
+    assert "slow" in found.spare["w-1"]
+
+
+def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
+    """A second worker that adds little is a spare; without the first one, it takes its place."""
+    first, slow = machine("w-1", speed=4e9), machine("w-2", speed=1e8)
+    alone = arranged(seating()((first, slow), ("w-1",)))
+    assert [seat.machine for seat in alone.seats] == ["", "w-1"]
+    assert alone.spare == {"w-2": "the plan is as fast without it"}
+    fast = machine("w-2", speed=8e9)
+    joined = arranged(seating()((first, fast), ("w-1",)))
+    assert {seat.machine for seat in joined.seats} == {"", "w-1", "w-2"}
+    replaced = arranged(seating()((fast,), ("w-1",)))
+    assert [seat.machine for seat in replaced.seats] == ["", "w-2"]
 
 
 def test_too_few_workers_is_a_sentence() -> None:
-    assert seating(min_workers=2)((machine(),)) == "1 of 2 workers are here: waiting for 1 more"
+    assert seating(min_workers=2)((machine(),), ()) == "1 of 2 workers are here: waiting for 1 more"
 
 
 def test_a_model_that_does_not_fit_is_a_sentence() -> None:
-    found = seating(memory_bytes=0)(())
+    found = seating(memory_bytes=0)((), ())
     assert isinstance(found, str)
     assert OWN_NAME in found
 
 
 def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
     given_shares = seating(weights=parse_shares("1,1", 2))
-    assert given_shares(()) == "0 of the 1 workers of --shares are here: waiting for the others"
-    seats = given_shares((machine("w-1"), machine("w-2")))
-    assert [seat if isinstance(seat, str) else seat.machine for seat in seats] == ["", "w-1"]
+    assert given_shares((), ()) == "0 of the 1 workers of --shares are here: waiting for the others"
+    found = arranged(given_shares((machine("w-1"), machine("w-2")), ()))
+    assert [seat.machine for seat in found.seats] == ["", "w-1"]
+    assert found.spare == {"w-2": "beyond the machines of --shares"}
 
 
 def test_why_is_no_part_of_a_plan() -> None:
     """The same shares for another reason are no cause to start a new epoch."""
-    (seat,) = seating()(())
-    assert not isinstance(seat, str)
+    (seat,) = arranged(seating()((), ())).seats
     assert replace(seat, why="another") == seat
 
 
@@ -110,10 +128,11 @@ def test_no_claim_of_a_worker_breaks_the_planner(
     machines: tuple[Machine, ...], min_workers: int, memory_bytes: int
 ) -> None:
     """A worker that lies harms its own share at most: there are seats that cover everything once, or a reason."""
-    found = seating(memory_bytes, min_workers)(machines)
-    if isinstance(found, str):
-        assert found
+    answer = seating(memory_bytes, min_workers)(machines, ())
+    if isinstance(answer, str):
+        assert answer
         return
+    found = answer.seats
     assert found[0].machine == ""
     assert len({seat.machine for seat in found}) == len(found)
     for units, total in (

@@ -39,6 +39,7 @@ from tpiedge.wire.epochs import (
     Capacity,
     Echo,
     Launch,
+    Leaving,
     MasterPulse,
     NodeEnded,
     Offer,
@@ -284,6 +285,10 @@ GOLDEN: list[tuple[Message, str]] = [
     (
         Launch(3),
         "93016c03",
+    ),
+    (
+        Leaving(3),
+        "93016d03",
     ),
 ]
 
