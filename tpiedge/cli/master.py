@@ -178,10 +178,11 @@ def _serving(
         stack.callback(api.close)
         running.start(int(time.time()))
         stack.callback(running.close)
-        api.start()
+        # Before anybody is answered: the file of a master that was killed has another secret.
         admin = folder / "admin.json"
         replace_private(admin, {"url": api.url, "secret": secret})
         stack.callback(admin.unlink, missing_ok=True)
+        api.start()
         yield running, api
 
 

@@ -59,7 +59,7 @@ def test_shares_follow_speed_and_threads_are_each_machines_own() -> None:
 def test_a_machine_on_a_slow_link_has_no_seat() -> None:
     found = arranged(seating()((machine(link=Link(1.0, 1e3)),), ()))
     assert len(found.seats) == 1
-    assert "slow" in found.spare["w-1"]
+    assert "round trip" in found.spare["w-1"]
 
 
 def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:

@@ -28,7 +28,7 @@ def test_a_worker_that_fetches_shows_how_far_it_is(story: Story) -> None:
     agent = story.join("w-1")
     agent.prepares = False
     story.settle()
-    assert worker(story).state == "prepared", "nothing is known to be missing"
+    assert worker(story).state == "preparing", "nothing is known to be missing"
     agent.preparing(done=4)
     story.turn()
     found = worker(story)
