@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpiedge.planner.capacity import Allocation, allocate
@@ -223,6 +223,15 @@ def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
 
 
 @given(_machines(st.integers(2, 5), SPEEDS))
+@example(
+    # The fastest set is two machines away from the set of all.
+    [
+        Machine("a", 1e7),
+        Machine("b", 5e8),
+        Machine("c", 3e9, link_bytes_per_s=1e6),
+        Machine("d", 5e8),
+    ]
+)
 def test_another_machine_is_never_a_loss(machines):
     fewer, more = allocate(DEMAND, machines[:-1]), allocate(DEMAND, machines)
     if isinstance(fewer, Allocation):
