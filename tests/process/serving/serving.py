@@ -160,7 +160,12 @@ class Serving:
     """One master and its workers, all below `folder`. `close` ends everything and checks that it is gone."""
 
     def __init__(
-        self, folder: Path, *options: object, cache: Path | None = None, model: str = "demo"
+        self,
+        folder: Path,
+        *options: object,
+        cache: Path | None = None,
+        model: str = "demo",
+        bytes_per_s: float = SPEED,
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
@@ -174,7 +179,7 @@ class Serving:
         self.master: Process | None = None
         self._everything: list[Process] = []
         self._http = httpx.Client(trust_env=False, timeout=5.0)
-        measured(self.state / "master")
+        measured(self.state / "master", bytes_per_s)
 
     # --- starting
 

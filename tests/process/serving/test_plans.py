@@ -9,7 +9,9 @@ import pytest
 
 from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT, TOKENS
-from tests.process.serving.serving import SPEED, START_S, Serving, rank_of
+from tests.process.serving.serving import START_S, Serving, rank_of
+
+SLOW = 1e6
 
 
 @pytest.fixture
@@ -17,8 +19,8 @@ def clusters(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     """As everywhere here, but ended with the test: they would take the processors from each other."""
     made: list[Serving] = []
 
-    def make(*options: object, cache: Path | None = None) -> Serving:
-        made.append(Serving(tmp_path / f"cluster-{len(made)}", *options, cache=cache))
+    def make(*options: object, **more: object) -> Serving:
+        made.append(Serving(tmp_path / f"cluster-{len(made)}", *options, **more))
         return made[-1]
 
     yield make
@@ -27,9 +29,10 @@ def clusters(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
 
 
 def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
-    cluster = clusters("--min-workers", 1)
+    # So slow that what a machine computes counts, and not the noise of its round trips.
+    cluster = clusters("--min-workers", 1, bytes_per_s=SLOW)
     cluster.start_master()
-    cluster.start_worker("ann")
+    cluster.start_worker("ann", bytes_per_s=SLOW)
     before = cluster.wait_ready(2)["epoch"]
     with cluster.client() as client:
         answer = client.completions.create(
@@ -41,7 +44,7 @@ def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
             extra_body={"ignore_eos": True},
         )
         text = next(answer).choices[0].text
-        cluster.start_worker("zoe", bytes_per_s=10 * SPEED)
+        cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
         for number, chunk in enumerate(answer):
             text += chunk.choices[0].text
             if number % 20 == 0:
