@@ -1,6 +1,7 @@
 """The installed command as a subprocess, with everything it starts."""
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,16 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["COMMAND", "Ended", "Started", "gone", "run_command", "start_command", "wait_for"]
+__all__ = [
+    "COMMAND",
+    "Ended",
+    "Started",
+    "gone",
+    "run_command",
+    "start_command",
+    "text_of_one_node",
+    "wait_for",
+]
 
 COMMAND = str(Path(sys.executable).with_name("tpiedge"))
 
@@ -106,3 +116,15 @@ def wait_for(condition, limit_s: float) -> float:
         assert time.monotonic() - started < limit_s, f"not within {limit_s} s"
         time.sleep(_POLL_S)
     return time.monotonic() - started
+
+
+def text_of_one_node(prompt: str, tokens: int) -> str:
+    """What the demo model says after `prompt`, greedily, where one node computes all."""
+    ended = run_command(
+        "run", "--model", "demo", "--prompt", prompt, "--max-tokens", tokens, "--temperature", 0, "--threads", 1,
+        "--json",
+    )  # fmt: skip
+    assert ended.status == 0, ended.err
+    text: str = json.loads(ended.out)["text"]
+    assert len(text) > 40
+    return text

@@ -1,7 +1,6 @@
 """`tpiedge master`: serve a model over HTTP with this machine and every worker that joins."""
 
 import secrets
-import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -20,7 +19,7 @@ from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.serving import MasterService
 from tpiedge.cli.token_file import offered
 from tpiedge.clock import MonotonicClock
-from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, parse_address, resolve
+from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, outgoing_host, parse_address, resolve
 from tpiedge.nodes.device import default_memory_bytes, default_threads
 from tpiedge.nodes.entrance import Entrance
 from tpiedge.nodes.identity import load_or_create_keys
@@ -238,12 +237,7 @@ def _lan_host(listen: Address) -> str:
     """An address of this machine that others can reach."""
     if listen.host != _ANYWHERE:
         return listen.host
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))  # sends nothing: asks the routing table
-            return str(probe.getsockname()[0])
-        except OSError:
-            return "127.0.0.1"
+    return outgoing_host() or "127.0.0.1"
 
 
 def _watch(running: Master) -> None:

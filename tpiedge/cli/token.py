@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import socket
 from datetime import datetime
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import click
 from tpiedge.cli.places import master_state, state_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.nodes.addresses import CONTROL_PORT, Address, parse_address
+from tpiedge.nodes.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
 from tpiedge.nodes.identity import load_or_create_keys
 from tpiedge.nodes.private_file import private_folder
 from tpiedge.nodes.token_store import TokenStore
@@ -106,13 +105,7 @@ def _uses(text: str) -> int | None:
 
 
 def _own_address() -> str:
-    """The address that other machines most likely reach this one at; nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("192.0.2.1", 9))
-            return str(probe.getsockname()[0])
-        except OSError:
-            return os.uname().nodename
+    return outgoing_host() or os.uname().nodename
 
 
 def _count(left: int | None) -> str:

@@ -12,6 +12,7 @@ __all__ = [
     "FILES_OFFSET",
     "PAIRING_OFFSET",
     "Address",
+    "outgoing_host",
     "parse_address",
     "resolve",
 ]
@@ -67,6 +68,17 @@ def resolve(address: Address) -> Address:
     # Masters listen on IPv4 unless told otherwise.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
     return Address(str(found[0][4][0]), address.port)
+
+
+def outgoing_host() -> str | None:
+    """The address at which other machines most likely reach this one; None without a network. Sends nothing: asks the
+    routing table."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            return None
 
 
 def _split(text: str) -> tuple[str, str | None]:

@@ -62,7 +62,7 @@ class Entrance:
 
     def is_member(self, peer: str) -> bool:
         """Whether a peer that is connected is more than a guest."""
-        return peer not in self.hub.admission.guests
+        return self._door.is_member(peer)
 
     def heard(self, peer: str, message: Message, _now: float) -> None:
         """Let the peer in, or turn it away: a guest's message, or one by which a member introduces itself."""

@@ -20,7 +20,7 @@ from tpiedge.nodes.token_store import TokenStore
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
-from tpiedge.wire.join import Enrol, Refused
+from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 
 __all__ = ["FrontDoor", "guest_policy"]
@@ -65,9 +65,9 @@ class FrontDoor:
             for revoked in self.journal.table.revoked:
                 admission.deny(revoked.key)
 
-    def concerns(self, sender: str, message: Message) -> bool:
-        """Whether `message` is for `receive` and for nobody else."""
-        return isinstance(message, Enrol) or sender in self._hub.admission.guests
+    def is_member(self, peer: str) -> bool:
+        """Whether a peer that is connected is more than a guest, whose messages are all for `receive`."""
+        return peer not in self._hub.admission.guests
 
     def receive(self, sender: str, message: Message) -> bool:
         """Answer; True where `sender` is a member from now on (and may have been before)."""

@@ -17,6 +17,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, PeerError, ProtocolError, TpiedgeError, UserError
 from tpiedge.nodes.desk import Answering, Desk
 from tpiedge.nodes.enrolment import printable
+from tpiedge.nodes.epoch import Epoch
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.probing import Link, Probing
 from tpiedge.nodes.quarantine import Quarantine, Traffic
@@ -141,7 +142,7 @@ class Master:
     def submit(self, request: GenerationRequest) -> Answering:
         """Queue the request. Raises QueueFull, or NotServing where nothing is served nor about to be."""
         if self._failed is not None or self._hopeless:
-            raise NotServing(f"the cluster serves nothing now: {self._reason}")
+            raise self._not_serving()
         return self._desk.submit(request)
 
     @property
@@ -176,6 +177,19 @@ class Master:
             self._end_all()
 
     # --- the control thread
+
+    @property
+    def _sessions(self) -> list[Session]:
+        """The serving one and the coming one, as far as there are any."""
+        return [session for session in (self._serving, self._coming) if session is not None]
+
+    def _running_epoch(self, number: int) -> Epoch | None:
+        """The epoch whose nodes run, if it is `number`."""
+        serving = self._serving
+        return serving.epoch if serving is not None and serving.number == number else None
+
+    def _not_serving(self) -> NotServing:
+        return NotServing(f"the cluster serves nothing now: {self._reason}")
 
     def _run(self) -> None:
         try:
@@ -219,13 +233,13 @@ class Master:
 
     def _handle(self, envelope: Envelope) -> None:
         sender, message = envelope.sender, envelope.message
-        rank, epoch = _node_of(sender)
+        rank, number = _node_of(sender)
         if rank != 0 and self._traffic.floods(sender):
             self._offended(sender, "it floods the master with messages")
         if rank is not None:
-            serving = self._serving
-            if serving is not None and serving.number == epoch and serving.epoch is not None:
-                serving.epoch.handle(rank, message)
+            epoch = self._running_epoch(number)
+            if epoch is not None:
+                epoch.handle(rank, message)
         elif not self._door.is_member(sender):
             self._door.heard(sender, message, self._clock.now())
         else:
@@ -261,9 +275,8 @@ class Master:
     def _hear_of_epoch(self, name: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
         if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
             message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
-        for session in (self._serving, self._coming):
-            if session is not None:
-                session.heard(name, message)
+        for session in self._sessions:
+            session.heard(name, message)
 
     def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
         if name not in self._probings:
@@ -282,25 +295,23 @@ class Master:
         return False
 
     def _broken(self, peer: str, cause: str) -> None:
-        rank, epoch = _node_of(peer)
+        rank, number = _node_of(peer)
+        epoch = self._running_epoch(number)
         if rank is None:
             self._lose_machine(peer, cause)
-        elif self._serving is not None and self._serving.epoch is not None and epoch == self._serving.number:
-            self._serving.epoch.lose(rank, cause)
+        elif epoch is not None:
+            epoch.lose(rank, cause)
 
     def _offended(self, peer: str, cause: str) -> None:
         """The peer broke the protocol: it is lost, its connection cut, and its machine is left out for a while."""
-        rank, epoch = _node_of(peer)
-        serving = self._serving
+        rank, number = _node_of(peer)
+        epoch = self._running_epoch(number)
         if rank is None and self._roster.get(peer) is not None:
             self._convict(peer, cause)
             self._lose_machine(peer, cause)
-        elif (
-            serving is not None and serving.epoch is not None and epoch == serving.number and rank is not None
-        ):
-            serving.epoch.offend(
-                rank, cause
-            )  # rank 0 as well: what it said may have been the end of an answer
+        elif rank is not None and epoch is not None:
+            # Rank 0 as well: what it said may have been the end of an answer.
+            epoch.offend(rank, cause)
         self._hub.disconnect(peer)
 
     def _convict(self, name: str, cause: str) -> None:
@@ -313,9 +324,8 @@ class Master:
         self._sessions_lose(name, cause)
 
     def _sessions_lose(self, name: str, cause: str) -> None:
-        for session in (self._serving, self._coming):
-            if session is not None:
-                session.lose(name, cause)
+        for session in self._sessions:
+            session.lose(name, cause)
 
     def _forget(self, name: str) -> None:
         self._roster.forget(name)
@@ -336,9 +346,8 @@ class Master:
             if ended is not None:
                 serving.epoch.ended(0, ended)
             serving.epoch.tick()
-        for session in (serving, self._coming):
-            if session is not None:
-                session.tick()
+        for session in self._sessions:
+            session.tick()
         state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
         number = serving.number if serving is not None else 0
         for machine in self._roster.present:
@@ -356,7 +365,7 @@ class Master:
         if self._coming is not None and self._coming.phase is Phase.PREPARED and not self._desk.running:
             self._switch(self._coming)
         if self._hopeless:  # also for a request that came while this was found out
-            self._desk.fail_all(NotServing(f"the cluster serves nothing now: {self._reason}"))
+            self._desk.fail_all(self._not_serving())
         self._dispatch()
         self._publish()
 
@@ -402,10 +411,10 @@ class Master:
     def _give_up(self, reason: str) -> None:
         """Nothing can be served by who is there. What is served already goes on."""
         lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
-        self._reason = reason = "; ".join([reason, *lost[-_NAMED:]])
+        self._reason = "; ".join([reason, *lost[-_NAMED:]])
         self._abandon_coming()
         if self._serving is None:
-            self._desk.fail_all(NotServing(f"the cluster serves nothing now: {reason}"))
+            self._desk.fail_all(self._not_serving())
 
     def _begin(self, seats: tuple[Seat, ...]) -> None:
         self._number += 1
@@ -492,7 +501,7 @@ class Master:
         self._planned = -1
         if self._failures >= _HOPELESS_FAILURES:
             self._hopeless = True
-            self._desk.fail_all(NotServing(f"the cluster serves nothing now: {self._reason}"))
+            self._desk.fail_all(self._not_serving())
 
     def _stop_nodes(self, session: Session) -> None:
         for rank in range(len(session.seats)):
@@ -507,9 +516,8 @@ class Master:
         error = self._failed or Cancelled("the master was stopped")
         self._desk.close(NotServing(str(error)))
         self._desk.fail_all(error)
-        for session in (self._coming, self._serving):
-            if session is not None:
-                session.end()
+        for session in self._sessions:
+            session.end()
         self._rank_zero.close()
 
     # --- links between threads

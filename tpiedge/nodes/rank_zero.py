@@ -49,10 +49,6 @@ class RankZero:
             self._standby.start()
         return self._standby
 
-    def cool(self) -> None:
-        """Nothing is to be started soon: give the memory back."""
-        self._drop_standby()
-
     def start(self, epoch: int, keys: CurveKeys) -> None:
         """Start the node of `epoch`, which joins with `keys`. An earlier one is ended first."""
         self.stop()

@@ -1,11 +1,10 @@
 """Machines in network namespaces, and clusters on them. The tests themselves are on the master's machine."""
 
-import json
 from collections.abc import Callable, Iterator
 
 import pytest
 
-from tests.process.command import run_command
+from tests.process.command import text_of_one_node
 from tests.process.leaks import Holdings
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
@@ -27,14 +26,7 @@ def _leak_check() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def expected(_session_cache) -> str:
     """The text that one node gives, and every cluster must."""
-    ended = run_command(
-        "run", "--model", "demo", "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0, "--threads", 1,
-        "--json",
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
-    text = json.loads(ended.out)["text"]
-    assert len(text) > 40
-    return text
+    return text_of_one_node(PROMPT, TOKENS)
 
 
 @pytest.fixture(scope="package")

@@ -1,13 +1,12 @@
 """Clusters that serve, and what they must answer."""
 
-import json
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 
-from tests.process.command import run_command
+from tests.process.command import text_of_one_node
 from tests.process.leaks import Holdings
 from tests.process.serving.serving import Serving
 
@@ -30,14 +29,7 @@ def _leak_check() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def expected(_session_cache) -> str:
     """The text that one node gives, and every cluster must."""
-    ended = run_command(
-        "run", "--model", "demo", "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0, "--threads", 1,
-        "--json",
-    )  # fmt: skip
-    assert ended.status == 0, ended.err
-    text = json.loads(ended.out)["text"]
-    assert len(text) > 40
-    return text
+    return text_of_one_node(PROMPT, TOKENS)
 
 
 @pytest.fixture(scope="module")
