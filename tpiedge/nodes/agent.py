@@ -5,26 +5,26 @@ master that goes away is waited for. One thread runs the loop; fetching has a th
 """
 
 import contextlib
-import queue
 import secrets
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 from tpiedge import __version__
 from tpiedge.clock import Clock
-from tpiedge.errors import PeerError, TpiedgeError
+from tpiedge.errors import PeerError, ResourceError, TpiedgeError
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.hearsay import hearsay
+from tpiedge.nodes.joining import introduction
 from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.preparation import Fetch, Preparation, Preparations, Shards
 from tpiedge.nodes.session import node_name
+from tpiedge.nodes.slot import NodeSlot
 from tpiedge.nodes.standby import Standby
-from tpiedge.nodes.supervise import Child
 from tpiedge.nodes.timing import Timing
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
-from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -44,43 +44,15 @@ from tpiedge.wire.epochs import (
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
 
-__all__ = ["Agent", "AgentSettings", "Fetch", "JoinRefused", "Shards"]
+__all__ = ["Agent", "AgentSettings", "JoinRefused"]
 
 _SLICE_S: Final = 0.1
 _REPORT_S: Final = 120.0
 _STOP_S: Final = 1.0
-_FETCH_END_S: Final = 5.0
 
 
 class JoinRefused(PeerError):
     """The master does not let this worker stay."""
-
-
-class Shards(Protocol):
-    """The weights of a share on this machine's disk, in use until `close`."""
-
-    @property
-    def path(self) -> Path: ...
-
-    def close(self) -> None: ...
-
-
-class Fetch(Protocol):
-    """Brings what a share needs to this machine."""
-
-    def __call__(
-        self,
-        order: Prepare,
-        report: Callable[[int, int, float], None],
-        cancelled: threading.Event,
-        *,
-        verify: bool,
-    ) -> Shards:
-        """`report(bytes done, bytes in all, bytes per second)`; `verify`: distrust what is on disk.
-
-        Raises TpiedgeError, among them Cancelled once `cancelled` is set.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -98,20 +70,11 @@ class AgentSettings:
     timing: Timing = field(default_factory=Timing)
 
 
-@dataclass
-class _Preparation:
-    """The part of a coming epoch that is this worker's."""
-
-    order: Prepare
-    keys: CurveKeys
-    cancelled: threading.Event = field(default_factory=threading.Event)
-    shards: Shards | None = None
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Running:
+    """What the node in the slot computes with."""
+
     epoch: int
-    child: Child
     shards: Shards
 
 
@@ -132,16 +95,13 @@ class Agent:
         """`standby`: a process that was started already; the agent's from now on."""
         self._settings = settings
         self._endpoint = endpoint
-        self._fetch = fetch
         self._clock = clock
         self._say = say
         self._measurements = measurements
         self._nonce = secrets.randbits(63)
-        self._standby = standby
-        self._preparation: _Preparation | None = None
+        self._slot = NodeSlot(settings.threads, standby)
+        self._preparations = Preparations(fetch, self._progress)
         self._running: _Running | None = None
-        self._fetched: queue.SimpleQueue[tuple[_Preparation, Shards | TpiedgeError]] = queue.SimpleQueue()
-        self._fetcher: threading.Thread | None = None
         self._distrust = False
         self._report = measurements.recall()
         self._heard = clock.now()
@@ -151,7 +111,7 @@ class Agent:
     def run(self) -> None:
         """Serve until `stop`. Raises JoinRefused, DuplicateName, PeerError."""
         try:
-            self._warm(measure=self._report is None)
+            self._slot.warm(measure=self._report is None)
             self._serve()
         finally:
             self._close()
@@ -163,7 +123,7 @@ class Agent:
     def _offer(self) -> Offer:
         """What this machine gives, measured once by the first standby node."""
         if self._report is None:
-            report = self._warm(measure=True).report(self._clock.now() + _REPORT_S)
+            report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
             if report is None:
                 raise PeerError(
                     f"the node process was not ready within {_REPORT_S:.0f} s: is the machine overloaded?"
@@ -218,6 +178,8 @@ class Agent:
             self._say("the master is back")
         match message:
             case AskOffer():
+                # A master that was started anew may be another version, or compute otherwise.
+                self._send(introduction(self._settings.host))
                 self._send(self._offer())
             case Prepare():
                 self._prepare(message)
@@ -233,87 +195,68 @@ class Agent:
                 return
 
     def _prepare(self, order: Prepare) -> None:
-        self._cancel_preparation()
-        self._warm()
-        preparation = self._preparation = _Preparation(order, CurveKeys.generate())
-        self._fetcher = threading.Thread(
-            target=self._fetch_in_thread, args=(preparation, self._fetcher), name="fetch", daemon=True
-        )
-        self._fetcher.start()
-
-    def _fetch_in_thread(self, preparation: _Preparation, before: threading.Thread | None) -> None:
-        """One at a time: the cancelled fetch `before` may still have the connection to the master, and the lock."""
-        if before is not None:
-            before.join()
-        epoch = preparation.order.epoch
-
-        def progress(done: int, total: int, rate: float) -> None:
-            if not preparation.cancelled.is_set():
-                self._endpoint.post(Preparing(epoch, done, total, rate))
-
         try:
-            shards = self._fetch(preparation.order, progress, preparation.cancelled, verify=self._distrust)
-        except TpiedgeError as error:
-            self._fetched.put((preparation, error))
-        except Exception as error:
-            self._fetched.put((preparation, PeerError(f"fetching failed: {type(error).__name__}: {error}")))
-        else:
-            self._fetched.put((preparation, shards))
+            self._slot.warm()
+        except ResourceError as error:
+            self._cannot(order.epoch, error)
+            return
+        self._preparations.begin(order, verify=self._distrust)
+
+    def _cannot(self, epoch: int, error: TpiedgeError) -> None:
+        self._say(f"cannot prepare epoch {epoch}: {error}")
+        self._send(NodeEnded(epoch, type(error).__name__, hearsay(str(error))))
+
+    def _progress(self, epoch: int, done_bytes: int, total_bytes: int, bytes_per_s: float) -> None:
+        self._endpoint.post(Preparing(epoch, done_bytes, total_bytes, bytes_per_s))
 
     def _take_fetched(self) -> None:
-        while not self._fetched.empty():
-            preparation, result = self._fetched.get()
-            epoch = preparation.order.epoch
-            if preparation is not self._preparation:
-                if not isinstance(result, TpiedgeError):
-                    result.close()
-            elif isinstance(result, TpiedgeError):
-                self._preparation = None
-                self._say(f"cannot prepare epoch {epoch}: {result}")
-                self._send(NodeEnded(epoch, type(result).__name__, hearsay(str(result))))
+        for preparation, error in self._preparations.finished():
+            if error is not None:
+                self._cannot(preparation.order.epoch, error)
             else:
                 self._distrust = False
-                preparation.shards = result
-                self._send(Prepared(epoch, preparation.keys.public, 0))
+                self._send(Prepared(preparation.order.epoch, preparation.keys.public, 0))
 
     def _launch(self, epoch: int) -> None:
-        preparation = self._preparation
-        if preparation is None or preparation.order.epoch != epoch or preparation.shards is None:
+        claimed = self._preparations.claim(epoch)
+        if claimed is None:
             self._send(NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
             return
-        self._preparation = None
+        preparation, shards = claimed
         self._stop_node()
+        try:
+            pid = self._slot.start(self._bootstrap(preparation, shards.path))
+        except ResourceError as error:
+            shards.close()
+            self._cannot(epoch, error)
+            return
+        self._running = _Running(epoch, shards)
         order = preparation.order
-        standby, self._standby = self._warm(), None
-        child = standby.promote(self._bootstrap(order, preparation.keys, preparation.shards.path))
-        self._running = _Running(epoch, child, preparation.shards)
-        self._send(Spawned(epoch, order.rank, child.pid))
+        self._send(Spawned(epoch, order.rank, pid))
         share = f"heads {order.attention[0]}-{order.attention[1]}, FFN tiles {order.ffn[0]}-{order.ffn[1]}"
         self._say(f"epoch {epoch}: rank {order.rank} of {order.ranks}, {share}")
 
     def _release(self, epoch: int) -> None:
-        if self._preparation is not None and self._preparation.order.epoch == epoch:
-            self._cancel_preparation()
-        if self._running is not None and self._running.epoch == epoch:
+        self._preparations.release(epoch)
+        if self._epoch == epoch:
             self._stop_node()
             self._send(NodeEnded(epoch, "", "the master released it"))
 
     def _watch(self, now: float) -> None:
         """Has the node ended, has the master gone silent?"""
-        if self._running is not None:
-            cause = self._running.child.exit_cause()
-            if cause is not None:
-                epoch = self._running.epoch
-                self._say(f"epoch {epoch}: the node ended: {cause}")
-                self._stop_node()
-                self._send(NodeEnded(epoch, "", hearsay(cause)))
+        cause = self._slot.exit_cause()
+        if cause is not None:
+            epoch = self._epoch
+            self._say(f"epoch {epoch}: the node ended: {cause}")
+            self._stop_node()
+            self._send(NodeEnded(epoch, "", hearsay(cause)))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:
             self._silent = True
             # A preparation goes on: the master may not have noticed anything, and wait for it.
             self._say("the master is silent; waiting for it")
 
-    def _bootstrap(self, order: Prepare, keys: CurveKeys, folder: Path) -> NodeBootstrap:
-        settings = self._settings
+    def _bootstrap(self, preparation: Preparation, folder: Path) -> NodeBootstrap:
+        settings, order, keys = self._settings, preparation.order, preparation.keys
         return NodeBootstrap(
             rank=order.rank,
             control_address=settings.control_address,
@@ -335,39 +278,18 @@ class Agent:
         except Unreachable:
             return
 
-    def _warm(self, *, measure: bool = False) -> Standby:
-        if self._standby is None or not self._standby.alive:
-            if self._standby is not None:
-                self._standby.stop()
-            self._standby = Standby(self._settings.threads, measure=measure)
-            self._standby.start()
-        return self._standby
-
-    def _cancel_preparation(self) -> None:
-        if self._preparation is not None:
-            self._preparation.cancelled.set()
-            if self._preparation.shards is not None:
-                self._preparation.shards.close()
-            self._preparation = None
-
     def _stop_node(self, grace_s: float = 0.0) -> None:
         if self._running is not None:
             # Whoever ends first, the node by itself or the master's Release: what it wrote tells.
-            self._distrust = "IntegrityError" in self._running.child.log_tail()
-            self._running.child.stop(self._clock.now() + grace_s)
+            self._distrust = "IntegrityError" in self._slot.log_tail()
+            self._slot.stop(grace_s)
             self._running.shards.close()
             self._running = None
 
     def _close(self) -> None:
         with contextlib.suppress(EndpointClosed):
             self._send(Leaving(self._epoch))
-        self._cancel_preparation()
+        self._preparations.cancel()
         self._stop_node(_STOP_S)
-        if self._standby is not None:
-            self._standby.stop()
-        if self._fetcher is not None:
-            self._fetcher.join(_FETCH_END_S)
-        while not self._fetched.empty():
-            _, result = self._fetched.get()
-            if not isinstance(result, TpiedgeError):
-                result.close()
+        self._slot.close()
+        self._preparations.close()

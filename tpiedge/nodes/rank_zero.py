@@ -1,12 +1,11 @@
 """The master's own node: rank 0 of every epoch, a child process of the master."""
 
-import time
 from dataclasses import dataclass
 
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.session import node_name
+from tpiedge.nodes.slot import NodeSlot
 from tpiedge.nodes.standby import Standby
-from tpiedge.nodes.supervise import Child
 from tpiedge.nodes.timing import Timing
 from tpiedge.transport.keys import CurveKeys
 
@@ -24,34 +23,27 @@ class RankZeroSettings:
 
 
 class RankZero:
-    """At most one node at a time, and one that is imported ahead of use. For the control thread alone: the kernel ends
-    a child with the thread that started it."""
+    """A slot whose nodes know this machine's addresses. For the control thread alone, as the slot."""
 
     def __init__(self, settings: RankZeroSettings, timing: Timing) -> None:
         self._settings = settings
         self._timing = timing
-        self._child: Child | None = None
-        self._standby: Standby | None = None
+        self._slot = NodeSlot(settings.threads)
 
     @property
     def threads(self) -> int:
-        return self._settings.threads
+        return self._slot.threads
 
     @property
     def pid(self) -> int | None:
-        return None if self._child is None else self._child.pid
+        return self._slot.pid
 
     def warm(self, *, measure: bool = False) -> Standby:
         """The process that `start` will use, started now where it is not yet."""
-        if self._standby is None or not self._standby.alive:
-            self._drop_standby()
-            self._standby = Standby(self._settings.threads, measure=measure)
-            self._standby.start()
-        return self._standby
+        return self._slot.warm(measure=measure)
 
     def start(self, epoch: int, keys: CurveKeys) -> None:
         """Start the node of `epoch`, which joins with `keys`. An earlier one is ended first."""
-        self.stop()
         settings, timing = self._settings, self._timing
         bootstrap = NodeBootstrap(
             rank=0,
@@ -66,25 +58,16 @@ class RankZero:
             name=node_name(0, epoch),
             data_address=settings.data_address,
         )
-        standby, self._standby = self.warm(), None
-        self._child = standby.promote(bootstrap)
+        self._slot.start(bootstrap)
 
     def exit_cause(self) -> str | None:
         """Why it ended; None while it runs or where there is none."""
-        return None if self._child is None else self._child.exit_cause()
+        return self._slot.exit_cause()
 
     def stop(self, grace_s: float = 0.0) -> None:
         """End the node; it has `grace_s` to do so by itself. Idempotent."""
-        if self._child is not None:
-            self._child.stop(time.monotonic() + grace_s)
-            self._child = None
+        self._slot.stop(grace_s)
 
     def close(self) -> None:
         """End what is left."""
-        self.stop()
-        self._drop_standby()
-
-    def _drop_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.stop()
-            self._standby = None
+        self._slot.close()

@@ -19,7 +19,7 @@ import time
 from collections.abc import Mapping
 from typing import IO
 
-from tpiedge.errors import InternalError, PeerError
+from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
 from tpiedge.nodes.cgroups import Cgroups
 
 __all__ = ["Child"]
@@ -32,7 +32,8 @@ _DYING_S = 2.0
 class Child:
     """A running `python -m MODULE`. The parent must call `stop`.
 
-    With `reports` its standard output is a pipe on which it writes one line, for `read_report`.
+    With `reports` its standard output is a pipe on which it writes one line, for `read_report`. Raises ResourceError
+    if the system starts no process.
     """
 
     def __init__(
@@ -40,16 +41,13 @@ class Child:
     ) -> None:
         self._oom_kills = Cgroups.own().oom_kills()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
-        # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
-        self._process = subprocess.Popen(
-            # -P: a folder named numpy in the user's working directory must not be imported.
-            [sys.executable, "-P", "-m", module],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
-            stderr=self._log,
-            start_new_session=True,
-            env={**os.environ, **environment},
-        )
+        try:
+            self._process = _start(module, self._log, environment, reports)
+        except OSError as error:
+            self._log.close()
+            raise ResourceError(
+                f"cannot start a process ({error.strerror}): is this machine short of memory or of processes?"
+            ) from None
         self._report = b""
         self._reading = threading.Lock()  # of `_report` and the pipe that it comes from
         self.send_line(first_line)
@@ -73,7 +71,7 @@ class Child:
     def read_report(self, deadline: float) -> bytes | None:
         """The line that it reports, None if it has not done so by `deadline` (monotonic seconds). From any thread.
 
-        Raises PeerError with the cause if it ends without a report.
+        Raises PeerError or OutOfMemory with the cause if it ends without a report.
         """
         with self._reading:
             while b"\n" not in self._report:
@@ -93,7 +91,8 @@ class Child:
         if not data or len(self._report) > _MAX_REPORT_BYTES:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(_DYING_S)  # the pipe closes shortly before the process has a status
-            raise PeerError(f"a process that was to get ready did not report: {self.exit_cause()}")
+            kind = OutOfMemory if self._was_killed_for_memory else PeerError
+            raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
 
     @property
     def _report_pipe(self) -> IO[bytes]:
@@ -106,10 +105,14 @@ class Child:
         status = self._process.poll()
         if status is None:
             return None
-        if status == -signal.SIGKILL and Cgroups.own().oom_kills() > self._oom_kills:
+        if self._was_killed_for_memory:
             return "it ran out of memory (killed by the system's OOM killer)"
         last = self.log_tail().strip().rsplit("\n", 1)[-1] if status > 0 else ""
         return _describe(status) + (f" ({last})" if last else "")
+
+    @property
+    def _was_killed_for_memory(self) -> bool:
+        return self._process.poll() == -signal.SIGKILL and Cgroups.own().oom_kills() > self._oom_kills
 
     def log_tail(self) -> str:
         """The end of its standard error; "" after `stop`."""
@@ -135,6 +138,21 @@ class Child:
         if self._process.stdout is not None:
             with self._reading:  # a reader has seen the end of the pipe by now
                 self._process.stdout.close()
+
+
+def _start(
+    module: str, log: IO[bytes], environment: Mapping[str, str], reports: bool
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # -P: a folder named numpy in the user's working directory must not be imported.
+        [sys.executable, "-P", "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
+        stderr=log,
+        # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
 
 
 def _describe(status: int) -> str:

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import pytest
 
-from tpiedge.errors import Cancelled, DiskFull, TpiedgeError
-from tpiedge.nodes import agent as agents
+from tpiedge.errors import Cancelled, DiskFull, ResourceError, TpiedgeError
+from tpiedge.nodes import slot
 from tpiedge.nodes.agent import Agent, AgentSettings, JoinRefused
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.measured import Measurements
@@ -65,6 +65,7 @@ class FakeStandby:
 
     made: list["FakeStandby"] = []  # noqa: RUF012 (emptied by the fixture)
     stillborn = 0
+    refused = False
     ended = threading.Event()
 
     def __init__(self, threads: int, *, measure: bool = False) -> None:
@@ -75,6 +76,8 @@ class FakeStandby:
         self.made.append(self)
 
     def start(self) -> None:
+        if FakeStandby.refused:
+            raise ResourceError("cannot start a process (Resource temporarily unavailable)")
         self.alive = len(self.made) > self.stillborn
 
     def report(self, deadline: float) -> NodeReport:
@@ -218,7 +221,7 @@ class Worker:
 
 @pytest.fixture
 def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
-    monkeypatch.setattr(agents, "Standby", FakeStandby)
+    monkeypatch.setattr(slot, "Standby", FakeStandby)
     FakeStandby.made.clear()
     FakeStandby.ended.clear()
     made: list[Worker] = []
@@ -405,6 +408,23 @@ def test_the_end_of_a_node_is_told(worker: Worker) -> None:
     assert worker.fetch.shards[5].closed
     worker.say(Release(5))
     worker.sync()
+
+
+@pytest.mark.parametrize("when", ["before fetching", "after fetching"])
+def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    if when == "after fetching":
+        worker.prepared(5)
+    for standby in FakeStandby.made:
+        standby.alive = False
+    monkeypatch.setattr(FakeStandby, "refused", True)
+    worker.say(order(5) if when == "before fetching" else Launch(5))
+    ended = worker.expect(NodeEnded)
+    assert (ended.epoch, ended.kind) == (5, "ResourceError")
+    assert "cannot start a process" in ended.cause
+    monkeypatch.setattr(FakeStandby, "refused", False)
+    worker.launched(6)
 
 
 @pytest.mark.parametrize("first", ["the node", "the release"])

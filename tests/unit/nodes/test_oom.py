@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import wait_for
+from tpiedge.errors import OutOfMemory, PeerError, ResourceError
 from tpiedge.nodes.cgroups import Cgroups
 from tpiedge.nodes.supervise import Child
 from tpiedge.units import MIB
@@ -55,9 +56,9 @@ def test_without_groups(tmp_path):
     assert Cgroups.own(tmp_path).oom_kills() == 0
 
 
-def start(folder: Path, code: str) -> Child:
+def start(folder: Path, code: str, *, reports: bool = False) -> Child:
     (folder / "victim.py").write_text(code)
-    return Child("victim", b"", {"PYTHONPATH": str(folder)})
+    return Child("victim", b"", {"PYTHONPATH": str(folder)}, reports=reports)
 
 
 @pytest.mark.parametrize(
@@ -74,6 +75,26 @@ def test_what_a_killed_child_is_called(monkeypatch, tmp_path, kills, words):
         assert child.exit_cause() == words
     finally:
         child.stop(time.monotonic())
+
+
+@pytest.mark.parametrize(("kills", "kind"), [(0, PeerError), (1, OutOfMemory)], ids=["kill", "oom"])
+def test_a_child_that_dies_before_it_is_ready_says_whose_fault_it_is(monkeypatch, tmp_path, kills, kind):
+    counts = [4]
+    monkeypatch.setattr(Cgroups, "oom_kills", lambda self: counts[-1])
+    child = start(tmp_path, "import sys; sys.stdin.readlines()", reports=True)
+    try:
+        counts.append(4 + kills)
+        os.kill(child.pid, signal.SIGKILL)
+        with pytest.raises(kind, match="a process that was to get ready did not report: it"):
+            child.read_report(time.monotonic() + 10)
+    finally:
+        child.stop(time.monotonic())
+
+
+def test_a_system_that_starts_no_process_is_named(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(ResourceError, match=r"cannot start a process \(No such file or directory\)"):
+        start(tmp_path, "")
 
 
 @pytest.fixture
