@@ -18,6 +18,7 @@ TpiedgeError
 A message is one line: what happened, where, and what to do next.
 """
 
+import re
 from pathlib import Path
 
 __all__ = [
@@ -36,6 +37,8 @@ __all__ = [
     "TpiedgeError",
     "UserError",
 ]
+
+_PEER_LOST = re.compile(r"node (\d{1,9})(?: \(([^)]*)\))? was lost during ([^:]*): (.*)", re.DOTALL)
 
 
 class TpiedgeError(Exception):
@@ -60,14 +63,22 @@ class PeerLost(PeerError):
     """The node of `rank` no longer answers.
 
     `waited_for` says what this node was waiting for ("allreduce of step 4, block 11"), `cause` what is known
-    of the reason ("killed by signal 9").
+    of the reason ("killed by signal 9"), `host` on which machine it ran, where that is known.
     """
 
-    def __init__(self, rank: int, waited_for: str, cause: str) -> None:
-        super().__init__(f"node {rank} was lost during {waited_for}: {cause}")
+    def __init__(self, rank: int, waited_for: str, cause: str, host: str = "") -> None:
+        where = f" ({host})" if host else ""
+        super().__init__(f"node {rank}{where} was lost during {waited_for}: {cause}")
         self.rank = rank
         self.waited_for = waited_for
         self.cause = cause
+        self.host = host
+
+    @staticmethod
+    def read(message: str) -> "PeerLost | None":
+        """The error that another process has put into these words; None where they are another error's."""
+        found = _PEER_LOST.fullmatch(message)
+        return PeerLost(int(found[1]), found[3], found[4], found[2] or "") if found else None
 
 
 class ProtocolError(PeerError):

@@ -131,7 +131,7 @@ def test_a_wrong_secret_is_refused_and_not_repeated(gate: Gate) -> None:
 
 def test_another_protocol_is_told_both_versions(gate: Gate) -> None:
     with link(gate) as spoke:
-        spoke.send(Enrol(PROTOCOL + 1, "9.9", "pi", gate.token(), "n"))
+        spoke.send(Enrol(PROTOCOL + 1, "9.9", "pi", gate.token(), "n", "", ""))
         answer = spoke.recv(WAIT_S)
         assert answer is not None
         assert isinstance(answer.message, Refused)

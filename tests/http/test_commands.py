@@ -9,8 +9,8 @@ from tests.http.conftest import SECRET
 from tpiedge.api.service import NodeStatus
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.nodes import nodes
-from tpiedge.cli.reach import printable
 from tpiedge.errors import PeerError, PeerLost, UserError
+from tpiedge.nodes.hearsay import printable
 from tpiedge.nodes.private_file import replace_private
 
 NODES = (
@@ -125,6 +125,26 @@ def test_approving_and_revoking(tmp_path, command, service):
     assert isinstance(run("approve", "wrong").exception, UserError)
 
 
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_flags_of_the_group_stand_on_either_side(tmp_path, command, service, before):
+    """The command line counts before the environment, on whichever side it stands."""
+    service._nodes = NODES
+    flags, elsewhere = ["--state", str(tmp_path), "--json"], {"TPIEDGE_STATE": str(tmp_path / "elsewhere")}
+
+    def run(*words):
+        arguments = [*flags, *words] if before else [*words, *flags]
+        return json.loads(CliRunner().invoke(nodes, arguments, env=elsewhere, catch_exceptions=False).stdout)
+
+    assert run("approve", "K7Q2") == {"name": "attic"}
+    assert run("revoke", "w-0123") == {"revoked": "w-0123"}
+
+
+def test_what_stands_after_the_subcommand_counts(tmp_path, command, service):
+    wrong, right = ["--state", str(tmp_path / "elsewhere")], ["--state", str(tmp_path)]
+    result = CliRunner().invoke(nodes, [*wrong, "approve", "K7Q2", *right], catch_exceptions=False)
+    assert result.output == "attic may join from now on\n"
+
+
 @pytest.mark.parametrize("command", [nodes, chat])
 def test_without_a_master_it_says_how_to_start_one(tmp_path, command):
     replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:1", "secret": "s"})
@@ -137,4 +157,4 @@ def test_without_a_master_it_says_how_to_start_one(tmp_path, command):
 
 
 def test_control_characters_do_not_reach_the_terminal():
-    assert printable("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a\ufffd[2J\ufffd\nb\t\ufffd"
+    assert printable("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a [2J \nb\t "

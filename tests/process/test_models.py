@@ -1,6 +1,7 @@
 """From a hub to an answer and back to an empty disk, through the command."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 
 from tests.hub_server import Hub, Repo, running_hub
 from tests.process.command import Ended, Started
+from tpiedge.model.presets import preset
 
 NAME = "org/babbler"
 
@@ -89,3 +91,103 @@ def test_show_and_ls_know_what_was_never_pulled(tpiedge: Callable[..., Ended]) -
     assert "qwen3-0.6b" in tpiedge("ls", "--all").out
     assert tpiedge("show", "org/unknown").status == 2
     assert "tpiedge ls --all" in tpiedge("pull", "demo").err
+
+
+ALLOWED = {
+    "config.json",
+    "generation_config.json",
+    "model.safetensors",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+}
+# Every Python process that is started with this on its path notes what it opens. (Templates are rendered in one that
+# takes no path from outside.)
+_AUDIT = """
+import os, sys
+def _note(event, args, folder=os.environ["AUDITED"], log=os.open(os.environ["AUDIT_LOG"], os.O_WRONLY | os.O_APPEND)):
+    if event == "open" and str(args[0]).startswith(folder):
+        os.write(log, (os.path.relpath(str(args[0]), folder) + "\\n").encode())
+sys.addaudithook(_note)
+"""
+
+
+@pytest.fixture
+def audited(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of the model, in which commands are run. What they open of it is listed in `opened`."""
+    folder = tmp_path / "model"
+    shutil.copytree(text_model, folder)
+    (tmp_path / "site").mkdir()
+    (tmp_path / "site" / "sitecustomize.py").write_text(_AUDIT)
+    (tmp_path / "opened").touch()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
+    monkeypatch.setenv("AUDITED", str(folder))
+    monkeypatch.setenv("AUDIT_LOG", str(tmp_path / "opened"))
+    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def test_code_and_pickles_of_a_model_are_never_touched(
+    audited: Path,
+    tpiedge: Callable[..., Ended],
+    generate: Callable[..., dict],
+    text_model: Path,
+    tmp_path: Path,
+) -> None:
+    """By no process, even where they are named like what is imported and the user stands in the folder."""
+    prompt = ("--nodes", 2, "--prompt", "ba zu", "--max-tokens", 4)
+    expected = generate("--model", text_model, *prompt)["token_ids"]
+    owned = f"open({str(tmp_path / 'owned')!r}, 'w')"
+    code = {
+        "AutoConfig": "evil.Evil",
+        "AutoModelForCausalLM": "evil.Evil",
+        "AutoTokenizer": ["evil.Evil", None],
+    }
+    for name in ("config.json", "tokenizer_config.json"):
+        values = json.loads((audited / name).read_text())
+        (audited / name).write_text(json.dumps(values | {"auto_map": code, "trust_remote_code": True}))
+    for name in ("evil", "torch", "numpy", "json", "tpiedge", "tokenizers", "modeling_llama"):
+        (audited / f"{name}.py").write_text(owned)
+    for name in ("pytorch_model.bin", "training_args.bin", "model.pt", "model.pkl"):
+        (audited / name).write_bytes(b"cbuiltins\nexec\n(S" + repr(owned).encode() + b"\ntR.")
+    assert generate("--model", audited, *prompt)["token_ids"] == expected
+    assert tpiedge("show", audited).status == 0
+    tpiedge("doctor")
+    assert not (tmp_path / "owned").exists()
+    opened = set((tmp_path / "opened").read_text().split())
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= opened <= ALLOWED
+
+
+def test_a_model_of_pickles_alone_is_refused_with_the_way_out(
+    hub: Hub, tpiedge: Callable[..., Ended]
+) -> None:
+    """As OpenLLaMA 3B is published."""
+    repo = "openlm-research/open_llama_3b"
+    config = json.dumps(preset("llama2-3b")).encode()
+    hub.repos[repo] = Repo(
+        {"config.json": config, "pytorch_model.bin": b"\x80\x04", "tokenizer.model": b"\n"}
+    )
+    refused = tpiedge("pull", "llama2-3b")
+    assert refused.status == 2
+    assert refused.out == ""
+    assert refused.err.count("\n") == 1
+    assert f"{repo} has only pickle files (.bin)" in refused.err
+    assert "convert it where you trust it" in refused.err
+    assert f"AutoModelForCausalLM.from_pretrained('{repo}')" in refused.err
+    assert "--model FOLDER" in refused.err
+    assert not any(path.endswith((".bin", ".model")) for path, _ in hub.requests)
+
+
+def test_two_commands_share_an_empty_cache(
+    start: Callable[..., Started], text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One packs, the other waits for it; both answer the same."""
+    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
+    prompt = ("--prompt", "ba zu", "--max-tokens", 4)
+    both = [start("run", "--model", text_model, *prompt, "--threads", 1, "--json") for _ in range(2)]
+    ended = [one.finish() for one in both]
+    assert [one.status for one in ended] == [0, 0], ended
+    assert len({tuple(json.loads(one.out)["token_ids"]) for one in ended}) == 1
+    (pack,) = (tmp_path / "cache" / "packs").iterdir()
+    assert (pack / "manifest.json").is_file()

@@ -1,8 +1,14 @@
 """Flag, environment, file, default: the real command takes them in this order and says where a bad value is from."""
 
 import json
+import os
+import shutil
+import subprocess
+from pathlib import Path
 
 import pytest
+
+from tests.process.command import COMMAND
 
 RUN = ("run", "--model", "demo", "--prompt-ids", "1")
 
@@ -117,6 +123,44 @@ def test_completion(tpiedge, shell):
     ended = tpiedge("completion", shell)
     assert ended.status == 0
     assert "_TPIEDGE_COMPLETE" in ended.out
+
+
+LOADED = {
+    "bash": "source {}; complete -p tpiedge >/dev/null; COMP_WORDS=(tpiedge nodes approve --st) COMP_CWORD=3; "
+    "_tpiedge_completion tpiedge; echo ${{COMPREPLY[@]}}",
+    "zsh": "autoload -U compinit; compinit -D; source {}; print -r -- ${{_comps[tpiedge]:+--state}}",
+    "fish": "source {}; complete -C 'tpiedge nodes approve --st' | string split -f 1 \t",
+}
+
+
+@pytest.mark.parametrize("shell", LOADED)
+def test_the_shell_loads_its_script(tpiedge, tmp_path, shell):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not on this computer")
+    script = tmp_path / "script"
+    script.write_text(tpiedge("completion", shell).out)
+    strict = ["-euc"] if shell == "bash" else ["-c"]
+    ended = subprocess.run(
+        [shell, *strict, LOADED[shell].format(script)],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
+        env=os.environ | {"PATH": f"{Path(COMMAND).parent}:{os.environ['PATH']}"},
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "--state\n", "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("ls",), ("ls", "--all"), ("show", "demo"), ("shards", "ls"), ("token", "list"), ("config", "show"), ("doctor",)],
+    ids=" ".join,
+)  # fmt: skip
+def test_what_is_listed_for_programs_is_json_and_nothing_else(tpiedge, tmp_path, words):
+    own = {"TPIEDGE_STATE": str(tmp_path / "state"), "TPIEDGE_CACHE": str(tmp_path / "cache")}
+    ended = tpiedge(*words, "--json", **own)
+    json.loads(ended.out)
+    assert ended.status == 0 or words == ("doctor",), ended.err
 
 
 def test_completion_knows_verbs_and_flags_whatever_the_settings_say(tpiedge, settings):

@@ -4,14 +4,17 @@ Laws:
 
 1. A stream that fails ends with an error event and an unfinished body: no finish reason, no [DONE]. So no client can
    take a part for the whole.
-2. Nothing is sent before the first event or the first ping: what fails earlier has a status of its own.
-3. However it ends, the generation is cancelled unless it had finished.
+2. A stream begins with its first event or ping, a whole answer with its end or, where that takes long, with blank
+   lines: what fails earlier has a status of its own, what fails later is the one value of the body.
+3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
+   and the same work be done twice.
+4. However it ends, the generation is cancelled unless it had finished.
 """
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,12 +32,15 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _DONE = b"data: [DONE]\n\n"
 _PING = b": ping\n\n"
-_STREAM_HEADERS = [
+_BLANK = b"\n"  # JSON may begin with it
+_NO_SNIFF = (b"x-content-type-options", b"nosniff")
+_UNBUFFERED = (b"x-accel-buffering", b"no")
+_STREAM_HEADERS = (
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-    (b"x-content-type-options", b"nosniff"),
-]
+    _NO_SNIFF,
+)
+_JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), _NO_SNIFF)
 
 
 class Aborted(Exception):
@@ -77,30 +83,50 @@ class Answering:
         self.pump.cancel()
         self.pump.end(Disconnected())
 
-    async def _pieces(self) -> AsyncIterator[Piece | None]:
-        """The pieces of the answer; None where a client may want to hear that we live."""
+    async def _pieces(self, quiet_s: float) -> AsyncIterator[Piece | None]:
+        """The pieces of the answer; None where the client is to hear that we live: after `quiet_s`, then every
+        `ping_s`. The pieces themselves it hears in a stream only."""
+        now = asyncio.get_running_loop().time
+        due = now() + quiet_s
         while True:
-            event = await self.pump.next(self.limits.ping_s)
+            event = await self.pump.next(max(0.0, due - now()))
             piece = None if event is None else self.transcript.feed(event)
+            if event is None or (piece is not None and self.envelope.reply.stream):
+                due = now() + self.limits.ping_s
             if piece is not None or event is None:
                 yield piece
             if piece is not None and piece.last is not None:
                 return
 
     async def _whole(self, send: Send) -> None:
+        started = False
+        pieces = []
         try:
-            pieces = [piece async for piece in self._pieces() if piece is not None]
-        except Disconnected:
+            async for piece in self._pieces(self.limits.quiet_s):
+                if piece is not None:
+                    pieces.append(piece)
+                    continue
+                if not started:
+                    started = True
+                    await self._start(send, _JSON_HEADERS)
+                await self._write(send, _BLANK)
+            answer = self.envelope.whole(pieces, self.transcript.count)
+        except (Disconnected, Stalled):
             raise
         except Exception as error:
-            raise of_exception(error) from error
-        await self._guarded(send_json(send, 200, self.envelope.whole(pieces, self.transcript.count)))
+            if not started:
+                raise of_exception(error) from error
+            answer = self._failure(of_exception(error))
+        if started:
+            await self._guarded(send({"type": "http.response.body", "body": _json(answer)}))
+        else:
+            await self._guarded(send_json(send, 200, answer))
 
     async def _stream(self, send: Send) -> None:
         started = False
         offset = 0
         try:
-            async for piece in self._pieces():
+            async for piece in self._pieces(self.limits.ping_s):
                 if not started:
                     started = True
                     await self._open(send)
@@ -119,8 +145,7 @@ class Answering:
         await self._close(send)
 
     async def _open(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": list(_STREAM_HEADERS)}
-        await self._guarded(send(start))
+        await self._start(send, _STREAM_HEADERS)
         opening = self.envelope.opening()
         if opening is not None:
             await self._write(send, _event(opening))
@@ -130,6 +155,10 @@ class Answering:
         if self.envelope.reply.include_usage:
             usage = _event(self.envelope.closing(self.transcript.count))
         await self._guarded(send({"type": "http.response.body", "body": usage + _DONE}))
+
+    async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
+        start = {"type": "http.response.start", "status": 200, "headers": [*headers, _UNBUFFERED]}
+        await self._guarded(send(start))
 
     async def _write(self, send: Send, data: bytes) -> None:
         await self._guarded(send({"type": "http.response.body", "body": data, "more_body": True}))
@@ -151,14 +180,17 @@ async def send_json(
     send: Send, status: int, value: object, headers: MutableMapping[str, str] | None = None
 ) -> None:
     """A whole response."""
-    body = json.dumps(value).encode("ascii")
-    found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    found += [(b"x-content-type-options", b"nosniff"), (b"cache-control", b"no-store")]
+    body = _json(value)
+    found = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
     found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": found})
     await send({"type": "http.response.body", "body": body})
 
 
 def _event(value: object) -> bytes:
-    # ASCII only: a line separator within the text cannot end the event early.
-    return b"data: " + json.dumps(value).encode("ascii") + b"\n\n"
+    return b"data: " + _json(value) + b"\n\n"
+
+
+def _json(value: object) -> bytes:
+    # ASCII only: a line separator within the text cannot end an event early.
+    return json.dumps(value).encode("ascii")

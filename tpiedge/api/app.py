@@ -10,7 +10,7 @@ from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, Send, Stalled, send_json
-from tpiedge.api.body import Disconnected, Receive
+from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, RunningAnswers
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard
@@ -20,6 +20,7 @@ from tpiedge.api.service import Service
 
 __all__ = ["Api"]
 
+_TOO_LARGE = 413
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -29,6 +30,7 @@ class Api:
     def __init__(self, service: Service, guard: Guard, limits: Limits) -> None:
         self._service = service
         self._guard = guard
+        self._limits = limits
         self._intake = intake = Intake(limits)
         self._running = running = RunningAnswers()
         self.routes: list[BaseRoute] = [
@@ -63,7 +65,13 @@ class Api:
             code = _CODES.get(error.status_code, "invalid_request")
             await _refuse(send, ApiError(error.status_code, error.detail, code, headers=error.headers))
         except Exception as error:
-            await _refuse(send, of_exception(error))
+            await self._fail(receive, send, of_exception(error))
+
+    async def _fail(self, receive: Receive, send: Send, error: ApiError) -> None:
+        if error.status == _TOO_LARGE:
+            await _refuse(_lingering(receive, send, self._limits.linger_s), error)
+        else:
+            await _refuse(send, error)
 
     def abort(self) -> None:
         """Cancel every running answer. To be called on the event loop."""
@@ -109,6 +117,19 @@ async def _health(_request: Request) -> Response:
 
 async def _refuse(send: Send, error: ApiError) -> None:
     await send_json(send, error.status, error.body(), error.headers)
+
+
+def _lingering(receive: Receive, send: Send, limit_s: float) -> Send:
+    """`send` for the answer to a body that is still arriving: its sender has a while to read it before the end."""
+
+    async def linger(message: MutableMapping[str, Any]) -> None:
+        if message["type"] == "http.response.body":
+            await send({**message, "more_body": True})
+            await discard(receive, limit_s)
+            message = {"type": "http.response.body"}
+        await send(message)
+
+    return linger
 
 
 def _drop(scope: MutableMapping[str, Any]) -> None:

@@ -8,21 +8,24 @@ Laws:
 """
 
 import asyncio
+import contextlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any, NoReturn
 
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.units import format_bytes
 
-__all__ = ["Disconnected", "Receive", "parse_object", "read_body"]
+__all__ = ["Disconnected", "Receive", "discard", "parse_object", "read_body"]
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
-_MAX_VALUES = 400_000  # a prompt may have 131,072 token ids
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_SEPARATORS = (b",", b"[", b"{")
+# An unfinished one reaches to the end, and nothing is tried twice: so the time is linear, whatever the body.
+_STRING = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _DIGITS = 400
 
 
@@ -32,12 +35,13 @@ class Disconnected(Exception):
 
 async def read_body(
     receive: Receive, announced: str | None, limit: int, limit_s: float, take: Callable[[int], None]
-) -> bytes:
+) -> bytearray:
     """The whole body, each part of which `take` may refuse.
 
-    Raises ApiError 413 above `limit` bytes and 408 after `limit_s`, and Disconnected."""
+    Raises ApiError 413 above `limit` bytes (before it reads any, where so many are announced) and 408 after `limit_s`,
+    and Disconnected."""
     if announced is not None and announced.isascii() and announced.isdigit() and _exceeds(announced, limit):
-        raise _too_large(limit)
+        raise _too_large(f"{announced[:20]} bytes", limit)
     body = bytearray()
     try:
         async with asyncio.timeout(limit_s):
@@ -47,22 +51,30 @@ async def read_body(
                     raise Disconnected
                 part = message.get("body", b"")
                 take(len(part))
+                if len(body) + len(part) > limit:
+                    raise _too_large(f"more than {limit} bytes", limit)
                 body += part
-                if len(body) > limit:
-                    raise _too_large(limit)
                 if not message.get("more_body", False):
-                    return bytes(body)
+                    return body
     except TimeoutError:
         raise ApiError(
             408, f"the body did not arrive within {limit_s:g} s", "timeout", headers={"Connection": "close"}
         ) from None
 
 
-def parse_object(body: bytes) -> dict[str, object]:
+async def discard(receive: Receive, limit_s: float) -> None:
+    """Read what still comes, for a while, and forget it: a connection that ends with unread bytes is reset, and a
+    client that is still sending might not see the answer that it has been given."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(limit_s):
+            while (message := await receive())["type"] == "http.request" and message.get("more_body", False):
+                pass
+
+
+def parse_object(body: bytes | bytearray, max_values: int) -> dict[str, object]:
     """The JSON object in `body`. Raises ApiError 400."""
-    outside = _STRING.sub(b"", body)
-    if sum(map(outside.count, (b",", b"[", b"{"))) > _MAX_VALUES:
-        raise refused(f"the body has more than {_MAX_VALUES} values", code="invalid_json")
+    if _has_more_values(body, max_values):
+        raise refused(f"the body has more than {max_values} values", code="invalid_json")
     try:
         value = json.loads(
             body.decode("utf-8"),
@@ -83,15 +95,31 @@ def parse_object(body: bytes) -> dict[str, object]:
     return value
 
 
+def _has_more_values(body: bytes | bytearray, limit: int) -> bool:
+    """Counted without a copy of the body, by what stands before each value."""
+    count = _separators(body, 0, len(body))
+    if count <= limit:
+        return False
+    for number, text in enumerate(_STRING.finditer(body)):
+        count -= _separators(body, *text.span())
+        if number > 2 * limit:  # an object has as many keys
+            return True
+    return count > limit
+
+
+def _separators(body: bytes | bytearray, start: int, stop: int) -> int:
+    return sum(body.count(mark, start, stop) for mark in _SEPARATORS)
+
+
 def _exceeds(announced: str, limit: int) -> bool:
     digits = announced.lstrip("0")
     return len(digits) > len(str(limit)) or int(digits or "0") > limit
 
 
-def _too_large(limit: int) -> ApiError:
+def _too_large(size: str, limit: int) -> ApiError:
     return ApiError(
         413,
-        f"the body has more than {format_bytes(limit)}",
+        f"the body has {size}; {format_bytes(limit)} are read, which is more than a prompt that fits the model needs",
         "body_too_large",
         headers={"Connection": "close"},
     )
@@ -100,8 +128,7 @@ def _too_large(limit: int) -> ApiError:
 def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
     found = dict(pairs)
     if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
+        ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
         raise refused(f"the key {twice[:64]!r} stands twice in one object", twice[:64], "duplicate_key")
     return found
 

@@ -1,11 +1,13 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+import contextlib
 import secrets
 import time
 from collections.abc import MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tpiedge.api.answering import Answering, Send
@@ -21,6 +23,9 @@ from tpiedge.api.transcript import Transcript
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["Completions", "RunningAnswers"]
+
+_PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
 
 
 class RunningAnswers:
@@ -81,14 +86,25 @@ class Completions:
         )
         pump = _pump(work)
         self._running.add(pump)
-        await Answering(envelope, pump, Transcript(tokenizer, reply.stops), self._limits).run(receive, send)
+        limits = _patient(self._limits, Headers(scope=scope))
+        await Answering(envelope, pump, Transcript(tokenizer, reply.stops), limits).run(receive, send)
 
-    def _accept(self, body: bytes) -> _Accepted:
+    def _accept(self, body: bytearray) -> _Accepted:
         """Parse, check, tokenize, submit: in a thread."""
-        values = parse_object(body)
+        values = parse_object(body, self._limits.body_values)
         kind, read = ("chatcmpl", read_chat) if self._chat else ("cmpl", read_completion)
         request, reply = read(values, self._service, f"{kind}-{secrets.token_hex(12)}")
         return _Accepted(request, reply, self._service.submit(request))
+
+
+def _patient(limits: Limits, headers: Headers) -> Limits:
+    """`limits` for a client that says when it gives up, as OpenAI's do."""
+    for name in _PATIENCE:
+        with contextlib.suppress(ValueError):
+            wait_s = float(headers.get(name, ""))
+            if 0 < wait_s < limits.answer_s:  # NaN is not
+                return limits.heard_within(wait_s)
+    return limits
 
 
 def _pump(work: _Accepted) -> Pump:

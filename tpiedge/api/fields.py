@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from tpiedge.api.errors import ApiError, refused
+from tpiedge.wire.fields import Range
 
 __all__ = ["Fields"]
 
@@ -32,13 +33,13 @@ class Fields:
         self._in_range(key, value, low, high)
         return value
 
-    def number(self, key: str, default: float, low: float, high: float) -> float:
+    def number(self, key: str, default: float, allowed: Range) -> float:
         value = self.raw(key)
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise self.wrong_type(key, "a number", value)
-        self._in_range(key, value, low, high)
+        self._in_range(key, value, allowed.low, allowed.high)
         return float(value)
 
     def flag(self, key: str, default: bool = False) -> bool:

@@ -52,7 +52,7 @@ class Intake:
             self._requests -= 1
             self._bytes -= held
 
-    async def body(self, request: Request, take: Callable[[int], None]) -> bytes:
+    async def body(self, request: Request, take: Callable[[int], None]) -> bytearray:
         """The body of JSON. Raises ApiError, Busy or Disconnected."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # A web page can send other types across origins without asking; this one it cannot.
@@ -66,7 +66,7 @@ class Intake:
         """The JSON object of a small request."""
         with self.place() as take:
             body = await self.body(request, take)
-            return await self.run(lambda: parse_object(body))
+            return await self.run(lambda: parse_object(body, self._limits.body_values))
 
     async def run(self, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         """What `work` returns, done in a thread; `undo` it where nobody waits for it any more."""

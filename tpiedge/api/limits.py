@@ -1,27 +1,54 @@
 """How much a client may take."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Self
 
 from tpiedge.units import KIB, MIB
 
 __all__ = ["Limits"]
+
+_BYTES_PER_TOKEN = 64
+_BYTES_BESIDE_PROMPT = 512 * KIB
+_VALUES_BESIDE_PROMPT = 65_536  # 4096 messages of one part, each with a role, a name and commas
+_BODIES = 4
+_SOONEST_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Bytes and seconds.
 
-    `bodies_bytes`: of all requests that arrive at the same time; `preparing`: requests whose body arrives or is
-    tokenized at the same time; `answer_s`: from a request's acceptance to the end of its answer; `write_s`: how long
-    a client may not read.
+    `body_bytes`, `body_values`: of one request, as JSON; `bodies_bytes`: of all requests that arrive at the same time;
+    `preparing`: requests whose body arrives or is tokenized at the same time; `linger_s`: how long a refused body is
+    read and thrown away, so that its sender reads the refusal; `answer_s`: from a request's acceptance to the end of
+    its answer; `quiet_s`: until a client that waits for a whole answer hears that we live, `ping_s`: the same in a
+    stream, and from one such sign to the next; `write_s`: how long a client may not read.
     """
 
-    body_bytes: int = 8 * MIB
-    bodies_bytes: int = 64 * MIB
+    body_bytes: int = 4 * MIB
+    body_values: int = 200_000
+    bodies_bytes: int = 16 * MIB
     preparing: int = 128
     headers_bytes: int = 16 * KIB
     headers_s: float = 10.0
     body_s: float = 60.0
+    linger_s: float = 2.0
     answer_s: float = 3600.0
+    quiet_s: float = 30.0
     ping_s: float = 10.0
     write_s: float = 60.0
+
+    @classmethod
+    def of_context(cls, tokens: int) -> Self:
+        """For prompts of up to `tokens`: a body that is larger cannot be answered, whatever it says."""
+        body_bytes = min(4 * MIB, _BYTES_BESIDE_PROMPT + _BYTES_PER_TOKEN * tokens)
+        return cls(
+            body_bytes=body_bytes,
+            body_values=_VALUES_BESIDE_PROMPT + tokens,
+            bodies_bytes=_BODIES * body_bytes,
+        )
+
+    def heard_within(self, wait_s: float) -> Self:
+        """For a client that gives up after `wait_s` without a byte: it gets one in half that time."""
+        soon = max(_SOONEST_S, wait_s / 2)
+        return replace(self, quiet_s=min(self.quiet_s, soon), ping_s=min(self.ping_s, soon))

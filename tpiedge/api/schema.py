@@ -3,14 +3,16 @@
 Unknown fields are refused, as OpenAI does: a misspelt limit that is silently ignored is worse than an error.
 """
 
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import Fields
 from tpiedge.api.messages import read_messages
+from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
+from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
 from tpiedge.wire.limits import MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -19,12 +21,8 @@ __all__ = ["Reply", "read_chat", "read_completion"]
 
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
-_MAX_LOGPROBS = 20
-_MAX_BIASES = 1024
 _MAX_TOKENS = 2**32 - 1
 _COMPLETION_TOKENS = 16  # OpenAI's default
-_CHARACTERS_PER_TOKEN = 64
-"""A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
 
 _IGNORED = (
     "user",
@@ -62,10 +60,10 @@ def read_completion(
     """A request of /v1/completions. Raises ApiError."""
     fields = Fields(values)
     _check_model(fields, service)
-    logprobs = fields.integer("logprobs", None, 0, _MAX_LOGPROBS)
+    logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
     reply = _reply(fields, logprobs, chat=False)
     maximum = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MAX_TOKENS)
-    sampling = _sampling(fields, service, logprobs)
+    sampling = read_sampling(fields, service.vocab_size, logprobs)
     fields.unsupported(("suffix",), "")
     fields.unsupported(("echo",), False)
     fields.unsupported(("best_of",), 1)
@@ -82,19 +80,19 @@ def read_chat(
     """A request of /v1/chat/completions. Raises ApiError."""
     fields = Fields(values)
     _check_model(fields, service)
-    top = fields.integer("top_logprobs", None, 0, _MAX_LOGPROBS)
+    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
     wanted = fields.flag("logprobs")
     if top is not None and not wanted:
         raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     logprobs = (top or 0) if wanted else None
     reply = _reply(fields, logprobs, chat=True)
     key, maximum = _chat_tokens(fields)
-    sampling = _sampling(fields, service, logprobs)
+    sampling = read_sampling(fields, service.vocab_size, logprobs)
     _only_text(fields)
     variables = _template_variables(fields)
     messages = read_messages(fields)
     ignore_eos = _rest(fields)
-    _check_characters("messages", sum(len(message["content"]) for message in messages), service)
+    check_characters("messages", sum(len(message["content"]) for message in messages), service)
     prompt = _render(messages, variables, service)
     limit = _limit("messages", key, maximum, len(prompt), service)
     return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
@@ -137,43 +135,6 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _sampling(fields: Fields, service: Service, logprobs: int | None) -> Sampling:
-    top_k = fields.integer("top_k", 0, -1, 2**32 - 1) or 0
-    seed = fields.integer("seed", None, -(2**63), 2**64 - 1)
-    _ = fields.integer("n", 1, 1, 1)
-    return Sampling(
-        temperature=fields.number("temperature", 1.0, 0.0, 2.0),
-        top_k=max(top_k, 0),
-        # 0 is allowed by OpenAI and means the likeliest token alone.
-        top_p=fields.number("top_p", 1.0, 0.0, 1.0) or 1e-9,
-        min_p=min(fields.number("min_p", 0.0, 0.0, 1.0), 1 - 1e-9),
-        repetition_penalty=fields.number("repetition_penalty", 1.0, 0.1, 10.0),
-        presence_penalty=fields.number("presence_penalty", 0.0, -2.0, 2.0),
-        frequency_penalty=fields.number("frequency_penalty", 0.0, -2.0, 2.0),
-        logit_bias=_logit_bias(fields, service.vocab_size),
-        seed=secrets.randbits(64) if seed is None else seed % 2**64,
-        # The drawn token's own log probability comes with at least one alternative.
-        logprobs=0 if logprobs is None else max(1, logprobs),
-    )
-
-
-def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
-    biases = fields.nested("logit_bias")
-    if biases is None:
-        return ()
-    values = biases.items()
-    if len(values) > _MAX_BIASES:
-        raise refused(f"'logit_bias' has {len(values)} tokens: at most {_MAX_BIASES}", "logit_bias")
-    found: dict[int, float] = {}
-    for key in values:
-        token = int(key) if key.isascii() and key.isdigit() and len(key) <= 10 else vocab_size
-        if token >= vocab_size or token in found:
-            message = f"'logit_bias' names {key[:20]!r}: not a token id below {vocab_size}, given once"
-            raise refused(message, "logit_bias")
-        found[token] = biases.number(key, 0.0, -100.0, 100.0)
-    return tuple(found.items())
-
-
 def _rest(fields: Fields) -> bool:
     """`ignore_eos`; and no other field may be left."""
     ignore_eos = fields.flag("ignore_eos")
@@ -188,8 +149,8 @@ def _prompt_ids(value: object, fields: Fields, service: Service) -> tuple[int, .
             raise refused("'prompt' has several prompts: send one per request", "prompt")
         value = value[0]
     if isinstance(value, str):
-        _check_characters("prompt", len(value), service)
-        return _encode(value, service, "prompt", add_special=True)
+        check_characters("prompt", len(value), service)
+        return encode(value, service, "prompt", add_special=True)
     if value is None:
         raise refused("you must provide a 'prompt'", "prompt", "missing_required_parameter")
     if not isinstance(value, list):
@@ -198,21 +159,6 @@ def _prompt_ids(value: object, fields: Fields, service: Service) -> tuple[int, .
         if type(token) is not int or not 0 <= token < service.vocab_size:
             raise refused(f"'prompt' holds what is not a token id below {service.vocab_size}", "prompt")
     return tuple(value)
-
-
-def _encode(text: str, service: Service, param: str, *, add_special: bool) -> tuple[int, ...]:
-    if service.tokenizer is None:
-        raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
-    try:
-        return tuple(service.tokenizer.encode(text, add_special=add_special))
-    except UserError as error:
-        raise refused(str(error), param) from None
-
-
-def _check_characters(param: str, characters: int, service: Service) -> None:
-    if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
-        message = f"'{param}' has {characters} characters, the context {service.max_sequence} tokens"
-        raise refused(message, param, "context_length_exceeded")
 
 
 def _chat_tokens(fields: Fields) -> tuple[str, int | None]:
@@ -254,16 +200,19 @@ def _render(
         text = service.template.render(messages, variables=variables)
     except UserError as error:
         raise refused(str(error), "messages") from None
-    _check_characters("messages", len(text), service)
-    return _encode(text, service, "messages", add_special=False)
+    check_characters("messages", len(text), service)
+    return encode(text, service, "messages", add_special=False)
 
 
 def _limit(prompt: str, key: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
     """Tokens of the answer: what was asked for, which must fit, or all that fits. `prompt` and `key` name fields."""
     if not prompt_tokens:
         raise refused("the prompt is empty: give at least one token", prompt)
+    if prompt_tokens > MAX_PROMPT_TOKENS:
+        message = f"the prompt has {prompt_tokens} tokens; a request may have {MAX_PROMPT_TOKENS}"
+        raise refused(message, prompt, "context_length_exceeded")
     room = service.max_sequence - prompt_tokens
-    if prompt_tokens > MAX_PROMPT_TOKENS or room < 1 or (maximum or 0) > room:
+    if room < 1 or (maximum or 0) > room:
         asked = f" and {maximum} for the answer" if maximum is not None else ""
         raise refused(
             f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}{asked}",

@@ -43,7 +43,7 @@ class ApiServer:
         limits: Limits | None = None,
     ) -> None:
         check_bind(host, keys, insecure)
-        found = limits or Limits()
+        found = limits or Limits.of_context(service.max_sequence)
         self._api = Api(service, Guard(host, keys, admin_secret, found.headers_bytes), found)
         self._socket = _listen(host, port)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]

@@ -10,8 +10,10 @@ import click
 
 from tpiedge.cli.conversation import converse
 from tpiedge.cli.places import state_option
-from tpiedge.cli.reach import MasterClient, printable, url_of
+from tpiedge.cli.reach import MasterClient, url_of
+from tpiedge.cli.types import Number
 from tpiedge.errors import PeerError, UserError
+from tpiedge.nodes.hearsay import printable
 
 __all__ = ["chat"]
 
@@ -29,7 +31,7 @@ class _Answer:
 @click.option("--prompt", help="One message instead of a conversation.")
 @click.option("--system", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: what fits]")
-@click.option("--temperature", type=click.FloatRange(0, 2), help="0 is greedy.  [default: 1]")
+@click.option("--temperature", type=Number(0, 2), help="0 is greedy.  [default: 1]")
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="For the same answer again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --prompt).")
 @state_option

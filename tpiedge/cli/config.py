@@ -9,6 +9,7 @@ import click
 
 from tpiedge.cli.configured import check_values, config_option, effective, key_of, options_of, verbs_of
 from tpiedge.cli.table import print_table
+from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.settings.check import nearest, problems
 from tpiedge.settings.file import read_settings
@@ -43,17 +44,16 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path
         for key, item in items.items()
     ]
     print_table(["flag", "value", "source"], rows)
-    for verb in chosen:
-        for name in unused_variables(verb, os.environ):
-            known = [known for flag in verb.flags for known in verb.variables(flag)]
-            click.echo(f"not used: {name}{nearest(name, known)}", err=True)
+    known = [name for verb in chosen for flag in verb.flags for name in verb.variables(flag)]
+    for name in unused_variables(chosen, os.environ):
+        click.echo(f"not used: {name}{nearest(name, known)}", err=True)
 
 
 show.params.append(config_option())
 
 
 @config.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=Location())
 @click.pass_context
 def check(ctx: click.Context, file: Path) -> None:
     """Check FILE against every verb; each problem is one line."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import click
 
+from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.settings.check import check_settings
 from tpiedge.settings.file import SettingsFile, find_settings
@@ -32,6 +33,7 @@ __all__ = [
 ]
 
 _META = __name__
+_GIVEN = f"{__name__}.given"
 _UNCONFIGURED = ("config", "completion")
 _LEVELS = ("debug", "info", "warning", "error")
 _FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
@@ -60,7 +62,7 @@ def config_option(**attributes: Any) -> click.Option:
     """--config FILE."""
     return click.Option(
         ["--config"],
-        type=click.Path(path_type=Path, dir_okay=False),
+        type=Location(dir_okay=False),
         metavar="FILE",
         help="Settings.  [default: TPIEDGE_CONFIG, or config.toml in the user's settings folder]",
         **attributes,
@@ -68,8 +70,8 @@ def config_option(**attributes: Any) -> click.Option:
 
 
 def verbs_of(root: click.Command) -> dict[Verb, click.Command]:
-    """What can be set, and the commands it belongs to. A command without a group is a verb by itself."""
-    children = root.commands if isinstance(root, click.Group) else {root.name or "": root}
+    """What can be set, and the commands it belongs to. A group that runs without a subcommand is a verb as well."""
+    children = root.commands if isinstance(root, ConfiguredGroup) else {root.name or "": root}
     return {
         Verb(words, tuple(_flag(option) for option in options_of(command))): command
         for name, child in children.items()
@@ -145,9 +147,11 @@ def _prepare(command: click.Command) -> None:
 
 
 def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> None:
-    """Before any other parameter is looked at: their defaults."""
+    """Before any other parameter is looked at: their defaults. A file given to a group counts for its subcommand."""
     if ctx.resilient_parsing:  # completion
         return
+    given = given or ctx.meta.get(_GIVEN)
+    ctx.meta[_GIVEN] = given
     _, settings = effective(ctx.find_root().command, ctx.command, given)
     names = {key_of(option): option.name for option in options_of(ctx.command)}
     ctx.default_map = {names[key] or key: setting.value for key, setting in settings.items()}
@@ -177,9 +181,12 @@ def _origins(ctx: click.Context, message: str) -> list[str]:
 def _leaves(
     command: click.Command, words: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """What can be run, by its words."""
     if not isinstance(command, click.Group):
         yield words, command
         return
+    if command.invoke_without_command:  # it does something by itself
+        yield words, command
     for name, child in command.commands.items():
         yield from _leaves(child, (*words, name))
 

@@ -29,7 +29,7 @@ from tpiedge.cli.run import run
 from tpiedge.cli.shards import shards
 from tpiedge.cli.token import token
 from tpiedge.cli.worker import worker
-from tpiedge.errors import DiskFull, InternalError, TpiedgeError
+from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 
 __all__ = ["cli", "main"]
 
@@ -84,14 +84,20 @@ def _run() -> int:
     except (KeyboardInterrupt, click.Abort, Terminated):
         return _fail("interrupted", _INTERRUPTED)
     except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            return _fail(
-                "no space left where the output goes: free some, or write elsewhere", DiskFull.exit_code
-            )
-        return _defect(error)
+        return _system_failure(error)
     except Exception as error:
         return _defect(error)
     return 0
+
+
+def _system_failure(error: OSError) -> int:
+    """What the verbs leave to be said here: wherever a path of the user is looked at, its reading may be forbidden."""
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return _fail("no space left where the output goes: free some, or write elsewhere", DiskFull.exit_code)
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and error.filename is not None:
+        words = f"cannot use {error.filename}: {error.strerror}: change who may, or give another path"
+        return _fail(words, UserError.exit_code)
+    return _defect(error)
 
 
 def _defect(error: Exception) -> int:

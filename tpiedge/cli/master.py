@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,8 @@ from tpiedge.cli.options import BYTES
 from tpiedge.cli.places import master_state, state_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.serving import MasterService
-from tpiedge.cli.token_file import offered
+from tpiedge.cli.token_file import offered, withdraw
+from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, outgoing_host, parse_address, resolve
 from tpiedge.nodes.device import default_memory_bytes, default_threads
@@ -28,7 +29,7 @@ from tpiedge.nodes.measured import Measurements
 from tpiedge.nodes.private_file import replace_private
 from tpiedge.nodes.rank_zero import RankZero, RankZeroSettings
 from tpiedge.nodes.seating import OWN_NAME, Seating
-from tpiedge.nodes.session import Served
+from tpiedge.nodes.seats import Served
 from tpiedge.nodes.shipping import ShipServer
 from tpiedge.nodes.status import ClusterStatus
 from tpiedge.nodes.timing import Timing
@@ -86,10 +87,10 @@ class _Flags:
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Location(dir_okay=False),
     help="Keep there, while it runs, a token for any number of workers.",
 )
-@click.option("--drain", type=click.FloatRange(0, 3600), default=10.0, show_default=True, help="Seconds.")
+@click.option("--drain", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
 @state_option
 @cache_option
 def master(
@@ -123,20 +124,19 @@ def master(
         context=context,
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
-    folder = master_state(state)
-    keys = load_or_create_keys(folder)
-    model = prepare(model_name, precision, compute, cache)
-    with (
-        _serving(flags, model, model_name, keys, folder) as (running, api),
-        _inviting(flags.listen, keys, folder, token_file),
-    ):
-        click.echo(f"serving {model_name} at {api.url}/v1", err=True)
-        try:
-            _watch(running)
-        except Terminated:
-            return  # as asked: a service that is stopped has done its work
-        finally:
-            _drain(running, api, drain)
+    with suppress(Terminated):  # as asked: a service that is stopped has done its work
+        folder = master_state(state)
+        keys = load_or_create_keys(folder)
+        model = prepare(model_name, precision, compute, cache)
+        with (
+            _serving(flags, model, model_name, keys, folder) as (running, api),
+            _inviting(flags.listen, keys, folder, token_file),
+        ):
+            click.echo(f"serving {model_name} at {api.url}/v1", err=True)
+            try:
+                _watch(running)
+            finally:
+                _drain(running, api, drain)
 
 
 @contextmanager
@@ -144,7 +144,9 @@ def _serving(
     flags: _Flags, model: PreparedModel, name: str, keys: CurveKeys, folder: Path
 ) -> Iterator[tuple[Master, ApiServer]]:
     """The running parts, put together; ended in reverse order."""
-    capacity = check_context(model, flags.context or min(_CONTEXT, model.context_tokens))
+    capacity = check_context(
+        model, min(_CONTEXT, model.context_tokens) if flags.context is None else flags.context
+    )
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
@@ -194,8 +196,8 @@ def _seating(
     flags: _Flags, model: PreparedModel, rank_zero: RankZero, capacity: int, folder: Path
 ) -> Seating:
     """Measures this machine on the way. Raises UserError for impossible shares."""
-    count = len(flags.shares.split(",")) if flags.shares else 0
-    weights = parse_shares(flags.shares, count) if flags.shares else None
+    shares = flags.shares
+    weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts(
         model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
     )
@@ -220,13 +222,13 @@ def _own_speed(rank_zero: RankZero, folder: Path) -> float:
 def _inviting(listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None) -> Iterator[None]:
     """With a file: a token for every worker in it, void afterwards. Else the line for the first one, to paste."""
     address = Address(_lan_host(listen), listen.port)
-    store = TokenStore(folder)
+    withdraw(folder)
     if token_file is not None:
-        with offered(token_file, store, keys.public, address):
+        with offered(token_file, folder, keys.public, address):
             click.echo(f"workers join with: tpiedge worker --token-file {token_file}", err=True)
             yield
         return
-    _, secret = store.create()
+    _, secret = TokenStore(folder).create()
     token = Token(keys.public, secret, address)
     click.echo(f"on another machine:  tpiedge worker --connect {address} --token {token.text}", err=True)
     click.echo("one worker per token; more with: tpiedge token create", err=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
 
 import click
@@ -83,6 +84,17 @@ def show(model_name: str, as_json: bool, cache: Path | None) -> None:
         click.echo(f"{label.ljust(width)}  {value}")
 
 
+def _confirmed() -> bool:
+    """Raises UserError where nobody can answer."""
+    try:
+        return click.confirm("Sure?", err=True)
+    except click.Abort:
+        if sys.stdin.isatty():
+            raise
+        click.echo(err=True)
+        raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
+
+
 @click.command()
 @click.argument("model_name", metavar="MODEL")
 @click.option("--packs-only", is_flag=True, help="Keep the checkpoint that was pulled.")
@@ -98,7 +110,7 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
         raise UserError(f"nothing of {quote(model_name)} is in the cache: tpiedge ls lists what is")
     for path in [*packs, *([entry] if entry else [])]:
         click.echo(f"delete {path}", err=True)
-    if not yes and not click.confirm("Sure?", err=True):
+    if not yes and not _confirmed():
         click.echo("nothing was deleted", err=True)
         return
     remove_packs(packs)  # first: it refuses where a process uses one

@@ -7,10 +7,12 @@ from typing import Any
 
 import click
 
+from tpiedge.cli.options import on_either_side
 from tpiedge.cli.places import state_option
-from tpiedge.cli.reach import admin_of, printable
+from tpiedge.cli.reach import admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
+from tpiedge.nodes.hearsay import printable
 from tpiedge.units import format_bytes, format_seconds
 
 __all__ = ["nodes"]
@@ -18,35 +20,47 @@ __all__ = ["nodes"]
 _HEADER = ("node", "rank", "state", "attention", "ffn", "threads", "memory", "speed", "weights", "seen")
 
 
+_json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
 @click.group(invoke_without_command=True)
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@_json_option
 @state_option
 @click.pass_context
 def nodes(context: click.Context, as_json: bool, state: Path | None) -> None:
     """Show who has which share of the model, and why; let waiting workers in; shut nodes out."""
-    context.obj = state
     if context.invoked_subcommand is None:
         _show(as_json, state)
 
 
 @nodes.command()
 @click.argument("code")
-@click.pass_obj
-def approve(state: Path | None, code: str) -> None:
+@_json_option
+@state_option
+@click.pass_context
+def approve(context: click.Context, code: str, as_json: bool, state: Path | None) -> None:
     """Let the worker in that shows CODE on its screen."""
-    with admin_of(state) as master:
-        name = master.post("/admin/nodes/approve", {"code": code}).get("name")
-    click.echo(f"{printable(str(name))} may join from now on")
+    with admin_of(on_either_side(context, "state", state)) as master:
+        answer = master.post("/admin/nodes/approve", {"code": code})
+    if on_either_side(context, "as_json", as_json):
+        click.echo(json.dumps(answer))
+    else:
+        click.echo(f"{printable(str(answer.get('name')))} may join from now on")
 
 
 @nodes.command()
 @click.argument("name")
-@click.pass_obj
-def revoke(state: Path | None, name: str) -> None:
+@_json_option
+@state_option
+@click.pass_context
+def revoke(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
-    with admin_of(state) as master:
-        master.post("/admin/nodes/revoke", {"name": name})
-    click.echo(f"{printable(name)} is shut out")
+    with admin_of(on_either_side(context, "state", state)) as master:
+        answer = master.post("/admin/nodes/revoke", {"name": name})
+    if on_either_side(context, "as_json", as_json):
+        click.echo(json.dumps(answer))
+    else:
+        click.echo(f"{printable(name)} is shut out")
 
 
 def _show(as_json: bool, state: Path | None) -> None:

@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 import click
 
-from tpiedge.engine.sampler import check_sampling
+from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["BYTES", "Ending", "sampling_of", "sampling_options", "token_ids"]
+__all__ = ["BYTES", "Ending", "on_either_side", "sampling_of", "sampling_options", "token_ids"]
 
 _TOKEN_IDS = 1 << 32
 
@@ -26,12 +26,13 @@ class Ending:
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_tokens < _TOKEN_IDS:
-            raise UserError(f"--max-tokens {self.max_tokens} is out of range: at least 1")
+            raise UserError(f"--max-tokens {self.max_tokens} is out of range: 1 to {_TOKEN_IDS - 1}")
         if "" in self.strings:
             raise UserError("--stop is empty: leave it out, or give some text")
 
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
+_Value = TypeVar("_Value")
 
 
 class _Bytes(click.ParamType[int]):
@@ -64,25 +65,27 @@ class _LogitBias(click.ParamType[tuple[int, float]]):
             self.fail(f"{value!r} is not a token id and a bias, like 123:-5", param, ctx)
 
 
+_GREEDY = Sampling()
+
+
+def _sampling_option(name: str, kind: type, says: str | None = None) -> Callable[[_Command], _Command]:
+    default = getattr(_GREEDY, name.lstrip("-").replace("-", "_"))
+    return click.option(name, type=kind, default=default, show_default=True, help=says)
+
+
 _SAMPLING = (
-    click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
-    click.option(
-        "--top-k", type=int, default=0, show_default=True, help="Keep the K likeliest tokens; 0 keeps all."
-    ),
-    click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest mass P."),
-    click.option(
-        "--min-p", type=float, default=0.0, show_default=True, help="Drop tokens below P x the likeliest."
-    ),
-    click.option("--repetition-penalty", type=float, default=1.0, show_default=True),
-    click.option("--presence-penalty", type=float, default=0.0, show_default=True),
-    click.option("--frequency-penalty", type=float, default=0.0, show_default=True),
+    _sampling_option("--temperature", float, "0 is greedy."),
+    _sampling_option("--top-k", int, "Keep the K likeliest tokens; 0 keeps all."),
+    _sampling_option("--top-p", float, "Keep the likeliest mass P."),
+    _sampling_option("--min-p", float, "Drop tokens below P x the likeliest."),
+    _sampling_option("--repetition-penalty", float),
+    _sampling_option("--presence-penalty", float),
+    _sampling_option("--frequency-penalty", float),
     click.option(
         "--logit-bias", type=_LogitBias(), multiple=True, help="Add BIAS to a token's logit; repeatable."
     ),
-    click.option("--seed", type=int, default=0, show_default=True),
-    click.option(
-        "--logprobs", type=int, default=0, show_default=True, help="Report the K likeliest tokens (--json)."
-    ),
+    _sampling_option("--seed", int),
+    _sampling_option("--logprobs", int, "Report the K likeliest tokens (--json)."),
 )
 
 
@@ -112,3 +115,19 @@ def token_ids(text: str) -> tuple[int, ...]:
     if any(not 0 <= token < _TOKEN_IDS for token in ids):
         raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
     return ids
+
+
+def on_either_side(context: click.Context, name: str, value: _Value) -> _Value:
+    """`value` of a subcommand's option that its group has too, and that may stand before the subcommand as well.
+
+    The command line counts before settings, and what stands after the subcommand before what stands ahead of it.
+    """
+    group = context.parent
+    if group is None or _is_typed(context, name) or not _is_typed(group, name):
+        return value
+    typed: _Value = group.params[name]
+    return typed
+
+
+def _is_typed(context: click.Context, name: str) -> bool:
+    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE

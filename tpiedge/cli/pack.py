@@ -15,6 +15,7 @@ from tpiedge.cli.prepare import (
     run_packing,
     source_precision,
 )
+from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
@@ -43,7 +44,7 @@ __all__ = ["pack", "unpack"]
 @click.option(
     "--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's; bf16]"
 )
-@click.option("--out", type=click.Path(path_type=Path), help="Folder to write.  [default: in the cache]")
+@click.option("--out", type=Location(), help="Folder to write.  [default: in the cache]")
 @click.option("--verify", is_flag=True, help="Read everything back and compare with the hashes.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @cache_option
@@ -106,8 +107,8 @@ def _pack_random(
 
 
 @click.command()
-@click.argument("pack_path", metavar="PACK", type=click.Path(path_type=Path))
-@click.argument("out", type=click.Path(path_type=Path))
+@click.argument("pack_path", metavar="PACK", type=Location())
+@click.argument("out", type=Location())
 def unpack(pack_path: Path, out: Path) -> None:
     """Write PACK back as a Hugging Face checkpoint in the new folder OUT, bit for bit."""
     files = export_safetensors(Pack.open(pack_path), out)

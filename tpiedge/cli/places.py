@@ -5,6 +5,8 @@ from pathlib import Path
 import click
 from platformdirs import user_cache_path, user_state_path
 
+from tpiedge.cli.types import Location
+
 __all__ = ["cache_folder", "master_state", "state_option", "worker_state"]
 
 
@@ -29,7 +31,7 @@ def _state(state: Path | None) -> Path:
 
 state_option = click.option(
     "--state",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Location(file_okay=False),
     envvar="TPIEDGE_STATE",
     help="Folder for keys, members and tokens.  [default: the user's state folder]",
 )

@@ -1,7 +1,6 @@
 """From the name of a model to a pack, packed on first use, with its tokenizer and chat template."""
 
 import os
-import shutil
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -10,9 +9,10 @@ import click
 from platformdirs import user_cache_path
 
 from tpiedge.cli.progress import ByteProgress
+from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.folder import has_file, resolve_file
+from tpiedge.model.folder import has_file, read_bytes
 from tpiedge.model.hub_cache import folder_label
 from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import config_of_pack, model_spec
@@ -45,6 +45,7 @@ __all__ = [
 
 TEXT_FOLDER = "text"
 
+_MAX_TEXT_BYTES = 64_000_000
 _TEXT_FILES = (
     "config.json",
     "generation_config.json",
@@ -192,14 +193,14 @@ def keep_text_files(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
     for name in _TEXT_FILES:
         if has_file(source, name):
-            partial = target / f".{name}.partial"
-            shutil.copyfile(resolve_file(source, name), partial)
+            partial = target / f".{name}.{os.getpid()}"  # another command may do the same
+            partial.write_bytes(read_bytes(source, name, _MAX_TEXT_BYTES))
             partial.replace(target / name)
 
 
 cache_option = click.option(
     "--cache",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=Location(file_okay=False),
     envvar="TPIEDGE_CACHE",
     help="Folder for packs.  [default: the user's cache folder]",
 )

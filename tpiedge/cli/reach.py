@@ -5,14 +5,16 @@ import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 
 from tpiedge.cli.places import master_state
 from tpiedge.errors import PeerError, TpiedgeError, UserError
+from tpiedge.nodes.hearsay import printable
 from tpiedge.nodes.private_file import read_private
 
-__all__ = ["MasterClient", "admin_of", "printable", "url_of"]
+__all__ = ["MasterClient", "admin_of", "url_of"]
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
@@ -32,7 +34,7 @@ def url_of(url: str | None, state: Path | None) -> str:
     if url is None:
         admin = _read_admin(state)
         return admin.url if admin else _DEFAULT_URL
-    if not url.startswith(("http://", "https://")):
+    if not _is_url(url):
         raise UserError(f"--url {printable(url)[:80]!r} is not a URL like {_DEFAULT_URL}")
     return url.rstrip("/").removesuffix("/v1")
 
@@ -52,6 +54,8 @@ class MasterClient:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._url = url
         try:
+            if key is not None and not key.isprintable():
+                raise ValueError("a header is one line")
             # The environment's proxies are for the internet, not for a machine in the same room.
             self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
         except (httpx.InvalidURL, UnicodeEncodeError, ValueError):
@@ -100,11 +104,12 @@ class MasterClient:
             raise UserError(f"cannot talk to {self._url}: {printable(str(error))[:200]}") from None
 
 
-def printable(text: str, kept: str = "") -> str:
-    """Without control characters, which could do anything to a terminal; those in `kept` stay."""
-    return "".join(
-        character if character.isprintable() or character in kept else "\ufffd" for character in text
-    )
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # brackets, or a port that is none
+        return False
 
 
 def _events(answer: httpx.Response) -> Iterator[str]:
@@ -121,7 +126,7 @@ def _read_admin(state: Path | None) -> _Admin | None:
     if values is None:
         return None
     url, secret = values.get("url"), values.get("secret")
-    if not isinstance(url, str) or not isinstance(secret, str):
+    if not isinstance(url, str) or not isinstance(secret, str) or not _is_url(url):
         raise UserError(f"{master_state(state) / 'admin.json'} is damaged: restart the master")
     return _Admin(url, secret)
 

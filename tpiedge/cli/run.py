@@ -10,7 +10,7 @@ from tpiedge.cli.launch import Layout
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import BYTES, Ending, sampling_of, sampling_options, token_ids
 from tpiedge.cli.prepare import cache_option, prepare
-from tpiedge.engine.sampler import check_sampling
+from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.wire.fields import Compute
 

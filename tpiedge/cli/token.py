@@ -37,7 +37,7 @@ def token() -> None:
 @state_option
 def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
     """Print a new token; give it to 'tpiedge worker --token' on the new machine."""
-    address = parse_address(host, CONTROL_PORT) if host else Address(_own_address(), CONTROL_PORT)
+    address = parse_address(host, CONTROL_PORT) if host is not None else Address(_own_address(), CONTROL_PORT)
     expires_s, count = _seconds(expires), _uses(uses)
     folder = _master_folder(state)
     keys = load_or_create_keys(folder)

@@ -3,16 +3,20 @@
 import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+import click
 
 from tpiedge.errors import UserError
 from tpiedge.nodes.addresses import Address
+from tpiedge.nodes.private_file import read_private, replace_private
 from tpiedge.nodes.token_store import DAY_S, TokenStore
 from tpiedge.nodes.tokens import Token
 
-__all__ = ["await_token", "offered"]
+__all__ = ["await_token", "offered", "withdraw"]
 
+_NOTE = "offered.json"
 _OWNER_ONLY = 0o600
 _EXPIRES_S = 30 * DAY_S
 _POLL_S = 0.1
@@ -20,25 +24,45 @@ _MAX_BYTES = 4096
 
 
 @contextmanager
-def offered(path: Path, store: TokenStore, master_key: str, address: Address) -> Iterator[None]:
-    """Meanwhile `path` has a token for any number of workers, which only its owner may read. Raises UserError."""
-    record, secret = store.create(_EXPIRES_S, None)
+def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
+    """Meanwhile `path` has a token for any number of workers, which only its owner may read. Raises UserError.
+
+    `folder` is the master's, where the token is noted, so that it can be withdrawn from a master that was killed."""
+    record, secret = TokenStore(folder).create(_EXPIRES_S, None)
     try:
+        replace_private(folder / _NOTE, {"token": record.id})
         _write(path, Token(master_key, secret, address).text)
-        yield
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
+                path.unlink()
     finally:
-        path.unlink(missing_ok=True)
-        store.revoke(record.id)
+        withdraw(folder)
+
+
+def withdraw(folder: Path) -> None:
+    """Make the token void that the last master of `folder` offered in a file and, being killed, left behind."""
+    note, store = folder / _NOTE, TokenStore(folder)
+    token_id = (read_private(note) or {}).get("token")
+    for record, _ in store.list():
+        if record.id == token_id:
+            store.revoke(record.id)
+    note.unlink(missing_ok=True)
 
 
 def await_token(path: Path, limit_s: float) -> str:
     """What the file holds, as soon as it is there. Raises UserError where that takes longer than `limit_s`."""
     deadline = time.monotonic() + limit_s
+    waiting = False
     while not (text := _read(path)):
         if time.monotonic() >= deadline:
             raise UserError(
                 f"no token in {path} within {limit_s:.0f} s: is 'tpiedge master --token-file' running?"
             )
+        if not waiting:
+            waiting = True
+            click.echo(f"waiting for a token in {path}", err=True)
         time.sleep(_POLL_S)
     return text
 

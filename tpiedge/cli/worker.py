@@ -2,7 +2,7 @@
 
 import socket
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from tpiedge.cli.options import BYTES
 from tpiedge.cli.places import cache_folder, state_option, worker_state
 from tpiedge.cli.prepare import cache_option
 from tpiedge.cli.token_file import await_token
+from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.nodes.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
@@ -24,6 +25,7 @@ from tpiedge.nodes.joining import enrol, open_link
 from tpiedge.nodes.masters import MasterBook
 from tpiedge.nodes.measured import Measurements
 from tpiedge.nodes.pairing_link import pair
+from tpiedge.nodes.private_file import private_folder
 from tpiedge.nodes.provision import FilesMaster, Provision
 from tpiedge.nodes.standby import Standby
 from tpiedge.nodes.tokens import parse_token
@@ -64,7 +66,7 @@ class _Self:
 @click.option("--token", help="What the master printed. Without one, a code is shown and confirmed there.")
 @click.option(
     "--token-file",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=Location(dir_okay=False),
     help="A file that holds the token, or will within --wait.",
 )
 @click.option("--memory", type=BYTES, help="Of this machine's memory.  [default: most of what is free]")
@@ -72,14 +74,14 @@ class _Self:
 @click.option("--name", help="What the master calls this machine.  [default: its host name]")
 @click.option(
     "--model-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=Location(file_okay=False, exists=True),
     multiple=True,
     help="A pack on this machine, whose weights need no transfer; repeatable.",
 )
 @click.option("--cache-limit", type=BYTES, help="Of the shards that are kept.  [default: the disk]")
 @click.option(
     "--wait",
-    type=click.FloatRange(0, 86400),
+    type=Number(0, 86400),
     default=0.0,
     show_default=True,
     help="Seconds to wait for a master that is not there yet.",
@@ -100,34 +102,36 @@ def worker(
     cache: Path | None,
 ) -> None:
     """Join a master and compute a share of its model."""
-    folder = worker_state(state)
-    book = MasterBook(folder)
-    if token is None and token_file is not None:
-        token = await_token(token_file, wait)
-    master = _master(connect, token, book)
-    store = ShardStore(cache_folder(cache) / "shards", cache_limit)
-    disk = measure_disk(store.folder)
-    own = _Self(
-        keys=load_or_create_keys(folder),
-        host=name or socket.gethostname(),
-        store=store,
-        local=[Pack.open(path) for path in model_dir],
-        threads=default_threads() if threads is None else threads,
-        memory_bytes=default_memory_bytes() if memory is None else memory,
-        disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
-    )
-    measurements = Measurements(folder, own.threads)
-    try:
-        with ExitStack() as stack:
-            # Imports torch, and measures where need be, while this process joins.
-            standby = Standby(own.threads, measure=measurements.recall() is None)
-            standby.start()
-            stack.callback(standby.stop)
-            spoke, key = _joined(master, own, time.monotonic() + wait, stack)
-            book.remember(master.address, key)
-            _agent(own, resolve(master.address), key, spoke, measurements, standby).run()
-    except Terminated:
-        return  # as asked: a service that is stopped has done its work
+    with suppress(Terminated):  # as asked: a service that is stopped has done its work
+        if token is None and token_file is not None:
+            token = await_token(token_file, wait)
+        folder = private_folder(worker_state(state))
+        book = MasterBook(folder)
+        master = _master(connect, token, book)
+        store = ShardStore(cache_folder(cache) / "shards", cache_limit)
+        disk = measure_disk(store.folder)
+        own = _Self(
+            keys=load_or_create_keys(folder),
+            host=name or socket.gethostname(),
+            store=store,
+            local=[Pack.open(path) for path in model_dir],
+            threads=default_threads() if threads is None else threads,
+            memory_bytes=default_memory_bytes() if memory is None else memory,
+            disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
+        )
+        _serve(master, own, book, Measurements(folder, own.threads), wait)
+
+
+def _serve(master: _Master, own: _Self, book: MasterBook, measurements: Measurements, wait: float) -> None:
+    """Until the master sends it away or somebody ends it."""
+    with ExitStack() as stack:
+        # Imports torch, and measures where need be, while this process joins.
+        standby = Standby(own.threads, measure=measurements.recall() is None)
+        standby.start()
+        stack.callback(standby.stop)
+        spoke, key = _joined(master, own, time.monotonic() + wait, stack)
+        book.remember(master.address, key)
+        _agent(own, resolve(master.address), key, spoke, measurements, standby).run()
 
 
 def _master(connect: str | None, token: str | None, book: MasterBook) -> _Master:

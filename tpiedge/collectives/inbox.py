@@ -2,10 +2,11 @@
 too late.
 
 Laws: a message of another epoch or an earlier step is dropped and counted; one that is not awaited yet is
-held, up to MAX_HELD messages; a message that speaks for another rank than its connection's ends the wait.
-Every wait goes in slices, between which liveness is asked.
+held, up to MAX_HELD messages or MAX_HELD_BYTES; a message that speaks for another rank than its connection's
+ends the wait. Every wait goes in slices, between which liveness is asked.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -14,12 +15,14 @@ from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.frames import Expected, Shape
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage
+from tpiedge.units import MIB
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.messages import Message
 
-__all__ = ["MAX_HELD", "Inbox"]
+__all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox"]
 
 MAX_HELD: Final = 256
+MAX_HELD_BYTES: Final = 128 * MIB
 _SLICE_S: Final = 0.05
 
 DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered
@@ -153,11 +156,16 @@ class Inbox:
     def _hold(self, key: _Key, envelope: Envelope) -> None:
         if key in self._held:
             raise Misconduct(key[4], f"node {key[4]} sent {envelope.message} twice")
-        if len(self._held) >= MAX_HELD:
-            raise Misconduct(
-                key[4], f"node {key[4]} is too far ahead: {MAX_HELD} messages that nobody awaits yet"
-            )
         self._held[key] = envelope
+        costs: Counter[int] = Counter()
+        for (*_, rank), held in self._held.items():
+            costs[rank] += max(_nbytes(held), MAX_HELD_BYTES // MAX_HELD)
+        if costs.total() > MAX_HELD_BYTES:
+            # Not whoever came last: the others are hardly ever ahead, and then by a message or two.
+            rank = costs.most_common(1)[0][0]
+            raise Misconduct(
+                rank, f"node {rank} is too far ahead: {len(self._held)} messages that nobody awaits yet"
+            )
 
     def _rank(self, name: str) -> int:
         rank = self._ranks.get(name)
@@ -168,6 +176,10 @@ class Inbox:
 
 def _part(rank: int, envelope: Envelope, shape: Shape | None) -> Part:
     return rank, read_array(envelope, rank, shape) if envelope.tensors else None, envelope.message
+
+
+def _nbytes(envelope: Envelope) -> int:
+    return sum(tensor.nbytes for tensor in envelope.tensors)
 
 
 def _block(message: Message) -> int:

@@ -29,13 +29,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tpiedge.errors import InternalError, UserError
+from tpiedge.errors import InternalError
 from tpiedge.wire.requests import Sampling
 
-if TYPE_CHECKING:  # the master validates requests with check_sampling, and holds no torch
+if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Sampled", "Sampler", "check_sampling", "uniform"]
+__all__ = ["Sampled", "Sampler", "uniform"]
 
 _F32 = NDArray[np.float32]
 _F64 = NDArray[np.float64]
@@ -63,7 +63,7 @@ class Sampler:
 
     `sample` changes nothing, so a step can be repeated; `accept` appends the token that was decided on. A
     sampler made anew from the prompt and the answer so far draws what the old one would have drawn. Token ids
-    must be below `vocab_size`; `sampling` has passed `check_sampling`.
+    must be below `vocab_size`; `sampling` is within the ranges of `engine/sampling.py`.
     """
 
     def __init__(
@@ -207,35 +207,3 @@ def _logprobs(raw_V: _F32, count: int, token: int) -> tuple[tuple[int, float], .
     best = float(raw_V.max())
     log_total = best + math.log(float(np.exp(raw_V.astype(np.float64) - best).sum()))
     return tuple((i, float(raw_V[i]) - log_total) for i in ids)
-
-
-def check_sampling(sampling: Sampling, vocab_size: int) -> None:
-    """Raise UserError, naming the flag, where a parameter is out of its range. NaN is out of every range."""
-    _check("--temperature", sampling.temperature, 0 <= sampling.temperature <= 100, "from 0 to 100")
-    _check("--top-k", sampling.top_k, 0 <= sampling.top_k < 2**32, "from 0 (off) to 4294967295")
-    _check("--top-p", sampling.top_p, 0 < sampling.top_p <= 1, "above 0 and at most 1")
-    _check("--min-p", sampling.min_p, 0 <= sampling.min_p < 1, "from 0 (off) to below 1")
-    repetition = sampling.repetition_penalty
-    _check("--repetition-penalty", repetition, 0.1 <= repetition <= 10, "from 0.1 to 10 (1 is off)")
-    for flag, penalty in (
-        ("--presence-penalty", sampling.presence_penalty),
-        ("--frequency-penalty", sampling.frequency_penalty),
-    ):
-        _check(flag, penalty, -2 <= penalty <= 2, "from -2 to 2 (0 is off)")
-    _check("--seed", sampling.seed, 0 <= sampling.seed < 2**64, "from 0 to 18446744073709551615")
-    _check("--logprobs", sampling.logprobs, 0 <= sampling.logprobs <= 20, "from 0 to 20")
-    _check_logit_bias(sampling.logit_bias, vocab_size)
-
-
-def _check(flag: str, value: float, fits: bool, wanted: str) -> None:
-    if not fits:
-        raise UserError(f"{flag} is {value}: give a number {wanted}")
-
-
-def _check_logit_bias(logit_bias: tuple[tuple[int, float], ...], vocab_size: int) -> None:
-    _check("the number of --logit-bias", len(logit_bias), len(logit_bias) <= 1024, "at most 1024")
-    for token, bias in logit_bias:
-        _check("a token id of --logit-bias", token, 0 <= token < vocab_size, f"from 0 to {vocab_size - 1}")
-        _check(f"the --logit-bias of token {token}", bias, -100 <= bias <= 100, "from -100 to 100")
-    if len({token for token, _ in logit_bias}) < len(logit_bias):
-        raise UserError("--logit-bias names a token id twice: give each id once")

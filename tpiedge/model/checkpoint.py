@@ -25,7 +25,7 @@ __all__ = ["Checkpoint"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_MAX_INDEX_BYTES = 25_000_000
+_MAX_INDEX_BYTES = 10_000_000
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")

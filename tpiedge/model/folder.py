@@ -29,8 +29,9 @@ __all__ = [
 ]
 
 _MAX_NAME = 255
-# Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing.
-_MAX_COMMAS = 800_000
+# Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing. An object of one
+# entry, the costliest, takes 200 bytes.
+_MAX_COMMAS = 400_000
 
 
 def quote(value: object, limit: int = 60) -> str:

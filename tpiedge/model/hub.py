@@ -29,7 +29,7 @@ _ENDPOINT = "https://huggingface.co"
 _LIST_TIMEOUT_S = 20.0
 _TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 _LOCK_S = 5.0
-_MAX_JSON_BYTES = 25_000_000
+_MAX_JSON_BYTES = 10_000_000
 
 Progress = Callable[[int, int], None]
 

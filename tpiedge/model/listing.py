@@ -114,7 +114,9 @@ def _without_safetensors(listing: Listing) -> str:
         return f"{lacks}, only GGUF files: pull the original model instead"
     if any(name.endswith(_PICKLES) for name in names):
         return (
-            f"{lacks}, only pickle files (.bin), which can run code and are never fetched: look for a safetensors "
-            "version of it, or convert it where you trust it and name the folder"
+            f"{listing.repo} has only pickle files (.bin), which can run code and are never fetched: look for a "
+            "safetensors version of it; or convert it where you trust it, in Python with transformers: "
+            f"AutoModelForCausalLM.from_pretrained('{listing.repo}').save_pretrained('FOLDER') and the same with "
+            "AutoTokenizer, then give --model FOLDER"
         )
     return f"{lacks}: pull a repository that has the weights in safetensors files"

@@ -25,9 +25,10 @@ from tpiedge.units import format_bytes
 
 __all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "Header", "HeaderEntry", "read_header"]
 
-MAX_TENSORS = 100_000
-# 250 bytes per tensor; the header of a 70B model has 0.1 MB. (The format itself allows 100 MB.)
-MAX_HEADER_BYTES = 25_000_000
+MAX_TENSORS = 50_000
+# 200 bytes per tensor; the header of a 70B model has 0.1 MB. (The format itself allows 100 MB.) Parsing takes up to
+# nine times as much memory: one wide character widens the text, and again the value that it stands in.
+MAX_HEADER_BYTES = 10_000_000
 _MAX_COMMAS = 8 * MAX_TENSORS
 _MAX_DIMENSIONS = 16
 _MAX_NAME = 512

@@ -22,7 +22,7 @@ __all__ = ["ChatTemplate", "RenderLimits"]
 
 _CHILD = Path(__file__).parent / "template_child.py"
 _MAX_TEMPLATE_BYTES = 1_000_000
-_MAX_CONFIG_BYTES = 25_000_000
+_MAX_CONFIG_BYTES = 10_000_000
 _MAX_TEMPLATES = 64
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 _KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ")

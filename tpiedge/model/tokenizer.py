@@ -9,12 +9,15 @@ from tokenizers import Tokenizer as Backend
 
 from tpiedge.errors import UserError
 from tpiedge.model.fields import Fields
-from tpiedge.model.folder import has_file, one_line, quote, read_json, read_text
+from tpiedge.model.folder import has_file, one_line, quote, read_bytes, read_json
 
 __all__ = ["Tokenizer"]
 
-_MAX_BYTES = 100_000_000  # the largest in use (256,000 tokens) has 35 MB
-_MAX_CONFIG_BYTES = 25_000_000
+_MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
+# Parsing takes memory by the number of JSON values, up to a kilobyte for an object: bound them before parsing. A
+# vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.
+_MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
+_MAX_CONFIG_BYTES = 10_000_000
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -44,7 +47,7 @@ class Tokenizer:
         """Read `tokenizer.json` and, where it exists, `tokenizer_config.json`. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             _refuse_without_json(folder)
-        backend = _parse(read_text(folder, "tokenizer.json", _MAX_BYTES), folder / "tokenizer.json")
+        backend = _parse(read_bytes(folder, "tokenizer.json", _MAX_BYTES), folder / "tokenizer.json")
         backend.no_padding()
         backend.no_truncation()
         config = _read_config(folder)
@@ -100,9 +103,12 @@ class Tokenizer:
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
 
 
-def _parse(text: str, path: Path) -> Backend:
+def _parse(data: bytes, path: Path) -> Backend:
+    for mark, limit in _MAX_MARKS.items():
+        if data.count(mark) > limit:
+            raise UserError(f"{path} lists more than {limit} values: no model needs as many")
     try:
-        return Backend.from_str(text)
+        return Backend.from_buffer(data)
     except BaseException as error:
         _reraise_own(error)
         raise UserError(

@@ -5,6 +5,7 @@ Laws:
 2. A revoked key stays out, whatever secret it brings, and its secret is not spent.
 3. What else a guest says has no effect but a counter, and ends its connection.
 4. Wrong secrets are limited per key and altogether; members never feel that.
+5. Who speaks another protocol or would compute other numbers stays out, member or not, and no secret is spent.
 """
 
 from collections import Counter
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 from tpiedge.nodes.identity import fingerprint
 from tpiedge.nodes.limiter import Limiter
 from tpiedge.nodes.members import Member, MemberTable
+from tpiedge.nodes.numerics import Numerics
 from tpiedge.nodes.tokens import Redemption
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
@@ -49,11 +51,13 @@ class Enrolment:
         self,
         cluster: str,
         version: str,
+        numerics: Numerics,
         members: Callable[[], MemberTable],
         redeem: Callable[[str], Redemption],
     ) -> None:
         self._cluster = cluster
         self._version = version
+        self._numerics = numerics
         self._members = members
         self._redeem = redeem
         self._wrong = Limiter(_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S)
@@ -70,6 +74,10 @@ class Enrolment:
             )
         if message.protocol != PROTOCOL:
             return self._refuse("protocol", self._protocol_words(message))
+        if message.numbers != self._numerics.numbers:
+            return self._refuse("numbers", self._numbers_words(message))
+        if message.torch != self._numerics.torch:
+            return self._refuse("torch", self._torch_words(message))
         if table.member(key) is not None:
             return self._accept(peer, message, None)
         return self._newcomer(peer, key, message, now, wall)
@@ -107,6 +115,24 @@ class Enrolment:
             f"the worker has tpiedge {printable(message.version)} (protocol {message.protocol}), the master "
             f"{self._version} (protocol {PROTOCOL}): update tpiedge on {where}"
         )
+
+    def _numbers_words(self, message: Enrol) -> str:
+        return (
+            f"the worker's numbers are {printable(message.numbers)}, the master's {self._numerics.numbers}: neither "
+            "can read the other's; leave this computer out, or run the master on one of its kind"
+        )
+
+    def _torch_words(self, message: Enrol) -> str:
+        own = self._numerics.torch
+        fix = f"type 'pip install torch=={own}' on the worker's computer" if own else "install it there"
+        return (
+            f"the worker has {_torch(message.torch)}, the master {_torch(own)}: two releases may round differently; "
+            f"{fix}, and start tpiedge there again"
+        )
+
+
+def _torch(release: str) -> str:
+    return f"torch {printable(release)}" if release else "no torch"
 
 
 def printable(name: str) -> str:

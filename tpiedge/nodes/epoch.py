@@ -5,7 +5,7 @@ data endpoint; then the others get theirs. A loss is told to all nodes and becom
 and no thread here: whoever owns the hub hands messages in and passes on what is posted.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tpiedge.clock import Clock
 from tpiedge.errors import (
@@ -77,6 +77,7 @@ class Epoch:
         self._tell = tell
         self._root_endpoint = ""
         self._assigned: set[int] = set()
+        #: The nodes that gave up over another one, and what they said.
         self._reports: dict[int, str] = {}
         self._started = False
         #: The nodes that broke the protocol, and how.
@@ -85,6 +86,11 @@ class Epoch:
     @property
     def members(self) -> tuple[Member, ...]:
         return self._membership.members
+
+    @property
+    def bereft(self) -> Collection[int]:
+        """The nodes that gave up over the loss of another one."""
+        return self._reports.keys()
 
     @property
     def all_ready(self) -> bool:
@@ -108,8 +114,12 @@ class Epoch:
         self.lose(rank, cause)
 
     def ended(self, rank: int, cause: str) -> None:
-        """The node's process ended. That it gave up over another node says more than its exit status."""
+        """The node's process ended. That it gave up over another node says more than its exit status, and rank 0, which
+        the master started itself, is believed whom it gave up over."""
         report = self._reports.get(rank)
+        missed = PeerLost.read(report) if report and rank == 0 else None
+        if missed is not None and 0 < missed.rank < len(self._membership.members):
+            self.lose(missed.rank, missed.cause)
         self.lose(rank, f"it gave up, because {report}" if report else cause)
 
     def tick(self) -> None:

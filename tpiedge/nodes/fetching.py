@@ -62,7 +62,7 @@ def fetch(
     """
     clock = clock or MonotonicClock()
     window = RequestWindow(spoke, identity, clock, stall_s, stopped)
-    if identity not in store.pack_ids:
+    if not store.has(identity):
         store.adopt_manifest(_manifest(window), identity)
     copy = store.open(identity)
     try:

@@ -16,6 +16,7 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.nodes.enrolment import Enrolment, Reply
 from tpiedge.nodes.identity import fingerprint, peer_name
 from tpiedge.nodes.members import Member, MemberJournal
+from tpiedge.nodes.numerics import own_numerics
 from tpiedge.nodes.token_store import TokenStore
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
@@ -56,7 +57,11 @@ class FrontDoor:
         self.journal = MemberJournal(folder)
         tokens = TokenStore(folder, wall_clock)
         self.enrolment = Enrolment(
-            f"cluster {fingerprint(master_key)[:8]}", __version__, lambda: self.journal.table, tokens.redeem
+            f"cluster {fingerprint(master_key)[:8]}",
+            __version__,
+            own_numerics(),
+            lambda: self.journal.table,
+            tokens.redeem,
         )
         self._cuts: deque[tuple[str, Refused | None]] = deque()
         for admission in self._admissions:

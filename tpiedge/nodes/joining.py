@@ -9,6 +9,7 @@ import time
 from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
 from tpiedge.nodes.addresses import Address, resolve
+from tpiedge.nodes.numerics import own_numerics
 from tpiedge.transport.framing import CONTROL, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState
@@ -17,7 +18,7 @@ from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.join import Enrol, Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["MASTER", "enrol", "explain", "open_link"]
+__all__ = ["MASTER", "enrol", "explain", "introduction", "open_link"]
 
 MASTER = "master"
 """What a worker calls the hub it connects to."""
@@ -46,12 +47,16 @@ def open_link(
     return link
 
 
+def introduction(host: str, secret: str = "") -> Enrol:
+    """What a worker says of itself to a master that does not know it, or was started anew."""
+    own = own_numerics()
+    return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), own.torch, own.numbers)
+
+
 def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 5.0) -> Enrolled:
     """Become, or show to be, a member. `secret` is the token's, "" for a worker that joined before."""
     deadline = time.monotonic() + timeout_s
-    link.send(
-        Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8)), timeout_s=min(timeout_s, 3.0)
-    )
+    link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     while (remaining_s := deadline - time.monotonic()) > 0:
         envelope = link.recv(remaining_s)
         match envelope.message if envelope is not None else None:

@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from tpiedge import __version__
 from tpiedge.errors import ProtocolError, UserError
 from tpiedge.nodes.enrolment import printable
+from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.limiter import Limiter
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
@@ -186,7 +187,7 @@ class PairingWorker:
     def judged(self, verdict: Verdict) -> str:
         """The key of the master that was given the code. Raises UserError where it was not, or refuses."""
         if not verdict.proof:
-            raise UserError(f"the master refuses to pair: {printable_line(verdict.message)}")
+            raise UserError(f"the master refuses to pair: {hearsay(verdict.message)}")
         if not self._slow or not hmac.compare_digest(verdict.proof, _proof(self._slow, "master")):
             raise UserError(
                 "this master says that it was given the code, and cannot prove it: somebody may be between the two "
@@ -201,11 +202,6 @@ def normal_code(text: str) -> str:
     if len(letters) != 8 or any(one not in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" for one in letters):
         raise UserError("not a code: it looks like ABCD-EF23, on the worker's screen")
     return letters
-
-
-def printable_line(text: str) -> str:
-    """What a master that is not known yet says, safe for a terminal."""
-    return "".join(one if one.isprintable() else " " for one in text)[:300]
 
 
 def _transcript(master_key: str, worker_key: str, master_nonce: bytes, worker_nonce: bytes) -> bytes:

@@ -1,5 +1,6 @@
 """How a worker's agent gets the weights of its share: from the shard store, and what is missing from the master."""
 
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ __all__ = ["FILES_HUB", "FilesMaster", "Provision", "Report"]
 FILES_HUB = "files"
 
 _REPORT_S = 0.3
+_log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, float], None]
 """(bytes done, bytes in all, bytes per second)"""
@@ -45,6 +47,7 @@ class Provision:
         self._store = store
         self._clock = clock
         self._local = local
+        self._told: set[str] = set()
 
     def __call__(
         self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool
@@ -55,7 +58,7 @@ class Provision:
         """
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
         master = self._master
-        if verify and order.pack in self._store.pack_ids:
+        if verify and self._store.has(order.pack):
             self._forget_damaged(order.pack, share)
         spoke = ZmqSpoke(
             address=master.address,
@@ -66,7 +69,7 @@ class Provision:
             plane=FILES,
         )
         with spoke:
-            return fetch(
+            copy = fetch(
                 spoke,
                 self._store,
                 order.pack,
@@ -76,6 +79,21 @@ class Provision:
                 stopped=cancelled.is_set,
                 clock=self._clock,
             )
+        self._tell_of_strangers(copy)
+        return copy
+
+    def _tell_of_strangers(self, copy: ShardCopy) -> None:
+        """Once per pack: a folder that the user named in vain."""
+        if copy.id in self._told:
+            return
+        self._told.add(copy.id)
+        for pack in self._local:
+            if not copy.overlaps(pack):
+                _log.warning(
+                    "%s is not the model that the master serves (no layer is the same): the weights come from the "
+                    "master",
+                    pack.path,
+                )
 
     def _forget_damaged(self, identity: str, share: NodeShare) -> None:
         copy = self._store.open(identity)

@@ -1,22 +1,61 @@
-"""How long whoever broke the protocol is left out of plans: a machine without sockets, threads or clock.
+"""Who is left out of plans and for how long: a machine without sockets, threads or clock.
 
 Laws:
 1. The first offence costs FIRST_S, every further one twice as much as the one before, up to LONGEST_S.
 2. Offences while a worker is out already, of a node that has not noticed yet, count as one.
 3. Who behaved for FORGIVEN_S after the end of its time starts anew.
 4. A worker that sends more than FLOOD messages between two heartbeats breaks the protocol.
+5. A worker that is lost FLAPS times within WINDOW_S is restless: for REST_S, and after every further loss for twice as
+   long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts anew.
+6. A node and its machine that are lost within SAME_S of each other are one loss. Who is stopped by its user is none.
+7. A restless worker is better than none: it is planned with where there is no plan without it, or where it serves.
 """
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["FIRST_S", "FLOOD", "FORGIVEN_S", "LONGEST_S", "Quarantine", "Traffic"]
+from tpiedge.nodes.hearsay import hearsay
+
+__all__ = [
+    "EXCLUDED_S",
+    "FIRST_S",
+    "FLAPS",
+    "FLOOD",
+    "FORGIVEN_S",
+    "LONGEST_REST_S",
+    "LONGEST_S",
+    "REST_S",
+    "SAME_S",
+    "WINDOW_S",
+    "Exclusion",
+    "Flaps",
+    "Quarantine",
+    "Standing",
+    "Traffic",
+]
+
+#: A worker that could not do its part.
+EXCLUDED_S: Final = 30.0
 
 FIRST_S: Final = 60.0
 LONGEST_S: Final = 3600.0
 FORGIVEN_S: Final = 24 * 3600.0
 FLOOD: Final = 3000
+FLAPS: Final = 3
+WINDOW_S: Final = 600.0
+REST_S: Final = 30.0
+LONGEST_REST_S: Final = 1800.0
+SAME_S: Final = 2.5
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A worker is left out of plans until `until` (seconds on the caller's clock)."""
+
+    until: float
+    cause: str
 
 
 @dataclass(frozen=True)
@@ -28,23 +67,116 @@ class _Sentence:
 class Quarantine:
     """Times are seconds on the caller's clock."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self, first_s: float = FIRST_S, longest_s: float = LONGEST_S, forgiven_s: float = FORGIVEN_S
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._forgiven_s = forgiven_s
         self._sentences: dict[str, _Sentence] = {}
+
+    def remembers(self, name: str, now: float) -> bool:
+        """Whether the next offence of `name` is not its first."""
+        last = self._sentences.get(name)
+        return last is not None and now < last.until + self._forgiven_s
 
     def convict(self, name: str, now: float) -> float:
         """`name` broke the protocol; the time until which it is left out."""
         last = self._sentences.get(name)
         if last is not None and now < last.until:
             return last.until
-        length_s = FIRST_S
-        if last is not None and now < last.until + FORGIVEN_S:
-            length_s = min(2 * last.length_s, LONGEST_S)
+        length_s = self._first_s
+        if last is not None and self.remembers(name, now):
+            length_s = min(2 * last.length_s, self._longest_s)
         self._sentences[name] = _Sentence(length_s, now + length_s)
         return now + length_s
 
     def forget(self, name: str) -> None:
         """The worker was revoked."""
         self._sentences.pop(name, None)
+
+
+class Flaps:
+    """The losses of each worker. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, list[float]] = {}
+
+    def lost(self, name: str, now: float) -> int:
+        """The worker is lost; how often it was within WINDOW_S, or 0 if this loss is told already."""
+        losses = [loss for loss in self._losses.get(name, []) if now - loss < WINDOW_S]
+        if losses and now - losses[-1] < SAME_S:
+            return 0
+        self._losses[name] = [*losses, now]
+        return len(losses) + 1
+
+    def stopped(self, name: str, now: float) -> None:
+        """The worker was stopped by its user, and so was what has just been lost of it."""
+        losses = self._losses.get(name, [])
+        if losses and now - losses[-1] < SAME_S:
+            losses.pop()
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked."""
+        self._losses.pop(name, None)
+
+
+class Standing:
+    """Who is left out of plans now. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._quarantine = Quarantine()
+        self._left_out: dict[str, Exclusion] = {}
+        self._flaps = Flaps()
+        self._rests = Quarantine(REST_S, LONGEST_REST_S, WINDOW_S)
+        self._restless: dict[str, Exclusion] = {}
+
+    @property
+    def left_out(self) -> Mapping[str, Exclusion]:
+        """Whom no plan may contain."""
+        return self._left_out
+
+    @property
+    def restless(self) -> Mapping[str, Exclusion]:
+        """Whom a plan contains only where there is none without them."""
+        return self._restless
+
+    def lost(self, name: str, cause: str, now: float) -> None:
+        """The worker, or its node, went without a word."""
+        count = self._flaps.lost(name, now)
+        if count >= FLAPS or (count and self._rests.remembers(name, now)):
+            often = f"{count} times within {WINDOW_S / 60:.0f} min" if count >= FLAPS else "again"
+            until = self._rests.convict(name, now)
+            self._restless[name] = Exclusion(until, f"it was lost {often}, the last time: {hearsay(cause)}")
+
+    def stopped(self, name: str, now: float) -> None:
+        """The worker was stopped by its user."""
+        self._flaps.stopped(name, now)
+
+    def convict(self, name: str, cause: str, now: float) -> None:
+        """The worker broke the protocol."""
+        self._left_out[name] = Exclusion(self._quarantine.convict(name, now), hearsay(cause))
+
+    def exclude(self, name: str, cause: str, now: float) -> None:
+        """The worker could not do its part."""
+        self._left_out[name] = Exclusion(now + EXCLUDED_S, cause)
+
+    def readmit(self, now: float) -> bool:
+        """Whether somebody was left out for long enough."""
+        found = False
+        for exclusions in (self._left_out, self._restless):
+            for name in [name for name, exclusion in exclusions.items() if exclusion.until <= now]:
+                del exclusions[name]
+                found = True
+        return found
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked."""
+        self._quarantine.forget(name)
+        self._left_out.pop(name, None)
+        self._flaps.forget(name)
+        self._rests.forget(name)
+        self._restless.pop(name, None)
 
 
 class Traffic:

@@ -5,7 +5,8 @@ Laws:
    broke.
 2. A machine that was lost is present again with its next Offer, and only then: what it says before is a reason to
    ask for one.
-3. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
+3. A machine whose node was lost is doubted until it is heard again, or lost.
+4. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
    then.
 """
 
@@ -32,6 +33,8 @@ class Machine:
     link: Link | None = None
     #: Why it is not present, or was not the last time.
     cause: str = ""
+    #: Whether it may have gone with its node.
+    doubted: bool = False
 
 
 class Roster:
@@ -54,6 +57,11 @@ class Roster:
     def present(self) -> tuple[Machine, ...]:
         return tuple(machine for machine in self.machines if machine.present)
 
+    @property
+    def doubtful(self) -> bool:
+        """Whether a machine that counts as present is doubted."""
+        return any(machine.doubted for machine in self.present)
+
     def get(self, name: str) -> Machine | None:
         return self._machines.get(name)
 
@@ -72,8 +80,14 @@ class Roster:
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return False
-        self._machines[name] = replace(machine, heard=now)
+        self._machines[name] = replace(machine, heard=now, doubted=False)
         return True
+
+    def doubt(self, name: str) -> None:
+        """The machine's node was lost."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.present:
+            self._machines[name] = replace(machine, doubted=True)
 
     def measured(self, name: str, link: Link) -> None:
         """The link to the machine is known now."""
@@ -87,7 +101,7 @@ class Roster:
         machine = self._machines.get(name)
         if machine is None or not machine.present:
             return False
-        self._machines[name] = replace(machine, present=False, cause=cause)
+        self._machines[name] = replace(machine, present=False, cause=cause, doubted=False)
         self.generation += 1
         return True
 

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 
 from tpiedge.nodes.roster import Machine
-from tpiedge.nodes.session import Arrangement, Seat
+from tpiedge.nodes.seats import Arrangement, Seat
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.prediction import Demand
 from tpiedge.planner.solve import Infeasible
+from tpiedge.wire.epochs import Offer
 
 __all__ = ["OWN_NAME", "Seating"]
 
@@ -67,18 +68,19 @@ class Seating:
             key=lambda allotment: allotment.rank or 0,
         )
         left_out = {one.name: one.reason for one in found.allotments if one.rank is None}
-        threads = {machine.name: min(max(1, machine.offer.threads), _MAX_THREADS) for machine in machines}
-        seats = tuple(self._seat(allotment, threads) for allotment in seated)
+        offers = {machine.name: machine.offer for machine in machines}
+        seats = tuple(self._seat(allotment, offers.get(allotment.name)) for allotment in seated)
         return Arrangement(seats, spare | left_out)
 
-    def _seat(self, allotment: Allotment, threads: dict[str, int]) -> Seat:
-        own = allotment.rank == 0
+    def _seat(self, allotment: Allotment, offer: Offer | None) -> Seat:
+        """`offer` is None for the master's own."""
         return Seat(
-            machine="" if own else allotment.name,
+            machine="" if offer is None else allotment.name,
             share=allotment.share,
-            threads=self.threads if own else threads[allotment.name],
+            threads=self.threads if offer is None else min(max(1, offer.threads), _MAX_THREADS),
             weight_bytes=allotment.need.weight_bytes if allotment.need is not None else 0,
             why=allotment.reason,
+            host="" if offer is None else offer.host,
         )
 
 

@@ -5,28 +5,40 @@ ENDED from anywhere. A session ends by itself only over a loss or a failure; it 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.nodes.epoch import Epoch, Event
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.membership import Membership, State
+from tpiedge.nodes.seats import Seat, Served
 from tpiedge.nodes.timing import Timing
-from tpiedge.pack.share import NodeShare
+from tpiedge.nodes.watch import RequestWatch
 from tpiedge.transport.keys import is_key
-from tpiedge.wire.control import Assign, Loading, Ready
-from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
-from tpiedge.wire.fields import Compute
+from tpiedge.wire.control import (
+    AskStats,
+    Assign,
+    Failed,
+    Finished,
+    Generate,
+    Loading,
+    PromptScores,
+    Ready,
+    Stats,
+    Token,
+)
+from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release, Spawned
 from tpiedge.wire.messages import Message
+from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Arrangement", "Fetching", "Phase", "Seat", "Served", "Session", "node_name"]
-
+__all__ = ["Fetching", "Phase", "Session", "node_name"]
 
 #: Hashing what is on disk already brings no news, nor does building what computes.
 _STUCK_S = 300.0
+#: Who has served for so long without an answer to give has proven itself as well.
+_PROVEN_S = 30.0
 
 
 class Phase(StrEnum):
@@ -35,38 +47,6 @@ class Phase(StrEnum):
     LAUNCHED = "launched"
     READY = "ready"
     ENDED = "ended"
-
-
-@dataclass(frozen=True)
-class Seat:
-    """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
-
-    `why` is a sentence for the user.
-    """
-
-    machine: str
-    share: NodeShare
-    threads: int
-    weight_bytes: int
-    why: str = field(compare=False)
-
-
-@dataclass(frozen=True)
-class Arrangement:
-    """Who does what, rank 0 first, and why the other machines have no part."""
-
-    seats: tuple[Seat, ...]
-    spare: Mapping[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Served:
-    """What every epoch serves."""
-
-    pack: Path
-    pack_id: str
-    compute: Compute
-    capacity_tokens: int
 
 
 @dataclass(frozen=True)
@@ -104,6 +84,9 @@ class Session:
         self.failure: TpiedgeError | None = None
         #: The worker that could not prepare its part, or whose node failed before it was ready.
         self.culprit: str | None = None
+        #: Whether it ended because a machine went; otherwise the worker whose node failed by itself, if one did.
+        self.deserted = False
+        self.fallen: str | None = None
         self.fetching: dict[str, Fetching] = {}
         self.epoch: Epoch | None = None
         self._served = served
@@ -119,6 +102,11 @@ class Session:
         #: What each node last said of its loading, and when any of them said something new.
         self._loading: dict[int, Loading | Ready] = {}
         self._moved = 0.0
+        #: Since when every node is ready, and whether rank 0 has ended a request as it should.
+        self._ready = 0.0
+        self._answered = False
+        # A node that waits for a stuck one gives up after stall_s, and its word says more: it is heard first.
+        self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -136,6 +124,12 @@ class Session:
         offences = self.epoch.offences if self.epoch is not None else {}
         return {self.seats[rank].machine: cause for rank, cause in offences.items() if rank}
 
+    @property
+    def proven(self) -> bool:
+        """Whether it has served a request, or was there for one for long."""
+        ready = self.phase is Phase.READY
+        return ready and (self._answered or self._clock.now() - self._ready >= _PROVEN_S)
+
     def progress(self, machine: str) -> str:
         """How far the worker's preparation is, in a word."""
         if machine in self.fetching:
@@ -146,7 +140,7 @@ class Session:
         """Ask every worker to fetch what it lacks."""
         for machine, rank in self._ranks.items():
             self._news[machine] = self._clock.now()
-            self._to_agent(self._prepare(rank), machine)
+            self._to_agent(self._served.prepare(self.number, self.seats, rank, self._timing), machine)
         self._look_prepared()
 
     def launch(self, root_key: str) -> None:
@@ -186,18 +180,32 @@ class Session:
         rank = self._ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
+        self.deserted = True
         if self.epoch is not None:
             self.epoch.lose(rank, cause)
-            self.culprit = None  # it may come back at once
+            self.culprit = self.fallen = None  # it may come back at once
         else:
-            self._fail(PeerLost(rank, "its preparation", hearsay(cause)))
+            self.fail(self._lost(rank, cause))
+
+    def ask(self, request: GenerationRequest) -> None:
+        """Let rank 0 answer the request. Raises ProtocolError for what no message can carry."""
+        self._to_node(Generate(self.number, request), 0)
+        self._watch.begin(self._clock.now())
+
+    def fail(self, error: TpiedgeError) -> None:
+        """It cannot go on. The first failure is the cause of the others."""
+        if self.failure is None:
+            self.failure = error
+        self.phase = Phase.ENDED
 
     def tick(self) -> None:
-        """Look for a worker that lives but does not get ready, with its shard or with its node."""
+        """Look for a worker that lives but does not get ready, and for a request that does not get on."""
         late = self._clock.now() - _STUCK_S
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self._moved < late:
             stuck = next(member.rank for member in self.epoch.members if member.state is not State.READY)
             self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
+        if self.phase is Phase.READY and self.epoch is not None:
+            self._look_after_request(self.epoch)
         for machine, since in self._news.items():
             if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
                 self._blame(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
@@ -210,16 +218,45 @@ class Session:
             self._to_agent(Release(self.number), machine)
 
     def _event(self, event: Event) -> None:
-        if isinstance(event, TpiedgeError):
-            if self.phase is Phase.LAUNCHED:
-                self.culprit = self._first_lost()
-            self._fail(event)
-            return
-        if isinstance(event, Loading | Ready) and self._loading.get(event.rank) != event:
-            self._loading[event.rank], self._moved = event, self._clock.now()
-        if isinstance(event, Ready) and self.phase is Phase.LAUNCHED and self.epoch is not None:
-            self.phase = Phase.READY if self.epoch.all_ready else Phase.LAUNCHED
+        match event:
+            case TpiedgeError():
+                self._broke(event)
+                return
+            case Loading() | Ready():
+                self._loads(event)
+            case Token() | PromptScores():
+                self._watch.advance(self._clock.now())
+            case Stats(rank=0):
+                self._watch.measured(event, self._clock.now())
+            case Finished() | Failed():
+                self._watch.end()
+                self._answered |= isinstance(event, Finished) or event.kind == "UserError"
         self._tell(event)
+
+    def _broke(self, error: TpiedgeError) -> None:
+        rank = self._first_lost()
+        if self.phase is not Phase.ENDED and rank is not None and self.epoch is not None:
+            machine = self.seats[rank].machine or None
+            self.culprit = machine if self.phase is Phase.LAUNCHED else None
+            self.fallen = None if rank in self.epoch.bereft else machine
+        self.fail(self._with_host(error))
+
+    def _loads(self, event: Loading | Ready) -> None:
+        now = self._clock.now()
+        if self._loading.get(event.rank) != event:
+            self._loading[event.rank], self._moved = event, now
+        if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
+            self.phase, self._ready = Phase.READY, now
+
+    def _look_after_request(self, epoch: Epoch) -> None:
+        """Rank 0 that lives but does not get on is lost: the others wait for it or have nothing to wait for."""
+        now = self._clock.now()
+        self._watch.look(epoch.members, now)
+        stuck_s = self._watch.stuck_s(now)
+        if stuck_s is not None:
+            epoch.lose(0, f"alive but without progress in a request for {stuck_s:.0f} s")
+        elif self._watch.old(now):
+            self._to_node(AskStats(self.number), 0)
 
     def _note(self, machine: str, fetching: Fetching) -> None:
         if self.fetching.get(machine) != fetching:
@@ -236,55 +273,24 @@ class Session:
 
     def _blame(self, machine: str, rank: int, cause: str) -> None:
         self.culprit = machine
-        self._fail(PeerLost(rank, "its preparation", hearsay(cause)))
+        self.fail(self._lost(rank, cause))
 
-    def _first_lost(self) -> str | None:
-        """The worker whose node is lost; None where it is rank 0."""
+    def _lost(self, rank: int, cause: str) -> PeerLost:
+        return PeerLost(rank, "its preparation", hearsay(cause), self.seats[rank].host)
+
+    def _with_host(self, error: TpiedgeError) -> TpiedgeError:
+        """The epoch knows ranks alone."""
+        if not isinstance(error, PeerLost):
+            return error
+        return PeerLost(error.rank, error.waited_for, error.cause, self.seats[error.rank].host)
+
+    def _first_lost(self) -> int | None:
         members = self.epoch.members if self.epoch is not None else ()
-        lost = [member.rank for member in members if member.state is State.LOST]
-        return self.seats[lost[0]].machine or None if lost else None
-
-    def _fail(self, error: TpiedgeError) -> None:
-        """The first failure is the cause of the others."""
-        if self.failure is None:
-            self.failure = error
-        self.phase = Phase.ENDED
+        return next((member.rank for member in members if member.state is State.LOST), None)
 
     def _look_prepared(self) -> None:
         if self.phase is Phase.PREPARING and len(self._keys) == len(self._ranks):
             self.phase = Phase.PREPARED
 
-    def _prepare(self, rank: int) -> Prepare:
-        seat, served, timing = self.seats[rank], self._served, self._timing
-        return Prepare(
-            epoch=self.number,
-            rank=rank,
-            ranks=len(self.seats),
-            pack=served.pack_id,
-            attention=(seat.share.attention.start, seat.share.attention.stop),
-            ffn=(seat.share.ffn.start, seat.share.ffn.stop),
-            compute=served.compute,
-            threads=seat.threads,
-            capacity_tokens=served.capacity_tokens,
-            heartbeat_s=timing.heartbeat_s,
-            timeout_s=timing.timeout_s,
-            stall_s=timing.stall_s,
-        )
-
     def _assign(self, rank: int, root_endpoint: str, root_key: str) -> Assign:
-        seat, served = self.seats[rank], self._served
-        return Assign(
-            epoch=self.number,
-            rank=rank,
-            nodes=tuple(range(len(self.seats))),
-            attention=(seat.share.attention.start, seat.share.attention.stop),
-            ffn=(seat.share.ffn.start, seat.share.ffn.stop),
-            pack=str(served.pack) if rank == 0 else "",
-            compute=served.compute,
-            threads=seat.threads,
-            capacity_tokens=served.capacity_tokens,
-            slots=1,
-            root_endpoint=root_endpoint if rank else "",
-            root_key=root_key,
-            peer_keys=tuple(sorted(self._keys.items())) if rank == 0 else (),
-        )
+        return self._served.assign(self.number, self.seats, rank, root_endpoint, root_key, self._keys)

@@ -1,46 +1,39 @@
 """From what the control thread knows to a snapshot for everybody else."""
 
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from tpiedge.nodes.desk import Desk
+from tpiedge.nodes.quarantine import Exclusion
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine, Roster
 from tpiedge.nodes.session import Fetching, Phase, Session
+from tpiedge.nodes.stage import Stage
 from tpiedge.nodes.status import ClusterStatus, NodeStatus
 
-__all__ = ["Exclusion", "survey"]
+__all__ = ["survey"]
 
 _NOTHING = Fetching(0, 0, 0.0)
 
 
-@dataclass(frozen=True)
-class Exclusion:
-    """A worker is left out of plans until `until` (seconds on the caller's clock)."""
-
-    until: float
-    cause: str
-
-
 def survey(
     roster: Roster,
-    serving: Session | None,
-    coming: Session | None,
+    stage: Stage,
     desk: Desk,
-    rank_zero: RankZero,
-    excluded: Mapping[str, Exclusion],
+    left_out: Mapping[str, Exclusion],
     spare: Mapping[str, str],
     reason: str,
     now: float,
 ) -> ClusterStatus:
     """The state of the cluster now. `spare`: why machines have no part in the plan."""
+    serving, coming = stage.serving, stage.coming
     ready = serving is not None and serving.phase is Phase.READY
     workers = [
         _worker(
             machine,
             serving,
             coming,
-            excluded.get(machine.name),
+            left_out.get(machine.name),
             spare.get(machine.name, "the plan has no part for it"),
             now,
         )
@@ -49,7 +42,7 @@ def survey(
     return ClusterStatus(
         ready=ready,
         reason=reason,
-        nodes=(_own(serving, rank_zero), *workers),
+        nodes=(_own(serving, stage.rank_zero), *workers),
         queued=desk.waiting,
         running=int(desk.running),
         epoch=serving.number if serving is not None else 0,
@@ -87,7 +80,8 @@ def _worker(
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
     state, why = _situation(machine, serving, coming, rank, why_spare)
     if exclusion is not None:
-        state, why = "left out", exclusion.cause
+        rest_s = max(1, math.ceil(exclusion.until - now))
+        state, why = "left out", f"{exclusion.cause} (for another {rest_s} s)"
     return NodeStatus(
         name=machine.name,
         rank=rank,

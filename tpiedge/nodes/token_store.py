@@ -1,6 +1,5 @@
 """The table of tokens in the master's state folder, shared by `tpiedge token` and a running master."""
 
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,6 +11,7 @@ from tpiedge.nodes.tokens import Redemption, TokenRecord, TokenTable
 __all__ = ["TokenStore"]
 
 DAY_S = 86400.0
+_END_OF_TIME_S = 1e11  # the year 5138: calendars take it
 
 
 class TokenStore:
@@ -75,7 +75,7 @@ class TokenStore:
                 "created": float() | int() as created,
                 "expires": float() | int() as expires,
                 "left": int() | None as left,
-            } if math.isfinite(created) and math.isfinite(expires) and hashed.isascii():
+            } if 0 <= created < _END_OF_TIME_S and 0 <= expires < _END_OF_TIME_S and hashed.isascii():
                 return TokenRecord(token_id, hashed, float(created), float(expires), left)
         raise self._damaged()
 

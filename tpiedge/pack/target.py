@@ -15,11 +15,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpiedge.errors import DiskFull, TpiedgeError, UserError
+from tpiedge.errors import DiskFull, ResourceError, TpiedgeError, UserError
 from tpiedge.units import format_bytes
 
 __all__ = [
     "check_free_space",
+    "disk_failed",
     "explain_write_errors",
     "lock_target",
     "partial_folder",
@@ -79,13 +80,24 @@ def check_free_space(folder: Path, needed: int) -> None:
 
 @contextlib.contextmanager
 def explain_write_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn the OSErrors of writing `needed` bytes into `folder` into DiskFull or UserError."""
+    """Turn the OSErrors of writing `needed` bytes into `folder` into DiskFull, ResourceError (the disk failed) or
+    UserError."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise _disk_full(folder, needed, shutil.disk_usage(folder).free) from None
+        if error.errno == errno.EIO:
+            raise disk_failed(folder, error) from None
         raise UserError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
+def disk_failed(folder: Path, error: OSError) -> ResourceError:
+    """What to raise where writing into `folder` met an error of the device."""
+    return ResourceError(
+        f"the disk of {folder} failed while it was written ({error.strerror}): check it, or choose a folder on another "
+        "disk"
+    )
 
 
 def sync_folder(folder: Path) -> None:

@@ -55,7 +55,8 @@ def write_pack(
 
     With `distinct_layers` K, layer i gets the numbers of layer i % K. `progress` is called with (bytes
     written, bytes in all). Where `out` already holds the same pack, nothing is written; another writer of
-    `out` is waited for. On any error nothing is left of it. Raises UserError, DiskFull, ReadFault.
+    `out` is waited for. On any error nothing is left of it, also where the source changed meanwhile. Raises UserError,
+    ResourceError.
     """
     out = out.absolute()
     distinct = _check_distinct(spec, precision, distinct_layers)
@@ -70,7 +71,9 @@ def write_pack(
             with partial_folder(out) as partial:
                 check_free_space(out.parent, needed)
                 written = _Writer(partial, precision, source, progress or _silent, needed - _SLACK_BYTES)
-                _write_manifest(partial, written.model(wanted))
+                manifest = written.model(wanted)
+                _check_unchanged(source, wanted.source)
+                _write_manifest(partial, manifest)
             return PackReport(out, written.done, reused=False)
 
 
@@ -167,6 +170,11 @@ def _check_shape(source: TensorSource, name: str, expected: tuple[int, ...]) -> 
     shape = source.shape(name)
     if shape != expected:
         raise UserError(f"tensor {name} has the shape {shape}, but config.json asks for {expected}")
+
+
+def _check_unchanged(source: TensorSource, fingerprint: str) -> None:
+    if source.fingerprint != fingerprint:
+        raise UserError("the checkpoint was changed while it was packed: pack again when nobody writes to it")
 
 
 def _silent(done: int, total: int) -> None:

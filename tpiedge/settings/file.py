@@ -55,7 +55,7 @@ def find_settings(given: Path | None, environment: Mapping[str, str]) -> Setting
         except UserError as error:
             raise UserError(f"TPIEDGE_CONFIG: {error}") from None
     own = user_config_path("tpiedge") / "config.toml"
-    return read_settings(own) if own.exists() else None
+    return read_settings(own) if _may_exist(own) else None
 
 
 def read_settings(path: Path) -> SettingsFile:
@@ -70,6 +70,17 @@ def read_settings(path: Path) -> SettingsFile:
         raise UserError(f"cannot read the settings file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise UserError(f"the settings file {path} is not text in UTF-8") from None
+
+
+def _may_exist(path: Path) -> bool:
+    """Settings in a folder that is closed to this user are not passed over."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True
 
 
 def parse_settings(path: Path, text: str) -> SettingsFile:

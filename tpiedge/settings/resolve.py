@@ -1,7 +1,7 @@
 """Which value counts: the environment before the file. (The command line comes before both, defaults last.)"""
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpiedge.errors import UserError
@@ -30,10 +30,11 @@ def resolve(verb: Verb, environment: Mapping[str, str], file: SettingsFile | Non
     return found
 
 
-def unused_variables(verb: Verb, environment: Mapping[str, str]) -> list[str]:
-    """Variables that look like the verb's own but set nothing: typing errors, mostly."""
-    known = {name for flag in verb.flags for name in verb.variables(flag)}
-    return sorted(name for name in environment if name.startswith(verb.prefix) and name not in known)
+def unused_variables(verbs: Sequence[Verb], environment: Mapping[str, str]) -> list[str]:
+    """Variables that look like those of the verbs but set nothing: typing errors, mostly."""
+    known = {name for verb in verbs for flag in verb.flags for name in verb.variables(flag)}
+    prefixes = tuple(verb.prefix for verb in verbs)
+    return sorted(name for name in environment if name.startswith(prefixes) and name not in known)
 
 
 def _from_environment(verb: Verb, flag: Flag, environment: Mapping[str, str]) -> Setting | None:

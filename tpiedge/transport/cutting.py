@@ -24,8 +24,8 @@ class Connection(NamedTuple):
     inode: int
 
 
-def connection_of(descriptor: str) -> Connection | None:
-    """From a frame's property `__fd`; None where the connection is gone already."""
+def connection_of(descriptor: str | int) -> Connection | None:
+    """From a frame's property `__fd`, or an event's value; None where the connection is gone already."""
     with contextlib.suppress(OSError, ValueError):
         return Connection(int(descriptor), os.fstat(int(descriptor)).st_ino)
     return None

@@ -50,11 +50,11 @@ class MalformedMessage(ProtocolError):
 class LinkReset(PeerError):
     """The connection of `peer` broke and was made anew, perhaps by a restarted process.
 
-    Messages of either direction may have been lost in between.
+    Messages of either direction may have been lost in between. `cause`: why it broke, where that is known.
     """
 
-    def __init__(self, peer: str) -> None:
-        super().__init__(f"the connection of {peer} broke and was made anew")
+    def __init__(self, peer: str, cause: str = "") -> None:
+        super().__init__(f"the connection of {peer} broke and was made anew{cause and ': '}{cause}")
         self.peer = peer
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer, Envelope, MalformedMessage
+from tpiedge.units import MIB
 from tpiedge.wire.codec import decode, encode, tensors_of
 from tpiedge.wire.flat import FLAT_BYTES, FLAT_MARK
 from tpiedge.wire.limits import MAX_CONTROL_HEADER, MAX_FILE_CHUNK, MAX_TENSOR_BYTES, MAX_TENSOR_HEADER
@@ -17,31 +18,45 @@ from tpiedge.wire.tensors import check_tensors
 __all__ = ["CONTROL", "FILES", "TENSOR", "Plane", "frame_of", "names_of", "read_frame"]
 
 
+# Of the largest frames, at a spoke.
+_MOST_WAITING = 192 * MIB
+
+
 @dataclass(frozen=True, slots=True)
 class Plane:
     """Limits of a connection in bytes, and how many messages may queue per peer and direction.
 
-    `prompt`: a post or a close by another thread interrupts a wait at once. Without, it waits for up to 20 ms,
-    and messages arrive a few microseconds sooner. `silence_ms`: a connection that says nothing for so long, not even
-    an answer to a heartbeat, is taken for broken; 0: no heartbeats, where libzmq may stop reading for a while (4.3.5
-    aborts if one is due on a connection that failed meanwhile): whoever waits there watches the progress.
+    `waiting_limit`: bytes of one peer that may wait at a hub, besides a message of the largest size. `prompt`: a post
+    or a close by another thread interrupts a wait at once. Without, it waits for up to 20 ms, and messages arrive a
+    few microseconds sooner.
     """
 
     header_limit: int
     tensor_limit: int
     queue_length: int
+    waiting_limit: int = 1 * MIB
     prompt: bool = True
-    silence_ms: int = 900
 
     @property
     def frame_limit(self) -> int:
         return max(self.header_limit, FLAT_BYTES + self.tensor_limit)
 
+    @property
+    def receive_length(self) -> int:
+        """How many messages may wait at a spoke, however large."""
+        return max(1, min(self.queue_length, _MOST_WAITING // self.frame_limit))
 
-CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000)
-TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, prompt=False)
-# Heartbeats queue behind chunks, which take their time on a slow link.
-FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8, silence_ms=0)
+    @property
+    def backlog_limit(self) -> int:
+        """Bytes of one peer that may wait at a hub."""
+        return self.frame_limit + self.waiting_limit
+
+
+CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000, waiting_limit=8 * MIB)
+# A collective awaits every message, so that four of a peer are under way at most, of 1 MiB or one row each: the end of
+# a step and, of the next one, the plan, the hidden states and a part.
+TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, waiting_limit=16 * MIB, prompt=False)
+FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 
 
 def frame_of(message: Message, tensors: Sequence[Buffer], plane: Plane) -> bytes:

@@ -7,24 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.endpoint import (
-    Buffer,
-    Counters,
-    EndpointClosed,
-    Envelope,
-    LinkReset,
-    MalformedMessage,
-    Unreachable,
-)
-from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of, read_frame
+from tpiedge.transport.endpoint import Buffer, EndpointClosed, LinkReset, Unreachable
+from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
+from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
 from tpiedge.wire.messages import Message
 
 __all__ = ["InProcessHub", "InProcessSpoke"]
-
-_SEND_TIMEOUT_S = 3.0
 
 
 class _Mailbox:
@@ -39,39 +29,13 @@ class _Mailbox:
         self.woken = False
 
 
-@dataclass(slots=True)
-class _Traffic:
-    sent: int = 0
-    received: int = 0
-
-
-class _InProcessEndpoint:
+class _InProcessEndpoint(Messaging):
     """What hub and spoke share; `_box_of` finds the mailbox of a peer."""
 
     def __init__(self, name: str, address: str, plane: Plane) -> None:
-        self.name = name
+        super().__init__(name, plane)
         self.address = address
-        self.counters = Counters()
-        self._plane = plane
         self._mailbox = _Mailbox()
-        self._traffic = _Traffic()
-
-    @property
-    def bytes_sent(self) -> int:
-        return self._traffic.sent
-
-    @property
-    def bytes_received(self) -> int:
-        return self._traffic.received
-
-    def send(
-        self,
-        message: Message,
-        tensors: Sequence[Buffer] = (),
-        to: str | Sequence[str] | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
@@ -80,17 +44,6 @@ class _InProcessEndpoint:
         copy = bytes(frame)
         for name in names_of(to):
             self._send(copy, name, timeout_s)
-
-    def recv(self, timeout_s: float) -> Envelope | None:
-        received = self.recv_frame(timeout_s)
-        return None if received is None else self.read(*received)
-
-    def read(self, sender: str, frame: memoryview) -> Envelope:
-        try:
-            return read_frame(sender, frame, self._plane)
-        except MalformedMessage:
-            self.counters.malformed += 1
-            raise
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
@@ -115,7 +68,7 @@ class _InProcessEndpoint:
             if not self._admits(sender):
                 self.counters.revoked += 1
                 continue
-            self._traffic.received += len(frame)
+            self.bytes_received += len(frame)
             return sender, memoryview(frame)
 
     def post(self, message: Message, to: str | None = None) -> None:
@@ -163,12 +116,12 @@ class _InProcessEndpoint:
                 self.counters.undeliverable += 1
 
     def _send(self, frame: bytes, to: str | None, timeout_s: float | None) -> None:
-        wait_s = _SEND_TIMEOUT_S if timeout_s is None else timeout_s
+        wait_s = SEND_TIMEOUT_S if timeout_s is None else timeout_s
         peer = self._find(to, time.monotonic() + wait_s)
         if peer is None or peer._mailbox.closed:
             raise Unreachable(str(to), wait_s)
         peer.deliver(self.name, frame)
-        self._traffic.sent += len(frame)
+        self.bytes_sent += len(frame)
 
 
 class InProcessHub(_InProcessEndpoint):

@@ -21,7 +21,7 @@ import zmq.backend
 
 __all__ = ["Library", "View", "native_library"]
 
-_ABI: Final = 1
+_ABI: Final = 2
 # As `Zmq` in native/reducer.h.
 _FUNCTIONS: Final = ("init", "init_size", "data", "size", "more", "gets", "send", "recv", "close")
 
@@ -51,6 +51,7 @@ class View(ctypes.Structure):
         ("frame", _pointer),
         ("frame_bytes", _size),
         ("user", _bytes),
+        ("descriptor", _bytes),
         ("more", _size),
     )
 

@@ -18,14 +18,14 @@ class ReceivedFrame:
     def __init__(self, view: View) -> None:
         self.buffer = memoryview(ctypes.string_at(view.frame, view.frame_bytes))
         self.more = bool(view.more)
-        self._user = (view.user or b"").decode()
+        self._properties = {"User-Id": (view.user or b"").decode(), "__fd": (view.descriptor or b"").decode()}
 
     def __len__(self) -> int:
         return len(self.buffer)
 
-    def get(self, _option: str) -> str:
-        """The only option that is asked for: User-Id, the name that the gatekeeper gave the connection."""
-        return self._user
+    def get(self, name: str) -> str:
+        """User-Id, the name that the gatekeeper gave the connection, or __fd, its file descriptor."""
+        return self._properties[name]
 
 
 class NativeReducer:

@@ -8,32 +8,46 @@ nonce: refused while the first one is connected). A spoke announces every connec
 the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
 """
 
-import contextlib
-import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import zmq
 
 from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy
+from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, wire_bytes
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.cutting import Connection, Cutter, connection_of
-from tpiedge.transport.endpoint import Buffer, DuplicateName, LinkReset
+from tpiedge.transport.endpoint import Buffer, LinkReset
 from tpiedge.transport.framing import Plane, frame_of
-from tpiedge.transport.keys import CurveKeys, is_key
-from tpiedge.transport.monitor import LinkMonitor
-from tpiedge.transport.zeromq_endpoint import RECV, SEND_LAST, SEND_MORE, Frame, Item, ZmqEndpoint
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq_endpoint import (
+    DUPLICATE,
+    PROBE,
+    RECV,
+    SEND_LAST,
+    SEND_MORE,
+    Frame,
+    Item,
+    ZmqEndpoint,
+)
+from tpiedge.transport.zeromq_spoke import ZmqSpoke
 from tpiedge.wire.messages import Message
 
 __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
 _MAX_CUT = 1000
-_LOOK_S = 0.2
-# Frames of the transport itself; an encoded message starts otherwise.
-_PROBE = b""
-_DUPLICATE = b"duplicate"
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """Who speaks over a route. `connection`: None where it was gone already when its probe was received."""
+
+    name: str
+    connection: Connection | None
+    flow: Flow
 
 
 class ZmqHub(ZmqEndpoint):
@@ -61,18 +75,17 @@ class ZmqHub(ZmqEndpoint):
         self.counters = self.admission.counters
         self._changes = self.admission.changes
         self._routes: dict[str, bytes] = {}
-        self._names: dict[bytes, str] = {}
-        self._connections: dict[bytes, Connection] = {}
+        self._known: dict[bytes, _Peer] = {}
         self._cutter = Cutter()
         #: Routes whose connection was ended, and may be made anew.
         self._cut: dict[bytes, Connection] = {}
-        # Spokes send heartbeats and are answered. The hub's own would make libzmq 4.3.5 abort where a peer hangs up
-        # while nothing more is read from it; so the kernel looks for those that are silently gone.
-        self._socket.heartbeat_ivl = 0
         self._socket.curve_server = 1
         self._socket.zap_domain = self._context.guard(self.admission)
         self._socket.router_mandatory = 1
         self._socket.router_handover = 1
+        if SUPPORTED:
+            self._socket.rcvhwm = 0
+        self._backlog = Backlog(self._socket, plane.backlog_limit)
         self._bind(address)
 
     @property
@@ -96,10 +109,13 @@ class ZmqHub(ZmqEndpoint):
                 self._hand_over(route, frame_of(farewell, (), self._plane))
             self._forget(route, at_once=farewell is None)
 
+    def close(self) -> None:
+        self._backlog.close()
+        super().close()
+
     def _forget(self, route: bytes, *, at_once: bool) -> None:
         """End the connection; what it still sends counts no more."""
-        self._names.pop(route, None)
-        connection = self._connections.pop(route, None)
+        connection = self._known.pop(route).connection
         if connection is None:
             return
         self._cut[route] = connection
@@ -135,7 +151,7 @@ class ZmqHub(ZmqEndpoint):
 
     def _wait_to_send(self, timeout_s: float) -> None:
         """A peer becomes known by what it sends, so take that in meanwhile."""
-        if len(self._held) >= _MAX_HELD:
+        if len(self._held) >= _MAX_HELD or self._held_bytes() >= self._plane.backlog_limit:
             time.sleep(timeout_s)
             return
         self._silence(self._poller.poll(int(timeout_s * 1000) + 1))
@@ -143,10 +159,17 @@ class ZmqHub(ZmqEndpoint):
         if item is not None:
             self._held.append(item)
 
+    def _held_bytes(self) -> int:
+        return sum(len(item[1]) for item in self._held if isinstance(item, tuple))
+
     def _receive(self, flags: int) -> Item | None:
         self._cutter.turn()
         recv = self._recv_part
-        route = recv(flags)
+        try:
+            route = recv(flags)
+        except zmq.Again:
+            self._backlog.empty = True
+            raise
         return self._sort(route, recv(RECV, False))
 
     def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
@@ -156,20 +179,27 @@ class ZmqHub(ZmqEndpoint):
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
         # Every connection begins with a probe, and so passes `_introduce`; from then on its route is its name.
-        name = self._names.get(route)
-        if name is None or not len(frame):
+        peer = self._known.get(route)
+        if peer is None or not len(frame):
             return self._introduce(route, frame)
-        if name not in self.admission.admitted:
+        peer.flow.taken += wire_bytes(len(frame))
+        if peer.name not in self.admission.admitted:
             self.counters.revoked += 1
             self._skip_rest(frame)
             return None
-        return self._received(name, frame)
+        return self._received(peer.name, frame)
+
+    def _used(self, names: Sequence[str], frame_bytes: int) -> None:
+        for name in names:
+            peer = self._known.get(self._routes.get(name, b""))
+            if peer is not None:
+                peer.flow.taken += wire_bytes(frame_bytes)
 
     def _introduce(self, route: bytes, frame: Frame) -> Item | None:
         """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
         # The name that the gatekeeper gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
-        connection = connection_of(frame.get("__fd"))  # type: ignore[arg-type]
+        connection = connection_of(frame.get("__fd"))
         self._skip_rest(frame)
         if route in self._cut:
             if connection is None or connection == self._cut[route]:
@@ -185,106 +215,21 @@ class ZmqHub(ZmqEndpoint):
         known = self._routes.get(user)
         if known is not None and known != route and self._is_connected(known):
             self.counters.duplicate += 1
-            self._hand_over(route, _DUPLICATE)
+            self._hand_over(route, DUPLICATE)
             return None
-        if known is not None:
-            del self._names[known]
-            self._connections.pop(known, None)
+        before = None if known is None else self._known.pop(known)
         self._routes[user] = route
-        self._names[route] = user
-        if connection is not None:
-            self._connections[route] = connection
-        return None if known is None else LinkReset(user)
+        self._known[route] = _Peer(user, connection, self._backlog.flow(connection))
+        return None if before is None else LinkReset(user, self._reason(before.flow))
+
+    def _reason(self, flow: Flow) -> str:
+        return f"it had sent more than {self._plane.backlog_limit} bytes ahead" if flow.flooded else ""
 
     def _is_connected(self, route: bytes) -> bool:
         try:
-            self._socket.send_multipart([route, _PROBE], zmq.NOBLOCK)
+            self._socket.send_multipart([route, PROBE], zmq.NOBLOCK)
         except zmq.Again:
             return True
         except zmq.ZMQError:
             return False
         return True
-
-
-class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address` whose public key is `server_key`, and again after every break."""
-
-    def __init__(
-        self,
-        address: str,
-        server_key: str,
-        keys: CurveKeys,
-        name: str,
-        *,
-        hub_name: str,
-        plane: Plane,
-        io_threads: int = 1,
-        context: ZmqContext | None = None,
-    ) -> None:
-        if not is_key(server_key):
-            raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
-        super().__init__(zmq.DEALER, name, keys, plane, context, io_threads)
-        self.address = address
-        self.peers = (hub_name,)
-        self._hub_name = hub_name
-        self._writable = zmq.Poller()
-        self._writable.register(self._socket, zmq.POLLOUT)
-        self._writable.register(self._wakeup, zmq.POLLIN)
-        self._socket.curve_serverkey = server_key.encode()
-        self._socket.routing_id = f"{name}/{secrets.token_hex(8)}".encode()
-        self._socket.probe_router = 1
-        # Nothing queues for a connection that does not exist yet.
-        self._socket.immediate = 1
-        self.monitor = LinkMonitor(self._socket)
-        self._look_at = 0.0
-        self._connect(address)
-
-    def close(self) -> None:
-        self.monitor.close()
-        super().close()
-
-    def _idle(self) -> None:
-        """A link over which something came that cannot be read is the one that libzmq does not mend."""
-        now = time.monotonic()
-        if now < self._look_at:
-            return
-        self._look_at = now + _LOOK_S
-        if self.monitor.gave_up():
-            with contextlib.suppress(zmq.ZMQError):  # it may know the address no more
-                self._socket.disconnect(self.address)
-            self._socket.connect(self.address)
-
-    def _connect(self, address: str) -> None:
-        self._socket.ipv6 = address.startswith("tcp://[")
-        try:
-            self._socket.connect(address)
-        except zmq.ZMQError as error:
-            self.close()
-            raise UserError(f"cannot connect to {address}: {error}") from None
-
-    def _try_send(self, frame: Buffer, to: str | None) -> bool:
-        if to not in (None, self._hub_name):
-            return False
-        try:
-            self._send_part(frame, SEND_LAST)
-        except zmq.Again:
-            return False
-        return True
-
-    def _wait_to_send(self, timeout_s: float) -> None:
-        self._idle()
-        self._silence(self._writable.poll(int(timeout_s * 1000) + 1))
-
-    def _receive(self, flags: int) -> Item | None:
-        return self._sort(b"", self._recv_part(flags, False))
-
-    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
-        return [b"" for _ in names]
-
-    def _sort(self, _route: bytes, frame: Frame) -> Item | None:
-        if len(frame) <= len(_DUPLICATE) and not frame.more:
-            if frame.buffer == _DUPLICATE:
-                return DuplicateName(self._hub_name, self.name)
-            if frame.buffer == _PROBE:
-                return None
-        return self._received(self._hub_name, frame)

@@ -1,4 +1,4 @@
-"""What the hub and the spoke over ZeroMQ share: options, sending, receiving, waiting and closing."""
+"""What the hub and the spoke over ZeroMQ share: sending, receiving, waiting and closing."""
 
 import ctypes
 import functools
@@ -13,40 +13,25 @@ import zmq
 
 from tpiedge.errors import PeerError, UserError
 from tpiedge.transport.context import ZmqContext
-from tpiedge.transport.endpoint import (
-    Buffer,
-    Counters,
-    EndpointClosed,
-    Envelope,
-    MalformedMessage,
-    Unreachable,
-)
-from tpiedge.transport.framing import Plane, frame_of, names_of, read_frame
+from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage, Unreachable
+from tpiedge.transport.framing import Plane, frame_of, names_of
 from tpiedge.transport.keys import CurveKeys, is_key
+from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
 from tpiedge.transport.native_library import native_library
 from tpiedge.transport.native_reducer import NativeReducer, ReceivedFrame
 from tpiedge.transport.reduction import DONE, Exchange, Reduce
 from tpiedge.transport.wakeup import Wakeup
+from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, configure
 from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.messages import Message
 
-__all__ = ["RECV", "SEND_LAST", "SEND_MORE", "Frame", "Item", "ZmqEndpoint"]
+__all__ = ["DUPLICATE", "PROBE", "RECV", "SEND_LAST", "SEND_MORE", "Frame", "Item", "ZmqEndpoint"]
 
 Frame = zmq.Frame | ReceivedFrame
 
 Item = tuple[str, memoryview] | PeerError
 """What the owner of an endpoint needs to know of: a sender and its frame, or what went wrong."""
 
-_HANDSHAKE_MS = 3000
-_HEARTBEAT_MS = 300
-_HANG_UP_MS = 3000
-_RECONNECT_MS = 100
-_RECONNECT_MAX_MS = 5000
-_LINGER_MS = 200
-_SEND_TIMEOUT_S = 3.0
-_SLICE_S = 0.02
-_CURVE_OVERHEAD = 64
-_HANDSHAKE_BYTES = 4096
 # For more than this the copies and the waiting count, and not the calls.
 _REDUCE_BYTES = 1 << 18
 # Plain integers: combining the enum costs 2 us each time.
@@ -54,9 +39,12 @@ RECV = int(zmq.NOBLOCK)
 RECV_SLICE = 0
 SEND_LAST = int(zmq.NOBLOCK)
 SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
+# Frames of the transport itself; an encoded message starts otherwise.
+PROBE = b""
+DUPLICATE = b"duplicate"
 
 
-class ZmqEndpoint:
+class ZmqEndpoint(Messaging):
     """What hub and spoke share. The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
     def __init__(
@@ -70,11 +58,7 @@ class ZmqEndpoint:
     ) -> None:
         if not (is_key(keys.public) and is_key(keys.secret)):
             raise UserError(f"the CURVE keys of {name} are not Z85 text of 40 characters")
-        self.name = name
-        self.counters = Counters()
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self._plane = plane
+        super().__init__(name, plane)
         self._posted: deque[tuple[bytes, str | None]] = deque()
         self._held: deque[Item] = deque()
         self._changes = ctypes.c_uint32()
@@ -84,22 +68,14 @@ class ZmqEndpoint:
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
         self._owns_context = context is None
-        self._socket = _configured(self._context.socket(kind), keys, plane)
+        self._socket = self._context.socket(kind)
+        configure(self._socket, keys, plane)
         # The methods of the base class: those of zmq.Socket only add options which are not used here.
         base: Any = super(zmq.Socket, self._socket)
         self._send_part, self._recv_part = base.send, base.recv
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
-
-    def send(
-        self,
-        message: Message,
-        tensors: Sequence[Buffer] = (),
-        to: str | Sequence[str] | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
@@ -109,19 +85,8 @@ class ZmqEndpoint:
                 self._flush()
             for name in names_of(to):
                 if not self._try_send(frame, name):
-                    self._deliver(frame, name, _SEND_TIMEOUT_S if timeout_s is None else timeout_s)
+                    self._deliver(frame, name, SEND_TIMEOUT_S if timeout_s is None else timeout_s)
                 self.bytes_sent += len(frame)
-
-    def recv(self, timeout_s: float) -> Envelope | None:
-        received = self.recv_frame(timeout_s)
-        return None if received is None else self.read(*received)
-
-    def read(self, sender: str, frame: memoryview) -> Envelope:
-        try:
-            return read_frame(sender, frame, self._plane)
-        except MalformedMessage:
-            self.counters.malformed += 1
-            raise
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
@@ -133,7 +98,7 @@ class ZmqEndpoint:
                 if self._held:
                     return _result(self._held.popleft())
                 # Waiting inside the call that reads saves a poll and an exception per message.
-                waits = remaining_s >= _SLICE_S and not self._plane.prompt
+                waits = remaining_s >= SLICE_S and not self._plane.prompt
                 item = self._take(RECV_SLICE if waits else RECV)
                 if item is not None:
                     return _result(item)
@@ -170,7 +135,7 @@ class ZmqEndpoint:
             if self._socket.closed:
                 return
             self._drain()
-            self._socket.close(linger=_LINGER_MS)
+            self._socket.close(linger=LINGER_MS)
             self._wakeup.close()
             if self._owns_context:
                 self._context.close()
@@ -191,6 +156,7 @@ class ZmqEndpoint:
             if sent != DONE:
                 self._take_back(native, sent)
                 return sent
+            self._used(native.names, native.frame_bytes)
             moved = native.frame_bytes * len(native.names)
             self.bytes_sent += moved
             self.bytes_received += moved
@@ -205,7 +171,9 @@ class ZmqEndpoint:
     def _take_back(self, native: NativeReducer, sent: int) -> None:
         """What was received and not used comes out of `recv_frame` next."""
         self.bytes_sent += native.frame_bytes * sent
-        self.bytes_received += native.frame_bytes * native.used(sent)
+        used = native.names[: native.used(sent)]
+        self._used(used, native.frame_bytes)
+        self.bytes_received += native.frame_bytes * len(used)
         for route, frame in native.received():
             item = self._sort(route, frame)
             if item is not None:
@@ -220,6 +188,9 @@ class ZmqEndpoint:
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
         """A received message, of which `frame` is the first frame; None where nobody needs to know of it."""
         raise NotImplementedError
+
+    def _used(self, names: Sequence[str], frame_bytes: int) -> None:
+        """A frame of each of `names` was received and used up by the native side."""
 
     def _receive(self, flags: int) -> Item | None:
         """One message; None where nobody needs to know of it. zmq.Again where there is none."""
@@ -256,7 +227,7 @@ class ZmqEndpoint:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
                 raise Unreachable(to or "the hub", timeout_s)
-            self._wait_to_send(min(remaining_s, _SLICE_S))
+            self._wait_to_send(min(remaining_s, SLICE_S))
             if self._closed:
                 raise EndpointClosed(f"the connection of {self.name} was closed")
 
@@ -287,34 +258,6 @@ class ZmqEndpoint:
         """Of the message that `frame` belongs to."""
         while frame.more:
             frame = self._recv_part(RECV, False)
-
-
-def _configured(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> zmq.Socket[bytes]:
-    """Options of both roles; to be set before bind or connect."""
-    socket.curve_publickey = keys.public.encode()
-    socket.curve_secretkey = keys.secret.encode()
-    socket.maxmsgsize = max(plane.frame_limit, _HANDSHAKE_BYTES) + _CURVE_OVERHEAD
-    socket.sndhwm = socket.rcvhwm = plane.queue_length
-    socket.handshake_ivl = _HANDSHAKE_MS
-    # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
-    socket.connect_timeout = _HANDSHAKE_MS
-    if plane.silence_ms:
-        socket.heartbeat_ivl = _HEARTBEAT_MS
-        socket.heartbeat_timeout = socket.heartbeat_ttl = plane.silence_ms
-    _watch_by_kernel(socket)
-    socket.reconnect_ivl = _RECONNECT_MS
-    socket.reconnect_ivl_max = _RECONNECT_MAX_MS
-    socket.linger = _LINGER_MS
-    socket.rcvtimeo = int(_SLICE_S * 1000)
-    return socket
-
-
-def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
-    """The kernel finds the connections whose other end is silently gone."""
-    socket.tcp_keepalive = 1
-    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
-    socket.tcp_keepalive_cnt = 2
-    socket.tcp_maxrt = _HANG_UP_MS
 
 
 def _result(item: Item) -> tuple[str, memoryview]:

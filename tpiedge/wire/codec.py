@@ -16,6 +16,7 @@ from tpiedge.wire.join import JOIN_PROTOCOL, JOIN_TAGS
 from tpiedge.wire.limits import MAX_ARRAY, MAX_CONTROL_HEADER
 from tpiedge.wire.messages import PROTOCOL, TAGS, Message
 from tpiedge.wire.schema import schema_of
+from tpiedge.wire.structure import check_structure
 from tpiedge.wire.tensors import TensorHeader
 
 __all__ = ["decode", "encode", "tensors_of"]
@@ -68,6 +69,7 @@ def tensors_of(message: Message) -> tuple[TensorHeader, ...]:
 
 def _parse(data: bytes | bytearray | memoryview) -> tuple[int, Any]:
     try:
+        check_structure(data)
         items = msgpack.unpackb(
             data,
             use_list=False,

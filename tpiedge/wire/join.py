@@ -26,14 +26,17 @@ JOIN_TAGS = range(64, 80)
 JOIN_PROTOCOL = 0
 """Stands in these messages where others have PROTOCOL."""
 
-RefusalKind = Literal["secret", "expired", "used", "limited", "protocol", "revoked", "unexpected", "denied"]
+RefusalKind = Literal[
+    "secret", "expired", "used", "limited", "protocol", "torch", "numbers", "revoked", "unexpected", "denied"
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Enrol:
     """Worker to master, first of all. `secret` is that of a token; "" for a key that is known already.
 
-    `name`: the computer's, for people. `nonce`: of this process, so that a restart shows.
+    `name`: the computer's, for people. `nonce`: of this process, so that a restart shows. `torch`: the release it
+    computes with. `numbers`: the byte order and the format of its floats.
     """
 
     protocol: U32
@@ -41,6 +44,8 @@ class Enrol:
     name: Name
     secret: Annotated[str, MaxLength(64)] = field(repr=False)
     nonce: Name
+    torch: Name
+    numbers: Name
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,11 +9,14 @@ __all__ = [
     "MAX_ARRAY",
     "MAX_BLOB",
     "MAX_CONTROL_HEADER",
+    "MAX_DEPTH",
     "MAX_DIMENSIONS",
     "MAX_FILE_CHUNK",
+    "MAX_ITEMS",
     "MAX_NODES",
     "MAX_PROMPT_TOKENS",
     "MAX_SEGMENTS",
+    "MAX_STRINGS",
     "MAX_TENSOR_BYTES",
     "MAX_TENSOR_HEADER",
     "MAX_TEXT",
@@ -25,15 +28,24 @@ MAX_TENSOR_HEADER = 64 * KIB
 MAX_CONTROL_HEADER = 1 * MIB
 """Encoded message on the control plane: a request with MAX_PROMPT_TOKENS fits."""
 
-MAX_TENSOR_BYTES = 64 * MIB
-"""One tensor frame."""
+MAX_TENSOR_BYTES = 32 * MIB
+"""One tensor frame. A chunk's is 1 MiB, or one row of hidden states where that is more."""
 
 MAX_FILE_CHUNK = 4 * MIB
 """Bytes of a file in one frame of the files plane."""
 
 MAX_ARRAY = 128
-"""Elements of one MessagePack array. The parser allocates an array before it has seen its elements, and nests
-up to 1024 deep: this keeps the worst a hostile message can make it allocate at about 1 MB."""
+"""Elements of one MessagePack array."""
+
+MAX_DEPTH = 6
+"""Arrays within arrays, the message itself included."""
+
+MAX_ITEMS = 2048
+"""Arrays and their elements in one message, at all depths."""
+
+MAX_STRINGS = 128 * KIB
+"""Bytes of all strings of a message together, save the shortest: one odd character makes each take four times as much.
+"""
 
 MAX_BLOB = 256 * KIB
 """Opaque bytes inside a message."""

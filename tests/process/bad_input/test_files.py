@@ -50,9 +50,9 @@ def test_a_header_bomb(fails, cache, model):
 
 def test_a_header_of_far_too_many_tensors(fails, cache, model):
     entry = b'"t%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
-    header = b"{" + b"".join(entry % index for index in range(201_000))[:-1] + b"}"
+    header = b"{" + b"".join(entry % index for index in range(110_000))[:-1] + b"}"
     (model / "model.safetensors").write_bytes(struct.pack("<Q", len(header)) + header)
-    assert "more than 100000 tensors" in fails(*run_model(model))
+    assert "more than 50000 tensors" in fails(*run_model(model))
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "a/b.safetensors"])

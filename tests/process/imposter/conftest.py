@@ -6,7 +6,8 @@ import pytest
 
 from tests.process.imposter.imposter import SLOW, Imposter
 from tests.process.serving.conftest import _leak_check, clusters, exact, expected  # noqa: F401
-from tests.process.serving.serving import Serving, measured
+from tests.process.serving.machines import measured
+from tests.process.serving.serving import Serving
 
 
 @pytest.fixture(scope="module")

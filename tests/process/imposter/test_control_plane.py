@@ -92,7 +92,7 @@ def test_another_protocol(cluster: Serving) -> None:
     """Refused before it is let in, with both versions and what to do."""
     token, keys = parse_token(cluster.token()), CurveKeys.generate()
     with open_link(token.address, token.master_key, keys, peer_name(keys.public)) as link:
-        link.send(Enrol(PROTOCOL + 1, "9.9", "newer", token.secret, "n"), timeout_s=3.0)
+        link.send(Enrol(PROTOCOL + 1, "9.9", "newer", token.secret, "n", "", ""), timeout_s=3.0)
         refused = link.recv(5.0).message
     assert isinstance(refused, Refused)
     assert refused.kind == "protocol"

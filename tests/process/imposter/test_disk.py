@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.process.imposter.imposter import SLOW
-from tests.process.serving.serving import Serving, Worker, measured
+from tests.process.serving.machines import Worker, measured
+from tests.process.serving.serving import Serving
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,13 @@
 """Machines in network namespaces, and clusters on them. The tests themselves are on the master's machine."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from tests.process.command import text_of_one_node
 from tests.process.leaks import Holdings
+from tests.process.network.bulky import build_bulky_model, reference_text
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.network.observed import PROMPT, TOKENS, Observed, observe
@@ -27,6 +29,18 @@ def _leak_check() -> Iterator[None]:
 def expected(_session_cache) -> str:
     """The text that one node gives, and every cluster must."""
     return text_of_one_node(PROMPT, TOKENS)
+
+
+@pytest.fixture(scope="package")
+def bulky(_leak_check: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model whose shipment takes a while."""
+    return build_bulky_model(tmp_path_factory.mktemp("bulky") / "bulky")
+
+
+@pytest.fixture(scope="package")
+def bulky_text(bulky: Path, _session_cache: None) -> str:
+    """What one node answers with it, and every cluster must."""
+    return reference_text(bulky)
 
 
 @pytest.fixture(scope="package")

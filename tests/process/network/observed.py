@@ -8,7 +8,7 @@ from tests.process.command import run_command, wait_for
 from tests.process.network.capture import Capture, Recording
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces
-from tests.process.serving.serving import Worker
+from tests.process.serving.machines import Worker
 
 __all__ = ["MARKER", "PROMPT", "TOKENS", "Observed", "observe"]
 

@@ -6,7 +6,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -16,25 +15,21 @@ import openai
 import psutil
 from openai.types import Completion
 
-from tests.process.command import COMMAND, gone, wait_for
+from tests.process.command import gone, wait_for
+from tests.process.serving.machines import END_S, SPEED, THREADS, Process, Worker, measured
+from tests.process.serving.streaming import Streaming
 from tpiedge.nodes.addresses import Address
 from tpiedge.nodes.identity import load_or_create_keys
-from tpiedge.nodes.measured import Measurements
 from tpiedge.nodes.private_file import read_private
-from tpiedge.nodes.readiness import NodeReport
 from tpiedge.nodes.token_store import TokenStore
 from tpiedge.nodes.tokens import Token
-from tpiedge.wire.epochs import Capacity
 
-__all__ = ["HOST", "SPEED", "Process", "Serving", "Worker", "free_ports", "measured", "rank_of", "unfinished"]
+__all__ = ["HOST", "START_S", "Serving", "free_ports", "node_of", "rank_of", "unfinished", "words_of_loss"]
 
 HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.
 START_S = 40.0
-END_S = 15.0
 _PORTS = 5  # control, data, files, pairing; HTTP
-_THREADS = 1
-SPEED = 1e10
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 20_000, 30_000
 
@@ -49,13 +44,6 @@ def free_ports() -> int:
             return first
 
 
-def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
-    """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    report = NodeReport(1, "", "torch", Capacity(_THREADS, bytes_per_s, 10 * bytes_per_s, bytes_per_s))
-    Measurements(folder, _THREADS).keep(report)
-
-
 def unfinished(stream: Iterable[Completion]) -> Iterator[str]:
     """The pieces of an answer that must break off: none of them says that it is the last."""
     for chunk in stream:
@@ -63,97 +51,19 @@ def unfinished(stream: Iterable[Completion]) -> Iterator[str]:
         yield chunk.choices[0].text
 
 
+def node_of(status: dict, name: str) -> dict:
+    """A worker's line of the status by the name the test gave it, the master's own by "master"."""
+    return next(node for node in status["nodes"] if name in (node["host"], node["name"]))
+
+
 def rank_of(status: dict, host: str) -> int | None:
     """None for a machine that takes no part or is not there."""
     return next((node["rank"] for node in status["nodes"] if node["host"] == host), None)
 
 
-class Process:
-    """`tpiedge ARGUMENTS...` in a session of its own, writing to `log`."""
-
-    def __init__(self, log: Path, *arguments: object) -> None:
-        self.path = log
-        with log.open("ab") as stream:
-            self.popen = subprocess.Popen(
-                [COMMAND, *map(str, arguments)],
-                stdin=subprocess.DEVNULL,
-                stdout=stream,
-                stderr=stream,
-                start_new_session=True,
-            )
-
-    @property
-    def pid(self) -> int:
-        return self.popen.pid
-
-    @property
-    def log(self) -> str:
-        return self.path.read_text(errors="replace")
-
-    def children(self) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return psutil.Process(self.pid).children(recursive=True)
-        return []
-
-    def wait(self, limit_s: float = END_S) -> int:
-        """Its exit status."""
-        return self.popen.wait(limit_s)
-
-    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
-        """Ask it to end (also if it is frozen) and wait for that."""
-        family = self.children()
-        if self.popen.poll() is None:
-            self.popen.send_signal(number)
-            self.popen.send_signal(signal.SIGCONT)
-        for child in family:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.resume()
-        return self.wait()
-
-
-class Worker:
-    """One machine: its folders stay when its process ends."""
-
-    def __init__(
-        self, folder: Path, name: str, address: Address, options: tuple[object, ...], bytes_per_s: float
-    ) -> None:
-        self.name = name
-        self.state, self.cache = folder / f"{name}-state", folder / f"{name}-cache"
-        self.address = address
-        self.options = options
-        self.process: Process | None = None
-        self._log = folder / f"{name}.log"
-        measured(self.state / "worker", bytes_per_s)
-
-    @property
-    def arguments(self) -> list[object]:
-        folders = ["--state", self.state, "--cache", self.cache]
-        who = ["--name", self.name, "--threads", _THREADS]
-        return ["worker", "--connect", self.address, *folders, *who, *self.options]
-
-    def start(self, token: str | None = None) -> None:
-        self.process = Process(self._log, *self.arguments, *(["--token", token] if token else []))
-
-    @property
-    def agent(self) -> psutil.Process:
-        assert self.process is not None
-        return psutil.Process(self.process.pid)
-
-    @property
-    def node(self) -> psutil.Process:
-        """Its part of the serving cluster. There is no other child while nothing is being prepared."""
-        (child,) = self.agent.children()
-        return child
-
-    @property
-    def log(self) -> str:
-        assert self.process is not None
-        return self.process.log
-
-    def weights(self) -> dict[str, tuple[int, int]]:
-        """What its shard store holds of weights: size, and when it was written."""
-        found = (self.cache / "shards" / "blobs").iterdir()
-        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}
+def words_of_loss(rank: int | str, cause: str, during: str = "the work") -> str:
+    """A pattern of the error. `rank` and `cause` are patterns, too."""
+    return rf"node {rank}(?: \([^)]*\))? was lost during {during}: {cause}"
 
 
 class Serving:
@@ -189,7 +99,7 @@ class Serving:
         listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
         self.master = Process(
             self.folder / "master.log", "master", "--model", self.model, *listen,
-            "--state", self.state, *cache, "--threads", _THREADS, *self.options,
+            "--state", self.state, *cache, "--threads", THREADS, *self.options,
         )  # fmt: skip
         self._everything.append(self.master)
         if wait:
@@ -240,8 +150,8 @@ class Serving:
         return self._http.get(f"{self.url}/ready")
 
     def node(self, name: str) -> dict:
-        """The status of a worker by the name the test gave it, of the master's own by "master"."""
-        return next(node for node in self.status()["nodes"] if name in (node["host"], node["name"]))
+        """Its line of the status now, as `node_of`."""
+        return node_of(self.status(), name)
 
     def wait_until(self, condition: Callable[[dict], bool], limit_s: float = START_S) -> dict:
         """The first status that `condition` holds of."""
@@ -281,6 +191,16 @@ class Serving:
                 model=self.model, prompt=prompt, max_tokens=max_tokens, temperature=0
             )
         return answer.choices[0].text
+
+    @contextlib.contextmanager
+    def streaming(self, prompt: str, max_tokens: int) -> Iterator[Streaming]:
+        """A long answer, which has begun."""
+        with self.client() as client:
+            stream = Streaming(client, self.model, prompt, max_tokens)
+            try:
+                yield stream
+            finally:
+                stream.join()
 
     # --- ending
 

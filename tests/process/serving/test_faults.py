@@ -10,13 +10,16 @@ import openai
 import psutil
 import pytest
 
-from tests.process.serving.serving import Serving, Worker, unfinished
+from tests.process.serving.machines import Worker
+from tests.process.serving.serving import Serving, unfinished, words_of_loss
 
 # Two seconds on an idle machine: silence of 1.5 s, found at a heartbeat of 0.3 s, and the way to the client. Here ten
 # other things may run, so a second more is allowed; the node's own words say how long it was silent.
 NOTICED_S = 3.0
 SILENT = r"silent for 1\.[5-9] s \(frozen or cut off\)"
 KILLED = "killed by SIGKILL"
+#: An answer that brings nothing for so long waits; a step takes a tenth of it.
+STALL_S = 0.3
 LONG_PROMPT = list(range(10, 960))
 
 
@@ -67,12 +70,12 @@ def thaw(cluster: Serving, victim: Worker) -> None:
         process.resume()
 
 
-FROZEN_NODE = Fault(freeze_node, nothing, rf"node 2 was lost during the work: {SILENT}")
+FROZEN_NODE = Fault(freeze_node, nothing, words_of_loss(2, SILENT))
 FAULTS = {
-    "agent killed": Fault(kill_agent, start_again, rf"node 2 was lost during the work: {SILENT}"),
-    "node killed": Fault(kill_node, nothing, rf"node 2 was lost during the work: .*{KILLED}"),
-    "worker frozen": Fault(freeze, thaw, rf"node 2 was lost during the work: {SILENT}"),
-    "rank 0 killed": Fault(kill_rank_zero, nothing, rf"node 0 was lost during the work: .*{KILLED}"),
+    "agent killed": Fault(kill_agent, start_again, words_of_loss(2, SILENT)),
+    "node killed": Fault(kill_node, nothing, words_of_loss(2, f".*{KILLED}")),
+    "worker frozen": Fault(freeze, thaw, words_of_loss(2, SILENT)),
+    "rank 0 killed": Fault(kill_rank_zero, nothing, words_of_loss(0, f".*{KILLED}")),
 }
 
 
@@ -164,3 +167,21 @@ def test_during_decode(cluster: Serving, fault: Fault, victim: Worker):
 def test_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker):
     """The agent lives, its node does not move: the others wait for it."""
     assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim)))
+
+
+@pytest.mark.parametrize("fault", ["node killed", "rank 0 killed"], indirect=True)
+def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker):
+    """The other worker holds it up, so that the victim waits in it."""
+    (other,) = (worker for worker in cluster.workers.values() if worker is not victim)
+    node = other.node
+    with cluster.streaming("Once", 1000) as stream:
+        node.suspend()
+        try:
+            stream.wait_until_it_stalls(STALL_S)
+            fault.harm(cluster, victim)
+            started = time.monotonic()
+        finally:
+            node.resume()
+        stream.join()
+    assert stream.ended_at - started < NOTICED_S
+    assert re.search(fault.words, str(stream.error))

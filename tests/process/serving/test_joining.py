@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import Ended, gone, run_command, wait_for
-from tests.process.serving.serving import HOST, Serving, Worker, free_ports, measured
+from tests.process.serving.machines import Worker, measured
+from tests.process.serving.serving import HOST, Serving, free_ports
 from tpiedge import __version__
 from tpiedge.nodes.addresses import Address
 from tpiedge.nodes.identity import load_or_create_keys, peer_name
@@ -158,7 +159,8 @@ def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path
 def test_a_worker_of_another_protocol(cluster: Serving, undisturbed):
     keys = CurveKeys.generate()
     with open_link(cluster.address, master_key(cluster), keys, peer_name(keys.public)) as link:
-        forged = Enrol(PROTOCOL + 1, __version__, "future", token_secret(cluster.token()), "1")
+        secret = token_secret(cluster.token())
+        forged = Enrol(PROTOCOL + 1, __version__, "future", secret, "1", "2.9.1", "little-endian IEEE 754")
         link.send(forged, timeout_s=WORDS_S)
         envelope = link.recv(WORDS_S)
     assert envelope is not None

@@ -99,12 +99,14 @@ def master(pack: Pack) -> Iterator[Master]:
 
 @pytest.fixture
 def start_worker(master: Master, tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a worker process: start_worker(number, share, store, **order)."""
+    """Start a worker process: start_worker(number, share, store, script="worker.py", **order)."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(number: int, share: NodeShare, store: Path, **order: object) -> subprocess.Popen[str]:
+    def start(
+        number: int, share: NodeShare, store: Path, script: str = "worker.py", **order: object
+    ) -> subprocess.Popen[str]:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).parent / "worker.py")],
+            [sys.executable, str(Path(__file__).parent / script)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

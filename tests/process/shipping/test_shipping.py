@@ -2,8 +2,6 @@
 
 import json
 import os
-import random
-import signal
 import subprocess
 import sys
 import threading
@@ -12,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.shipping.shares import check_equal, ended, share_bytes
 from tpiedge.errors import Cancelled, DiskFull, PeerError, UserError
 from tpiedge.nodes.fetching import fetch
 from tpiedge.nodes.shipping import MAX_OPEN_REQUESTS, ShipServer
@@ -21,46 +20,6 @@ from tpiedge.pack.store.store import ShardStore
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.files import Chunk, Fetch, FetchFailed
 from tpiedge.wire.flat import FLAT_BYTES
-
-LAYERS = 4
-
-
-def ended(process: subprocess.Popen[str]) -> dict:
-    out, _ = process.communicate(timeout=50)
-    assert process.returncode == 0, out
-    return json.loads(out)
-
-
-def share_bytes(pack: Pack, share: NodeShare) -> int:
-    return sum(pack.share_bytes(layer, share) for layer in range(LAYERS))
-
-
-def data_extents(path: Path) -> list[tuple[int, int]]:
-    """(start, end) of what is not a hole."""
-    found, at = [], 0
-    with open(path, "rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        while at < size:
-            try:
-                start = os.lseek(file.fileno(), at, os.SEEK_DATA)
-            except OSError:
-                break
-            at = os.lseek(file.fileno(), start, os.SEEK_HOLE)
-            found.append((start, at))
-    return found
-
-
-def check_equal(source: Pack, copy: Pack, share: NodeShare) -> None:
-    """The share's ranges are the source's byte for byte, and nothing else is filled."""
-    for layer in range(LAYERS):
-        mine = [(i.offset, i.offset + i.length) for i in source.share_ranges(layer, share)]
-        here, there = copy.blob_path(layer).read_bytes(), source.blob_path(layer).read_bytes()
-        assert len(here) == len(there)
-        assert all(here[start:end] == there[start:end] for start, end in mine)
-        filled = data_extents(copy.blob_path(layer))
-        assert sum(end - start for start, end in filled) == sum(end - start for start, end in mine)
-    for key in ("embedding", "head"):
-        assert data_extents(copy.blob_path(key)) == []
 
 
 def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_worker, pack, tmp_path):
@@ -97,29 +56,6 @@ def test_whoever_has_the_pack_fetches_nothing(master, pack, whole, tmp_path):
     assert master.shipped() == 0
 
 
-def test_killed_at_twenty_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
-    total = share_bytes(pack, whole)
-    store = ShardStore(tmp_path / "store")
-    offsets = sorted(random.Random(11).sample(range(total), 20))
-    held = 0
-    for offset in offsets:
-        process = start_worker(0, whole, tmp_path / "store", kill_at=offset)
-        process.wait(50)
-        assert process.returncode == -signal.SIGKILL
-        with store.open(master.identity) as copy:
-            assert copy.verify(whole) == []
-            left = sum(part.nbytes for part in copy.missing(whole))
-        assert total - left >= held  # nothing that was verified is lost
-        held = total - left
-    assert held > total // 2
-    before = master.shipped()
-    assert ended(start_worker(0, whole, tmp_path / "store")) == {"ended": "done", "first": [held, total]}
-    assert master.shipped() - before == total - held
-    with store.open(master.identity) as copy:
-        assert copy.missing(whole) == copy.verify(whole) == []
-        check_equal(pack, copy.pack, whole)
-
-
 class LyingServer(ShipServer):
     """Flips a bit of the `lies` first chunks of a blob."""
 
@@ -152,34 +88,6 @@ def test_a_master_that_always_lies_is_found_out(master, whole, tmp_path):
     with store.open(master.identity) as copy:
         assert copy.verify(whole) == []  # what is marked is good
         assert copy.missing(whole) != []
-
-
-def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
-    half = threading.Event()
-    resumed = threading.Event()
-
-    def progress(done: int, total: int) -> None:
-        if done > total // 2 and not half.is_set():
-            half.set()
-            resumed.wait(20)
-
-    def restart() -> None:
-        half.wait(20)
-        master.close()
-        master.start()
-        resumed.set()
-
-    thread = threading.Thread(target=restart)
-    thread.start()
-    try:
-        with (
-            master.spoke() as spoke,
-            fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress) as copy,
-        ):
-            assert copy.missing(whole) == copy.verify(whole) == []
-    finally:
-        thread.join()
-    assert master.shipped() < share_bytes(pack, whole)
 
 
 def test_a_master_that_is_gone_ends_the_wait_in_words(master, whole, tmp_path):
@@ -267,15 +175,6 @@ def test_two_processes_share_a_store(master, start_worker, pack, whole, tmp_path
     assert [record["ended"] for record in records] == ["done", "done"]
     # The second waited, and found everything.
     assert master.shipped() == share_bytes(pack, whole)
-
-
-def test_a_store_is_taken_over_from_a_killed_process(master, start_worker, pack, whole, tmp_path):
-    killed = start_worker(0, whole, tmp_path / "store", kill_at=8 << 20)
-    waiting = start_worker(1, whole, tmp_path / "store")
-    killed.wait(50)
-    assert ended(waiting)["ended"] == "done"
-    with ShardStore(tmp_path / "store").open(master.identity) as copy:
-        assert copy.missing(whole) == copy.verify(whole) == []
 
 
 @pytest.fixture

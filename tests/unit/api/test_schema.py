@@ -17,6 +17,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 DEMO = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
 VOCABULARY = 2048
+MOST_VALUES = 400_000
 
 
 class InstantTemplate(ChatTemplate):
@@ -337,14 +338,37 @@ def test_without_a_tokenizer_only_token_ids():
 )
 def test_bodies_that_are_refused(body):
     with pytest.raises(ApiError) as raised:
-        parse_object(body)
+        parse_object(body, MOST_VALUES)
     assert raised.value.status == 400
     assert len(raised.value.message) < 200
 
 
+@pytest.mark.parametrize(
+    ("unit", "words"), [(b'\\"', "not JSON"), (b'"', "more than"), (b'","', "more than")], ids=ascii
+)
+def test_quotes_take_no_longer_than_their_number(unit, words):
+    """Where every quote began a search to the end of the body, this would take hours."""
+    with pytest.raises(ApiError, match=words):
+        parse_object(b'{"' + unit * 1_000_000 + b"," * 2000, 1000)
+
+
+def test_the_key_that_stands_twice_is_found_at_once():
+    pairs = ",".join(f'"{number}":0' for number in range(100_000))
+    with pytest.raises(ApiError, match="the key '99999' stands twice"):
+        parse_object(f'{{{pairs},"99999":0}}'.encode(), MOST_VALUES)
+
+
+def test_the_number_of_values_has_a_limit():
+    values = {"a": [1, "b,[{", {"c": 2}]}  # an object, an array and an object, and two commas
+    body = json.dumps(values).encode()
+    assert parse_object(body, 5) == values
+    with pytest.raises(ApiError, match="more than 4 values"):
+        parse_object(body, 4)
+
+
 def test_commas_within_a_text_are_no_values():
     text = ',[{"\\' * 200_000
-    assert parse_object(json.dumps({"a": text}).encode()) == {"a": text}
+    assert parse_object(json.dumps({"a": text}).encode(), 10) == {"a": text}
 
 
 VALUES = st.recursive(
@@ -388,5 +412,19 @@ def test_any_json_is_a_request_or_a_refusal_with_a_name(service, fields, read):
 @settings(max_examples=100, deadline=None)
 @given(st.binary(max_size=64) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_an_object_or_a_refusal(body):
-    found, error = outcome(lambda: parse_object(body))
+    found, error = outcome(lambda: parse_object(body, MOST_VALUES))
     assert isinstance(found, dict) if error is None else error.status == 400
+
+
+@pytest.mark.parametrize("unit", ["once upon a time ", " ", "x", "\N{GRINNING FACE}", "Ärger\n\n"], ids=ascii)
+def test_a_text_that_just_fits_is_taken_however_it_is_counted(unit):
+    """Long texts are first counted in pieces: cutting them must not make them too long."""
+    tokenizer = Tokenizer.open(DEMO)
+    text = unit * (10_000 // len(unit))
+    tokens = len(tokenizer.encode(text))
+    exact = FakeService(tokenizer, InstantTemplate(), vocab_size=VOCABULARY, max_sequence=tokens + 1)
+    request, _ = completion(exact, prompt=text, max_tokens=1)
+    assert len(request.prompt_ids) == tokens
+    short = FakeService(tokenizer, InstantTemplate(), vocab_size=VOCABULARY, max_sequence=tokens)
+    error = refuse(completion, short, "prompt", prompt=text)
+    assert error.code == "context_length_exceeded"

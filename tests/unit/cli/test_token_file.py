@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from tpiedge.cli.token_file import await_token, offered
+from tpiedge.cli.token_file import await_token, offered, withdraw
 from tpiedge.errors import UserError
 from tpiedge.nodes.addresses import Address
 from tpiedge.nodes.token_store import TokenStore
@@ -17,13 +17,19 @@ HERE = Address("192.168.1.20", 7070)
 
 
 @pytest.fixture
-def store(tmp_path):
-    return TokenStore(tmp_path / "state")
+def state(tmp_path):
+    """The master's folder."""
+    return tmp_path / "state"
 
 
-def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, store):
+@pytest.fixture
+def store(state):
+    return TokenStore(state)
+
+
+def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, state, store):
     path = tmp_path / "token"
-    with offered(path, store, KEY, HERE):
+    with offered(path, state, KEY, HERE):
         token = parse_token(await_token(path, 0.0))
         assert (token.master_key, token.address) == (KEY, HERE)
         assert [store.redeem(token.secret) for _ in range(5)] == ["ok"] * 5
@@ -31,21 +37,21 @@ def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, store)
     assert store.redeem(token.secret) == "unknown"
 
 
-def test_only_the_owner_reads_it(tmp_path, store):
+def test_only_the_owner_reads_it(tmp_path, state):
     path = tmp_path / "token"
     path.write_text("an old one that everybody may read")
     path.chmod(0o644)
-    with offered(path, store, KEY, HERE):
+    with offered(path, state, KEY, HERE):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["token"]
 
 
-def test_a_worker_waits_for_it(tmp_path, store):
+def test_a_worker_waits_for_it(tmp_path, state):
     path = tmp_path / "token"
     found = []
     waiting = threading.Thread(target=lambda: found.append(await_token(path, 30.0)))
     waiting.start()
-    with offered(path, store, KEY, HERE):
+    with offered(path, state, KEY, HERE):
         waiting.join()
         assert parse_token(found[0]).master_key == KEY
 
@@ -57,10 +63,10 @@ def test_a_worker_does_not_wait_for_ever(tmp_path):
         await_token(tmp_path / "token", 0.0)
 
 
-def test_a_folder_that_is_not_there(tmp_path, store):
+def test_a_folder_that_is_not_there(tmp_path, state, store):
     with (
         pytest.raises(UserError, match="cannot write the token"),
-        offered(tmp_path / "no" / "token", store, KEY, HERE),
+        offered(tmp_path / "no" / "token", state, KEY, HERE),
     ):
         pass
     assert store.list() == ()
@@ -69,3 +75,33 @@ def test_a_folder_that_is_not_there(tmp_path, store):
 def test_a_file_that_cannot_be_read(tmp_path):
     with pytest.raises(UserError, match="cannot read the token"):
         await_token(tmp_path, 0.0)
+
+
+@pytest.fixture
+def left_behind(tmp_path, state):
+    """The token of a master that was killed: nothing of it was undone."""
+    with offered(tmp_path / "token", state, KEY, HERE):
+        kept = {path: path.read_bytes() for path in (tmp_path / "token", *state.glob("*.json"))}
+    for path, data in kept.items():
+        path.write_bytes(data)
+        path.chmod(0o600)
+    return parse_token(await_token(tmp_path / "token", 0.0))
+
+
+def test_a_killed_masters_token_is_void_once_the_next_one_starts(tmp_path, state, store, left_behind):
+    assert store.redeem(left_behind.secret) == "ok"
+    withdraw(state)
+    assert store.redeem(left_behind.secret) == "unknown"
+    with offered(tmp_path / "token", state, KEY, HERE):
+        token = parse_token(await_token(tmp_path / "token", 0.0))
+        assert store.redeem(token.secret) == "ok"
+    assert store.list() == ()
+
+
+def test_other_tokens_stay(state, store, left_behind):
+    _, secret = store.create()
+    (one,) = [record.id for record, _ in store.list() if record.left is None]
+    store.revoke(one)  # by hand, before the master came back
+    withdraw(state)
+    withdraw(state)
+    assert store.redeem(secret) == "ok"

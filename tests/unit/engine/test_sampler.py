@@ -21,7 +21,8 @@ from transformers.generation.logits_process import (
 )
 
 from tpiedge.engine import sampler as module
-from tpiedge.engine.sampler import Sampler, check_sampling, uniform
+from tpiedge.engine.sampler import Sampler, uniform
+from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import InternalError, UserError
 from tpiedge.wire.requests import Sampling
 
@@ -317,5 +318,5 @@ class TestCheck:
 
     def test_loads_no_torch(self):
         """The master checks requests, and holds no torch."""
-        code = "import sys, tpiedge.engine.sampler; sys.exit('torch' in sys.modules)"
+        code = "import sys, tpiedge.engine.sampling; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0

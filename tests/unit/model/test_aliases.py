@@ -10,6 +10,7 @@ from tpiedge.model.aliases import aliases, load_alias
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.hub_cache import HubName, parse_hub_name
 from tpiedge.model.presets import PRESETS, preset
+from tpiedge.model.spec import model_spec
 
 WANTED = [
     "tinyllama",
@@ -57,6 +58,42 @@ def test_its_shape_is_the_presets(name: str):
     assert alias.config == ModelConfig.from_huggingface(preset(name))
     size = re.search(r"([\d.]+)b$", name)
     assert size is None or size[1] in re.findall(r"[\d.]+", alias.repo.lower())
+
+
+#: Billions, as published (or counted in the published files), with the embedding and the head where they are two.
+PUBLISHED = {
+    "tinyllama": 1.10,
+    "llama2-3b": 3.43,
+    "llama2-7b": 6.74,
+    "llama2-13b": 13.02,
+    "llama2-70b": 68.98,
+    "llama3-8b": 8.03,
+    "llama3.1-8b": 8.03,
+    "llama3.1-70b": 70.55,
+    "llama3.2-1b": 1.24,
+    "llama3.2-3b": 3.21,
+    "llama3.3-70b": 70.55,
+    "yi-34b": 34.39,
+    "mistral-7b": 7.24,
+    "mistral-7b-v0.3": 7.25,
+    "qwen2.5-0.5b": 0.49,
+    "qwen2.5-1.5b": 1.54,
+    "qwen2.5-3b": 3.09,
+    "qwen2.5-7b": 7.62,
+    "qwen3-0.6b": 0.60,
+    "qwen3-1.7b": 1.72,
+    "qwen3-4b": 4.02,
+    "qwen3-8b": 8.19,
+}
+
+
+@pytest.mark.parametrize("name", sorted(PRESETS))
+def test_a_shape_has_the_published_number_of_parameters(name: str):
+    spec = model_spec(ModelConfig.from_huggingface(preset(name)))
+    blobs = (spec.embedding, *spec.layers, spec.head)
+    found = sum(matrix.rows * matrix.cols for blob in blobs for matrix in blob.matrices)
+    found += sum(vector.length for blob in blobs for vector in blob.vectors)
+    assert found / 1e9 == pytest.approx(PUBLISHED[name], rel=0.01)
 
 
 @pytest.mark.parametrize(

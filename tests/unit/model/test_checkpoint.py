@@ -270,4 +270,4 @@ def test_a_failing_disk_is_one_line(whole: Path, monkeypatch: pytest.MonkeyPatch
 
 def test_an_index_of_too_many_values_is_refused_unparsed(folder: Path) -> None:
     (folder / INDEX).write_bytes(b'{"weight_map": [' + b"[]," * 1_000_000 + b"[]]}")
-    refuse(folder, "lists more than 800000 values")
+    refuse(folder, "lists more than 400000 values")

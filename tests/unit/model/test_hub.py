@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ from tpiedge.model.hub_cache import HubCache, HubName, parse_hub_name
 from tpiedge.model.presets import preset
 from tpiedge.model.source import resolve_model
 from tpiedge.model.transfer import RETRIES
+from tpiedge.pack.target import lock_target
 
 NAME = "org/tiny"
 WEIGHTS = bytes(range(256)) * 1200
@@ -189,6 +192,37 @@ def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
     assert "its hash differs" in refusal(kind=HubError)
     assert not partial.exists()
     assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+
+
+# --- two at once ---
+
+
+def test_who_pulls_the_same_model_is_told_to_wait(hub: Hub, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("tpiedge.model.hub._LOCK_S", 0.0)
+    entry = HubCache().entry(NAME)
+    entry.mkdir(parents=True)
+    with lock_target(entry, 0.0):
+        assert "another process is writing" in refusal()
+    fetch()
+
+
+def test_the_lock_of_a_killed_pull_is_no_hindrance(hub: Hub):
+    """The kernel lets go of it; what had arrived is kept."""
+    hub.cuts["model.safetensors"] = [70_000] + [0] * RETRIES
+    refusal(kind=HubError)
+    entry = HubCache().entry(NAME)
+    code = (
+        "import sys; from pathlib import Path; from tpiedge.pack.target import lock_target\n"
+        "with lock_target(Path(sys.argv[1]), 0.0): print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(entry)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as holder:
+        assert holder.stdout.readline() == b"held\n"
+        holder.kill()
+    hub.requests.clear()
+    assert (fetch().folder / "model.safetensors").read_bytes() == WEIGHTS
+    assert hub.ranges("model.safetensors") == ["bytes=70000-"]
 
 
 # --- refusals ---

@@ -4,66 +4,27 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+from tests.unit.nodes.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
+from tpiedge.errors import TpiedgeError
 from tpiedge.nodes.desk import Answering
 from tpiedge.nodes.master import Master
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine
-from tpiedge.nodes.session import Arrangement, Seat, Served, node_name
+from tpiedge.nodes.seats import Arrangement, Seat, Served
+from tpiedge.nodes.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.framing import CONTROL
-from tpiedge.transport.inprocess import InProcessHub, InProcessSpoke
+from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.control import (
-    Assign,
-    Failed,
-    Finished,
-    Generate,
-    Heartbeat,
-    Hello,
-    Listening,
-    Ready,
-    Shutdown,
-    Token,
-)
-from tpiedge.wire.epochs import (
-    AgentPulse,
-    AskOffer,
-    Capacity,
-    Echo,
-    Launch,
-    NodeEnded,
-    Offer,
-    Prepare,
-    Prepared,
-    Preparing,
-    Probe,
-    Release,
-    Spawned,
-)
-from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = [
-    "SERVED",
-    "FakeAgent",
-    "FakeDoor",
-    "FakeNode",
-    "FakeRankZero",
-    "Story",
-    "offer",
-    "request",
-    "seats_of",
-]
+__all__ = ["SERVED", "Story", "failure", "outcome", "request", "seats_of", "two_machines"]
 
 SERVED = Served(Path("/pack"), "pack-1", "f32", 64)
 _BEAT_S = 0.1
-
-
-def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
-    speed = Capacity(threads, 1e9, 1e10, 1e10)
-    return Offer(0, name, "pi", "0", PROTOCOL, nonce, "cpu", "avx2", threads, memory_bytes, 1, speed, 0.0, ())
 
 
 def request(name: str = "r-1") -> GenerationRequest:
@@ -73,172 +34,16 @@ def request(name: str = "r-1") -> GenerationRequest:
 def seats_of(*machines: str) -> tuple[Seat, ...]:
     """Equal shares for the master and `machines`."""
     return tuple(
-        Seat(machine, NodeShare(Share(rank, rank + 1), Share(rank, rank + 1)), 2, 10, "equal")
+        Seat(
+            machine,
+            NodeShare(Share(rank, rank + 1), Share(rank, rank + 1)),
+            threads=2,
+            weight_bytes=10,
+            why="equal",
+            host="pi" if machine else "",
+        )
         for rank, machine in enumerate(("", *machines))
     )
-
-
-class FakeRankZero:
-    """Remembers what it was told."""
-
-    threads = 2
-    pid = 7
-
-    def __init__(self) -> None:
-        self.calls: list[str] = []
-        self.epoch: int | None = None
-        self.cause: str | None = None
-
-    def warm(self) -> None:
-        self.calls.append("warm")
-
-    def start(self, epoch: int, keys: CurveKeys) -> None:
-        self.calls.append(f"start {epoch}")
-        self.epoch, self.cause = epoch, None
-
-    def exit_cause(self) -> str | None:
-        return self.cause if self.epoch is not None else None
-
-    def stop(self, grace_s: float = 0.0) -> None:
-        self.calls.append("stop")
-        self.epoch = None
-
-    def close(self) -> None:
-        self.calls.append("close")
-        self.epoch = None
-
-
-class FakeDoor:
-    """Members are those who were admitted by hand."""
-
-    def __init__(self) -> None:
-        self.members: set[str] = set()
-        self.said: list[tuple[str, Message]] = []
-
-    def heard(self, peer: str, message: Message, now: float) -> None:
-        self.said.append((peer, message))
-
-    def is_member(self, peer: str) -> bool:
-        return peer in self.members
-
-    def tick(self, now: float) -> None:
-        return
-
-
-class _Player:
-    """One end of a link to the master; `heard` is everything that came, oldest first."""
-
-    def __init__(self, spoke: InProcessSpoke) -> None:
-        self.spoke = spoke
-        self.heard: list[Message] = []
-        self.frozen = False
-
-    def listen(self) -> None:
-        while not self.frozen and (envelope := self.spoke.recv(0.0)) is not None:
-            self.heard.append(envelope.message)
-            self.answer(envelope.message)
-
-    def answer(self, message: Message) -> None:
-        raise NotImplementedError
-
-    def say(self, message: Message) -> None:
-        self.spoke.send(message)
-
-    def count(self, kind: type[Message]) -> int:
-        return sum(isinstance(message, kind) for message in self.heard)
-
-
-class FakeAgent(_Player):
-    """Does what an agent does: `prepares` and `launches` say whether by itself."""
-
-    def __init__(self, story: "Story", name: str) -> None:
-        super().__init__(story.hub.spoke(name))
-        self.name = name
-        self.story = story
-        self.prepares = True
-        self.launches = True
-        self.offers = True
-        self.order: Prepare | None = None
-        self.key = CurveKeys.generate().public
-
-    def pulse(self) -> None:
-        if not self.frozen:
-            self.say(AgentPulse(0, 0))
-
-    def answer(self, message: Message) -> None:
-        match message:
-            case AskOffer() if self.offers:
-                self.say(offer(self.name))
-            case Probe(number=number, answer_bytes=count):
-                self.say(Echo(0, number, bytes(count)))
-            case Prepare():
-                self.order, self.key = message, CurveKeys.generate().public
-                if self.prepares:
-                    self.prepared()
-            case Launch(epoch=epoch) if self.order is not None and self.launches:
-                self.say(Spawned(epoch, self.order.rank, 1))
-                self.story.node(self.order.rank, epoch).hello()
-
-    def preparing(self, done: int = 1) -> None:
-        assert self.order is not None
-        self.say(Preparing(self.order.epoch, done, 10, 1.0))
-
-    def prepared(self, key: str | None = None) -> None:
-        assert self.order is not None
-        self.say(Prepared(self.order.epoch, self.key if key is None else key, 0))
-
-    def failed(self, cause: str = "the disk is full") -> None:
-        assert self.order is not None
-        self.say(NodeEnded(self.order.epoch, "DiskFull", cause))
-
-    @property
-    def released(self) -> list[int]:
-        return [message.epoch for message in self.heard if isinstance(message, Release)]
-
-
-class FakeNode(_Player):
-    """Joins, loads (where it `loads`), beats, and leaves requests to the test."""
-
-    def __init__(self, story: "Story", rank: int, epoch: int) -> None:
-        super().__init__(story.hub.spoke(node_name(rank, epoch)))
-        self.rank, self.epoch = rank, epoch
-        self.loads = story.loads
-        self.joined = False
-
-    def hello(self) -> None:
-        self.joined = True
-        self.say(Hello(0, self.rank, 1, PROTOCOL, "0", 2, "cpu"))
-
-    def beat(self) -> None:
-        if self.joined and not self.frozen:
-            self.say(Heartbeat(self.epoch, self.rank, 0, 0, 0))
-
-    def answer(self, message: Message) -> None:
-        match message:
-            case Assign():
-                if self.rank == 0:
-                    self.say(Listening(self.epoch, 0, "tcp://127.0.0.1:7071"))
-                if self.loads:
-                    self.ready()
-            case Shutdown():
-                self.frozen = True
-
-    def ready(self) -> None:
-        self.say(Ready(self.epoch, self.rank, 1, 0.1))
-
-    @property
-    def asked(self) -> list[str]:
-        """Ids of the requests that it got."""
-        return [message.request.id for message in self.heard if isinstance(message, Generate)]
-
-    def token(self, name: str = "r-1", index: int = 0) -> None:
-        self.say(Token(self.epoch, name, index, 5, ()))
-
-    def finish(self, name: str = "r-1", reason: str = "stop") -> None:
-        self.say(Finished(self.epoch, name, reason, 3, 1, 0.1, 0.1))  # type: ignore[arg-type]
-
-    def fail(self, kind: str, message: str, name: str = "") -> None:
-        self.say(Failed(self.epoch, self.rank, name, kind, message))
 
 
 class Story:
@@ -314,6 +119,27 @@ class Story:
         self.wait(1.0)
         self.turn()
 
+    def answer(self, name: str = "r-1") -> None:
+        """A request is served."""
+        answering = self.submit(name)
+        self.turn()
+        self.root.finish(name)
+        self.turn()
+        assert isinstance(outcome(answering), list)
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Time passes until `condition` holds."""
+        for _ in range(round(limit_s / _BEAT_S)):
+            if condition():
+                return
+            self.wait(_BEAT_S)
+        raise AssertionError(f"not within {limit_s} s: {self.master.status}")
+
+    def worker(self, name: str = "w-1") -> NodeStatus:
+        """What is said of it."""
+        (found,) = [node for node in self.master.status.nodes if node.name == name]
+        return found
+
     def submit(self, name: str = "r-1") -> Answering:
         return self.master.submit(request(name))
 
@@ -334,3 +160,26 @@ class Story:
         """Names of the machines of the serving plan, in rank order."""
         seated = [node for node in self.master.status.nodes if node.rank is not None]
         return tuple(node.name for node in sorted(seated, key=lambda node: node.rank or 0))
+
+
+def outcome(answering: Answering) -> list[Token | Finished] | TpiedgeError:
+    """All events of an answer that has ended, or the error that ended it."""
+    try:
+        return list(answering.events())  # type: ignore[arg-type]
+    except TpiedgeError as error:
+        return error
+
+
+def failure(answering: Answering) -> TpiedgeError:
+    found = outcome(answering)
+    assert isinstance(found, TpiedgeError)
+    return found
+
+
+def two_machines(story: Story) -> FakeAgent:
+    """The master and one worker serve."""
+    agent = story.join("w-1")
+    story.settle()
+    assert story.ready
+    assert story.members() == ("master", "w-1")
+    return agent

@@ -7,6 +7,7 @@ from tpiedge.nodes.enrolment import Enrolment, printable
 from tpiedge.nodes.identity import peer_name
 from tpiedge.nodes.limiter import Limiter
 from tpiedge.nodes.members import Member, MemberTable
+from tpiedge.nodes.numerics import Numerics
 from tpiedge.nodes.pairing import (
     MAX_PENDING,
     MAX_PER_SOURCE,
@@ -23,16 +24,22 @@ from tpiedge.wire.messages import PROTOCOL, Message
 
 MASTER, KEY, OTHER = (CurveKeys.generate().public for _ in range(3))
 NAME = peer_name(KEY)
+NUMERICS = Numerics("2.9.1", "little-endian IEEE 754")
 
 
 class Desk:
     """An enrolment with tokens given by a dictionary, and what was spent."""
 
-    def __init__(self, tokens: dict[str, Redemption], table: MemberTable | None = None) -> None:
+    def __init__(
+        self,
+        tokens: dict[str, Redemption],
+        table: MemberTable | None = None,
+        numerics: Numerics = NUMERICS,
+    ) -> None:
         self.table = table or MemberTable()
         self.spent: list[str] = []
         self._tokens = tokens
-        self.machine = Enrolment("c1", "0.1.0", lambda: self.table, self._redeem)
+        self.machine = Enrolment("c1", "0.1.0", numerics, lambda: self.table, self._redeem)
 
     def say(self, message: Message, now: float = 0.0, key: str = KEY) -> str:
         """The kind of the answer, after its effects."""
@@ -47,8 +54,14 @@ class Desk:
         return self._tokens.get(secret, "unknown")
 
 
-def enrol(secret: str = "", protocol: int = PROTOCOL, version: str = "0.1.0") -> Enrol:
-    return Enrol(protocol, version, "pi", secret, "n")
+def enrol(
+    secret: str = "",
+    protocol: int = PROTOCOL,
+    version: str = "0.1.0",
+    torch: str = NUMERICS.torch,
+    numbers: str = NUMERICS.numbers,
+) -> Enrol:
+    return Enrol(protocol, version, "pi", secret, "n", torch, numbers)
 
 
 @pytest.mark.parametrize(
@@ -61,6 +74,10 @@ def enrol(secret: str = "", protocol: int = PROTOCOL, version: str = "0.1.0") ->
         (enrol(""), "denied"),
         (enrol("good", PROTOCOL + 1), "protocol"),
         (enrol("good", PROTOCOL - 1), "protocol"),
+        (enrol("good", torch="2.9.0"), "torch"),
+        (enrol("good", torch=""), "torch"),
+        (enrol("good", numbers="big-endian IEEE 754"), "numbers"),
+        (enrol("good", PROTOCOL + 1, torch="3.0", numbers="x"), "protocol"),
         (Shutdown(1), "unexpected"),
     ],
 )
@@ -105,6 +122,62 @@ def test_another_version_of_the_same_protocol_is_noted() -> None:
     reply = Desk({"good": "ok"}).machine.judge(NAME, KEY, enrol("good", version="0.2.0"), 0.0, 0.0)
     assert isinstance(reply.answer, Enrolled)
     assert "runs tpiedge 0.2.0, this master 0.1.0" in reply.note
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["newcomer", "member"])
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            enrol("good", PROTOCOL + 1, "0.2.0"),
+            (
+                f"0.2.0 (protocol {PROTOCOL + 1})",
+                f"0.1.0 (protocol {PROTOCOL})",
+                "update tpiedge on the master",
+            ),
+        ),
+        (
+            enrol("good", PROTOCOL - 1, "0.0.9"),
+            (
+                f"0.0.9 (protocol {PROTOCOL - 1})",
+                f"0.1.0 (protocol {PROTOCOL})",
+                "update tpiedge on the worker",
+            ),
+        ),
+        (
+            enrol("good", torch="2.10.0"),
+            ("worker has torch 2.10.0", "master torch 2.9.1", "'pip install torch==2.9.1' on the worker's"),
+        ),
+        (enrol("good", torch=""), ("worker has no torch", "'pip install torch==2.9.1' on the worker's")),
+        (
+            enrol("good", numbers="big-endian IEEE 754"),
+            (
+                "worker's numbers are big-endian IEEE 754",
+                "master's little-endian IEEE 754",
+                "leave this computer out",
+            ),
+        ),
+    ],
+    ids=["newer", "older", "torch", "no torch", "numbers"],
+)
+def test_who_would_not_fit_is_told_both_sides_and_the_way_out(
+    message: Enrol, words: tuple[str, ...], known: bool
+) -> None:
+    """A member that was updated meanwhile is no exception, and nobody's token is spent."""
+    table = MemberTable().admit(Member(KEY, "pi", 0.0, "token")) if known else None
+    desk = Desk({"good": "ok"}, table)
+    reply = desk.machine.judge(NAME, KEY, message, 0.0, 0.0)
+    assert isinstance(reply.answer, Refused)
+    assert all(word in reply.answer.message for word in words), reply.answer.message
+    assert desk.spent == []
+    assert desk.say(enrol("good")) == "ok"
+
+
+def test_a_master_without_torch_is_said_to_lack_it() -> None:
+    reply = Desk({}, numerics=Numerics("", NUMERICS.numbers)).machine.judge(NAME, KEY, enrol(), 0.0, 0.0)
+    assert isinstance(reply.answer, Refused)
+    assert "torch 2.9.1, the master no torch" in reply.answer.message
+    assert "install it there" in reply.answer.message
 
 
 def test_no_answer_and_no_note_shows_a_secret() -> None:

@@ -165,6 +165,36 @@ def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_en
     assert nodes.events == []
     nodes.epoch.ended(1, "status 3")
     assert "it gave up, because node 0 was silent" in str(nodes.error())
+    assert set(nodes.epoch.bereft) == {1}
+
+
+def test_rank_0_is_believed_whom_it_gave_up_over() -> None:
+    nodes = Nodes()
+    nodes.start()
+    message = str(PeerLost(1, "the all-reduce of step 1", "its connection broke: why"))
+    nodes.epoch.handle(0, Failed(3, 0, "r-1", "PeerLost", message))
+    assert nodes.events == []
+    nodes.epoch.ended(0, "status 3")
+    assert str(nodes.events[0]) == "node 1 was lost during the work: its connection broke: why"
+
+
+@pytest.mark.parametrize("rank", [0, 2, 10**8])
+def test_rank_0_that_gave_up_over_nobody_else_is_lost_itself(rank: int) -> None:
+    nodes = Nodes()
+    nodes.start()
+    nodes.epoch.handle(0, Failed(3, 0, "", "PeerLost", str(PeerLost(rank, "connecting", "gone"))))
+    nodes.epoch.ended(0, "status 3")
+    (error,) = nodes.events
+    assert f"node 0 was lost during the work: it gave up, because node {rank} was lost" in str(error)
+
+
+@pytest.mark.parametrize("host", ["", "laptop-b"])
+def test_a_loss_is_read_as_it_was_said(host: str) -> None:
+    said = PeerLost(7, "the all-reduce of step 1", "its connection broke: why", host)
+    read = PeerLost.read(str(said))
+    assert read is not None
+    assert (read.rank, read.waited_for, read.cause, read.host) == (7, said.waited_for, said.cause, host)
+    assert PeerLost.read("node 0 was silent") is None
 
 
 @pytest.mark.parametrize(

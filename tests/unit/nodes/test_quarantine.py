@@ -1,6 +1,20 @@
 """How long who is left out, as a story of offences and times."""
 
-from tpiedge.nodes.quarantine import FIRST_S, FLOOD, FORGIVEN_S, LONGEST_S, Quarantine, Traffic
+from tpiedge.nodes.quarantine import (
+    EXCLUDED_S,
+    FIRST_S,
+    FLAPS,
+    FLOOD,
+    FORGIVEN_S,
+    LONGEST_REST_S,
+    LONGEST_S,
+    REST_S,
+    SAME_S,
+    WINDOW_S,
+    Quarantine,
+    Standing,
+    Traffic,
+)
 
 
 def test_every_offence_costs_twice_as_much_up_to_a_limit() -> None:
@@ -43,3 +57,89 @@ def test_a_flood_is_found_once_between_two_heartbeats() -> None:
     traffic.tick()
     assert not any(traffic.floods("w-1") for _ in range(FLOOD - 1))
     assert traffic.floods("w-1")
+
+
+def rests(standing: Standing, name: str = "w-1") -> float | None:
+    """Until when it is restless."""
+    found = standing.restless.get(name)
+    return found.until if found is not None else None
+
+
+def test_three_losses_within_ten_minutes_make_a_worker_restless() -> None:
+    standing = Standing()
+    for number in range(FLAPS):
+        assert rests(standing) is None
+        standing.lost("w-1", "cut off\x07", 10.0 * number)
+    assert rests(standing) == 20.0 + REST_S
+    assert standing.restless["w-1"].cause == "it was lost 3 times within 10 min, the last time: cut off"
+    assert standing.left_out == {}
+    assert not standing.readmit(20.0 + REST_S - 1.0)
+    assert standing.readmit(20.0 + REST_S)
+    assert not standing.readmit(20.0 + REST_S)
+    assert rests(standing) is None
+
+
+def test_losses_that_are_far_apart_do_not_add_up() -> None:
+    standing = Standing()
+    for number in range(9):
+        standing.lost("w-1", "cut off", number * WINDOW_S / 2)
+    assert rests(standing) is None
+
+
+def test_a_restless_worker_that_is_lost_again_rests_for_twice_as_long_up_to_a_limit() -> None:
+    standing, now, lengths = Standing(), 0.0, []
+    for _ in range(FLAPS - 1):
+        standing.lost("w-1", "cut off", now)
+        now += 10.0
+    for _ in range(9):
+        standing.lost("w-1", "cut off", now)
+        until = rests(standing)
+        assert until is not None
+        lengths.append(until - now)
+        now = until + 10.0
+        standing.readmit(now)
+    assert lengths[:3] == [REST_S, 2 * REST_S, 4 * REST_S]
+    assert lengths[-1] == LONGEST_REST_S
+    now += WINDOW_S
+    standing.lost("w-1", "cut off", now)
+    assert rests(standing) is None, "it was there for long enough to start anew"
+
+
+def test_a_node_and_its_machine_are_one_loss() -> None:
+    standing = Standing()
+    for number in range(FLAPS - 1):
+        standing.lost("w-1", "its node", 60.0 * number)
+        standing.lost("w-1", "its agent", 60.0 * number + SAME_S / 2)
+    assert rests(standing) is None
+    standing.lost("w-1", "its node", 300.0)
+    assert rests(standing) == 300.0 + REST_S
+
+
+def test_who_is_stopped_by_its_user_is_not_lost() -> None:
+    standing = Standing()
+    for number in range(9):
+        standing.lost("w-1", "its node ended", 20.0 * number)
+        standing.stopped("w-1", 20.0 * number + 0.1)
+    standing.stopped("w-2", 0.0)
+    assert rests(standing) is None
+    standing.lost("w-1", "cut off", 200.0)
+    standing.stopped("w-1", 220.0)
+    standing.lost("w-1", "cut off", 240.0)
+    standing.lost("w-1", "cut off", 260.0)
+    assert rests(standing) == 260.0 + REST_S, "what was lost long before its stop counts"
+
+
+def test_standing_ends_with_its_time_or_with_the_membership() -> None:
+    standing = Standing()
+    standing.exclude("w-1", "the disk is full", 0.0)
+    standing.convict("w-2", "it lied", 0.0)
+    for number in range(FLAPS):
+        standing.lost("w-3", "cut off", 10.0 * number)
+    assert {name: one.until for name, one in standing.left_out.items()} == {"w-1": EXCLUDED_S, "w-2": FIRST_S}
+    for name in ("w-2", "w-3", "w-9"):
+        standing.forget(name)
+    assert (set(standing.left_out), set(standing.restless)) == ({"w-1"}, set())
+    standing.lost("w-3", "cut off", 30.0)
+    assert rests(standing, "w-3") is None
+    assert standing.readmit(EXCLUDED_S)
+    assert standing.left_out == {}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.unit.nodes.stories import offer
+from tests.unit.nodes.players import offer
 from tpiedge.nodes.probing import Link
 from tpiedge.nodes.roster import Roster
 
@@ -63,6 +63,23 @@ def test_an_offer_again_changes_neither_the_age_nor_the_link() -> None:
     assert (machine.since, machine.heard, machine.link, machine.offer.memory_bytes) == (1.0, 5.0, LINK, 1)
 
 
+def test_a_machine_is_doubted_until_it_is_heard_or_lost() -> None:
+    roster = make()
+    roster.doubt("w-9")
+    for ended in (
+        lambda: roster.heard("w-1", 2.0),
+        lambda: roster.offered("w-1", offer(), 2.0),
+        lambda: roster.lose("w-1", "cut off"),
+    ):
+        roster.offered("w-1", offer(), 1.0)
+        roster.doubt("w-1")
+        assert roster.doubtful
+        ended()
+        assert not roster.doubtful
+    roster.doubt("w-1")
+    assert not roster.doubtful
+
+
 def test_the_order_is_that_of_the_first_coming() -> None:
     roster = make()
     for name in ("w-2", "w-1"):
@@ -79,6 +96,7 @@ def test_the_order_is_that_of_the_first_coming() -> None:
         (lambda roster: roster.offered("w-1", offer(nonce=2), 2.0), True),
         (lambda roster: roster.offered("w-2", offer("w-2"), 2.0), True),
         (lambda roster: roster.heard("w-1", 2.0), False),
+        (lambda roster: roster.doubt("w-1"), False),
         (lambda roster: roster.measured("w-1", LINK), True),
         (lambda roster: roster.measured("w-9", LINK), False),
         (lambda roster: roster.lose("w-1", "x"), True),

@@ -5,11 +5,11 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.unit.nodes.stories import offer
+from tests.unit.nodes.players import offer
 from tpiedge.nodes.probing import Link
 from tpiedge.nodes.roster import Machine
 from tpiedge.nodes.seating import OWN_NAME, Seating
-from tpiedge.nodes.session import Arrangement
+from tpiedge.nodes.seats import Arrangement
 from tpiedge.planner import prediction
 from tpiedge.planner.partition import Shape, Weight, parse_shares
 from tpiedge.planner.prediction import Demand

@@ -6,13 +6,25 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from tests.unit.nodes.stories import SERVED, seats_of
-from tpiedge.errors import OutOfMemory, PeerLost
+from tests.unit.nodes.stories import SERVED, request, seats_of
+from tpiedge.errors import OutOfMemory, PeerLost, ResourceError
 from tpiedge.nodes.session import Phase, Session, node_name
 from tpiedge.nodes.timing import Timing
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.control import Assign, Failed, Heartbeat, Hello, Listening, Loading, Ready, Token
+from tpiedge.wire.control import (
+    AskStats,
+    Assign,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Listening,
+    Loading,
+    Ready,
+    Token,
+)
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
 from tpiedge.wire.messages import PROTOCOL, Message
 
@@ -205,6 +217,95 @@ def test_a_node_that_fails_while_it_loads_is_the_culprit_and_a_lost_machine_is_n
     other.launched()
     other.session.lose("w-1", "cut off")
     assert (other.session.phase, other.session.culprit) == (Phase.ENDED, None)
+
+
+@pytest.mark.parametrize(
+    ("event", "fallen"),
+    [
+        (lambda run: run.session.heard("w-2", NodeEnded(EPOCH, "", "killed")), "w-2"),
+        (lambda run: run.node(2, Failed(EPOCH, 2, "", "OutOfMemory", "no memory")), "w-2"),
+        (lambda run: run.session.lose("w-2", "silent"), None),
+        (lambda run: run.session.epoch.ended(0, "killed"), None),
+    ],
+)
+def test_whose_node_failed_by_itself(event: Callable[[Run], None], fallen: str | None) -> None:
+    run = Run("w-1", "w-2")
+    run.ready()
+    event(run)
+    run.session.heard("w-1", NodeEnded(EPOCH, "", "later"))
+    assert run.session.phase is Phase.ENDED
+    assert run.session.fallen == fallen
+
+
+def test_a_node_that_gave_up_over_another_did_not_fail_by_itself() -> None:
+    run = Run("w-1")
+    run.ready()
+    run.node(1, Failed(EPOCH, 1, "", "PeerLost", "node 0 was lost during allreduce"))
+    run.session.heard("w-1", NodeEnded(EPOCH, "", "status 3"))
+    assert run.session.phase is Phase.ENDED
+    assert run.session.fallen is None
+
+
+def test_losses_name_the_machine_that_the_user_knows() -> None:
+    run = Run("w-1")
+    run.prepare()
+    run.session.lose("w-1", "silent")
+    assert str(run.session.failure) == "node 1 (pi) was lost during its preparation: silent"
+    served = Run("w-1")
+    served.ready()
+    served.session.heard("w-1", NodeEnded(EPOCH, "", "killed"))
+    assert str(served.session.failure) == "node 1 (pi) was lost during the work: killed"
+    assert isinstance(served.session.failure, PeerLost)
+    assert served.session.failure.host == "pi"
+
+
+def test_a_session_is_proven_by_an_answer_or_by_time() -> None:
+    by_time, by_answer, by_refusal, failed = (Run(), Run(), Run(), Run())
+    for run in (by_time, by_answer, by_refusal, failed):
+        run.prepare()
+        assert not run.session.proven
+        run.ready()
+        assert not run.session.proven
+    by_time.clock.advance(29.0)
+    assert not by_time.session.proven
+    by_time.clock.advance(1.0)
+    assert by_time.session.proven
+    by_answer.node(0, Finished(EPOCH, "r-1", "stop", 1, 1, 0.1, 0.1))
+    assert by_answer.session.proven
+    by_refusal.node(0, Failed(EPOCH, 0, "r-1", "UserError", "too long"))
+    assert by_refusal.session.proven
+    failed.node(0, Failed(EPOCH, 0, "r-1", "OutOfMemory", "no memory"))
+    assert not failed.session.proven
+    by_answer.session.epoch.ended(0, "killed")  # type: ignore[union-attr]
+    assert not by_answer.session.proven
+
+
+def test_rank_0_is_asked_what_it_does_before_it_is_lost() -> None:
+    run = Run()
+    run.ready()
+    run.session.tick()
+    run.session.ask(request())
+    assert run.to_nodes[-1] == (0, Generate(EPOCH, request()))
+    run.clock.advance(14.0)
+    run.session.tick()
+    assert AskStats(EPOCH) not in [message for _, message in run.to_nodes]
+    run.clock.advance(30.0)
+    run.session.tick()
+    assert run.to_nodes[-1] == (0, AskStats(EPOCH))
+    run.clock.advance(30.0)
+    run.session.tick()
+    assert str(run.session.failure) == (
+        "node 0 was lost during the work: alive but without progress in a request for 74 s"
+    )
+
+
+def test_what_cannot_be_started_ends_a_session() -> None:
+    run = Run("w-1")
+    run.prepared()
+    run.session.fail(ResourceError("no process is left"))
+    run.session.lose("w-1", "later")
+    assert run.session.phase is Phase.ENDED
+    assert str(run.session.failure) == "no process is left"
 
 
 def test_the_first_failure_stays() -> None:

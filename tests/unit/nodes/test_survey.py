@@ -1,14 +1,7 @@
 """The snapshot that everybody else sees, for every situation of a machine."""
 
-import pytest
-
 from tests.unit.nodes.stories import Story, seats_of
 from tpiedge.nodes.status import NodeStatus
-
-
-@pytest.fixture
-def story() -> Story:
-    return Story()
 
 
 def worker(story: Story, name: str = "w-1") -> NodeStatus:

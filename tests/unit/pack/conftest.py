@@ -10,6 +10,7 @@ from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.source import CheckpointSource, SourceTensor
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 from tpiedge.pack.writer import write_pack
 
@@ -65,6 +66,28 @@ def make_pack(tmp_path: Path) -> Callable[..., Pack]:
         source = RandomSource.for_spec(7, model, STORED[precision])
         report = write_pack(model, source, precision, tmp_path / "pack", distinct)
         return Pack.open(report.path)
+
+    return make
+
+
+@pytest.fixture
+def make_checkpoint(tmp_path: Path) -> Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]:
+    """A file with every tensor of a spec in a dtype, and the tensors."""
+
+    def make(spec: ModelSpec, dtype: str = "F32") -> tuple[CheckpointSource, dict[str, np.ndarray]]:
+        random = RandomSource.for_spec(3, spec, dtype)  # type: ignore[arg-type]
+        arrays: dict[str, np.ndarray] = {}
+        for blob in (spec.embedding, *spec.layers, spec.head):
+            arrays |= {m.source: random.read_rows(m.source, 0, m.source_shape[0]) for m in blob.matrices}
+            arrays |= {v.source: random.read_vector(v.source) for v in blob.vectors}
+        table, file, offset = {}, tmp_path / "weights", 13
+        with file.open("wb") as out:
+            out.write(b"x" * offset)
+            for name, array in arrays.items():
+                table[name] = SourceTensor(file, dtype, array.shape, offset, array.nbytes)
+                out.write(array.tobytes())
+                offset += array.nbytes
+        return CheckpointSource(table), arrays
 
     return make
 

@@ -288,6 +288,49 @@ def test_the_limit_is_kept(tmp_path):
     assert ShardStore(tmp_path).limit_bytes is None
 
 
+def test_a_pack_of_the_same_name_with_other_weights_has_nothing_to_give(pack, make_spec, tmp_path):
+    """Packs go by their content: what a folder is called does not matter."""
+    source = RandomSource.for_spec(8, make_spec(), "F32")
+    other = Pack.open(write_pack(make_spec(), source, Precision.F32, tmp_path / "elsewhere" / "pack").path)
+    assert other.path.name == pack.path.name
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, other) as copy:
+        fill(copy, other, ALL)
+    with adopt(store, pack) as copy:
+        wanted = copy.missing(ALL)
+        assert sum(part.nbytes for part in wanted) == sum(pack.share_bytes(layer, ALL) for layer in (0, 1))
+        assert not copy.overlaps(other)
+        assert copy.import_from(other) == 0
+        assert copy.missing(ALL) == wanted
+        assert copy.overlaps(pack)
+        fill(copy, pack, ALL)
+        assert copy.verify(ALL) == []
+    assert len(store.pack_ids) == 2
+
+
+@pytest.mark.parametrize("damage", ["another pack's", "one byte", "nothing"])
+def test_a_manifest_that_is_not_its_name_s_is_fetched_again(pack, make_spec, tmp_path, damage):
+    source = RandomSource.for_spec(8, make_spec(), "F32")
+    other = write_pack(make_spec(), source, Precision.F32, tmp_path / "other").path
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, pack) as copy:
+        fill(copy, pack, SHARE)
+        path = copy.path / MANIFEST_NAME
+        good = path.read_bytes()
+        path.write_bytes(
+            {"another pack's": manifest_bytes(other), "one byte": good[:-1] + b" ", "nothing": b""}[damage]
+        )
+        assert not store.has(copy.id)
+        with pytest.raises(UserError, match="is in use: end the worker"):
+            store.adopt_manifest(good, copy.id)
+    with pytest.raises(UserError, match=f"has no whole pack {copy.id[:12]}"):
+        store.open(copy.id)
+    with adopt(store, pack) as healed:
+        assert store.has(healed.id)
+        fill(healed, pack, SHARE)
+        assert healed.missing(SHARE) == healed.verify(SHARE) == []
+
+
 def test_who_fetches_is_named(pack, tmp_path):
     with adopt(ShardStore(tmp_path / "store"), pack) as copy, copy.fetch_lock() as held:
         held.wait_alone(0.0, "busy")

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpiedge.errors import DiskFull, ReadFault, UserError
+from tpiedge.errors import DiskFull, ReadFault, ResourceError, UserError
 from tpiedge.pack import blob_writer
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.blob_writer import tiles, transpose
@@ -18,7 +18,7 @@ from tpiedge.pack.dtypes import STORED, convert
 from tpiedge.pack.layout import BlobLayout, Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.source import CheckpointSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.target import lock_target
 from tpiedge.pack.writer import pack_bytes, write_pack
@@ -32,29 +32,13 @@ def random_source(spec: ModelSpec, precision: Precision = F32) -> RandomSource:
     return RandomSource.for_spec(7, spec, STORED[precision])
 
 
-def checkpoint(folder: Path, spec: ModelSpec, dtype: str) -> tuple[CheckpointSource, dict[str, np.ndarray]]:
-    """A file with every tensor of `spec` in `dtype`, and the tensors."""
-    source = RandomSource.for_spec(3, spec, dtype)  # type: ignore[arg-type]
-    arrays: dict[str, np.ndarray] = {}
-    for blob in (spec.embedding, *spec.layers, spec.head):
-        arrays |= {m.source: source.read_rows(m.source, 0, m.source_shape[0]) for m in blob.matrices}
-        arrays |= {v.source: source.read_vector(v.source) for v in blob.vectors}
-    table, file, offset = {}, folder / "weights.bin", 13
-    with file.open("wb") as out:
-        out.write(b"x" * offset)
-        for name, array in arrays.items():
-            table[name] = SourceTensor(file, dtype, array.shape, offset, array.nbytes)
-            out.write(array.tobytes())
-            offset += array.nbytes
-    return CheckpointSource(table), arrays
-
-
 @pytest.mark.parametrize("tile_bytes", [1 << 20, 3000])
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_every_number_arrives_in_its_place(
     tmp_path: Path,
     make_spec: MakeSpec,
+    make_checkpoint: Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]],
     read_matrix: ReadMatrix,
     dtype: str,
     precision: Precision,
@@ -64,7 +48,7 @@ def test_every_number_arrives_in_its_place(
     monkeypatch.setattr(blob_writer, "TILE_BYTES", tile_bytes)
     monkeypatch.setattr(blob_writer, "STRIP_BYTES", tile_bytes)
     spec = make_spec(layers=1)
-    source, arrays = checkpoint(tmp_path, spec, dtype)
+    source, arrays = make_checkpoint(spec, dtype)
     write_pack(spec, source, precision, tmp_path / "pack")
     source.close()
     pack = Pack.open(tmp_path / "pack")
@@ -191,6 +175,9 @@ class FailingSource(RandomSource):
     [
         (ReadFault(Path("w"), 0, 1, "gone"), ReadFault),
         (OSError(errno.ENOSPC, "No space left on device"), DiskFull),
+        (OSError(errno.EDQUOT, "Disk quota exceeded"), DiskFull),
+        (OSError(errno.EIO, "Input/output error"), ResourceError),
+        (OSError(errno.EROFS, "Read-only file system"), UserError),
         (OSError(errno.EACCES, "Permission denied"), UserError),
         (KeyError("x"), KeyError),
     ],

@@ -64,4 +64,10 @@ def test_a_broken_list_in_a_variable():
 
 def test_variables_that_set_nothing():
     environment = {"TPIEDGE_BENCH_DECODE_CASH": "x", "TPIEDGE_BENCH_DECODE_STOP": "x", "PATH": "/bin"}
-    assert unused_variables(DECODE, environment) == ["TPIEDGE_BENCH_DECODE_CASH"]
+    assert unused_variables([DECODE], environment) == ["TPIEDGE_BENCH_DECODE_CASH"]
+
+
+def test_a_subcommands_variable_is_not_a_typing_error_of_its_group():
+    group, child = Verb(("nodes",), (Flag("json", "boolean"),)), Verb(("nodes", "revoke"), (Flag("state"),))
+    environment = {"TPIEDGE_NODES_JSON": "1", "TPIEDGE_NODES_REVOKE_STATE": "/s", "TPIEDGE_NODES_JSN": "1"}
+    assert unused_variables([group, child], environment) == ["TPIEDGE_NODES_JSN"]

@@ -38,7 +38,8 @@ def check_arithmetic(limit_s: float) -> Sequence[Finding]:
     """torch and the kernels, loaded in a process that may die of them."""
     try:
         ended = subprocess.run(
-            [sys.executable, "-m", "tpiedge.nodes.doctor.arithmetic"],
+            # -P: a folder named torch in the user's working directory must not be imported.
+            [sys.executable, "-P", "-m", "tpiedge.nodes.doctor.arithmetic"],
             capture_output=True,
             text=True,
             timeout=limit_s,

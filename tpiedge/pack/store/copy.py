@@ -139,6 +139,11 @@ class ShardCopy:
                 count += self._link(layer, other, theirs[blob])
         return count
 
+    def overlaps(self, other: Pack) -> bool:
+        """Whether `other` has the weights of any layer of this pack."""
+        theirs = {other.blob_id(layer) for layer in range(other.num_layers)}
+        return any(self.pack.blob_id(layer) in theirs for layer in self._layers())
+
     def presence(self, layer: int) -> Presence:
         """The bits of the layer's blob."""
         path = self.pack.blob_path(layer)

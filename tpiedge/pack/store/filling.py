@@ -6,18 +6,17 @@ import os
 from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import Range
+from tpiedge.pack.store.descriptor import Descriptor
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
 
 __all__ = ["RangeWriter"]
 
 
-class RangeWriter:
+class RangeWriter(Descriptor):
     """Takes the bytes of `ranges` of one blob, one range after the other, cut anywhere.
 
     `damaged` collects the ranges whose bytes were not those of their hash. `write` and `take` are for one thread,
@@ -66,19 +65,6 @@ class RangeWriter:
             self._presence.mark(verified)
         with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _put(self, item: Range, part: memoryview) -> None:
         self._sha.update(part)

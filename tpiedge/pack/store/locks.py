@@ -5,22 +5,20 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tpiedge.errors import Cancelled, UserError
+from tpiedge.pack.store.descriptor import Descriptor
 
 __all__ = ["FileLock", "holder_of"]
 
 _POLL_S = 0.1
 
 
-class FileLock:
+class FileLock(Descriptor):
     """The lock of the file `path`, which is made if need be. Release it with `close`; not for use by two threads."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._fd = -1
 
     def try_shared(self) -> bool:
         """Hold it together with others."""
@@ -49,19 +47,6 @@ class FileLock:
                 who = holder_of(self.path)
                 raise UserError(f"{what}: process {who} is at it; wait until it is done, or end it")
             time.sleep(_POLL_S)
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _try(self, kind: int) -> bool:
         if self._fd < 0:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import DiskFull, UserError
+from tpiedge.pack.target import disk_failed
 from tpiedge.units import format_bytes
 
 __all__ = [
@@ -70,12 +71,14 @@ def check_room(folder: Path, needed: int, used: int, limit: int | None) -> None:
 
 @contextlib.contextmanager
 def explain_store_errors(folder: Path, needed: int) -> Iterator[None]:
-    """Turn the OSErrors of writing (at most `needed` bytes) into DiskFull or UserError."""
+    """Turn OSErrors of writing (at most `needed` bytes) into DiskFull, ResourceError (a failing disk) or UserError."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
             raise _disk_full(folder, needed, shutil.disk_usage(folder).free) from None
+        if error.errno == errno.EIO:
+            raise disk_failed(folder, error) from None
         raise UserError(f"cannot write to the shard store {folder}: {error.strerror or error}") from None
 
 

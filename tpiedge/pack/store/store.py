@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tpiedge.errors import ProtocolError, TpiedgeError, UserError
 from tpiedge.pack.hashes import is_blob_id
-from tpiedge.pack.identity import MAX_MANIFEST_BYTES, pack_id
+from tpiedge.pack.identity import MAX_MANIFEST_BYTES, manifest_bytes, pack_id
 from tpiedge.pack.layout import BlobLayout
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest
 from tpiedge.pack.reader import Pack
@@ -66,15 +66,29 @@ class ShardStore:
         """Packs whose manifest is here."""
         return tuple(sorted(e.name for e in (self.folder / _PACKS).iterdir() if is_blob_id(e.name)))
 
+    def has(self, identity: str) -> bool:
+        """Whether the manifest of the pack `identity` is here, byte for byte."""
+        try:
+            return pack_id(manifest_bytes(self._folder_of(identity))) == identity
+        except UserError:
+            return False
+
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
-        """Make an empty copy of the pack `identity` from its manifest, which may be forged. ProtocolError if it is."""
+        """Make an empty copy of the pack `identity` from its manifest, which may be forged. ProtocolError if it is.
+
+        A copy whose manifest is no longer that of its name is removed first.
+        """
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
         with self._locked(), explain_store_errors(self.folder, len(manifest)):
             self._remove_leftovers()
             target = self._folder_of(identity)
-            if target.exists():
+            if self.has(identity):
                 return
+            if target.exists() and not self._remove(identity):
+                raise UserError(
+                    f"the damaged pack {identity[:12]} is in use: end the worker that uses it first"
+                )
             incoming = self.folder / _PACKS / f".incoming-{secrets.token_hex(4)}"
             try:
                 self._adopt(manifest, incoming)
@@ -89,8 +103,10 @@ class ShardStore:
         """Use a pack that was adopted: until `close` nobody evicts it. Files that vanished are made anew, empty."""
         with self._locked(), explain_store_errors(self.folder, 4096):
             folder = self._folder_of(identity)
-            if not folder.is_dir():
-                raise UserError(f"the shard store {self.folder} has no pack {identity[:12]}")
+            if not self.has(identity):
+                raise UserError(
+                    f"the shard store {self.folder} has no whole pack {identity[:12]}: fetch it again"
+                )
             lock = FileLock(folder / _IN_USE)
             if not lock.try_shared():
                 raise UserError(f"another process is removing the pack {identity[:12]}: try again")

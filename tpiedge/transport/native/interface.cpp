@@ -1,4 +1,4 @@
-// The C interface that tpiedge/transport/reduction.py calls. Pointers and sizes were checked there.
+// The C interface that tpiedge/transport/native_reducer.py calls. Pointers and sizes were checked there.
 #include <exception>
 
 #include "reducer.h"
@@ -10,14 +10,15 @@ namespace {
 using tpiedge::Received;
 using tpiedge::Reducer;
 
-constexpr int ABI = 1;  // as in reduction.py
+constexpr int ABI = 2;  // as in native_library.py
 
-struct View {  // as in reduction.py
+struct View {  // as in native_library.py
     const void *route;
     int64_t route_bytes;
     const void *frame;
     int64_t frame_bytes;
     const char *user;
+    const char *descriptor;
     int64_t more;
 };
 
@@ -64,6 +65,7 @@ TPIEDGE_EXPORT void tpiedge_reducer_view(void *handle, int64_t index, View *view
     view->frame = received.frame.data();
     view->frame_bytes = static_cast<int64_t>(received.frame.size());
     view->user = received.frame.property("User-Id");
+    view->descriptor = received.frame.property("__fd");
     view->more = received.frame.more();
 }
 

@@ -1,5 +1,6 @@
 #include "reducer.h"
 
+#include <errno.h>
 #include <string.h>
 
 namespace tpiedge {
@@ -22,7 +23,36 @@ bool is_finite(const void *values, size_t count) {
     return !found;
 }
 
+// Until it has done its work or failed; none of them waits. Python's handlers run when the call is over.
+template <typename Call>
+bool despite_signals(Call call) {
+    int result;
+    do {
+        result = call();
+    } while (result < 0 && errno == EINTR);
+    return result >= 0;
+}
+
 }  // namespace
+
+bool Message::resize(size_t bytes) {
+    if (zmq_->init_size(raw_, bytes) == 0) return true;
+    // Closing what libzmq leaves behind then would follow a null pointer.
+    zmq_->init(raw_);
+    return false;
+}
+
+bool Message::send(void *socket) {
+    return despite_signals([&] { return zmq_->send(raw_, socket, DONT_WAIT); });
+}
+
+bool Message::send_more(void *socket) {
+    return despite_signals([&] { return zmq_->send(raw_, socket, DONT_WAIT | MORE); });
+}
+
+bool Message::recv_rest(void *socket) {
+    return despite_signals([&] { return zmq_->recv(raw_, socket, DONT_WAIT); });
+}
 
 void Message::clear() {
     zmq_->close(raw_);
@@ -111,17 +141,20 @@ bool Reducer::send(const Peer &peer, const void *payload) {
         Message route(&zmq_);
         if (!route.resize(peer.route.size())) return false;
         memcpy(route.data(), peer.route.data(), peer.route.size());
-        if (!route.send(socket_, DONT_WAIT | MORE)) return false;
+        if (!route.send_more(socket_)) return false;
     }
-    return frame.send(socket_, DONT_WAIT);
+    return frame.send(socket_);
 }
 
 // The next message, kept whatever it is: its sender where it is just what is expected of him, otherwise null.
 const Reducer::Peer *Reducer::receive_expected() {
     Received &received = *received_[count_];
-    // Waits for as long as the socket's ZMQ_RCVTIMEO; the second part of a message is there together with the first.
-    if (is_router() && !received.route.recv(socket_, 0)) return nullptr;
-    if (!received.frame.recv(socket_, is_router() ? DONT_WAIT : 0)) return nullptr;
+    if (is_router()) {
+        // The second part of a message is there together with the first.
+        if (!received.route.recv(socket_) || !received.frame.recv_rest(socket_)) return nullptr;
+    } else if (!received.frame.recv(socket_)) {
+        return nullptr;
+    }
     count_++;
     Peer *peer = changed() ? nullptr : sender_of(received);
     if (peer) peer->part = received.frame.data() + HEADER_BYTES;

@@ -12,7 +12,7 @@ namespace tpiedge {
 
 constexpr size_t HEADER_BYTES = 64;  // FLAT_BYTES in wire/flat.py
 
-// Functions of the libzmq in use, in the order of reduction.py.
+// Functions of the libzmq in use, in the order of native_library.py.
 struct Zmq {
     int (*init)(void *message);
     int (*init_size)(void *message, size_t bytes);
@@ -33,10 +33,14 @@ public:
     Message(const Message &) = delete;
     Message &operator=(const Message &) = delete;
 
-    // Makes an empty message one of `bytes`; false where there is no memory.
-    bool resize(size_t bytes) { return zmq_->init_size(raw_, bytes) == 0; }
-    bool send(void *socket, int flags) { return zmq_->send(raw_, socket, flags) >= 0; }
-    bool recv(void *socket, int flags) { return zmq_->recv(raw_, socket, flags) >= 0; }
+    // Makes an empty message one of `bytes`; false where there is no memory, and it is empty then.
+    bool resize(size_t bytes);
+    // A signal does not end these: of a message of two parts, either both have gone through or neither.
+    bool send(void *socket);
+    bool send_more(void *socket);
+    bool recv_rest(void *socket);
+    // Waits for as long as the socket's ZMQ_RCVTIMEO, or until a signal comes.
+    bool recv(void *socket) { return zmq_->recv(raw_, socket, 0) >= 0; }
     void clear();
     char *data() { return static_cast<char *>(zmq_->data(raw_)); }
     size_t size() const { return zmq_->size(raw_); }
@@ -55,7 +59,7 @@ struct Received {
     Message frame;
 };
 
-// The numbering of Combine in reduction.py.
+// The numbering of Combine in tpiedge/transport/reduction.py.
 enum class Combine { TAKE = 0, ADD = 1, SUM = 2 };
 
 struct Layout {

@@ -1,0 +1,87 @@
+"""Messages at and beyond the limit: the sender refuses them, and the receiver says why."""
+
+import time
+
+import pytest
+
+from tests.contract.conftest import Network
+from tpiedge.errors import ProtocolError
+from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage
+from tpiedge.transport.framing import CONTROL, FILES, TENSOR, Plane
+from tpiedge.units import MIB
+from tpiedge.wire.codec import encode
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.data import Hidden
+from tpiedge.wire.files import Chunk
+from tpiedge.wire.limits import MAX_FILE_CHUNK, MAX_TENSOR_BYTES
+from tpiedge.wire.messages import Message
+from tpiedge.wire.tensors import TensorHeader
+
+WAIT_S = 10.0
+
+
+def hidden(nbytes: int) -> Hidden:
+    return Hidden(1, 1, 0, TensorHeader("u8", (nbytes,)))
+
+
+def chunk(nbytes: int) -> Chunk:
+    return Chunk(1, 1, nbytes, TensorHeader("u8", (nbytes,)))
+
+
+@pytest.mark.parametrize("nbytes", [MAX_TENSOR_BYTES + 1, 2 * MAX_TENSOR_BYTES, 1 << 31])
+def test_a_tensor_beyond_the_limit(network: Network, nbytes: int) -> None:
+    hub, spoke = network.hub(), network.spoke()
+    spoke.send(Shutdown(1), timeout_s=WAIT_S)
+    assert hub.recv(WAIT_S) is not None
+    with pytest.raises(ProtocolError, match=f"{nbytes} bytes; a message holds at most {MAX_TENSOR_BYTES}"):
+        spoke.send(hidden(nbytes), (bytes(4),))
+    assert hub.recv(0.0) is None
+    # From a sender that keeps no rules.
+    spoke.send_frame(encode(hidden(nbytes)) + bytes(4))  # type: ignore[attr-defined]
+    with pytest.raises(MalformedMessage, match=f"{nbytes} bytes; a message holds at most {MAX_TENSOR_BYTES}"):
+        hub.recv(WAIT_S)
+
+
+@pytest.mark.parametrize("plane", [TENSOR, FILES], ids=["tensor", "files"])
+def test_exactly_at_the_limit(network: Network, plane: Plane) -> None:
+    hub, spoke = network.hub(plane), network.spoke(plane=plane)
+    message: Message = hidden(MAX_TENSOR_BYTES) if plane is TENSOR else chunk(MAX_FILE_CHUNK)
+    spoke.send(message, (bytes(plane.tensor_limit),), timeout_s=WAIT_S)
+    envelope = hub.recv(WAIT_S)
+    assert envelope is not None
+    assert envelope.message == message
+    assert [len(tensor) for tensor in envelope.tensors] == [plane.tensor_limit]
+
+
+def test_a_chunk_beyond_the_limit_of_its_plane(network: Network) -> None:
+    network.hub(FILES)
+    with pytest.raises(ProtocolError, match=f"this connection carries {MAX_FILE_CHUNK}"):
+        network.spoke(plane=FILES).send(chunk(2 * MAX_FILE_CHUNK), (bytes(2 * MAX_FILE_CHUNK),))
+
+
+def serve_both(hub: Endpoint, spoke: Endpoint) -> None:
+    """A socket works on its connections while somebody calls it."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        spoke.recv(0.0)
+        hub.recv(0.01)
+
+
+@pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
+def test_a_frame_beyond_what_libzmq_takes_is_a_broken_link(network: Network, plane: Plane) -> None:
+    """libzmq does not say why it ends a connection (see transport/zeromq_options.py)."""
+    if network.kind == "inprocess":
+        pytest.skip("libzmq's limit")
+    hub, spoke = network.hub(plane), network.spoke(plane=plane)
+    spoke.send(Shutdown(1), timeout_s=WAIT_S)
+    assert hub.recv(WAIT_S) is not None
+    spoke.send_frame(bytes(2 * plane.frame_limit))  # type: ignore[attr-defined]
+    with pytest.raises(LinkReset, match=r"broke and was made anew$"):
+        serve_both(hub, spoke)
+
+
+@pytest.mark.parametrize("plane", [CONTROL, TENSOR, FILES], ids=["control", "tensor", "files"])
+def test_what_waits_is_bounded_in_bytes(plane: Plane) -> None:
+    """At a spoke, besides what waits: the message that finds no room, and the one that is in its owner's hand."""
+    assert (plane.receive_length + 2) * plane.frame_limit < 256 * MIB
+    assert plane.frame_limit < plane.backlog_limit < 64 * MIB

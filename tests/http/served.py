@@ -1,0 +1,30 @@
+"""A server in a process of its own, whose memory can be looked at: `python -m tests.http.served`.
+
+Prints its URL, and ends with its standard input.
+"""
+
+import sys
+
+from tests.http.conftest import DEMO, SECRET, InstantTemplate
+from tpiedge.api.server import ApiServer
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
+
+__all__ = ["CONTEXT"]
+
+CONTEXT = 4096
+
+
+def main() -> None:
+    service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048, max_sequence=CONTEXT)
+    service.script = lambda generation: generation.finish()
+    server = ApiServer(service, "127.0.0.1", 0, (), SECRET)
+    server.start()
+    sys.stdout.write(f"{server.url}\n")
+    sys.stdout.flush()
+    sys.stdin.read()
+    server.close()
+
+
+if __name__ == "__main__":
+    main()

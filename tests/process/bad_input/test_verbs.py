@@ -1,0 +1,234 @@
+"""Every verb with what cannot be meant: one line that says what, where and what to do, and a documented status."""
+
+import re
+import socket
+
+import click
+import pytest
+
+from tests.process.bad_input.refusal import RESOURCE, USER
+from tpiedge.cli.main import cli
+
+FAILED, PEER = 1, 3
+BIG = 10**24
+NOWHERE = "no.such.host.invalid"
+CLOSED = "127.0.0.1:1"
+
+
+def leaves(command, words=()):
+    if not isinstance(command, click.Group):
+        yield words, command
+    else:
+        for name, child in command.commands.items():
+            yield from leaves(child, (*words, name))
+
+
+LEAVES = dict(leaves(cli))
+
+
+@pytest.fixture(autouse=True)
+def state(tmp_path, tmp_path_factory, monkeypatch):
+    """Nothing of the user's is read, nothing is left where the tests run."""
+    folder = tmp_path_factory.mktemp("state")
+    monkeypatch.setenv("TPIEDGE_STATE", str(folder))
+    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def filled(words):
+    """The verb with something for each of its arguments."""
+    command = LEAVES[words]
+    arguments = [param for param in command.params if isinstance(param, click.Argument) and param.required]
+    values = [param.type.choices[0] if isinstance(param.type, click.Choice) else "x" for param in arguments]
+    required = [param for param in command.params if isinstance(param, click.Option) and param.required]
+    return [*words, *values, *(item for param in required for item in (param.opts[0], "demo"))]
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_a_flag_that_no_verb_has(fails, words):
+    assert "No such option '--zebra'" in fails(*filled(words), "--zebra")
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+def test_one_argument_too_many(fails, words):
+    if words != ("config", "show"):  # which takes any number of words
+        assert "unexpected extra argument" in fails(*filled(words), "one", "two")
+
+
+def typed(*kinds):
+    """Every flag of every verb whose type is one of `kinds`."""
+    return [
+        (words, param.opts[0])
+        for words, command in LEAVES.items()
+        for param in command.params
+        if isinstance(param, click.Option) and isinstance(param.type, kinds)
+    ]
+
+
+@pytest.mark.parametrize(("words", "flag"), typed(click.Path), ids=str)
+def test_an_empty_path_is_not_the_current_folder(fails, tmp_path, words, flag):
+    assert f"'{flag}': it is empty: give a path" in fails(*filled(words), flag, "")
+    assert list(tmp_path.iterdir()) == []
+
+
+NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
+
+
+@pytest.mark.parametrize(("words", "flag"), typed(*NUMBERS), ids=str)
+@pytest.mark.parametrize("value", ["many", "", "0x10", "1_0 0"])
+def test_what_is_no_number(fails, words, flag, value):
+    assert f"'{flag}': '{value}' is not a valid" in fails(*filled(words), flag, value)
+
+
+@pytest.mark.parametrize(("words", "flag"), typed(click.FloatRange), ids=str)
+def test_nan_is_in_no_range(fails, words, flag):
+    assert "nan is not a number" in fails(*filled(words), flag, "nan")
+
+
+@pytest.mark.parametrize("words", LEAVES, ids=" ".join)
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"garbage [[[", "is not valid TOML"),
+        (b"\xff\xfe\x00", "is not text in UTF-8"),
+        (b"[zebra]\n", "there is no table [zebra]"),
+        (b"x = " + b"[" * 5000, "is not valid TOML"),
+        (b"#" * (1 << 20) + b"##", "is larger than 1 MiB"),
+        (None, "cannot read the settings file"),
+    ],
+    ids=["garbage", "bytes", "unknown table", "nested", "large", "missing"],
+)
+def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected):
+    if words[0] in ("config", "completion"):
+        pytest.skip("takes no settings")
+    path = tmp_path / "settings.toml"
+    if content is not None:
+        path.write_bytes(content)
+    line = fails(*filled(words), "--config", path)
+    assert expected in line
+    assert str(path) in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected", "status"),
+    [
+        (("",), "No such command ''", USER),
+        (("nodez",), "Did you mean 'nodes'", USER),
+        (("run", "--model", "demo", "--prompt", "x", "--max-tokens", BIG), "1 to 4294967295", USER),
+        (("run", "--model", "demo", "--prompt", "x", "--seed", BIG), f"--seed is {BIG}", USER),
+        (("run", "--model", "demo", "--prompt", "x", "--temperature", "1e400"), "--temperature is inf", USER),
+        (("run", "--model", "demo", "--prompt", "x", "--memory", "0"), "does not fit", RESOURCE),
+        (("run", "--model", "demo", "--prompt", "x", "--memory", f"{BIG}GB"), "a computer can have", USER),
+        (("run", "--model", "demo", "--prompt", "x", "--cache", "/dev/null"), "cannot write to", USER),
+        (("run", "--model", "/dev/null", "--prompt", "x"), "no model '/dev/null'", USER),
+        (("bench", "decode", "--model", "demo", "--settings", ""), "write NODESxTHREADS", USER),
+        (("bench", "decode", "--model", "demo", "--settings", f"{BIG}x1"), "out of range", USER),
+        (("bench", "allreduce", "--nodes", ""), "not a list of numbers", USER),
+        (("bench", "allreduce", "--bytes", BIG), "out of range", USER),
+        (("pack", "demo", "--out", "/dev/null"), "/dev/null is not a pack", USER),
+        (("unpack", "/nowhere", "out"), "/nowhere is not a pack", USER),
+        (("unpack", "", "out"), "it is empty: give a path", USER),
+        (("config", "check", ""), "it is empty: give a path", USER),
+        (("config", "show", "runn"), "did you mean run?", USER),
+        (("doctor", "--connect", ""), "not an address: ''", USER),
+        (("doctor", "--connect", "host:99999"), "not an address: 'host:99999'", USER),
+        (("pull", "../../etc"), "no name of a model on the hub", USER),
+        (("show", ""), "no model ''", USER),
+        (("rm", "/", "--yes"), "has no config.json", USER),
+        (("rm", "nope", "--yes"), "no model 'nope'", USER),
+        (("shards", "rm", ""), "there are: none", USER),
+        (("shards", "limit", "abc"), "not a size: 'abc'", USER),
+        (("shards", "ls", "--cache", "/dev/null"), "cannot write to the shard store", USER),
+        (("token", "create", "--host", ""), "not an address: ''", USER),
+        (("token", "create", "--host", "host:70000"), "not an address", USER),
+        (("token", "create", "--expires", "999999999d"), "366 days", USER),
+        (("token", "create", "--uses", BIG), "neither a number nor 'any'", USER),
+        (("token", "create", "--state", "/dev/null"), "choose another --state", USER),
+        (("token", "revoke", ""), "'tpiedge token list' shows", USER),
+        (("nodes",), "start one with 'tpiedge master'", USER),
+        (("nodes", "approve", ""), "start one with 'tpiedge master'", USER),
+        (("chat", "--prompt", "x", "--url", ""), "is not a URL", USER),
+        (("chat", "--prompt", "x", "--url", "http://"), "is not a URL", USER),
+        (("chat", "--prompt", "x", "--url", "http://[bad"), "is not a URL", USER),
+        (("chat", "--prompt", "x", "--url", "http://127.0.0.1:99999"), "is not a URL", USER),
+        (("chat", "--prompt", "x", "--url", f"http://{CLOSED}"), "no master answers at", USER),
+        (("chat", "--prompt", "x", "--url", f"http://{NOWHERE}"), "no master answers at", USER),
+        (("chat", "--prompt", "x", "--url", f"http://{CLOSED}", "--api-key", "a\nb"), "characters", USER),
+        (("worker",), "say whom to join", USER),
+        (("worker", "--connect", ""), "not an address: ''", USER),
+        (("worker", "--connect", NOWHERE), f"the host {NOWHERE} is not known here", USER),
+        (("worker", "--connect", CLOSED), "connection refused", PEER),
+        (("worker", "--token", ""), "not a token", USER),
+        (("worker", "--token-file", "missing"), "no token in missing within 0 s", USER),
+        (("worker", "--connect", CLOSED, "--model-dir", "missing"), "does not exist", USER),
+        (("worker", "--connect", CLOSED, "--state", "/dev/null"), "choose another --state", USER),
+        (("worker", "--connect", CLOSED, "--cache", "/dev/null"), "cannot write to the shard store", USER),
+        (("master", "--model", "nope"), "no model 'nope'", USER),
+        (("master", "--model", "demo", "--listen", ""), "not an address: ''", USER),
+        (("master", "--model", "demo", "--listen", "127.0.0.1:65534"), "not an address", USER),
+        (("master", "--model", "demo", "--listen", f"{NOWHERE}:7070"), "is not known here", USER),
+        (("master", "--model", "demo", "--http", "0.0.0.0:80"), "--insecure", USER),
+        (("master", "--model", "demo", "--context", 0), "--context 0 is out of range", USER),
+        (("master", "--model", "demo", "--context", BIG), "is out of range", USER),
+        (("master", "--model", "demo", "--api-key", ""), "an API key must have", USER),
+        (("master", "--model", "demo", "--token-file", "."), "is a directory", USER),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_impossible_input(fails, arguments, expected, status):
+    line = fails(*arguments, status=status)
+    assert expected in line, line
+
+
+def test_a_damaged_table_of_tokens(fails, state):
+    """Times that no calendar has, too."""
+    folder = state / "master"
+    folder.mkdir(mode=0o700, parents=True)
+    path = folder / "tokens.json"
+    record = '{"id":"a","sha256":"b","created":%s,"expires":1e300,"left":1}'
+    for text in ("{", "[]", '{"tokens": [1]}', f'{{"tokens": [{record % "1e300"}]}}'):
+        path.write_text(text)
+        path.chmod(0o600)
+        assert "tokens.json is damaged" in fails("token", "list")
+
+
+def test_a_damaged_note_of_the_master(fails, state):
+    folder = state / "master"
+    folder.mkdir(mode=0o700, parents=True)
+    path = folder / "admin.json"
+    for text in (
+        '{"url": "garbage", "secret": "x"}',
+        '{"url": 1}',
+        '{"url": "http://\\u0000", "secret": "x"}',
+    ):
+        path.write_text(text)
+        path.chmod(0o600)
+        assert re.search("admin.json is damaged|characters that neither can have", fails("nodes"))
+
+
+def test_a_port_in_use(fails):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = fails("master", "--model", "demo", "--threads", 1, "--http", f"127.0.0.1:{port}",
+                     "--listen", "127.0.0.1:7370")  # fmt: skip
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use; give another port" in line
+
+
+def test_a_hub_that_cannot_be_reached(fails, monkeypatch):
+    for endpoint in (f"http://{CLOSED}", f"http://{NOWHERE}"):
+        monkeypatch.setenv("HF_ENDPOINT", endpoint)
+        assert "check the network or HF_ENDPOINT" in fails("pull", "org/name", status=FAILED)
+
+
+def test_a_deletion_that_nobody_confirms(tpiedge, tmp_path):
+    assert tpiedge("pack", "demo").status == 0
+    ended = tpiedge("rm", "demo", stdin="")
+    assert ended.status == USER
+    assert ended.err.splitlines()[-1] == (
+        "tpiedge: nobody answers on standard input: say --yes to delete without a question"
+    )
+    assert len(list((tmp_path / "cache" / "packs").iterdir())) == 1
+    assert tpiedge("rm", "demo", stdin="n\n").status == 0
+    assert tpiedge("rm", "demo", stdin="y\n").status == 0
+    assert list((tmp_path / "cache" / "packs").iterdir()) == []

@@ -1,0 +1,115 @@
+"""Single machines of a cluster of real processes: a command and its log, a worker and its folders."""
+
+import contextlib
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from tests.process.command import COMMAND
+from tpiedge.nodes.addresses import Address
+from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.readiness import NodeReport
+from tpiedge.wire.epochs import Capacity
+
+__all__ = ["END_S", "SPEED", "THREADS", "Process", "Worker", "measured"]
+
+END_S = 15.0
+THREADS = 1
+SPEED = 1e10
+
+
+def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
+    """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    report = NodeReport(1, "", "torch", Capacity(THREADS, bytes_per_s, 10 * bytes_per_s, bytes_per_s))
+    Measurements(folder, THREADS).keep(report)
+
+
+class Process:
+    """`tpiedge ARGUMENTS...` in a session of its own, writing to `log`."""
+
+    def __init__(self, log: Path, *arguments: object) -> None:
+        self.path = log
+        with log.open("ab") as stream:
+            self.popen = subprocess.Popen(
+                [COMMAND, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=stream,
+                stderr=stream,
+                start_new_session=True,
+            )
+
+    @property
+    def pid(self) -> int:
+        return self.popen.pid
+
+    @property
+    def log(self) -> str:
+        return self.path.read_text(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            return psutil.Process(self.pid).children(recursive=True)
+        return []
+
+    def wait(self, limit_s: float = END_S) -> int:
+        """Its exit status."""
+        return self.popen.wait(limit_s)
+
+    def end(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Ask it to end (also if it is frozen) and wait for that."""
+        family = self.children()
+        if self.popen.poll() is None:
+            self.popen.send_signal(number)
+            self.popen.send_signal(signal.SIGCONT)
+        for child in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.resume()
+        return self.wait()
+
+
+class Worker:
+    """One machine: its folders stay when its process ends."""
+
+    def __init__(
+        self, folder: Path, name: str, address: Address, options: tuple[object, ...], bytes_per_s: float
+    ) -> None:
+        self.name = name
+        self.state, self.cache = folder / f"{name}-state", folder / f"{name}-cache"
+        self.address = address
+        self.options = options
+        self.process: Process | None = None
+        self._log = folder / f"{name}.log"
+        measured(self.state / "worker", bytes_per_s)
+
+    @property
+    def arguments(self) -> list[object]:
+        folders = ["--state", self.state, "--cache", self.cache]
+        who = ["--name", self.name, "--threads", THREADS]
+        return ["worker", "--connect", self.address, *folders, *who, *self.options]
+
+    def start(self, token: str | None = None) -> None:
+        self.process = Process(self._log, *self.arguments, *(["--token", token] if token else []))
+
+    @property
+    def agent(self) -> psutil.Process:
+        assert self.process is not None
+        return psutil.Process(self.process.pid)
+
+    @property
+    def node(self) -> psutil.Process:
+        """Its part of the serving cluster. There is no other child while nothing is being prepared."""
+        (child,) = self.agent.children()
+        return child
+
+    @property
+    def log(self) -> str:
+        assert self.process is not None
+        return self.process.log
+
+    def weights(self) -> dict[str, tuple[int, int]]:
+        """What its shard store holds of weights: size, and when it was written."""
+        found = (self.cache / "shards" / "blobs").iterdir()
+        return {path.name: (path.stat().st_size, path.stat().st_mtime_ns) for path in found}

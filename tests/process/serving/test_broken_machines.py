@@ -1,0 +1,124 @@
+"""A worker's disk breaks under it, or its memory runs out: what is lost is said with the cause, the next plan does
+without the machine, and nothing is tried for ever."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from tests.process.command import wait_for
+from tests.process.serving.disks import FailingDisk, failing_disk, read_only
+from tests.process.serving.machines import Worker
+from tests.process.serving.memory_group import MemoryGroup, new_memory_group
+from tests.process.serving.serving import Serving, node_of, words_of_loss
+
+#: So slow, as they say, that more machines are better.
+SLOW = 1e6
+READ_ONLY = r"cannot write to the shard store .*: Read-only file system"
+OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
+LONG_PROMPT = list(range(10, 960))
+#: Beside its agent; importing torch takes more.
+HALF_A_NODE = 60 << 20
+NOTICED_S = 3.0
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    """The master and one honest worker."""
+    cluster = clusters("--min-workers", 1, bytes_per_s=SLOW)
+    cluster.start_master()
+    cluster.start_worker("ann", bytes_per_s=SLOW)
+    return cluster
+
+
+@pytest.fixture
+def victim(cluster: Serving, request: pytest.FixtureRequest) -> Iterator[Worker]:
+    """Takes part, on a machine of its own."""
+    cluster.wait_ready(2)
+    worker = cluster.start_worker(request.node.name, bytes_per_s=SLOW)
+    yield worker
+    cluster.workers.pop(worker.name).process.end()
+
+
+def check_left_out(cluster: Serving, worker: Worker, words: str, exact) -> None:
+    """It stays a worker, and the others serve."""
+    status = cluster.wait_until(lambda status: node_of(status, worker.name)["state"] == "left out")
+    assert re.search(words, node_of(status, worker.name)["why"])
+    cluster.wait_ready(2)
+    exact(cluster)
+    assert worker.agent.is_running()
+
+
+def test_a_disk_becomes_read_only(cluster: Serving, victim: Worker, exact):
+    """What is in memory serves on."""
+    cluster.wait_ready(3)
+    with read_only(victim.cache):
+        exact(cluster)
+        victim.node.kill()
+        check_left_out(cluster, victim, READ_ONLY, exact)
+        victim.process.end()
+        cluster.start_worker(victim.name, token=False)
+        assert victim.process.wait() == 2
+        assert re.search(f"tpiedge: {READ_ONLY}", victim.log)
+        assert "Traceback" not in victim.log
+
+
+@pytest.fixture
+def disk(cluster: Serving, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[FailingDisk]:
+    """Of the victim."""
+    with failing_disk(cluster.folder / f"{request.node.name}-cache", tmp_path / "image") as made:
+        yield made
+
+
+def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Worker, exact):
+    """What is in memory serves on."""
+    cluster.wait_ready(3)
+    blobs = [path for path in (victim.cache / "shards" / "blobs").iterdir() if len(path.name) == 64]
+    largest = max(blobs, key=lambda path: path.stat().st_blocks)
+    with largest.open("rb") as file:
+        start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
+    disk.fail_from(largest, start)
+    exact(cluster)
+    victim.node.kill()
+    check_left_out(cluster, victim, "cannot read .*: Input/output error", exact)
+
+
+@pytest.fixture
+def group() -> Iterator[MemoryGroup]:
+    made = new_memory_group()
+    if made is None:
+        pytest.skip("needs the right to make a control group with a memory limit (root)")
+    yield made
+    made.remove()
+
+
+def test_memory_runs_out(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
+    """In prefill. A new node begins with less, and serves; where there is too little for that, too, none is started
+    again and again."""
+    group.add(victim.agent)
+    cluster.wait_ready(3)
+    agent = victim.agent
+    check_killed_in_prefill(cluster, group, victim)
+    assert group.kills == 1
+    cluster.wait_ready(3)
+    exact(cluster)
+
+    victim.node.kill()
+    low = agent.memory_info().rss + HALF_A_NODE
+    wait_for(lambda: group.try_limit(low), NOTICED_S)
+    check_left_out(cluster, victim, OUT_OF_MEMORY, exact)
+    assert 2 <= group.kills <= 4
+    assert victim.agent == agent
+
+
+def check_killed_in_prefill(cluster: Serving, group: MemoryGroup, victim: Worker) -> None:
+    """With what it has it could answer short prompts only."""
+    rank = cluster.node(victim.name)["rank"]
+    assert group.try_limit(group.held_bytes)
+    with cluster.client() as client, pytest.raises(openai.APIStatusError) as caught:
+        client.completions.create(model="demo", prompt=LONG_PROMPT, max_tokens=20, temperature=0, stream=True)
+    assert caught.value.status_code == 503
+    assert re.search(words_of_loss(rank, OUT_OF_MEMORY), caught.value.message)

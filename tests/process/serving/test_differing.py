@@ -1,0 +1,143 @@
+"""Machines that differ from the master: whose numbers would differ stays out, other models' weights stay unused."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import run_command
+from tests.process.serving.machines import Worker, measured
+from tests.process.serving.serving import Serving, rank_of
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.spec import model_spec
+from tpiedge.nodes.identity import peer_name
+from tpiedge.nodes.joining import enrol, open_link
+from tpiedge.nodes.numerics import own_numerics
+from tpiedge.nodes.tokens import parse_token
+from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.writer import write_pack
+from tpiedge.transport.keys import CurveKeys
+
+USER, PEER = 2, 3
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    """The master and one worker."""
+    cluster = clusters("--min-workers", 1)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    return cluster
+
+
+@pytest.fixture(autouse=True)
+def _serving_on(cluster: Serving, exact):
+    """Whatever was tried: afterwards master and worker answer as ever."""
+    cluster.wait_ready(2)
+    yield
+    cluster.wait_ready(2)
+    exact(cluster)
+
+
+@pytest.fixture
+def another_torch(tmp_path: Path) -> str:
+    """A PYTHONPATH with which pip seems to have installed torch 99.0; what is imported stays the same."""
+    info = tmp_path / "site" / "torch-99.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 99.0+cpu\n")
+    return str(info.parent)
+
+
+def last_line(worker: Worker) -> str:
+    return worker.log.strip().rsplit("\n", 1)[-1]
+
+
+def test_a_newcomer_with_another_torch(cluster: Serving, another_torch: str, tmp_path: Path):
+    """Refused before it is let in; its token stays good."""
+    token, own = cluster.token(), own_numerics().torch
+    folders = ("--state", tmp_path / "state", "--cache", tmp_path / "cache")
+    measured(tmp_path / "state" / "worker")
+    ended = run_command("worker", "--token", token, *folders, "--threads", 1, PYTHONPATH=another_torch)
+    assert ended.status == USER
+    assert f"the worker has torch 99.0, the master torch {own}" in ended.err
+    assert f"type 'pip install torch=={own}' on the worker's computer" in ended.err
+    assert ended.err.count("\n") == 1
+    parsed, keys = parse_token(token), CurveKeys.generate()
+    with open_link(cluster.address, parsed.master_key, keys, peer_name(keys.public)) as link:
+        enrol(link, "updated", parsed.secret)
+
+
+def test_a_known_worker_whose_torch_has_changed(cluster: Serving, another_torch: str, monkeypatch):
+    ann = cluster.workers["ann"]
+    assert ann.process.end() == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", another_torch)
+        cluster.start_worker("ann", token=False)
+    assert ann.process.wait() == USER
+    assert "the worker has torch 99.0" in last_line(ann)
+    cluster.start_worker("ann", token=False)
+
+
+def test_a_new_master_with_another_torch_turns_its_workers_away(
+    cluster: Serving, another_torch: str, monkeypatch
+):
+    """They hold on to the link while the master is gone, and must not serve one that computes otherwise."""
+    ann = cluster.workers["ann"]
+    assert cluster.master.end() == 0
+    with monkeypatch.context() as patch:
+        patch.setenv("PYTHONPATH", another_torch)
+        cluster.start_master()
+    assert ann.process.wait() == PEER
+    assert "the master torch 99.0" in last_line(ann)
+    assert not cluster.status()["ready"]
+    assert cluster.master.end() == 0
+    cluster.start_master()
+    cluster.start_worker("ann", token=False)
+
+
+def test_a_worker_without_native_kernels_is_welcome(cluster: Serving, exact, monkeypatch):
+    assert cluster.workers["ann"].process.end() == 0
+    monkeypatch.setenv("TPIEDGE_NATIVE", "0")
+    cluster.start_worker("ann", token=False)
+    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
+    exact(cluster)
+
+
+def test_weights_of_another_model_of_the_same_name_and_shape_are_never_used(
+    cluster: Serving, exact, tmp_path: Path
+):
+    """Neither from a folder that the user names, nor from what is kept in the cache, be it under the right name."""
+    ann = cluster.workers["ann"]
+    assert ann.process.end() == 0
+    other = pack_of_noise(tmp_path / "demo")
+    store = ShardStore(ann.cache / "shards")
+    (served,) = store.pack_ids
+    (store.folder / "packs" / served / MANIFEST_NAME).write_bytes(manifest_bytes(other.path))
+    keep(store, other)
+    ann.options = ("--model-dir", other.path)
+    cluster.start_worker("ann", token=False)
+    cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
+    exact(cluster)
+    assert f"{other.path} is not the model that the master serves" in ann.log
+    assert store.has(served)
+
+
+def pack_of_noise(folder: Path) -> Pack:
+    """The demo model's shape with numbers of its own."""
+    spec = model_spec(Checkpoint.open(resolve_model(DEMO)).config)
+    source = RandomSource.for_spec(11, spec, STORED[Precision.BF16])
+    return Pack.open(write_pack(spec, source, Precision.BF16, folder).path)
+
+
+def keep(store: ShardStore, pack: Pack) -> None:
+    """Have all layers of `pack` in `store`."""
+    manifest = manifest_bytes(pack.path)
+    store.adopt_manifest(manifest, pack_id(manifest))
+    with store.open(pack_id(manifest)) as copy:
+        assert copy.import_from(pack) == pack.num_layers

@@ -1,0 +1,131 @@
+"""Whatever ends a transfer, and wherever: the next one goes on, and the bytes are those of the master."""
+
+import random
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+from tests.process.shipping.shares import check_equal, ended, held_bytes, share_bytes
+from tpiedge.nodes.fetching import fetch
+from tpiedge.pack.share import NodeShare
+from tpiedge.pack.store.copy import ShardCopy
+from tpiedge.pack.store.store import ShardStore
+
+DEATHS = 100
+POWER_CUTS = 6
+
+
+def test_killed_at_a_hundred_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
+    total = share_bytes(pack, whole)
+    store = ShardStore(tmp_path / "store")
+    mortal = start_worker(0, whole, store.folder, script="mortal.py", sync_bytes=1 << 18)
+    held = 0
+    for offset in sorted(random.Random(11).sample(range(1, total), DEATHS)):
+        assert life(mortal, offset) == -signal.SIGKILL
+        with store.open(master.identity) as copy:
+            assert copy.verify(whole) == []
+            assert held <= (held := held_bytes(copy, whole)) <= offset  # nothing that was verified is lost
+    assert held > total // 2
+    before = master.shipped()
+    assert ended(start_worker(0, whole, store.folder)) == {"ended": "done", "first": [held, total]}
+    assert master.shipped() - before == total - held
+    check_whole(store, master, whole)
+
+
+def life(mortal: subprocess.Popen[str], end: int) -> int:
+    """How it ended."""
+    mortal.stdin.write(f"{end}\n")
+    mortal.stdin.flush()
+    return int(mortal.stdout.readline())
+
+
+def test_a_power_cut_at_any_moment(master, pack, whole, tmp_path):
+    total = share_bytes(pack, whole)
+    cuts = sorted(random.Random(12).sample(range(1, total), POWER_CUTS))
+    store = ShardStore(tmp_path / "store")
+    disks: list[Path] = []
+
+    def progress(done: int, _total: int) -> None:
+        if len(disks) < POWER_CUTS and done >= cuts[len(disks)]:
+            disks.append(disk_after_power_cut(store.folder, tmp_path / f"disk-{len(disks)}"))
+
+    with master.spoke() as spoke:
+        fetch(spoke, store, master.identity, whole, progress, sync_bytes=1 << 18).close()
+        assert len(disks) == POWER_CUTS
+        held = 0
+        for disk in disks:
+            rest = ShardStore(disk)
+            with rest.open(master.identity) as copy:
+                assert copy.verify(whole) == []
+                assert held <= (held := held_bytes(copy, whole)) < total
+                fill_with_junk(copy)
+            before = master.shipped()
+            fetch(spoke, rest, master.identity, whole).close()
+            assert master.shipped() - before == total - held
+            check_whole(rest, master, whole)
+    assert held > total // 2
+
+
+def disk_after_power_cut(store: Path, copy: Path) -> Path:
+    """What the disk holds if the power fails now. The marks are taken first: what they speak of is durable by then."""
+    marks = {path.name: path.read_bytes() for path in (store / "blobs").glob("*.present")}
+    subprocess.run(["cp", "-a", "--sparse=always", store, copy], check=True)
+    for path in (copy / "blobs").glob("*.present"):
+        path.write_bytes(marks.get(path.name, b""))
+    return copy
+
+
+def fill_with_junk(copy: ShardCopy) -> None:
+    """Where nothing is marked anything may stand: what was not durable yet is in any state."""
+    for layer in range(copy.pack.num_layers):
+        ranges = list(copy.pack.layout(layer).ranges())
+        marked = set(copy.presence(layer).present(ranges))
+        with copy.pack.blob_path(layer).open("r+b") as file:
+            for item in ranges:
+                if item not in marked:
+                    file.seek(item.offset)
+                    file.write(random.Random(item.index).randbytes(item.length))
+
+
+def check_whole(store: ShardStore, master, whole: NodeShare) -> None:
+    with store.open(master.identity) as copy:
+        assert copy.missing(whole) == copy.verify(whole) == []
+        check_equal(master.pack, copy.pack, whole)
+
+
+def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
+    half = threading.Event()
+    resumed = threading.Event()
+
+    def progress(done: int, total: int) -> None:
+        if done > total // 2 and not half.is_set():
+            half.set()
+            resumed.wait(20)
+
+    def restart() -> None:
+        half.wait(20)
+        master.close()
+        master.start()
+        resumed.set()
+
+    thread = threading.Thread(target=restart)
+    thread.start()
+    try:
+        with (
+            master.spoke() as spoke,
+            fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress) as copy,
+        ):
+            assert copy.missing(whole) == copy.verify(whole) == []
+    finally:
+        thread.join()
+    assert master.shipped() < share_bytes(pack, whole)
+
+
+def test_a_store_is_taken_over_from_a_killed_process(master, start_worker, whole, tmp_path):
+    killed = start_worker(0, whole, tmp_path / "store", kill_at=8 << 20)
+    waiting = start_worker(1, whole, tmp_path / "store")
+    killed.wait(50)
+    assert ended(waiting)["ended"] == "done"
+    with ShardStore(tmp_path / "store").open(master.identity) as copy:
+        assert copy.missing(whole) == copy.verify(whole) == []

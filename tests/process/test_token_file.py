@@ -1,0 +1,63 @@
+"""`--token-file`, on both sides: a worker that waits for it, a master that is killed beside it."""
+
+import json
+import signal
+
+import pytest
+
+from tests.process.command import wait_for
+from tests.process.serving.machines import measured
+from tests.process.serving.serving import free_ports
+from tpiedge.nodes.token_store import TokenStore
+from tpiedge.nodes.tokens import parse_token
+
+START_S = 30.0
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_worker_that_is_stopped_while_it_waits_has_done_its_work(start, tmp_path, number):
+    path = tmp_path / "token"
+    worker = start("worker", "--token-file", path, "--wait", 60, "--state", tmp_path / "state")
+    assert worker.process.stderr.readline() == f"waiting for a token in {path}\n".encode()
+    worker.process.send_signal(number)
+    ended = worker.finish()
+    assert (ended.status, ended.out, ended.err) == (0, "", "")
+
+
+@pytest.fixture
+def master(start, tmp_path):
+    """Start it; returns when its token is in the file."""
+    measured(tmp_path / "state" / "master")
+
+    def begin(path):
+        port = free_ports()
+        began = start(
+            "master", "--model", "demo", "--threads", 1, "--listen", f"127.0.0.1:{port}",
+            "--http", f"127.0.0.1:{port + 4}", "--token-file", path, "--state", tmp_path / "state",
+        )  # fmt: skip
+        for line in began.process.stderr:
+            if line.startswith(b"serving "):
+                return began
+        raise AssertionError(began.finish().err)
+
+    return begin
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["same file", "another file"])
+def test_the_token_of_a_killed_master_is_void_when_it_is_back(tmp_path, tpiedge, master, same):
+    path, store = tmp_path / "token", TokenStore(tmp_path / "state" / "master")
+    killed = master(path)
+    old = parse_token(path.read_text())
+    killed.process.kill()
+    killed.finish()
+    assert store.redeem(old.secret) == "ok"
+    again = path if same else tmp_path / "other"
+    running = master(again)
+    assert store.redeem(old.secret) == "unknown"
+    assert store.redeem(parse_token(again.read_text()).secret) == "ok"
+    listed = json.loads(tpiedge("token", "list", "--json", "--state", tmp_path / "state").out)
+    assert [token["state"] for token in listed] == ["usable"]
+    running.process.terminate()
+    assert running.process.wait(START_S) == 0
+    wait_for(lambda: not again.exists(), 1.0)
+    assert store.list() == ()

@@ -1,0 +1,34 @@
+"""Every group of verbs: what it takes before a subcommand, the subcommand takes as well."""
+
+import click
+import pytest
+
+from tpiedge.cli.main import cli
+
+
+def groups(command, words=()):
+    if isinstance(command, click.Group):
+        if words:
+            yield words, command
+        for name, child in command.commands.items():
+            yield from groups(child, (*words, name))
+
+
+GROUPS = dict(groups(cli))
+
+
+def flags(command):
+    return {flag for param in command.params if isinstance(param, click.Option) for flag in param.opts}
+
+
+def test_there_are_groups():
+    assert {("nodes",), ("token",), ("shards",), ("config",), ("bench",)} <= GROUPS.keys()
+
+
+@pytest.mark.parametrize("words", GROUPS, ids=" ".join)
+def test_a_flag_of_a_group_is_one_of_its_subcommands_and_their_help_shows_it(words):
+    group = GROUPS[words]
+    for name, child in group.commands.items():
+        assert flags(group) <= flags(child), name
+        shown = child.get_help(click.Context(child, info_name=name))
+        assert all(flag in shown for flag in flags(group)), name

@@ -1,0 +1,192 @@
+"""A model's folder made by a stranger: nothing outside of it is read, no name becomes a path, no code of it runs."""
+
+import json
+import re
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import model_spec
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.writer import write_pack
+
+INDEX = "model.safetensors.index.json"
+SMALL_LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "vocab_size": 8,
+    "max_position_embeddings": 16,
+}
+READERS: dict[str, Callable[[Path], object]] = {
+    "config.json": ModelConfig.open,
+    "generation_config.json": ModelConfig.open,
+    "model.safetensors": Checkpoint.open,
+    INDEX: Checkpoint.open,
+    "tokenizer.json": Tokenizer.open,
+    "chat_template.jinja": lambda folder: ChatTemplate.open(folder, {}),
+    "tokenizer_config.json": lambda folder: ChatTemplate.open(folder, {}),
+}
+
+
+@pytest.fixture
+def whole(folder: Path, make_safetensors: Callable[..., bytes]) -> Path:
+    """A folder with everything that the small model needs, besides a tensor for nobody."""
+    spec = model_spec(ModelConfig.open(folder))
+    tensors: dict[str, tuple[str, list[int], int]] = {"../../evil": ("F32", [1], 4)}
+    for blob in (spec.embedding, *spec.layers, spec.head):
+        for matrix in blob.matrices:
+            tensors[matrix.source] = ("F32", list(matrix.source_shape), matrix.rows * matrix.cols * 4)
+        for vector in blob.vectors:
+            tensors[vector.source] = ("F32", [vector.length], vector.length * 4)
+    (folder / "model.safetensors").write_bytes(make_safetensors(tensors))
+    return folder
+
+
+@pytest.fixture
+def secret(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file elsewhere, that would do for any of a model's."""
+    path = tmp_path_factory.mktemp("elsewhere") / "secret"
+    path.write_text('{"chat_template": "x"}')
+    return path
+
+
+@pytest.mark.parametrize("name", list(READERS))
+@pytest.mark.parametrize("relative", [True, False], ids=["relative", "absolute"])
+def test_no_link_leads_out_of_the_folder(folder: Path, secret: Path, name: str, relative: bool) -> None:
+    path = folder / name
+    path.unlink(missing_ok=True)
+    path.symlink_to(Path("..", secret.relative_to(folder.parent)) if relative else secret)
+    with pytest.raises(UserError, match=f"{re.escape(name)} links to a file outside of the model's folder"):
+        READERS[name](folder)
+
+
+@pytest.mark.parametrize("name", list(READERS))
+def test_a_snapshot_s_link_leads_to_its_own_blobs_and_nowhere_else(
+    tmp_path: Path, secret: Path, name: str
+) -> None:
+    """Not to another model's blobs, nor to a folder in its own."""
+    entry = tmp_path / "models--org--name"
+    snapshot = entry / "snapshots" / ("0" * 40)
+    snapshot.mkdir(parents=True)
+    (entry / "blobs").mkdir()
+    for blobs in (tmp_path / "models--org--other" / "blobs", entry / "blobs" / "deep", entry / "refs"):
+        blobs.mkdir(parents=True)
+        (blobs / "1").write_bytes(secret.read_bytes())
+        (snapshot / "config.json").unlink(missing_ok=True)
+        (snapshot / name).unlink(missing_ok=True)
+        if name != "config.json":
+            (entry / "blobs" / "config").write_text(json.dumps(SMALL_LLAMA))
+            (snapshot / "config.json").symlink_to("../../blobs/config")
+        (snapshot / name).symlink_to(blobs / "1")
+        with pytest.raises(UserError, match="links to a file outside"):
+            READERS[name](snapshot)
+
+
+def test_an_index_leads_to_a_file_that_is_a_link_outside(folder: Path, secret: Path) -> None:
+    (folder / "part.safetensors").symlink_to(secret)
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "part.safetensors"}}))
+    with pytest.raises(UserError, match="links to a file outside"):
+        Checkpoint.open(folder)
+
+
+@pytest.mark.parametrize("name", ["a\0", "a\n", "\x1b[31m", "\u202eevil", "\ud800"])
+def test_a_tensor_s_name_that_would_spoil_a_terminal(
+    folder: Path, make_safetensors: Callable[..., bytes], name: str
+) -> None:
+    (folder / "model.safetensors").write_bytes(make_safetensors({name: ("F32", [1], 4)}))
+    with pytest.raises(UserError, match="unprintable") as raised:
+        Checkpoint.open(folder)
+    assert str(raised.value).isprintable()
+    (folder / "model.safetensors").rename(folder / "part.safetensors")
+    (folder / "part.safetensors").write_bytes(make_safetensors({"a": ("F32", [1], 4)}))
+    (folder / INDEX).write_text(json.dumps({"weight_map": {name: "part.safetensors"}}))
+    with pytest.raises(UserError, match="is missing, though") as raised:
+        Checkpoint.open(folder)
+    assert str(raised.value).isprintable()
+
+
+def test_tensors_whose_names_differ_in_case_are_two(
+    folder: Path, make_safetensors: Callable[..., bytes]
+) -> None:
+    data = bytearray(make_safetensors({"W": ("F32", [2], 8), "w": ("F32", [2], 8)}))
+    data[-16:] = struct.pack("<4f", 1, 2, 3, 4)
+    (folder / "model.safetensors").write_bytes(data)
+    source = CheckpointSource(Checkpoint.open(folder).tensors)
+    np.testing.assert_array_equal(source.read_vector("W"), [1, 2])
+    np.testing.assert_array_equal(source.read_vector("w"), [3, 4])
+    source.close()
+
+
+def test_no_name_of_a_tensor_becomes_a_path(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    out = tmp_path_factory.mktemp("out") / "packs" / "pack"
+    checkpoint = Checkpoint.open(whole)
+    source = CheckpointSource(checkpoint.tensors)
+    write_pack(model_spec(checkpoint.config), source, Precision.F32, out)
+    source.close()
+    made = [str(path.relative_to(out)) for path in out.rglob("*")]
+    assert all(re.fullmatch(r"manifest\.json|blobs(/[0-9a-f]{64}(\.hashes)?)?", name) for name in made)
+    assert [path.name for path in out.parent.parent.rglob("*evil*")] == []
+
+
+_AUDITED = """
+import sys
+from pathlib import Path
+folder = str(Path(sys.argv[1]).resolve())
+opened = set()
+sys.addaudithook(lambda event, args: opened.add(str(args[0])) if event == "open" else None)
+sys.path.insert(0, folder)  # as for somebody who starts Python there
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.spec import model_spec
+from tpiedge.model.template import ChatTemplate
+from tpiedge.model.tokenizer import Tokenizer
+checkpoint = Checkpoint.open(Path(folder))
+checkpoint.check(model_spec(checkpoint.config))
+Tokenizer.open(Path(folder))
+ChatTemplate.open(Path(folder), {})
+print(sorted(Path(name).name for name in opened if name.startswith(folder)))
+"""
+
+
+def test_pickles_and_remote_code_are_not_even_opened(whole: Path, small_config: dict[str, Any]) -> None:
+    """Beside safetensors files, and named in every place where transformers looks for code."""
+    code = {
+        "AutoConfig": "evil.Evil",
+        "AutoModelForCausalLM": "evil.Evil",
+        "AutoTokenizer": ["evil.Evil", "evil.Evil"],
+    }
+    owned = f"open({str(whole / 'owned')!r}, 'w')"
+    (whole / "config.json").write_text(
+        json.dumps(small_config | {"auto_map": code, "trust_remote_code": True})
+    )
+    (whole / "tokenizer_config.json").write_text(
+        json.dumps({"auto_map": code, "tokenizer_class": "evil.Evil", "chat_template": "x"})
+    )
+    (whole / "tokenizer.json").write_text(
+        '{"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"}}'
+    )
+    for name in ("evil.py", "__init__.py", "modeling_llama.py", "tokenization_llama.py", "setup.py"):
+        (whole / name).write_text(owned)
+    for name in ("pytorch_model.bin", "model.pt", "training_args.bin", "model.pkl"):
+        (whole / name).write_bytes(b"cbuiltins\nexec\n(S" + repr(owned).encode() + b"\ntR.")
+    done = subprocess.run(
+        [sys.executable, "-c", _AUDITED, str(whole)], capture_output=True, text=True, check=True, cwd=whole
+    )
+    assert done.stdout.strip() == str(
+        ["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]
+    )
+    assert not (whole / "owned").exists()

@@ -1,0 +1,257 @@
+"""Disks that fail, fill up, are read-only or lose files under us: a typed error that says where, never wrong bytes."""
+
+import errno
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpiedge.errors import DiskFull, ReadFault, ResourceError, TpiedgeError, UserError
+from tpiedge.pack.files import open_regular, read_exactly
+from tpiedge.pack.hashes import HashTable
+from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import MANIFEST_NAME, load_manifest
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.specs import ModelSpec
+from tpiedge.pack.store.copy import ShardCopy
+from tpiedge.pack.store.store import ShardStore
+from tpiedge.pack.writer import write_pack
+
+MakePack = Callable[..., Pack]
+MakeCheckpoint = Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]
+
+#: A regular file whose first byte cannot be read: nothing is mapped there.
+BROKEN = Path("/proc/self/mem")
+SHARE = NodeShare(Share(0, 6), Share(0, 2))
+FAULTS = [
+    (errno.ENOSPC, DiskFull, "is full"),
+    (errno.EDQUOT, DiskFull, "is full"),
+    (errno.EIO, ResourceError, "failed while it was written"),
+    (errno.EROFS, UserError, "Read-only file system"),
+]
+
+
+def fail(monkeypatch: pytest.MonkeyPatch, name: str, code: int, after: int = 0) -> None:
+    """`os.NAME` raises, from the call after so many on."""
+    original, calls = getattr(os, name), iter(range(10**9))
+
+    def wrapped(*arguments: object) -> object:
+        if next(calls) >= after:
+            raise OSError(code, os.strerror(code))
+        return original(*arguments)
+
+    monkeypatch.setattr(os, name, wrapped)
+
+
+# --- reading
+
+
+def test_a_disk_that_really_fails_names_file_and_offset() -> None:
+    fd = open_regular(BROKEN)
+    try:
+        with pytest.raises(ReadFault, match=f"at offset 0 of {BROKEN}: Input/output error") as caught:
+            read_exactly(fd, BROKEN, 0, memoryview(bytearray(10)))
+    finally:
+        os.close(fd)
+    assert (caught.value.path, caught.value.offset, caught.value.length) == (BROKEN, 0, 10)
+
+
+@pytest.mark.parametrize("part", ["manifest", "table", "blob"])
+def test_any_file_of_a_pack_on_a_disk_that_fails(make_pack: MakePack, part: str) -> None:
+    pack = make_pack()
+    blob = pack.blob_path(0)
+    path = {"manifest": pack.path / MANIFEST_NAME, "table": blob.with_suffix(".hashes"), "blob": blob}[part]
+    path.unlink()
+    path.symlink_to(BROKEN)
+    read = {
+        "manifest": lambda: load_manifest(pack.path),
+        "table": lambda: HashTable.load(path, pack.layout(0), pack.blob_id(0)),
+        "blob": lambda: verify_pack(pack),
+    }[part]
+    with pytest.raises(TpiedgeError, match=f"{path}: Input/output error") as caught:
+        read()
+    assert isinstance(caught.value, UserError if part == "manifest" else ReadFault)
+
+
+def test_short_reads_give_the_same_bytes(
+    spec: ModelSpec, make_pack: MakePack, make_checkpoint: MakeCheckpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pack = make_pack()
+    source, arrays = make_checkpoint(spec)
+    preadv = os.preadv
+    monkeypatch.setattr(os, "preadv", lambda fd, into, at: preadv(fd, [into[0][:1009]], at))
+    verify_pack(pack)
+    name = "model.layers.0.q_proj.weight"
+    np.testing.assert_array_equal(source.read_rows(name, 0, 120), arrays[name])
+    np.testing.assert_array_equal(source.read_columns(name, 7, 20), arrays[name][:, 7:27])
+    source.close()
+
+
+@pytest.mark.parametrize("after", [0, 1, 7, 20])
+def test_a_checkpoint_whose_disk_fails_leaves_no_pack(
+    tmp_path: Path,
+    spec: ModelSpec,
+    make_checkpoint: MakeCheckpoint,
+    monkeypatch: pytest.MonkeyPatch,
+    after: int,
+) -> None:
+    source, _ = make_checkpoint(spec)
+    fail(monkeypatch, "preadv", errno.EIO, after)
+    with pytest.raises(ReadFault, match=r"at offset \d+ of .*weights: Input/output error"):
+        write_pack(spec, source, Precision.F32, tmp_path / "out" / "pack")
+    source.close()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("act", ["truncated", "touched", "replaced", "deleted"])
+def test_a_checkpoint_that_changes_while_it_is_packed_leaves_no_pack(
+    tmp_path: Path, spec: ModelSpec, make_checkpoint: MakeCheckpoint, act: str
+) -> None:
+    source, _ = make_checkpoint(spec)
+    weights, other = tmp_path / "weights", tmp_path / "other"
+    other.write_bytes(b"x" * weights.stat().st_size)
+    change = {
+        "truncated": lambda: os.truncate(weights, 5000),
+        "touched": lambda: os.utime(weights, ns=(1, 1)),
+        "replaced": lambda: other.replace(weights) if other.exists() else None,
+        "deleted": lambda: weights.unlink(missing_ok=True),
+    }[act]
+
+    words = {"truncated": "the file ends before", "deleted": "cannot open .*weights"}
+    with pytest.raises(TpiedgeError, match=words.get(act, "was changed while it was packed")):
+        write_pack(spec, source, Precision.F32, tmp_path / "out" / "pack", progress=lambda *_: change())
+    source.close()
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_file_deleted_under_its_reader_is_read_to_the_end(
+    spec: ModelSpec, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source, arrays = make_checkpoint(spec)
+    name = "model.layers.1.k_proj.weight"
+    source.read_rows(name, 0, 1)
+    (tmp_path / "weights").unlink()
+    np.testing.assert_array_equal(source.read_rows(name, 0, 60), arrays[name])
+    source.close()
+
+
+def test_a_file_cut_under_its_reader_names_the_first_byte_that_is_gone(
+    spec: ModelSpec, make_checkpoint: MakeCheckpoint, tmp_path: Path
+) -> None:
+    source, arrays = make_checkpoint(spec)
+    name = "model.embed_tokens.weight"
+    source.read_rows(name, 0, 1)
+    os.truncate(tmp_path / "weights", 13 + 100)
+    with pytest.raises(ReadFault, match="the file ends before") as caught:
+        source.read_rows(name, 0, len(arrays[name]))
+    assert (caught.value.path, caught.value.offset) == (tmp_path / "weights", 113)
+    source.close()
+
+
+# --- writing
+
+
+@pytest.mark.parametrize("after", [0, 2])
+@pytest.mark.parametrize("call", ["write", "fsync"])
+@pytest.mark.parametrize(("code", "kind", "words"), FAULTS)
+def test_a_pack_that_cannot_be_written_leaves_nothing(
+    tmp_path: Path,
+    spec: ModelSpec,
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[TpiedgeError],
+    words: str,
+    call: str,
+    after: int,
+) -> None:
+    fail(monkeypatch, call, code, after)
+    source = RandomSource.for_spec(7, spec, "F32")
+    with pytest.raises(kind, match=words) as caught:
+        write_pack(spec, source, Precision.F32, tmp_path / "pack")
+    assert type(caught.value) is kind
+    assert str(tmp_path) in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def copy(make_pack: MakePack, tmp_path: Path) -> Iterator[tuple[ShardCopy, Pack]]:
+    """An empty copy in a shard store, and its original."""
+    pack = make_pack()
+    store = ShardStore(tmp_path / "store")
+    manifest = manifest_bytes(pack.path)
+    store.adopt_manifest(manifest, pack_id(manifest))
+    with store.open(pack_id(manifest)) as opened:
+        for layer in opened.missing_tables(SHARE):
+            opened.adopt_table(layer, pack.blob_path(layer).with_suffix(".hashes").read_bytes())
+        yield opened, pack
+
+
+@pytest.mark.parametrize("call", ["pwrite", "fsync"])
+@pytest.mark.parametrize(("code", "kind", "words"), FAULTS)
+def test_a_shard_that_cannot_be_written_is_not_there(
+    copy: tuple[ShardCopy, Pack],
+    monkeypatch: pytest.MonkeyPatch,
+    code: int,
+    kind: type[TpiedgeError],
+    words: str,
+    call: str,
+) -> None:
+    """Above all: bytes that never became durable do not count."""
+    shards, pack = copy
+    before = shards.missing(SHARE)
+    item = before[0].ranges[0]
+    data = memoryview(pack.blob_path(0).read_bytes())[item.offset : item.offset + item.length]
+    with monkeypatch.context() as patch:
+        fail(patch, call, code)
+        with pytest.raises(kind, match=words) as caught:
+            shards.write(0, item, data)
+    assert type(caught.value) is kind
+    assert shards.missing(SHARE) == before
+    assert shards.write(0, item, data)
+    assert shards.missing(SHARE) != before
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    """A small file system of its own, that `remount` makes read-only."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a file system needs root")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def make_read_only(disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+
+
+def test_a_pack_on_a_read_only_disk_is_read_and_none_is_written(disk: Path, spec: ModelSpec) -> None:
+    source = RandomSource.for_spec(7, spec, "F32")
+    write_pack(spec, source, Precision.F32, disk / "pack")
+    make_read_only(disk)
+    pack = Pack.open(disk / "pack")
+    assert verify_pack(pack) == pack.nbytes
+    with pytest.raises(UserError, match=f"cannot write to {disk}: Read-only file system"):
+        write_pack(spec, source, Precision.F32, disk / "other")
+
+
+def test_a_shard_store_on_a_read_only_disk_is_refused_in_words(disk: Path, make_pack: MakePack) -> None:
+    store = ShardStore(disk / "store")
+    make_read_only(disk)
+    manifest = manifest_bytes(make_pack().path)
+    for act in (
+        lambda: ShardStore(disk / "new"),
+        lambda: store.adopt_manifest(manifest, pack_id(manifest)),
+        lambda: store.make_room(1),
+    ):
+        with pytest.raises(UserError, match=r"cannot write to the shard store .*: Read-only file system"):
+            act()

@@ -1,0 +1,322 @@
+"""Every message and its bytes, and the means to write others by hand."""
+
+import msgpack
+
+from tpiedge.wire.control import (
+    Accused,
+    AskStats,
+    Assign,
+    Cancel,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Listening,
+    Loading,
+    Lost,
+    PeerPulse,
+    PromptScores,
+    Pulse,
+    Ready,
+    Shutdown,
+    Stats,
+    Token,
+)
+from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Segment, StepPlan
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Capacity,
+    Echo,
+    Launch,
+    Leaving,
+    MasterPulse,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Preparing,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.files import Chunk, Fetch, FetchFailed
+from tpiedge.wire.join import Challenge, Enrol, Enrolled, Knock, Refused, Reveal, Verdict
+from tpiedge.wire.messages import PROTOCOL, TAGS, Message
+from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.tensors import TensorHeader
+
+__all__ = [
+    "GOLDEN",
+    "GREEDY",
+    "HIDDEN",
+    "PARTIAL",
+    "REQUEST",
+    "ROW",
+    "SHUTDOWN",
+    "TOKEN",
+    "flat",
+    "padded",
+    "partial",
+    "raw",
+]
+
+GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, ((5, -1.5),), 2**64 - 1, 2)
+REQUEST = GenerationRequest("r1", (1, 2, 70000), 16, GREEDY, (2,), False, True)
+ROW = TensorHeader("f32", (1, 2048))
+
+GOLDEN: list[tuple[Message, str]] = [
+    (
+        StepPlan(1, 2, (Segment(0, 5, 1, 6), Segment(1, 0, 300, 300)), 256, 301),
+        "9701010102929400050106940100cd012ccd012ccd0100cd012d",
+    ),
+    (
+        Hidden(1, 2, 0, ROW),
+        "c101020100000002000000000000000000000001020100000000080000",
+    ),
+    (
+        Partial(1, 2, 3, 0, 1, ROW),
+        "c1010301000000020000000000000003000000000000000101020100000000080000",
+    ),
+    (
+        Partial(1, 2, 3, 0, 1, None),
+        "c101030100000002000000000000000300000000000000010000",
+    ),
+    (
+        Reduced(1, 2, 3, 0, 1, ROW),
+        "c1010401000000020000000000000003000000000000000101020100000000080000",
+    ),
+    (
+        Gathered(1, 2, 3, 0, 1, TensorHeader("bf16", (2, 2))),
+        "c1010501000000020000000000000003000000000000000102020200000002000000",
+    ),
+    (
+        Hello(0, 1, 4242, 1, "0.1.0", 2, "a CPU"),
+        "9901200001cd109201a5302e312e3002a56120435055",
+    ),
+    (
+        Assign(
+            1,
+            1,
+            (0, 1),
+            (8, 16),
+            (0, 3),
+            "/p",
+            "bf16",
+            2,
+            4096,
+            1,
+            "tcp://127.0.0.1:5",
+            "k" * 40,
+            ((1, ""),),
+        ),
+        "9f01210101920001920810920003a22f70a46266313602cd100001b17463703a2f2f3132372e302e302e313a35d9286b"
+        "6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b919201a0",
+    ),
+    (
+        Listening(1, 0, "tcp://127.0.0.1:5"),
+        "9501220100b17463703a2f2f3132372e302e302e313a35",
+    ),
+    (
+        Loading(1, 1, 10, 1 << 33),
+        "96012301010acf0000000200000000",
+    ),
+    (
+        Ready(1, 1, 1 << 33, 2.5),
+        "9601240101cf0000000200000000cb4004000000000000",
+    ),
+    (
+        Heartbeat(1, 1, 7, 8, 9),
+        "9701250101070809",
+    ),
+    (
+        Pulse(1, (PeerPulse(0, 12, 7, 8, 9, "ready"),)),
+        "940126019196000c070809a57265616479",
+    ),
+    (
+        Lost(1, 1, "killed by signal 9"),
+        "9501270101b26b696c6c6564206279207369676e616c2039",
+    ),
+    (
+        Generate(1, REQUEST),
+        "9401280198a27231c40c010000000200000070110100109acb000000000000000000cb3ff0000000000000cb00000000"
+        "00000000cb3ff0000000000000cb0000000000000000cb0000000000000000c40c05000000000000000000f8bfcfffff"
+        "ffffffffffff02c40402000000c2c3c2",
+    ),
+    (
+        Token(1, "r1", 0, 70000, ((70000, -0.5), (3, -2.0))),
+        "97012901a2723100ce000111709292ce00011170cbbfe00000000000009203cbc000000000000000",
+    ),
+    (
+        PromptScores(1, "r1", 1, (-0.5, -2.0)),
+        "96013001a272310192cbbfe0000000000000cbc000000000000000",
+    ),
+    (
+        Finished(1, "r1", "length", 3, 16, 0.25, 1.5),
+        "99012a01a27231a66c656e6774680310cb3fd0000000000000cb3ff8000000000000",
+    ),
+    (
+        Failed(1, 0, "", "PeerLost", "node 1 was lost"),
+        "97012b0100a0a8506565724c6f7374af6e6f6465203120776173206c6f7374",
+    ),
+    (
+        Accused(1, 0, 2, "no"),
+        "960131010002a26e6f",
+    ),
+    (
+        Cancel(1, "r1"),
+        "94012c01a27231",
+    ),
+    (
+        AskStats(1),
+        "93012d01",
+    ),
+    (
+        Stats(1, 0, 1, 2, 3, 4, 5, 6, 0.5, 0.25, 0.0, 7, 8, 0.125),
+        "dc0010012e0100010203040506cb3fe0000000000000cb3fd0000000000000cb00000000000000000708cb3fc0000000"
+        "000000",
+    ),
+    (
+        Shutdown(1),
+        "93012f01",
+    ),
+    (
+        Enrol(1, "0.1.0", "pi", "s3", "ab", "2.9.1", "little-endian IEEE 754"),
+        "99004001a5302e312e30a27069a27333a26162a5322e392e31b66c6974746c652d656e6469616e204945454520373534",
+    ),
+    (
+        Enrolled("w-1", "c", 1, "0.1.0"),
+        "960041a3772d31a16301a5302e312e30",
+    ),
+    (
+        Refused("used", "no"),
+        "940042a475736564a26e6f",
+    ),
+    (
+        Knock(1, "0.1.0", "pi", b"n"),
+        "96004301a5302e312e30a27069c4016e",
+    ),
+    (
+        Challenge("k" * 40, b"n"),
+        "940044d9286b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6bc4016e",
+    ),
+    (
+        Reveal(b"p"),
+        "930045c40170",
+    ),
+    (
+        Verdict(b"p", ""),
+        "940046c40170a0",
+    ),
+    (
+        Fetch(7, 1, "pppp", "blob", "bbbb", 4096, 1 << 20, 1 << 33),
+        "9a01500701a470707070a4626c6f62a462626262cd1000ce00100000cf0000000200000000",
+    ),
+    (
+        Chunk(7, 1, 1 << 33, TensorHeader("u8", (1 << 20,))),
+        "c10151070000000100000000000000020000000801000010",
+    ),
+    (
+        FetchFailed(7, 1, "no"),
+        "9501520701a26e6f",
+    ),
+    (
+        Offer(
+            0,
+            "w-0123456789abcdef",
+            "pi",
+            "0.1.0",
+            1,
+            7,
+            "a CPU",
+            "avx2",
+            2,
+            1 << 32,
+            1 << 36,
+            Capacity(2, 3e9, 5e10, 1e10),
+            2e8,
+            ("p1",),
+        ),
+        "dc0010016000b2772d30313233343536373839616263646566a27069a5302e312e300107a56120435055a46176783202"
+        "cf0000000100000000cf00000010000000009402cb41e65a0bc0000000cb42274876e8000000cb4202a05f20000000cb"
+        "41a7d7840000000091a27031",
+    ),
+    (
+        Prepare(3, 1, 2, "p1", (8, 16), (0, 3), "bf16", 2, 4096, 0.3, 1.5, 60.0),
+        "9e0161030102a27031920810920003a46266313602cd1000cb3fd3333333333333cb3ff8000000000000cb404e000000"
+        "000000",
+    ),
+    (
+        Preparing(3, 10, 1 << 33, 1e8),
+        "960162030acf0000000200000000cb4197d78400000000",
+    ),
+    (
+        Spawned(3, 1, 4242),
+        "9501630301cd1092",
+    ),
+    (
+        NodeEnded(3, "DiskFull", "no room"),
+        "95016403a84469736b46756c6ca76e6f20726f6f6d",
+    ),
+    (
+        Release(3),
+        "93016503",
+    ),
+    (
+        AgentPulse(3, 9),
+        "9401660309",
+    ),
+    (
+        MasterPulse(3, "ready"),
+        "94016703a57265616479",
+    ),
+    (
+        Probe(0, 1, 2, b"\0\1"),
+        "960168000102c4020001",
+    ),
+    (
+        Echo(0, 1, b"\2"),
+        "9501690001c40102",
+    ),
+    (
+        AskOffer(0),
+        "93016a00",
+    ),
+    (
+        Prepared(3, "k" * 40, 9),
+        "95016b03d9286b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b09",
+    ),
+    (
+        Launch(3),
+        "93016c03",
+    ),
+    (
+        Leaving(3),
+        "93016d03",
+    ),
+]
+
+
+def raw(*items: object) -> bytes:
+    return bytes(msgpack.packb(items))
+
+
+def padded(data: bytes) -> bytes:
+    """The short form ends in zeros, which are left out in this file."""
+    return data.ljust(64, b"\0") if data[0] == 0xC1 else data
+
+
+def flat(protocol: int, tag: int, rest: bytes = b"") -> bytes:
+    return padded(bytes((0xC1, protocol, tag)) + rest)
+
+
+def partial(sender: int = 1, tensor: bytes = bytes(2)) -> bytes:
+    """A Partial of five integers 0, save its sender."""
+    return flat(PROTOCOL, PARTIAL, bytes(4 + 8 + 4 + 4) + bytes((sender,)) + tensor)
+
+
+SHUTDOWN = next(tag for tag, cls in TAGS.items() if cls is Shutdown)
+PARTIAL = next(tag for tag, cls in TAGS.items() if cls is Partial)
+HIDDEN = next(tag for tag, cls in TAGS.items() if cls is Hidden)
+TOKEN = next(tag for tag, cls in TAGS.items() if cls is Token)

@@ -1,0 +1,66 @@
+"""Text to token ids, without more memory than the context is worth.
+
+A tokenizer takes some 500 bytes for every token, all of them at once: a text of a few hundred kilobytes takes a hundred
+megabytes. So a text that is too long is found out in pieces, whose tokens are counted and forgotten.
+"""
+
+from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.service import Service
+from tpiedge.errors import UserError
+from tpiedge.model.tokenizer import Tokenizer
+
+__all__ = ["check_characters", "encode"]
+
+_CHARACTERS_PER_TOKEN = 64
+"""A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
+_TOKENS_PER_CHARACTER = 4
+"""A character that has no token is one token for each of its bytes."""
+_PIECE = 2048
+_LOST_PER_CUT = 32
+"""Tokens that the end of a piece may have cut in two, generously."""
+
+
+def check_characters(param: str, characters: int, service: Service) -> None:
+    """Raises ApiError for a text that cannot fit, whatever it says."""
+    if characters > service.max_sequence * _CHARACTERS_PER_TOKEN:
+        message = f"'{param}' has {characters} characters, the context {service.max_sequence} tokens"
+        raise refused(message, param, "context_length_exceeded")
+
+
+def encode(text: str, service: Service, param: str, *, add_special: bool) -> tuple[int, ...]:
+    """The token ids of `text`, which is the value of `param`. Raises ApiError."""
+    if service.tokenizer is None:
+        raise refused("the model has no tokenizer: send token ids to /v1/completions", param)
+    try:
+        if _is_too_long(text, service.tokenizer, service.max_sequence):
+            raise _too_long(param, service.max_sequence)
+        return tuple(service.tokenizer.encode(text, add_special=add_special))
+    except UserError as error:
+        raise refused(str(error), param) from None
+
+
+def _is_too_long(text: str, tokenizer: Tokenizer, limit: int) -> bool:
+    """Certain where it is true; where it is false, the text has not many more tokens than `limit`."""
+    if len(text) * _TOKENS_PER_CHARACTER <= limit or not _is_valid(text):
+        return False
+    count = 0
+    for start in range(0, len(text), _PIECE):
+        count += len(tokenizer.encode(text[start : start + _PIECE], add_special=False)) - _LOST_PER_CUT
+        if count > limit:
+            return True
+    return False
+
+
+def _is_valid(text: str) -> bool:
+    """Whether it is Unicode; if it is not, the tokenizer says where, before it does anything else."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _too_long(param: str, limit: int) -> ApiError:
+    return refused(
+        f"'{param}' has more than {limit} tokens, all that the context has", param, "context_length_exceeded"
+    )

@@ -1,0 +1,59 @@
+"""The ranges of what a request may ask of the sampler: flags are checked here, the API's fields take them from here."""
+
+from tpiedge.errors import UserError
+from tpiedge.wire.fields import Range
+from tpiedge.wire.requests import Sampling
+
+__all__ = [
+    "BIAS",
+    "MAX_BIASES",
+    "MAX_LOGPROBS",
+    "MAX_SEED",
+    "MAX_TOP_K",
+    "MIN_P",
+    "PENALTY",
+    "REPETITION_PENALTY",
+    "TEMPERATURE",
+    "TOP_P",
+    "check_sampling",
+]
+
+TEMPERATURE = Range(0.0, 100.0)
+TOP_P = Range(1e-9, 1.0)  # nothing would be left of 0
+MIN_P = Range(0.0, 1 - 1e-9)  # at 1, rounding could drop the likeliest token
+REPETITION_PENALTY = Range(0.1, 10.0)
+PENALTY = Range(-2.0, 2.0)
+BIAS = Range(-100.0, 100.0)
+MAX_TOP_K = 2**32 - 1
+MAX_SEED = 2**64 - 1
+MAX_LOGPROBS = 20
+MAX_BIASES = 1024
+
+_RANGES = {
+    "temperature": TEMPERATURE,
+    "top_k": Range(0, MAX_TOP_K),
+    "top_p": TOP_P,
+    "min_p": MIN_P,
+    "repetition_penalty": REPETITION_PENALTY,
+    "presence_penalty": PENALTY,
+    "frequency_penalty": PENALTY,
+    "seed": Range(0, MAX_SEED),
+    "logprobs": Range(0, MAX_LOGPROBS),
+}
+
+
+def check_sampling(sampling: Sampling, vocab_size: int) -> None:
+    """Raise UserError, naming the flag, where a parameter is out of its range. NaN is out of every range."""
+    for name, allowed in _RANGES.items():
+        _check(f"--{name.replace('_', '-')}", getattr(sampling, name), allowed)
+    _check("the number of --logit-bias", len(sampling.logit_bias), Range(0, MAX_BIASES))
+    for token, bias in sampling.logit_bias:
+        _check("a token id of --logit-bias", token, Range(0, vocab_size - 1))
+        _check(f"the --logit-bias of token {token}", bias, BIAS)
+    if len({token for token, _ in sampling.logit_bias}) < len(sampling.logit_bias):
+        raise UserError("--logit-bias names a token id twice: give each id once")
+
+
+def _check(what: str, value: float, allowed: Range) -> None:
+    if not allowed.low <= value <= allowed.high:
+        raise UserError(f"{what} is {value}: give a number from {allowed.low} to {allowed.high}")

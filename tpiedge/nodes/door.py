@@ -1,0 +1,19 @@
+"""Who may come in (enrolment), as a master sees it."""
+
+from typing import Protocol
+
+from tpiedge.wire.messages import Message
+
+__all__ = ["Door"]
+
+
+class Door(Protocol):
+    """Called by the control thread."""
+
+    def heard(self, peer: str, message: Message, now: float) -> None:
+        """Answers somebody who is not in yet, or who introduces himself."""
+        ...
+
+    def is_member(self, peer: str) -> bool: ...
+
+    def tick(self, now: float) -> None: ...

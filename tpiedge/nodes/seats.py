@@ -1,0 +1,91 @@
+"""What a plan says of each machine, and what its node is told of it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpiedge.nodes.timing import Timing
+from tpiedge.pack.share import NodeShare
+from tpiedge.wire.control import Assign
+from tpiedge.wire.epochs import Prepare
+from tpiedge.wire.fields import Compute
+
+__all__ = ["Arrangement", "Seat", "Served"]
+
+
+@dataclass(frozen=True)
+class Seat:
+    """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
+
+    `why` is a sentence for the user, `host` the name that the user knows the machine by, as far as it is known.
+    """
+
+    machine: str
+    share: NodeShare
+    threads: int
+    weight_bytes: int
+    why: str = field(compare=False)
+    host: str = field(default="", compare=False)
+
+
+@dataclass(frozen=True)
+class Arrangement:
+    """Who does what, rank 0 first, and why the other machines have no part."""
+
+    seats: tuple[Seat, ...]
+    spare: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What every epoch serves."""
+
+    pack: Path
+    pack_id: str
+    compute: Compute
+    capacity_tokens: int
+
+    def prepare(self, epoch: int, seats: tuple[Seat, ...], rank: int, timing: Timing) -> Prepare:
+        """What the worker of `rank` is asked to have ready."""
+        seat = seats[rank]
+        return Prepare(
+            epoch=epoch,
+            rank=rank,
+            ranks=len(seats),
+            pack=self.pack_id,
+            attention=(seat.share.attention.start, seat.share.attention.stop),
+            ffn=(seat.share.ffn.start, seat.share.ffn.stop),
+            compute=self.compute,
+            threads=seat.threads,
+            capacity_tokens=self.capacity_tokens,
+            heartbeat_s=timing.heartbeat_s,
+            timeout_s=timing.timeout_s,
+            stall_s=timing.stall_s,
+        )
+
+    def assign(
+        self,
+        epoch: int,
+        seats: tuple[Seat, ...],
+        rank: int,
+        root_endpoint: str,
+        root_key: str,
+        keys: Mapping[int, str],
+    ) -> Assign:
+        """What the node of `rank` is told once rank 0 listens at `root_endpoint`; `keys` are the others' by rank."""
+        seat = seats[rank]
+        return Assign(
+            epoch=epoch,
+            rank=rank,
+            nodes=tuple(range(len(seats))),
+            attention=(seat.share.attention.start, seat.share.attention.stop),
+            ffn=(seat.share.ffn.start, seat.share.ffn.stop),
+            pack=str(self.pack) if rank == 0 else "",
+            compute=self.compute,
+            threads=seat.threads,
+            capacity_tokens=self.capacity_tokens,
+            slots=1,
+            root_endpoint=root_endpoint if rank else "",
+            root_key=root_key,
+            peer_keys=tuple(sorted(keys.items())) if rank == 0 else (),
+        )

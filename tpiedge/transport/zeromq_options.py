@@ -1,0 +1,60 @@
+"""How the sockets are set up, and how long anything about a connection may take."""
+
+import zmq
+
+from tpiedge.transport.framing import Plane
+from tpiedge.transport.keys import CurveKeys
+
+__all__ = ["LINGER_MS", "SLICE_S", "configure"]
+
+SLICE_S = 0.02
+"""How long a read inside libzmq waits."""
+
+LINGER_MS = 200
+"""How long what was sent last has to leave once a socket is closed."""
+
+_HANDSHAKE_MS = 3000
+_HANG_UP_MS = 3000
+_RECONNECT_MS = 100
+_RECONNECT_MAX_MS = 5000
+_CURVE_OVERHEAD = 64
+_HANDSHAKE_BYTES = 4096
+
+
+def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
+    """Options of both roles; to be set before bind or connect."""
+    socket.curve_publickey = keys.public.encode()
+    socket.curve_secretkey = keys.secret.encode()
+    _limit(socket, plane)
+    _watch_by_kernel(socket)
+    socket.handshake_ivl = _HANDSHAKE_MS
+    # The kernel alone would wait for minutes in the end: a link is to be found mended soon.
+    socket.connect_timeout = _HANDSHAKE_MS
+    socket.reconnect_ivl = _RECONNECT_MS
+    socket.reconnect_ivl_max = _RECONNECT_MAX_MS
+    socket.rcvtimeo = int(SLICE_S * 1000)
+    socket.linger = LINGER_MS
+
+
+def _limit(socket: zmq.Socket[bytes], plane: Plane) -> None:
+    """A frame beyond `maxmsgsize` ends the connection, and libzmq tells nobody why, neither its own side nor the other:
+    its monitor has the same event, without a reason, for whatever ends a connection. So it looks like a broken link.
+    An honest sender refuses such a frame itself.
+    """
+    socket.maxmsgsize = max(plane.frame_limit, _HANDSHAKE_BYTES) + _CURVE_OVERHEAD
+    socket.sndhwm = plane.queue_length
+    socket.rcvhwm = plane.receive_length
+
+
+def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
+    """The kernel finds the connections whose other end is silently gone, within 3 s; who cannot wait for that sends
+    messages of its own.
+
+    libzmq's heartbeats stay off: 4.3.5 aborts the process where one is due on a connection that failed while it was
+    not read, because as many messages as may wait did so.
+    """
+    socket.heartbeat_ivl = 0
+    socket.tcp_keepalive = 1
+    socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
+    socket.tcp_keepalive_cnt = 2
+    socket.tcp_maxrt = _HANG_UP_MS
