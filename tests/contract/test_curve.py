@@ -9,6 +9,7 @@ from contextlib import closing
 import pytest
 import zmq
 
+from tests.contract.relay import Relay
 from tpiedge.errors import UserError
 from tpiedge.transport.endpoint import DuplicateName, Endpoint, LinkReset, Unreachable
 from tpiedge.transport.framing import TENSOR
@@ -44,6 +45,13 @@ def assert_serves(hub: ZmqHub, spoke: Endpoint, sender: str = "node-1") -> None:
     answer = spoke.recv(WAIT_S)
     assert answer is not None
     assert answer.message == Shutdown(4)
+
+
+def listen(*endpoints: Endpoint) -> None:
+    """Nothing comes, until WAIT_S are over or one of them raises."""
+    deadline = time.monotonic() + WAIT_S
+    while time.monotonic() < deadline:
+        assert [endpoint.recv(0.05) for endpoint in endpoints] == [None] * len(endpoints)
 
 
 def wait_for(hub: ZmqHub, counter: str) -> None:
@@ -153,6 +161,23 @@ def test_a_broken_connection_shows(hub: ZmqHub) -> None:
 
         with pytest.raises(LinkReset):
             serve_both()
+
+
+def test_a_message_that_was_changed_on_the_way_breaks_the_link_and_it_is_made_anew(hub: ZmqHub) -> None:
+    """libzmq alone would only stop to read."""
+    with (
+        Relay(int(hub.address.rpartition(":")[2])) as relay,
+        ZmqSpoke(
+            relay.address, HUB_KEYS.public, NODE_KEYS, "node-1", hub_name="node-0", plane=TENSOR
+        ) as spoke,
+    ):
+        assert_serves(hub, spoke)
+        relay.flip()
+        hub.send(Shutdown(5), to="node-1")
+        with pytest.raises(LinkReset):
+            listen(hub, spoke)
+        assert relay.flipped
+        assert_serves(hub, spoke)
 
 
 def test_a_revoked_peer_is_dropped_at_once(hub: ZmqHub) -> None:

@@ -87,12 +87,15 @@ class LinkMonitor:
             if self._events.closed or not self._events.poll(math.ceil(timeout_s * 1000)):
                 return False
             event = recv_monitor_message(self._events)["event"]
-        if event == zmq.EVENT_DISCONNECTED:
-            self._broken_at = time.monotonic()
-        elif event == zmq.EVENT_CONNECT_RETRIED:
+        if event == zmq.EVENT_CONNECT_RETRIED:
             self._broken_at = None
             return True
         state = _STATES.get(event, self.state)
+        if event == zmq.EVENT_DISCONNECTED or (state is LinkState.FAILED and self.state is LinkState.UP):
+            # Bytes that CURVE refuses count as a failed handshake. Then libzmq stops reading, and leaves it at that.
+            self._broken_at = time.monotonic()
+        elif state is LinkState.UP:
+            self._broken_at = None
         if state is LinkState.WAITING and self.state is not LinkState.UP:
             return True  # the end of a handshake that failed, which is known already
         if state is LinkState.FAILED:
