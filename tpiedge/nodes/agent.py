@@ -281,7 +281,8 @@ class Agent:
     def _stop_node(self, grace_s: float = 0.0) -> None:
         if self._running is not None:
             # Whoever ends first, the node by itself or the master's Release: what it wrote tells.
-            self._distrust = "IntegrityError" in self._slot.log_tail()
+            tail = self._slot.log_tail()
+            self._distrust = "IntegrityError" in tail or "ReadFault" in tail
             self._slot.stop(grace_s)
             self._running.shards.close()
             self._running = None

@@ -23,6 +23,10 @@ _log = logging.getLogger(__name__)
 
 #: Lost machines that the reason for not serving names.
 _NAMED = 3
+#: Where nothing is served, a worker that still fetches for longer than this is not waited for; it is judged by what it
+#: fetched in the time before.
+_PATIENCE_S = 10.0
+_JUDGED_AFTER_S = 2.0
 
 PlanSeats = Callable[[tuple[Machine, ...], tuple[str, ...]], Arrangement | str]
 """From who is there, and the workers that serve now, to who does what, or one line that says why nobody can."""
@@ -55,6 +59,8 @@ class Reconciler:
         self._attempts = Attempts()
         self._settling = Settling(roster)
         self._resting: tuple[str, ...] = ()  # the restless whom the last plan does without
+        self._slow: frozenset[str] = frozenset()  # those who fetch for long, while nothing is served
+        self._begun = 0.0  # when the coming session was
         self._spare: Mapping[str, str] = {}
         self._reason = "starting"
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
@@ -72,6 +78,7 @@ class Reconciler:
             self._drop_coming(stage.coming)
         if self._standing.readmit(now):
             self._settling.again()
+        self._look_for_slow(now)
         if now >= self._attempts.due and self._settling.ripe(now):
             self._replan()
         if stage.coming is not None and stage.coming.phase is Phase.PREPARED and not self._desk.running:
@@ -81,6 +88,20 @@ class Reconciler:
             self._desk.fail_all(self.not_serving())
         self._dispatch()
         self._publish()
+
+    def _look_for_slow(self, now: float) -> None:
+        """Where nothing is served, whoever has his part already need not wait for those who fetch for long. They are
+        planned with again, and go on fetching, once the others serve."""
+        serving, coming = self._stage.serving, self._stage.coming
+        if serving is not None:
+            if self._slow and serving.phase is Phase.READY:
+                self._slow = frozenset()
+                self._settling.again()
+        elif coming is not None and now - self._begun >= _JUDGED_AFTER_S:
+            slow = {name for name, one in coming.fetching.items() if one.remaining_s > _PATIENCE_S}
+            if not slow <= self._slow:
+                self._slow |= slow
+                self._settling.again()
 
     def _publish(self) -> None:
         self.status = survey(
@@ -111,11 +132,11 @@ class Reconciler:
         self._arrange(found.seats)
 
     def _find(self) -> Arrangement | str:
-        """A plan without the restless, or else with them. One that serves may stay: to end that for it helps nobody."""
+        """A plan without the restless and the slow, or else with them. Whoever serves may stay: an end helps nobody."""
         serving = self._stage.serving.machines if self._stage.serving is not None else ()
         restless = tuple(name for name in self._standing.restless if name not in serving)
         present = [one for one in self._roster.present if one.name not in self._standing.left_out]
-        steady = [one for one in present if one.name not in restless]
+        steady = [one for one in present if one.name not in restless and one.name not in self._slow]
         found, self._resting = self._plan_for(steady, serving), restless
         if isinstance(found, str) and len(steady) < len(present):
             found, self._resting = self._plan_for(present, serving), ()
@@ -131,6 +152,7 @@ class Reconciler:
             self._stage.abandon()
         elif coming is None or coming.seats != seats:
             self._reason = f"preparing {len(seats)} node{'s' if len(seats) > 1 else ''}"
+            self._begun = self._clock.now()
             self._stage.begin(seats)
 
     def _give_up(self, reason: str) -> None:

@@ -10,7 +10,7 @@ from tpiedge.wire.control import Assign
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import Compute
 
-__all__ = ["Arrangement", "Seat", "Served"]
+__all__ = ["Arrangement", "Fetching", "Seat", "Served"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,19 @@ class Arrangement:
 
     seats: tuple[Seat, ...]
     spare: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """How far a worker's fetching is."""
+
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+
+    @property
+    def remaining_s(self) -> float:
+        return (self.total_bytes - self.done_bytes) / max(self.bytes_per_s, 1.0)
 
 
 @dataclass(frozen=True)

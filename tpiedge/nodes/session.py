@@ -5,15 +5,14 @@ ENDED from anywhere. A session ends by itself only over a loss or a failure; it 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 from tpiedge.clock import Clock
-from tpiedge.errors import PeerLost, TpiedgeError
+from tpiedge.errors import InternalError, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.nodes.epoch import Epoch, Event
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.membership import Membership, State
-from tpiedge.nodes.seats import Seat, Served
+from tpiedge.nodes.seats import Fetching, Seat, Served
 from tpiedge.nodes.timing import Timing
 from tpiedge.nodes.watch import RequestWatch
 from tpiedge.transport.keys import is_key
@@ -33,7 +32,7 @@ from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release,
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Fetching", "Phase", "Session", "node_name"]
+__all__ = ["Phase", "Session", "node_name"]
 
 #: Hashing what is on disk already brings no news, nor does building what computes.
 _STUCK_S = 300.0
@@ -47,15 +46,6 @@ class Phase(StrEnum):
     LAUNCHED = "launched"
     READY = "ready"
     ENDED = "ended"
-
-
-@dataclass(frozen=True)
-class Fetching:
-    """How far a worker's fetching is."""
-
-    done_bytes: int
-    total_bytes: int
-    bytes_per_s: float
 
 
 def node_name(rank: int, epoch: int) -> str:
@@ -239,7 +229,7 @@ class Session:
             machine = self.seats[rank].machine or None
             self.culprit = machine if self.phase is Phase.LAUNCHED else None
             self.fallen = None if rank in self.epoch.bereft else machine
-        self.fail(self._with_host(error))
+        self.fail(self._with_host(error, rank))
 
     def _loads(self, event: Loading | Ready) -> None:
         now = self._clock.now()
@@ -278,11 +268,13 @@ class Session:
     def _lost(self, rank: int, cause: str) -> PeerLost:
         return PeerLost(rank, "its preparation", hearsay(cause), self.seats[rank].host)
 
-    def _with_host(self, error: TpiedgeError) -> TpiedgeError:
-        """The epoch knows ranks alone."""
-        if not isinstance(error, PeerLost):
-            return error
-        return PeerLost(error.rank, error.waited_for, error.cause, self.seats[error.rank].host)
+    def _with_host(self, error: TpiedgeError, rank: int | None) -> TpiedgeError:
+        """The epoch knows ranks alone, and a worker's own error only what is wrong there."""
+        if isinstance(error, PeerLost):
+            return PeerLost(error.rank, error.waited_for, error.cause, self.seats[error.rank].host)
+        if rank and isinstance(error, UserError | ResourceError | InternalError):
+            return type(error)(f"on node {rank} ({self.seats[rank].host}): {error}")
+        return error
 
     def _first_lost(self) -> int | None:
         members = self.epoch.members if self.epoch is not None else ()

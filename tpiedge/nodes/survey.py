@@ -7,7 +7,8 @@ from tpiedge.nodes.desk import Desk
 from tpiedge.nodes.quarantine import Exclusion
 from tpiedge.nodes.rank_zero import RankZero
 from tpiedge.nodes.roster import Machine, Roster
-from tpiedge.nodes.session import Fetching, Phase, Session
+from tpiedge.nodes.seats import Fetching
+from tpiedge.nodes.session import Phase, Session
 from tpiedge.nodes.stage import Stage
 from tpiedge.nodes.status import ClusterStatus, NodeStatus
 

@@ -156,9 +156,10 @@ class FakeAgent(_Player):
                 self.say(Spawned(epoch, self.order.rank, 1))
                 self.story.node(self.order.rank, epoch).hello()
 
-    def preparing(self, done: int = 1) -> None:
+    def preparing(self, done: int = 1, total: int = 10) -> None:
+        """At one byte per second."""
         assert self.order is not None
-        self.say(Preparing(self.order.epoch, done, 10, 1.0))
+        self.say(Preparing(self.order.epoch, done, total, 1.0))
 
     def prepared(self, key: str | None = None) -> None:
         assert self.order is not None

@@ -427,15 +427,16 @@ def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
     worker.launched(6)
 
 
+@pytest.mark.parametrize("words", ["IntegrityError: layer 3 is damaged", "ReadFault: cannot read 8 bytes"])
 @pytest.mark.parametrize("first", ["the node", "the release"])
 def test_damage_on_disk_is_looked_for_before_the_next_epoch_whoever_is_faster(
-    worker: Worker, first: str
+    worker: Worker, first: str, words: str
 ) -> None:
     """The node reports the damage to the master, whose Release may come before the process has ended."""
     child = worker.launched(5).child
-    child.log = "IntegrityError: layer 3 is damaged"
+    child.log = words
     if first == "the node":
-        child.cause = "its process ended with status 4 (IntegrityError: layer 3 is damaged)"
+        child.cause = f"its process ended with status 4 ({words})"
         worker.clock.advance(0.31)
     else:
         worker.say(Release(5))

@@ -2,7 +2,7 @@
 
 import re
 
-from tests.unit.nodes.players import offer
+from tests.unit.nodes.players import FakeAgent, offer
 from tests.unit.nodes.stories import Story, outcome, seats_of, two_machines
 from tpiedge.wire.control import Pulse, Shutdown
 from tpiedge.wire.epochs import Launch, Leaving, MasterPulse, Prepare, Prepared
@@ -57,6 +57,48 @@ def test_a_worker_that_comes_during_preparation_changes_the_plan(story: Story) -
     story.turn()
     assert first.count(Launch) == 0
     first.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def fetching(story: Story, total: int) -> FakeAgent:
+    """Nothing is served yet; w-1 is prepared, w-2 has fetched one byte of so many."""
+    story.join("w-1")
+    slow = story.join("w-2")
+    slow.prepares = False
+    story.settle()
+    slow.preparing(1, total)
+    return slow
+
+
+def test_where_nothing_is_served_nobody_waits_for_a_worker_that_fetches_for_long(story: Story) -> None:
+    slow = fetching(story, 100)
+    story.wait_for(lambda: story.ready, 5.0)
+    assert story.members() == ("master", "w-1")
+    assert slow.count(Prepare) == 2, "it goes on while the others serve"
+    story.answer()
+    slow.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def test_a_worker_that_is_about_to_have_its_part_is_waited_for(story: Story) -> None:
+    slow = fetching(story, 10)
+    story.wait(5.0)
+    assert not story.ready
+    slow.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    assert slow.count(Prepare) == 1
+
+
+def test_a_worker_that_fetches_for_long_is_waited_for_where_it_is_needed(story: Story) -> None:
+    story.min_workers = 2
+    slow = fetching(story, 1000)
+    story.wait(20.0)
+    assert not story.ready
+    assert slow.count(Prepare) == 1, "it is not disturbed"
+    slow.prepared()
     story.settle()
     assert story.members() == ("master", "w-1", "w-2")
 

@@ -213,6 +213,7 @@ def test_a_node_that_fails_while_it_loads_is_the_culprit_and_a_lost_machine_is_n
     run.launched()
     run.node(1, Failed(EPOCH, 1, "", "OutOfMemory", "no memory"))
     assert (run.session.culprit, type(run.session.failure)) == ("w-1", OutOfMemory)
+    assert str(run.session.failure) == "on node 1 (pi): no memory"
     other = Run("w-1")
     other.launched()
     other.session.lose("w-1", "cut off")
