@@ -7,7 +7,7 @@ import pytest
 
 from tests.cluster.packs import split
 from tests.reference import Reference
-from tpiedge.memory.weights import PinnedWeights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.partition import parse_shares
@@ -26,7 +26,7 @@ def test_predicted_bytes_are_held_bytes(
     plan = evaluate(facts, [NodeFacts(1.0)] * len(nodes), parse_shares(shares, len(nodes)), 10)
     assert isinstance(plan, Plan)
     for rank, (share, need) in enumerate(zip(nodes, plan.needs, strict=True)):
-        weights = PinnedWeights(pack, share, rank == 0)
+        weights = NodeWeights(pack, share, rank == 0)
         held = weights.weight_bytes
         weights.close()
         assert plan.shares[rank] == share

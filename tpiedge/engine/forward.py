@@ -26,7 +26,8 @@ from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kernels.swiglu import swiglu
 from tpiedge.kv.cache import KVCache
-from tpiedge.memory.weights import Block, BlockWeights, Weights
+from tpiedge.memory.sweep import Block
+from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import rope_frequencies
 from tpiedge.pack.share import NodeShare, kv_share

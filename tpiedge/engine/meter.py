@@ -11,13 +11,12 @@ __all__ = ["Meter"]
 class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read.
 
-    `compute_s` covers the blocks' own arithmetic, `reduce_wait_s` the collectives, `weight_wait_s` the wait for
-    weights that are not yet in memory, and `head_s` (rank 0) embedding rows, final norm, LM head and sampling.
+    `compute_s` covers the blocks' own arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0) embedding rows,
+    final norm, LM head and sampling.
     """
 
     compute_s: float = 0.0
     reduce_wait_s: float = 0.0
-    weight_wait_s: float = 0.0
     head_s: float = 0.0
     steps: int = 0
     tokens: int = 0

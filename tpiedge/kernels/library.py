@@ -16,7 +16,7 @@ from torch import Tensor
 
 __all__ = ["ISAS", "MAX_HEAD_WIDTH", "MAX_PRODUCTS", "NATIVE_TOKENS", "Library", "Pool", "native_library"]
 
-_ABI = 3
+_ABI = 4
 # Up to this many tokens the native kernels compute; torch's products are faster for more.
 NATIVE_TOKENS = 16
 # The order is the C side's numbering (native/interface.cpp).
@@ -46,6 +46,7 @@ _SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     ),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
+    "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),
     "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
     "tpiedge_attention": (
         [_pointer, _pointer, _pointer, _pointer, _pointer, _int, ctypes.c_char_p, *[_size] * 10, _float],

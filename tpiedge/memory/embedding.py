@@ -10,7 +10,7 @@ import torch
 
 from tpiedge.errors import UserError
 from tpiedge.memory.arena import DTYPES
-from tpiedge.memory.ranges import read_jobs
+from tpiedge.memory.ranges import range_checks, read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.pack.dtypes import STORED, numpy_dtype
 from tpiedge.pack.files import array_bytes, open_regular, read_exactly
@@ -61,7 +61,8 @@ class EmbeddingTable:
         buffer = memoryview(mmap.mmap(-1, max(item.length for item in ranges)))
         with DirectFile(self._path) as file:
             for item in ranges:
-                jobs = read_jobs(file, [item], self._hashes, buffer[: item.length])
+                checks = range_checks(self._path, [item], self._hashes)
+                jobs = read_jobs(file, checks, buffer[: item.length])
                 self.bytes_checked += self._reader.run(jobs)
                 self._checked.add(item.unit)
 

@@ -1,54 +1,63 @@
 """Read jobs for the ranges of a blob, with their checksums."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tpiedge.kernels.checksum import crc32
 from tpiedge.memory.reader import DirectFile, ReadJob
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import Range
 from tpiedge.pack.reader import check_range
 
-__all__ = ["RangeCheck", "read_jobs"]
+__all__ = ["RangeCheck", "range_checks", "read_jobs"]
 
 _JOB_BYTES = 8 << 20
 
 
 @dataclass(frozen=True)
 class RangeCheck:
-    """Checks adjacent ranges of one blob that were read together. Raises IntegrityError."""
+    """Adjacent ranges of one blob that are read together; called with their bytes, it raises IntegrityError if one of
+    them is damaged."""
 
     path: Path
     ranges: Sequence[Range]
     hashes: HashTable
 
+    @property
+    def offset(self) -> int:
+        """In the blob."""
+        return self.ranges[0].offset
+
+    @property
+    def length(self) -> int:
+        return self.ranges[-1].offset + self.ranges[-1].length - self.offset
+
     def __call__(self, data: memoryview) -> None:
-        start = self.ranges[0].offset
+        start = self.offset
         for item in self.ranges:
             at = item.offset - start
-            check_range(self.path, item, self.hashes, data[at : at + item.length])
+            check_range(self.path, item, self.hashes, data[at : at + item.length], crc32)
 
 
-def read_jobs(
-    file: DirectFile, ranges: Sequence[Range], hashes: HashTable, into: memoryview
-) -> Iterator[ReadJob]:
-    """Jobs that fill `into` with the adjacent `ranges`, some megabytes each, whole ranges only."""
-    filled = 0
-    for group in _groups(ranges):
-        length = sum(item.length for item in group)
-        check = RangeCheck(file.path, group, hashes)
-        yield ReadJob(file, group[0].offset, into[filled : filled + length], check)
-        filled += length
-
-
-def _groups(ranges: Sequence[Range]) -> Iterator[list[Range]]:
+def range_checks(path: Path, ranges: Iterable[Range], hashes: HashTable) -> Iterator[RangeCheck]:
+    """The adjacent `ranges` of the blob at `path` in groups of some megabytes, whole ranges only."""
     group: list[Range] = []
     size = 0
     for item in ranges:
         if group and size + item.length > _JOB_BYTES:
-            yield group
+            yield RangeCheck(path, tuple(group), hashes)
             group, size = [], 0
         group.append(item)
         size += item.length
     if group:
-        yield group
+        yield RangeCheck(path, tuple(group), hashes)
+
+
+def read_jobs(file: DirectFile, checks: Iterable[RangeCheck], into: memoryview) -> Iterator[ReadJob]:
+    """Jobs that fill `into` with what the adjacent `checks` cover, one each."""
+    filled = 0
+    for check in checks:
+        length = check.length
+        yield ReadJob(file, check.offset, into[filled : filled + length], check)
+        filled += length

@@ -1,39 +1,31 @@
 """The weights a node computes with, block by block.
 
 `Weights` is what the forward pass sees: a block is resident inside a `with`, whatever had to happen for that.
-`PinnedWeights` holds everything of its share in memory from the start.
+`NodeWeights` are those of a node: pinned, or streamed from disk ahead of their use.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeAlias
+from typing import Protocol
 
 import torch
 
 from tpiedge.errors import InternalError, UserError
-from tpiedge.memory.arena import Arena
 from tpiedge.memory.embedding import EmbeddingTable
-from tpiedge.memory.loader import BlobShare, BlobTensors, layer_share, load_blob, rank0_shares
+from tpiedge.memory.loader import load_vectors
+from tpiedge.memory.mover import PieceMover
+from tpiedge.memory.pinning import Placement
 from tpiedge.memory.reader import DirectReader
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
-from tpiedge.pack.reader import Pack
+from tpiedge.memory.residency import Residency
+from tpiedge.memory.scheduler import Counts, Scheduler
+from tpiedge.memory.sweep import Block, HeadTile, Sweep
+from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare
 
-__all__ = ["Block", "BlockKind", "BlockWeights", "PinnedWeights", "Weights"]
+__all__ = ["BlockWeights", "NodeWeights", "Weights"]
 
-BlockKind: TypeAlias = Literal["attention", "ffn"]
-
-_HEAD_TILE_ROWS = 4096
-_MATRICES: dict[BlockKind, tuple[str, ...]] = {"attention": ATTENTION_MATRICES, "ffn": FFN_MATRICES}
-
-
-@dataclass(frozen=True)
-class Block:
-    """What is loaded, computed and reduced as one."""
-
-    layer: int
-    kind: BlockKind
+_READING_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,8 @@ class Weights(Protocol):
         ...
 
     def head_tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first vocabulary row, [rows, H] in the storage dtype), no padding, in order. Rank 0 only."""
+        """(first vocabulary row, [rows, H] in the storage dtype), no padding, in order. Rank 0 only. A tile is valid
+        until the next one is asked for."""
         ...
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
@@ -66,12 +59,12 @@ class Weights(Protocol):
         ...
 
 
-class PinnedWeights:
-    """Everything of a share in one arena, read and checked when made; rank 0 also has the LM head.
+class NodeWeights:
+    """The share of one node; rank 0 also has the embedding and the LM head.
 
-    Raises OutOfMemory, ReadFault, IntegrityError, UserError. Layers that a synthetic model repeats are loaded
-    once each, as a real model's would be, unless `share_repeated`. `progress` is called with (bytes loaded,
-    bytes in all). `close` ends threads and files; the memory goes back when the last tensor is gone.
+    Without a `placement` everything is pinned. When made, everything is read and checked that can be read ahead.
+    Raises OutOfMemory, ReadFault, IntegrityError, UserError. `progress` is called with (bytes read, bytes to read
+    before it is ready). `close` ends threads and files; the memory goes back when the last tensor is gone.
     """
 
     def __init__(
@@ -79,31 +72,34 @@ class PinnedWeights:
         pack: Pack,
         share: NodeShare,
         rank0: bool,
+        placement: Callable[[Sweep], Placement] | None = None,
         *,
-        share_repeated: bool = False,
+        direct: bool = True,
         read_threads: int = 4,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
         _check_share(pack, share)
+        self.sweep = Sweep.of(pack, share, rank0)
         self._pack = pack
-        self._rank0 = rank0
-        self._blocks: dict[Block, BlockWeights] = {}
-        self._blobs: dict[int | str, BlobTensors] = {}
-        self._embedding: EmbeddingTable | None = None
-        held = _held(pack, share, rank0, share_repeated)
-        total = sum(blob.nbytes(pack.layout(blob.key)) for blob in held)
-        self._arena = Arena(total)
         self._reader = DirectReader(read_threads)
+        self._embedding: EmbeddingTable | None = None
+        self._open: _Open | None = None
+        self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
+        self._own: dict[int, torch.Tensor] = {}
+        self._blocks: dict[Block | HeadTile, BlockWeights] = {}
+        everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
+        self.placement = everything if placement is None else placement(self.sweep)
         try:
-            self._load(held, _Counter(total, progress))
+            self._load(rank0, direct, progress)
         except BaseException:
             self.close()
             raise
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of weights in memory."""
-        return self._arena.used
+        """Bytes that are kept for weights in memory: vectors, pinned pieces and the ring."""
+        pinned = sum(self.sweep.pieces[piece].nbytes for piece in self.placement.pinned)
+        return self._vector_bytes + pinned + self.placement.ring_bytes
 
     @property
     def bytes_read(self) -> int:
@@ -115,10 +111,13 @@ class PinnedWeights:
         """Bytes of embedding rows read from disk so far."""
         return self._embedding.bytes_read if self._embedding else 0
 
+    @property
+    def counts(self) -> Counts:
+        """How often a block was waited for."""
+        return self._open.scheduler.counts if self._open else Counts()
+
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
-        if block not in self._blocks:
-            raise InternalError(f"no weights for {block}: closed, or not a block of this model")
-        return nullcontext(self._blocks[block])
+        return self._resident(block)
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
         if self._embedding is None:
@@ -127,68 +126,96 @@ class PinnedWeights:
 
     def head_tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
         key, name = self._pack.head_matrix
-        stored = self._rank0_blob(key).matrices[name]
         matrix = self._pack.layout(key).matrix(name)
-        # Units without padding between them can be computed in one product.
-        joined = max(1, _HEAD_TILE_ROWS // matrix.rows_per_unit)
-        step = joined if matrix.padded_rows == matrix.rows_per_unit else 1
-        for unit in range(0, matrix.units, step):
-            first, at = unit * matrix.rows_per_unit, unit * matrix.padded_rows
-            yield first, stored[at : at + min(step * matrix.rows_per_unit, matrix.rows - first)]
+        if not self.sweep.head_tiles:
+            raise InternalError("the LM head was asked of a node that is not rank 0")
+        for tile in self.sweep.head_tiles:
+            (piece,) = self.sweep.blocks[tile]
+            first = piece.units.start * matrix.rows_per_unit
+            with self._resident(tile) as weights:
+                yield first, weights.matrices[name][: matrix.rows - first]
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
-        return self._rank0_blob("head").vectors
+        if not self.sweep.head_tiles:
+            raise InternalError("the LM head was asked of a node that is not rank 0")
+        return self._vectors["head"]
 
     def close(self) -> None:
-        self._blocks.clear()
-        self._blobs.clear()
+        """Idempotent."""
+        if self._open:
+            self._open.scheduler.close()
+            self._open.mover.close()
+            self._open = None
         self._reader.close()
         if self._embedding:
             self._embedding.close()
             self._embedding = None
-        self._arena.close()
+        self._blocks.clear()
+        self._own.clear()
 
-    def _load(self, held: list[BlobShare], counter: "_Counter") -> None:
-        by_id: dict[str, BlobTensors] = {}
-        for blob in held:
-            tensors = load_blob(self._pack, blob, self._arena, self._reader, counter)
-            self._blobs[blob.key] = tensors
-            by_id[self._pack.blob_id(blob.key)] = tensors
-        for layer in range(self._pack.num_layers):
-            stored = self._blobs.get(layer) or by_id[self._pack.blob_id(layer)]
-            for kind, names in _MATRICES.items():
-                matrices = {name: stored.matrices[name] for name in names if name in stored.matrices}
-                self._blocks[Block(layer, kind)] = BlockWeights(matrices, stored.vectors)
-        if self._rank0:
+    def _load(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
+        keys: list[BlobKey] = [*range(self._pack.num_layers)]
+        if rank0:
+            keys.append("head")
+        self._vectors = {key: load_vectors(self._pack, key, self._reader) for key in keys}
+        ring, pinned = self.placement.ring_bytes, self.placement.pinned
+        residency = Residency(self.sweep.sizes, ring, pinned, _READING_BYTES)
+        mover = PieceMover(self._pack, self.sweep, ring, self._reader, direct=direct)
+        self._open = _Open(mover, Scheduler(residency, mover))
+        self._open.scheduler.settle(lambda: progress(*self._progress) if progress else None)
+        if len(pinned) == len(self.sweep.pieces):
+            self._blocks = {block: self._weights_of(block, self._open) for block in self.sweep.blocks}
+        if rank0:
             self._embedding = EmbeddingTable(self._pack, self._reader)
 
-    def _rank0_blob(self, key: int | str) -> BlobTensors:
-        if not self._rank0 or key not in self._blobs:
-            raise InternalError("the LM head was asked of a node that is not rank 0, or closed")
-        return self._blobs[key]
+    @property
+    def _progress(self) -> tuple[int, int]:
+        """(bytes read, bytes to read) until everything is read that can be read ahead."""
+        total = min(self.weight_bytes, self._vector_bytes + self.sweep.nbytes)
+        return min(total, self._reader.bytes_read), total
+
+    @property
+    def _vector_bytes(self) -> int:
+        return sum(self._pack.layout(key).vectors_nbytes for key in self._vectors)
+
+    def _resident(self, block: Block | HeadTile) -> AbstractContextManager[BlockWeights]:
+        if self._open is None or block not in self.sweep.blocks:
+            raise InternalError(f"no weights for {block}: closed, or not a block of this model")
+        found = self._blocks.get(block)
+        return self._streamed(block, self._open) if found is None else nullcontext(found)
+
+    @contextmanager
+    def _streamed(self, block: Block | HeadTile, opened: "_Open") -> Iterator[BlockWeights]:
+        opened.scheduler.enter(self.sweep.numbers[block])
+        try:
+            yield self._weights_of(block, opened)
+        finally:
+            opened.scheduler.leave()
+
+    def _weights_of(self, block: Block | HeadTile, opened: "_Open") -> BlockWeights:
+        first = self.sweep.first_piece[block]
+        matrices = {
+            piece.matrix: self._tensor(number, opened)
+            for number, piece in enumerate(self.sweep.blocks[block], first)
+        }
+        key: BlobKey = block.layer if isinstance(block, Block) else "head"
+        return BlockWeights(matrices, self._vectors[key])
+
+    def _tensor(self, piece: int, opened: "_Open") -> torch.Tensor:
+        place = opened.scheduler.place(piece)
+        if place is not None:
+            return opened.mover.tensor(piece, place)
+        if piece not in self._own:
+            self._own[piece] = opened.mover.tensor(piece, None)
+        return self._own[piece]
 
 
-class _Counter:
-    """Turns the size of each read into (bytes loaded, bytes in all)."""
+@dataclass(frozen=True)
+class _Open:
+    """What runs until the weights are closed."""
 
-    def __init__(self, total: int, progress: Callable[[int, int], None] | None) -> None:
-        self._total = total
-        self._progress = progress
-        self._done = 0
-
-    def __call__(self, nbytes: int) -> None:
-        self._done += nbytes
-        if self._progress:
-            self._progress(self._done, self._total)
-
-
-def _held(pack: Pack, share: NodeShare, rank0: bool, share_repeated: bool) -> list[BlobShare]:
-    """What to load, each entry once."""
-    layers = list(range(pack.num_layers))
-    if share_repeated:
-        layers = [key for key in pack.unique_keys if isinstance(key, int)]
-    held = [layer_share(pack, layer, share) for layer in layers]
-    return held + (rank0_shares(pack) if rank0 else [])
+    mover: PieceMover
+    scheduler: Scheduler
 
 
 def _check_share(pack: Pack, share: NodeShare) -> None:

@@ -32,7 +32,7 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.memory.weights import PinnedWeights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link import ControlLink
@@ -80,7 +80,7 @@ class Node:
         )
         self._meter = Meter()
         self._epoch = 0
-        self._weights: PinnedWeights | None = None
+        self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
         self._data: Endpoint | None = None
         self._request = ""
@@ -191,7 +191,7 @@ class Node:
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
-        self._weights = PinnedWeights(pack, share, assign.rank == 0, progress=self._loading)
+        self._weights = NodeWeights(pack, share, assign.rank == 0, progress=self._loading)
         self._resources.callback(self._weights.close)
         engine = self._engine = Engine.build(
             config_of_pack(pack),
@@ -254,7 +254,7 @@ class Node:
             bytes_received=data.bytes_received if data else 0,
             compute_s=meter.compute_s,
             reduce_wait_s=meter.reduce_wait_s,
-            weight_wait_s=meter.weight_wait_s,
+            weight_wait_s=weights.counts.stall_s if weights else 0.0,
             steps=meter.steps,
             tokens=meter.tokens,
             head_s=meter.head_s,

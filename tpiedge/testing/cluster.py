@@ -1,7 +1,7 @@
 """A cluster inside one process: every rank a thread, the links queues, everything else as in real processes."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +20,9 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError
-from tpiedge.memory.weights import PinnedWeights
+from tpiedge.memory.pinning import Placement
+from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
@@ -51,7 +53,10 @@ class InProcessCluster:
         compute: str = "f32",
         capacity_tokens: int = 256,
         limits: StepLimits | None = None,
+        placement: Callable[[Sweep], Placement] | None = None,
     ) -> None:
+        """`placement`: of every node's weights; all are pinned without one."""
+        self._placement = placement
         self._pack = Pack.open(pack)
         self._config = config_of_pack(self._pack)
         self._shares = shares
@@ -113,7 +118,7 @@ class InProcessCluster:
         return engines[0].leader(self._limits)
 
     def _engine(self, rank: int) -> Engine:
-        weights = PinnedWeights(self._pack, self._shares[rank], rank == 0)
+        weights = NodeWeights(self._pack, self._shares[rank], rank == 0, self._placement)
         self._resources.callback(weights.close)
         engine = Engine.build(
             self._config,

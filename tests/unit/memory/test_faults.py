@@ -10,7 +10,7 @@ from tpiedge.errors import ReadFault, UserError
 from tpiedge.memory.arena import Arena
 from tpiedge.memory.embedding import EmbeddingTable
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
-from tpiedge.memory.weights import PinnedWeights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -40,14 +40,14 @@ def test_weights_on_a_disk_that_really_fails(make_pack: MakePack) -> None:
     path.unlink()
     path.symlink_to(BROKEN)
     with pytest.raises(ReadFault, match=f"at offset 0 of {path}: Input/output error"):
-        PinnedWeights(pack, EVERYTHING, rank0=False)
+        NodeWeights(pack, EVERYTHING, rank0=False)
 
 
 def test_a_blob_deleted_before_it_is_loaded_is_named(make_pack: MakePack) -> None:
     pack = make_pack()
     pack.blob_path(1).unlink()
     with pytest.raises(UserError, match=rf"cannot open .*{pack.blob_id(1)}: No such file"):
-        PinnedWeights(pack, EVERYTHING, rank0=False)
+        NodeWeights(pack, EVERYTHING, rank0=False)
 
 
 @pytest.mark.parametrize("act", ["cut", "emptied", "deleted"])

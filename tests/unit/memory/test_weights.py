@@ -11,7 +11,8 @@ import torch
 import tpiedge
 from tpiedge.errors import IntegrityError, InternalError, ReadFault, UserError
 from tpiedge.memory.arena import DTYPES
-from tpiedge.memory.weights import Block, PinnedWeights
+from tpiedge.memory.sweep import Block
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import random_rows, random_vector
@@ -23,13 +24,11 @@ EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
 
 
 @pytest.fixture
-def load() -> Iterator[Callable[..., PinnedWeights]]:
-    made: list[PinnedWeights] = []
+def load() -> Iterator[Callable[..., NodeWeights]]:
+    made: list[NodeWeights] = []
 
-    def make(
-        pack: Pack, share: NodeShare = EVERYTHING, rank0: bool = False, **kwargs: object
-    ) -> PinnedWeights:
-        made.append(PinnedWeights(pack, share, rank0, **kwargs))  # type: ignore[arg-type]
+    def make(pack: Pack, share: NodeShare = EVERYTHING, rank0: bool = False, **kwargs: object) -> NodeWeights:
+        made.append(NodeWeights(pack, share, rank0, **kwargs))  # type: ignore[arg-type]
         return made[-1]
 
     yield make
@@ -44,7 +43,7 @@ def original(precision: Precision, name: str, rows: int, cols: int) -> torch.Ten
 
 @pytest.mark.parametrize("precision", list(Precision))
 def test_a_share_of_a_block(
-    make_pack: MakePack, load: Callable[..., PinnedWeights], precision: Precision
+    make_pack: MakePack, load: Callable[..., NodeWeights], precision: Precision
 ) -> None:
     weights = load(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2)))
     with weights.resident(Block(1, "attention")) as block:
@@ -71,7 +70,7 @@ def test_a_share_of_a_block(
         assert torch.equal(block.matrices["up"][:72], original(precision, "1.up", 200, 60)[128:])
 
 
-def test_rows_of_padding_yield_nothing(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+def test_rows_of_padding_yield_nothing(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     """Sums over padded units equal sums over the original matrices: the engine relies on it."""
     weights = load(make_pack())
     x = torch.randn(3, 60, generator=torch.Generator().manual_seed(0))
@@ -81,7 +80,7 @@ def test_rows_of_padding_yield_nothing(make_pack: MakePack, load: Callable[..., 
     torch.testing.assert_close(padded, x @ up.T @ down.T)
 
 
-def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+def test_what_a_share_lacks_is_absent(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     weights = load(make_pack(), NodeShare(Share(0, 0), Share(0, 1)))
     with weights.resident(Block(0, "attention")) as block:
         assert not block.matrices
@@ -93,7 +92,7 @@ def weights_share() -> NodeShare:
     return NodeShare(Share(0, 0), Share(0, 1))
 
 
-def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     pack = make_pack(Precision.BF16)
     seen: list[tuple[int, int]] = []
     weights = load(pack, rank0=True, progress=lambda *at: seen.append(at))
@@ -105,25 +104,23 @@ def test_bytes_are_counted(make_pack: MakePack, load: Callable[..., PinnedWeight
     assert weights.embedding_bytes_read == 3 * 60 * 2
 
 
-@pytest.mark.parametrize("share_repeated", [False, True])
-def test_repeated_layers_take_memory_each(
-    make_pack: MakePack, load: Callable[..., PinnedWeights], share_repeated: bool
-) -> None:
+def test_repeated_layers_take_memory_each(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
+    """As those of a real model do."""
     pack = make_pack(layers=3, distinct=1)
-    weights = load(pack, share_repeated=share_repeated)
-    assert weights.weight_bytes == pack.layout(0).nbytes * (1 if share_repeated else 3)
+    weights = load(pack)
+    assert weights.weight_bytes == pack.layout(0).nbytes * 3
     places = set()
     for layer in range(3):
         with weights.resident(Block(layer, "ffn")) as block:
             places.add(block.matrices["gate"].data_ptr())
             assert torch.equal(block.matrices["gate"][:128], original(Precision.F32, "0.gate", 200, 60)[:128])
-    assert len(places) == (1 if share_repeated else 3)
+    assert len(places) == 3
 
 
 @pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize("tied", [False, True])
 def test_rank_0_has_embedding_and_head(
-    make_pack: MakePack, load: Callable[..., PinnedWeights], tied: bool, precision: Precision
+    make_pack: MakePack, load: Callable[..., NodeWeights], tied: bool, precision: Precision
 ) -> None:
     weights = load(make_pack(precision, tied=tied), rank0=True)
     embedding = original(precision, "embedding", 1003, 60)
@@ -143,14 +140,14 @@ def test_rank_0_has_embedding_and_head(
     assert (norm.dtype, norm.shape) == (torch.float32, (60,))
 
 
-def test_token_ids_beyond_the_vocabulary(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+def test_token_ids_beyond_the_vocabulary(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     weights = load(make_pack(), rank0=True)
     for row in (1003, -1):
         with pytest.raises(UserError, match=f"has rows 0 to 1002, not {row}"):
             weights.embedding_rows([0, row])
 
 
-def test_only_rank_0_has_a_head(make_pack: MakePack, load: Callable[..., PinnedWeights]) -> None:
+def test_only_rank_0_has_a_head(make_pack: MakePack, load: Callable[..., NodeWeights]) -> None:
     weights = load(make_pack())
     for ask in (
         lambda: weights.embedding_rows([1]),
@@ -171,12 +168,12 @@ def test_damage_is_seen_while_loading(make_pack: MakePack) -> None:
     pack = make_pack()
     flip(pack.blob_path(1), pack.layout(1).matrix("k").span(2, 3)[0])
     with pytest.raises(IntegrityError, match=f"unit 2 of k of .*{pack.blob_id(1)}"):
-        PinnedWeights(pack, EVERYTHING, rank0=False)
-    PinnedWeights(pack, NodeShare(Share(0, 4), Share(0, 2)), rank0=False).close()  # does not hold that unit
+        NodeWeights(pack, EVERYTHING, rank0=False)
+    NodeWeights(pack, NodeShare(Share(0, 4), Share(0, 2)), rank0=False).close()  # does not hold that unit
 
 
 def test_damage_in_the_embedding_is_seen_at_first_use(
-    make_pack: MakePack, load: Callable[..., PinnedWeights]
+    make_pack: MakePack, load: Callable[..., NodeWeights]
 ) -> None:
     pack = make_pack()
     flip(pack.blob_path("embedding"), pack.layout("embedding").matrix("embedding").row_offset(200))
@@ -192,17 +189,17 @@ def test_a_short_blob_is_a_read_fault(make_pack: MakePack) -> None:
     path = pack.blob_path(0)
     path.write_bytes(path.read_bytes()[:-8192])
     with pytest.raises(ReadFault, match=re.escape(str(path))):
-        PinnedWeights(pack, EVERYTHING, rank0=True)
+        NodeWeights(pack, EVERYTHING, rank0=True)
 
 
 def test_a_share_beyond_the_model(make_pack: MakePack) -> None:
     for share in (NodeShare(Share(0, 7), Share(0, 2)), NodeShare(Share(0, 6), Share(0, 3))):
         with pytest.raises(UserError, match="plan again"):
-            PinnedWeights(make_pack(), share, rank0=False)
+            NodeWeights(make_pack(), share, rank0=False)
 
 
 def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
-    weights = PinnedWeights(make_pack(), EVERYTHING, rank0=True)
+    weights = NodeWeights(make_pack(), EVERYTHING, rank0=True)
     weights.close()
     weights.close()
     with pytest.raises(InternalError, match="closed"):
@@ -214,7 +211,7 @@ def test_closed_weights_are_not_used(make_pack: MakePack) -> None:
 _PROBE = """
 import re, sys
 from pathlib import Path
-from tpiedge.memory.weights import PinnedWeights
+from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import *
 from tpiedge.pack.specs import *
@@ -228,7 +225,7 @@ def peak():
 pack = Pack.open(Path(sys.argv[1]))
 share = NodeShare(Share(0, 16), Share(0, 32))
 before = peak()
-weights = PinnedWeights(pack, share, rank0=False)
+weights = NodeWeights(pack, share, rank0=False)
 print(peak() - before - weights.weight_bytes)
 weights.close()
 """

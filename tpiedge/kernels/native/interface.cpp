@@ -17,7 +17,7 @@ using tpiedge::Kernels;
 using tpiedge::Product;
 using tpiedge::Rows;
 
-constexpr int ABI = 3;  // as in library.py
+constexpr int ABI = 4;  // as in library.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;

@@ -1,0 +1,29 @@
+"""The native CRC-32 is zlib's, whatever the length and the place."""
+
+import zlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.kernels import checksum
+from tpiedge.kernels.checksum import crc32
+
+DATA = bytes((37 * index + (index >> 7)) % 251 for index in range(5000))
+
+
+@pytest.mark.parametrize("length", [*range(140), 255, 256, 257, 4095, 4096, 4097])
+@pytest.mark.parametrize("start", [0, 1, 15])
+def test_every_length_and_alignment(length: int, start: int) -> None:
+    data = memoryview(DATA)[start : start + length]
+    assert crc32(data) == zlib.crc32(data)
+
+
+@given(st.binary(max_size=500))
+def test_any_bytes(data: bytes) -> None:
+    assert crc32(memoryview(data)) == zlib.crc32(data)
+
+
+def test_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checksum, "native_library", lambda: None)
+    assert crc32(memoryview(DATA)) == zlib.crc32(DATA)

@@ -1,0 +1,59 @@
+"""Which pieces stay in memory: a table of budgets, and laws for any sizes."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.memory.pinning import Placement, TooSmall, place, spread
+from tpiedge.memory.residency import smallest_ring
+
+BLOCKS = st.lists(st.lists(st.integers(1, 50), max_size=4), min_size=1, max_size=12).filter(any)
+
+
+@pytest.mark.parametrize("period", [2, 3, 5])
+def test_equal_pieces_are_kept_with_the_retention_period_of_the_paper(period: int) -> None:
+    assert spread([7] * 20, 1, period) == set(range(period - 1, 20, period))
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "mode", "window", "expected"),
+    [
+        (60, "auto", None, Placement(0, frozenset(range(6)))),
+        (59, "all", None, TooSmall(60)),
+        (9, "auto", None, TooSmall(10)),
+        (10, "auto", None, Placement(10, frozenset())),
+        (20, "auto", None, Placement(20, frozenset())),
+        (30, "auto", None, Placement(20, frozenset({5}))),
+        (40, "none", None, Placement(20, frozenset())),
+        (40, "none", 35, Placement(35, frozenset())),
+        (40, "auto", 10, Placement(10, frozenset({1, 3, 5}))),
+        (40, "auto", 41, TooSmall(41)),
+        (60, "none", None, Placement(20, frozenset())),
+    ],
+)
+def test_six_blocks_of_ten_bytes(
+    nbytes: int, mode: str, window: int | None, expected: Placement | TooSmall
+) -> None:
+    assert place([[10]] * 6, nbytes, mode, window) == expected  # type: ignore[arg-type]
+
+
+@given(BLOCKS, st.integers(0, 1200))
+def test_what_is_placed_fits_and_can_run(blocks: list[list[int]], nbytes: int) -> None:
+    sizes = [size for block in blocks for size in block]
+    found = place(blocks, nbytes)
+    if isinstance(found, TooSmall):
+        assert found.smallest_bytes > nbytes
+        assert not isinstance(place(blocks, found.smallest_bytes), TooSmall)
+    else:
+        assert found.ring_bytes + sum(sizes[piece] for piece in found.pinned) <= nbytes
+        assert found.ring_bytes >= smallest_ring(blocks, found.pinned)
+
+
+@given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(0, 100))
+def test_a_spread_never_runs_ahead_of_its_part(sizes: list[int], percent: int) -> None:
+    pinned, held, passed = spread(sizes, percent, 100), 0, 0
+    for number, size in enumerate(sizes):
+        passed += size
+        held += size if number in pinned else 0
+        assert 100 * held <= percent * passed
+    assert 100 * (held + max(sizes)) > percent * passed

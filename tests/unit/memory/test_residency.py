@@ -1,0 +1,223 @@
+"""The residency machine: stories as lists of events and instructions, then its laws under any schedule."""
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tpiedge.errors import InternalError
+from tpiedge.memory.residency import Drop, Instruction, Read, Residency, smallest_ring
+
+NOTHING: frozenset[int] = frozenset()
+
+
+@pytest.mark.parametrize(
+    ("blocks", "pinned", "expected"),
+    [
+        ([[5], [7], [3]], NOTHING, 7),
+        ([[5, 2], [7]], NOTHING, 12),
+        ([[5, 2], [7]], {0}, 7),
+        ([[5, 2], [7]], {0, 1, 2}, 0),
+        ([[], [4], []], NOTHING, 4),
+    ],
+)
+def test_the_smallest_ring(blocks: list[list[int]], pinned: set[int], expected: int) -> None:
+    assert smallest_ring(blocks, pinned) == expected
+
+
+def test_a_sweep_reads_ahead_as_far_as_there_is_room_and_around_its_end() -> None:
+    machine = Residency([[1], [1], [1]], 2, NOTHING, 9)
+    assert machine.start() == [Read(1, 0, 0), Read(2, 1, 1)]
+    assert machine.enter(0) == []
+    assert not machine.ready(0)
+    assert machine.loaded(1) == []
+    assert machine.ready(0)
+    assert machine.leave() == [Read(3, 2, 0)]
+    assert [machine.loaded(ticket) for ticket in (2, 3)] == [[], []]
+    assert machine.enter(1) == []
+    assert machine.leave() == [Read(4, 0, 1)]
+
+
+def test_pinned_pieces_are_read_once_and_the_others_pass_between_them() -> None:
+    machine = Residency([[1], [1], [1]], 1, {0, 2}, 9)
+    assert machine.start() == [Read(1, 0, None), Read(2, 1, 0), Read(3, 2, None)]
+    for ticket in (1, 2, 3):
+        machine.loaded(ticket)
+    ticket = 4
+    for _ in range(3):
+        for block, asked in ((0, []), (1, [Read(ticket, 1, 0)]), (2, [])):
+            machine.enter(block)
+            assert machine.ready(block)
+            assert machine.leave() == asked
+        machine.loaded(ticket)
+        ticket += 1
+
+
+def test_a_sweep_that_is_cut_off_forgets_what_was_read_ahead() -> None:
+    machine = Residency([[1], [1], [1], [1]], 2, NOTHING, 9)
+    machine.start()
+    machine.enter(0)
+    machine.loaded(1)
+    assert machine.leave() == [Read(3, 2, 0)]
+    machine.loaded(2)
+    machine.loaded(3)
+    assert machine.enter(0) == [Read(4, 0, 0), Read(5, 1, 1)]
+    assert not machine.ready(0)
+    machine.loaded(4)
+    assert machine.ready(0)
+
+
+def test_memory_that_a_read_still_writes_to_is_not_used_for_another() -> None:
+    machine = Residency([[1], [1], [1], [1]], 2, NOTHING, 9)
+    assert machine.start() == [Read(1, 0, 0), Read(2, 1, 1)]
+    assert machine.enter(2) == []
+    assert machine.loaded(2) == []  # the older one comes first
+    assert machine.loaded(1) == [Read(3, 2, 0), Read(4, 3, 1)]
+
+
+def test_no_more_is_read_at_a_time_than_the_limit_admits() -> None:
+    machine = Residency([[3], [3], [3]], 9, NOTHING, 4)
+    assert machine.start() == [Read(1, 0, 0), Read(2, 1, 3)]
+    assert machine.loaded(1) == [Read(3, 2, 6)]
+
+
+def test_what_is_unpinned_goes_at_once_unless_it_is_in_use() -> None:
+    machine = Residency([[1], [1]], 1, {0, 1}, 9)
+    machine.start()
+    machine.loaded(1)
+    machine.loaded(2)
+    machine.enter(0)
+    assert machine.repin({0}) == []  # piece 1 was passed over: this sweep relies on it
+    machine.leave()
+    machine.enter(1)
+    assert machine.leave() == [Drop(1), Read(3, 1, 0)]
+    assert machine.pinned_bytes == 1
+    machine.loaded(3)
+    machine.enter(0)
+    assert machine.repin({0, 1}) == []  # it is in the ring this time
+    machine.leave()
+    machine.enter(1)
+    assert machine.leave() == [Read(4, 1, None)]
+
+
+def test_a_ring_that_cannot_work_is_a_defect() -> None:
+    with pytest.raises(InternalError, match="8 bytes is too small: 9 are needed"):
+        Residency([[9]], 8, NOTHING, 1)
+    machine = Residency([[9]], 8, {0}, 1)
+    with pytest.raises(InternalError, match="8 bytes is too small: 9 are needed"):
+        machine.repin(NOTHING)
+
+
+def test_blocks_are_entered_and_left_in_turn() -> None:
+    machine = Residency([[1], [1]], 2, NOTHING, 9)
+    with pytest.raises(InternalError, match="not entered"):
+        machine.leave()
+    machine.enter(0)
+    with pytest.raises(InternalError, match="block 1 was entered inside block 0"):
+        machine.enter(1)
+
+
+class Schedules(RuleBasedStateMachine):
+    """A disk that brings what it was asked for in any order, and an engine that goes through the blocks, mostly."""
+
+    @initialize(data=st.data())
+    def begin(self, data: st.DataObject) -> None:
+        self.blocks = data.draw(st.lists(st.lists(st.integers(1, 9), max_size=4), min_size=1, max_size=6))
+        self.sizes = [size for block in self.blocks for size in block]
+        self.ring_bytes = smallest_ring(self.blocks, NOTHING) + data.draw(st.integers(0, 30))
+        reading = data.draw(st.integers(1, 40))
+        self.machine = Residency(self.blocks, self.ring_bytes, self.some_pieces(data), reading)
+        self.asked: dict[int, Read] = {}
+        self.own: set[int] = set()  # pieces whose own place is filled
+        self.ring: dict[int, int] = {}  # the piece that was read to an offset, as far as nothing lies over it
+        self.entered: int | None = None
+        self.next = 0
+        self.obey(self.machine.start())
+
+    def some_pieces(self, data: st.DataObject) -> frozenset[int]:
+        return data.draw(st.frozensets(st.sampled_from(range(len(self.sizes))))) if self.sizes else NOTHING
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def a_read_ends(self, data: st.DataObject) -> None:
+        self.finish(data.draw(st.sampled_from(sorted(self.asked))))
+
+    @precondition(lambda self: self.entered is None)
+    @rule(data=st.data(), jump=st.integers(0, 5))
+    def enter(self, data: st.DataObject, jump: int) -> None:
+        self.entered = self.next if jump else data.draw(st.sampled_from(range(len(self.blocks))))
+        self.obey(self.machine.enter(self.entered))
+
+    @precondition(lambda self: self.entered is not None)
+    @rule()
+    def compute_and_leave(self) -> None:
+        assert self.entered is not None
+        while not self.machine.ready(self.entered):
+            assert self.asked, "nothing is read, and the block does not become ready"
+            self.finish(min(self.asked))
+        self.check_the_block()
+        self.next = (self.entered + 1) % len(self.blocks)
+        self.entered = None
+        self.obey(self.machine.leave())
+
+    @rule(data=st.data())
+    def repin(self, data: st.DataObject) -> None:
+        self.obey(self.machine.repin(self.some_pieces(data)))
+
+    @invariant()
+    def the_laws_hold(self) -> None:
+        if not hasattr(self, "machine"):
+            return
+        assert self.machine.ring_used_bytes <= self.ring_bytes
+        assert self.machine.idle == (not self.asked)
+        reading = {read.piece for read in self.asked.values() if read.offset is None}
+        assert self.machine.pinned_bytes == sum(self.sizes[piece] for piece in self.own | reading)
+        if self.entered is not None and self.machine.ready(self.entered):
+            self.check_the_block()
+
+    def obey(self, instructions: list[Instruction]) -> None:
+        for instruction in instructions:
+            if isinstance(instruction, Drop):
+                self.own.remove(instruction.piece)
+            else:
+                self.begin_read(instruction)
+
+    def begin_read(self, read: Read) -> None:
+        if read.offset is None:
+            assert read.piece not in self.own
+            assert read.piece not in {one.piece for one in self.asked.values() if one.offset is None}
+        else:
+            assert 0 <= read.offset <= self.ring_bytes - self.sizes[read.piece]
+            assert not any(self.overlap(read, other) for other in self.asked.values())
+            for offset, piece in list(self.ring.items()):
+                if self.overlap(read, Read(0, piece, offset)):
+                    del self.ring[offset]
+        self.asked[read.ticket] = read
+
+    def overlap(self, one: Read, other: Read) -> bool:
+        if one.offset is None or other.offset is None:
+            return False
+        return (
+            one.offset < other.offset + self.sizes[other.piece]
+            and other.offset < one.offset + self.sizes[one.piece]
+        )
+
+    def finish(self, ticket: int) -> None:
+        read = self.asked.pop(ticket)
+        if read.offset is None:
+            self.own.add(read.piece)
+        else:
+            self.ring[read.offset] = read.piece
+        self.obey(self.machine.loaded(ticket))
+
+    def check_the_block(self) -> None:
+        """Whatever was read and dropped since: each piece is where the machine says."""
+        assert self.entered is not None
+        first = sum(map(len, self.blocks[: self.entered]))
+        for piece in range(first, first + len(self.blocks[self.entered])):
+            offset = self.machine.place(piece)
+            assert piece in self.own if offset is None else self.ring.get(offset) == piece
+
+
+TestSchedules = Schedules.TestCase
+TestSchedules.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)

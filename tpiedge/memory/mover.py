@@ -1,0 +1,123 @@
+"""Reads pieces from the pack's files to their places: the ring, or a place of a piece's own."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from itertools import accumulate
+
+import torch
+
+from tpiedge.errors import Cancelled, InternalError, TpiedgeError
+from tpiedge.memory.arena import DTYPES, Arena, Extent
+from tpiedge.memory.ranges import RangeCheck, range_checks, read_jobs
+from tpiedge.memory.reader import DirectFile, DirectReader
+from tpiedge.memory.residency import Read
+from tpiedge.memory.sweep import Sweep
+from tpiedge.pack.hashes import HashTable
+from tpiedge.pack.reader import Pack
+
+__all__ = ["PieceMover"]
+
+
+class PieceMover:
+    """Two arenas: every piece has a place of its own in the first, which is address space until it is filled; the
+    second is the ring. `close` ends the reads before it gives the memory back, so nothing writes to it afterwards.
+
+    Raises OutOfMemory, UserError, IntegrityError (of a table of hashes).
+    """
+
+    def __init__(
+        self, pack: Pack, sweep: Sweep, ring_bytes: int, reader: DirectReader, *, direct: bool = True
+    ) -> None:
+        self._pack = pack
+        self._sweep = sweep
+        self._reader = reader
+        self._offsets = (0, *accumulate(piece.nbytes for piece in sweep.pieces))
+        self._own = Arena(self._offsets[-1])
+        self._ring = Arena(ring_bytes)
+        self._files: dict[str, DirectFile] = {}
+        self._hashes: dict[str, HashTable] = {}
+        self._checked: dict[int, tuple[RangeCheck, ...]] = {}
+        try:
+            for key in {piece.key: None for piece in sweep.pieces}:
+                blob = pack.blob_id(key)
+                if blob not in self._files:
+                    self._files[blob] = DirectFile(pack.blob_path(key), direct=direct)
+                    self._hashes[blob] = pack.hashes(key)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
+        """As Mover.read. The bytes are checked in the reading threads."""
+        piece = self._sweep.pieces[order.piece]
+        file = self._files[self._pack.blob_id(piece.key)]
+        arena, extent = self._extent(order.piece, order.offset)
+        jobs = list(read_jobs(file, self._checks(order.piece), arena.buffer(extent)))
+        countdown = _Countdown(len(jobs), done)
+        for job in jobs:
+            self._reader.submit(job).add_done_callback(countdown)
+
+    def drop(self, piece: int) -> None:
+        self._own.discard(self._extent(piece, None)[1])
+
+    def tensor(self, piece: int, offset: int | None) -> torch.Tensor:
+        """[rows, cols] in the storage dtype, of the piece at that place. A view: no copy is made."""
+        held = self._sweep.pieces[piece]
+        layout = self._pack.layout(held.key)
+        matrix = layout.matrix(held.matrix)
+        arena, extent = self._extent(piece, offset)
+        rows = matrix.row_count(held.units.start, held.units.stop)
+        return arena.matrix(extent, rows, matrix.cols, matrix.row_stride, DTYPES[layout.precision])
+
+    def close(self) -> None:
+        """Idempotent. The memory goes back when the last tensor is gone."""
+        self._reader.close()
+        for file in self._files.values():
+            file.close()
+        self._own.close()
+        self._ring.close()
+
+    def _extent(self, piece: int, offset: int | None) -> tuple[Arena, Extent]:
+        nbytes = self._sweep.pieces[piece].nbytes
+        if offset is None:
+            return self._own, Extent(self._offsets[piece], nbytes)
+        return self._ring, Extent(offset, nbytes)
+
+    def _checks(self, number: int) -> tuple[RangeCheck, ...]:
+        """Worked out once: a piece is read again in every sweep."""
+        if number not in self._checked:
+            piece = self._sweep.pieces[number]
+            matrix = self._pack.layout(piece.key).matrix(piece.matrix)
+            ranges = matrix.ranges(piece.units.start, piece.units.stop)
+            path, hashes = self._pack.blob_path(piece.key), self._hashes[self._pack.blob_id(piece.key)]
+            self._checked[number] = tuple(range_checks(path, ranges, hashes))
+        return self._checked[number]
+
+
+class _Countdown:
+    """Tells `done` once after the last of `count` jobs, with the first error of any of them."""
+
+    def __init__(self, count: int, done: Callable[[TpiedgeError | None], None]) -> None:
+        self._left = count
+        self._done = done
+        self._error: TpiedgeError | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, job: "Future[int]") -> None:
+        error = self._error_of(job)
+        with self._lock:
+            self._left -= 1
+            self._error = self._error or error
+            if self._left:
+                return
+        self._done(self._error)
+
+    @staticmethod
+    def _error_of(job: "Future[int]") -> TpiedgeError | None:
+        if job.cancelled():
+            return Cancelled("a read was dropped: the weights were closed")
+        error = job.exception()
+        if error is None or isinstance(error, TpiedgeError):
+            return error
+        return InternalError(f"a read failed: {type(error).__name__}: {error}")

@@ -1,0 +1,259 @@
+"""Which weights are in memory, and what is read next: a pure machine, without a thread, a clock or memory of its own.
+
+A sweep passes the blocks in order, again and again. A block consists of pieces, the shares of its matrices. A piece
+is pinned (it has a place of its own and stays) or streamed: then it passes through a ring of bytes, read in the order
+of use as far ahead as there is room, around the end of the sweep into the next one (TPI-LLM, section 3.3).
+
+Laws
+1. A block is ready only when every read of its pieces is complete.
+2. Memory that is in use, or that a read still writes to, is given to no other read and not given back.
+3. The ring never holds more than its bytes; a piece has one place at a time.
+4. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
+"""
+
+from collections import deque
+from collections.abc import Iterator, Sequence, Set
+from dataclasses import dataclass
+from enum import Enum
+from itertools import accumulate, chain
+
+from tpiedge.errors import InternalError
+
+__all__ = ["Drop", "Instruction", "Read", "Residency", "smallest_ring"]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read `piece` to `offset` of the ring, or to its own place if that is None; then say `loaded(ticket)`."""
+
+    ticket: int
+    piece: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The pages of the place of the piece that was pinned go back to the system."""
+
+    piece: int
+
+
+Instruction = Read | Drop
+
+
+class _State(Enum):
+    READING = 1
+    HERE = 2
+
+
+@dataclass(slots=True)
+class _Entry:
+    """A stretch of the ring for the piece number `use` of the endless sequence of sweeps."""
+
+    use: int
+    offset: int
+    nbytes: int
+    state: _State = _State.READING
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.nbytes
+
+
+def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
+    """Bytes with which every block can become ready: the most that a block streams, and what may stay empty at the
+    end of the ring because a piece is not divided there. `blocks` as in Residency. 0 if nothing is streamed."""
+    numbers = iter(range(sum(map(len, blocks))))
+    streamed = [[size for size in sizes if next(numbers) not in pinned] for sizes in blocks]
+    return max((sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed if sizes), default=0)
+
+
+class Residency:
+    """Every event returns what is to be done, in this order. A piece is known by its number in the sweep.
+
+    `enter` and `leave` alternate; in between, the pieces of the block are where `place` says once it is `ready`.
+    """
+
+    def __init__(
+        self, blocks: Sequence[Sequence[int]], ring_bytes: int, pinned: Set[int], reading_bytes: int
+    ) -> None:
+        """`blocks`: the bytes of each piece of each block. Reads are asked for while less than `reading_bytes` of
+        earlier ones are incomplete. Raises InternalError if the ring is smaller than `smallest_ring`."""
+        self._blocks = tuple(map(tuple, blocks))
+        self._sizes = tuple(chain.from_iterable(blocks))
+        self._first = (0, *accumulate(map(len, blocks)))
+        self._ring_bytes = ring_bytes
+        self._reading_limit = reading_bytes
+        self._wanted: frozenset[int] = frozenset()
+        self._pins: dict[int, _State] = {}
+        self._ring: deque[_Entry] = deque()
+        self._streamed: dict[int, _Entry] = {}  # by use
+        self._reads: dict[int, _Entry | int] = {}  # by ticket; an int is a pinned piece
+        self._ticket = 0
+        self._reading = 0
+        self._at = 0  # the block that is entered, or expected next, counted through all sweeps
+        self._entered = False
+        self._cursor = 0  # the first use that is not looked at yet
+        self._want(pinned)
+
+    # --- events
+
+    def start(self) -> list[Instruction]:
+        """Begin to read."""
+        return list(self._advance())
+
+    def enter(self, block: int) -> list[Instruction]:
+        """The block is needed now. One that is not the next in order ends the sweep under way."""
+        if self._entered:
+            raise InternalError(f"block {block} was entered inside block {self._at % len(self._blocks)}")
+        self._at += (block - self._at) % len(self._blocks)
+        self._entered = True
+        self._cursor = max(self._cursor, self._front)
+        return self._settle()
+
+    def leave(self) -> list[Instruction]:
+        """The block that was entered is not needed any more."""
+        if not self._entered:
+            raise InternalError("a block was left that was not entered")
+        self._entered = False
+        self._at += 1
+        self._cursor = max(self._cursor, self._front)
+        return self._settle()
+
+    def loaded(self, ticket: int) -> list[Instruction]:
+        """The read is complete, and what it brought is right."""
+        read = self._reads.pop(ticket)
+        if isinstance(read, _Entry):
+            read.state = _State.HERE
+            self._reading -= read.nbytes
+        else:
+            self._pins[read] = _State.HERE
+            self._reading -= self._sizes[read]
+        return self._settle()
+
+    def repin(self, pinned: Set[int]) -> list[Instruction]:
+        """From now on these pieces are pinned. One that was pinned goes at once, or after the use that is relied on."""
+        self._want(pinned)
+        return self._settle()
+
+    # --- questions
+
+    def ready(self, block: int) -> bool:
+        """Whether every piece of the block, which is entered, is in its place."""
+        first = self._use_of(self._at)
+        return all(
+            self._is_here(first + index, piece)
+            for index, piece in enumerate(range(self._first[block], self._first[block + 1]))
+        )
+
+    def place(self, piece: int) -> int | None:
+        """Where a piece of the entered block is: its offset in the ring, or None for its own place."""
+        entry = self._streamed.get(self._next_use(piece))
+        return None if entry is None else entry.offset
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of places that are filled, or being filled, outside the ring."""
+        return sum(self._sizes[piece] for piece in self._pins)
+
+    @property
+    def ring_used_bytes(self) -> int:
+        return sum(entry.nbytes for entry in self._ring)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no read is under way: all that can be here is here."""
+        return not self._reads
+
+    # --- inside
+
+    def _want(self, pinned: Set[int]) -> None:
+        needed = smallest_ring(self._blocks, pinned)
+        if needed > self._ring_bytes:
+            raise InternalError(f"a ring of {self._ring_bytes} bytes is too small: {needed} are needed")
+        self._wanted = frozenset(pinned)
+
+    @property
+    def _front(self) -> int:
+        """The first use that is still to come, or going on."""
+        return self._use_of(self._at)
+
+    def _use_of(self, block: int) -> int:
+        """The first use of a block that is counted through all sweeps."""
+        sweep, number = divmod(block, len(self._blocks))
+        return sweep * len(self._sizes) + self._first[number]
+
+    def _next_use(self, piece: int) -> int:
+        front = self._front
+        return front + (piece - front) % len(self._sizes)
+
+    def _is_here(self, use: int, piece: int) -> bool:
+        entry = self._streamed.get(use)
+        state = self._pins.get(piece) if entry is None else entry.state
+        return state is _State.HERE
+
+    def _settle(self) -> list[Instruction]:
+        self._free()
+        return [*self._drop(), *self._advance()]
+
+    def _free(self) -> None:
+        """Take back from the ring what is behind, oldest first, up to what a read still writes to."""
+        while self._ring and self._ring[0].use < self._front and self._ring[0].state is _State.HERE:
+            self._streamed.pop(self._ring.popleft().use)
+
+    def _drop(self) -> Iterator[Instruction]:
+        """Unpin what is unwanted, unless it is in use, being read, or passed over by the cursor and so relied on."""
+        relied_on = max(self._cursor, self._use_of(self._at + 1)) if self._entered else self._cursor
+        unwanted = [piece for piece in self._pins if piece not in self._wanted]
+        for piece in unwanted:
+            if self._pins[piece] is _State.HERE and self._next_use(piece) >= relied_on:
+                del self._pins[piece]
+                yield Drop(piece)
+
+    def _advance(self) -> Iterator[Instruction]:
+        """Ask for what comes next, as far as the ring and the limit admit; then for pins that are further away."""
+        if not self._sizes:
+            return
+        while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
+            piece = self._cursor % len(self._sizes)
+            if piece in self._wanted and piece not in self._pins:
+                yield self._read_pin(piece)
+            elif piece not in self._pins:
+                offset = self._room(self._sizes[piece])
+                if offset is None:
+                    break
+                yield self._read_streamed(piece, offset)
+            self._cursor += 1
+        for piece in sorted(self._wanted - self._pins.keys(), key=self._next_use):
+            if self._reading >= self._reading_limit:
+                return
+            if self._next_use(piece) >= self._cursor:  # else it is in the ring this time
+                yield self._read_pin(piece)
+
+    def _read_pin(self, piece: int) -> Read:
+        self._pins[piece] = _State.READING
+        self._reads[self._next_ticket(self._sizes[piece])] = piece
+        return Read(self._ticket, piece, None)
+
+    def _read_streamed(self, piece: int, offset: int) -> Read:
+        entry = _Entry(self._cursor, offset, self._sizes[piece])
+        self._ring.append(entry)
+        self._streamed[entry.use] = entry
+        self._reads[self._next_ticket(entry.nbytes)] = entry
+        return Read(self._ticket, piece, offset)
+
+    def _next_ticket(self, nbytes: int) -> int:
+        self._reading += nbytes
+        self._ticket += 1
+        return self._ticket
+
+    def _room(self, nbytes: int) -> int | None:
+        """The offset of free bytes after the newest entry, or at the start of the ring; None if there are none."""
+        if not self._ring:
+            return 0 if nbytes <= self._ring_bytes else None
+        oldest, newest = self._ring[0], self._ring[-1]
+        if newest.offset < oldest.offset:  # the used part goes around the end
+            return newest.end if newest.end + nbytes <= oldest.offset else None
+        if newest.end + nbytes <= self._ring_bytes:
+            return newest.end
+        return 0 if nbytes <= oldest.offset else None

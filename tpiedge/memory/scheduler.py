@@ -1,0 +1,169 @@
+"""The memory scheduler: the daemon thread that keeps the weights coming, and what the engine thread sees of it.
+
+The engine thread enters and leaves blocks, reading threads report what has arrived; either makes the residency
+machine decide, under one lock, and the daemon thread carries out what it decided (TPI-LLM, section 3.3).
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+from tpiedge.errors import InternalError, ResourceError, TpiedgeError
+from tpiedge.memory.residency import Drop, Instruction, Read, Residency
+
+__all__ = ["Counts", "Mover", "Scheduler"]
+
+_SLICE_S = 0.5
+
+
+class Mover(Protocol):
+    """Moves bytes between the disk and the places of pieces."""
+
+    def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
+        """Begin to read; `done` is called once, by any thread, when nothing is written any more."""
+        ...
+
+    def drop(self, piece: int) -> None:
+        """Give the pages of a piece's own place back."""
+        ...
+
+
+@dataclass(slots=True)
+class Counts:
+    """`hits`: blocks that were there when they were entered; `stalls`: those that were waited for, `stall_s` in all."""
+
+    hits: int = 0
+    stalls: int = 0
+    stall_s: float = 0.0
+
+
+class Scheduler:
+    """`enter` and `leave` are the engine thread's. The first failed read is raised there, by every `enter` from then
+    on. `close` ends the daemon thread; reads under way are the mover's to end, after it."""
+
+    def __init__(self, residency: Residency, mover: Mover, *, stall_s: float = 60.0) -> None:
+        """`stall_s`: how long a block is waited for while no read comes to its end. Raises InternalError."""
+        self.counts = Counts()
+        self._residency = residency
+        self._mover = mover
+        self._stall_s = stall_s
+        self._changed = threading.Condition()
+        self._todo: list[Instruction] = residency.start()
+        self._failure: TpiedgeError | None = None
+        self._news = 0  # reads that have ended
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
+        self._thread.start()
+
+    def enter(self, block: int) -> None:
+        """Return once the block is in memory, where it stays until `leave`. Raises what made a read fail; then the
+        block is not entered."""
+        with self._changed:
+            self._plan(self._residency.enter(block))
+            try:
+                self._await_block(block)
+            except BaseException:
+                self._plan(self._residency.leave())
+                raise
+
+    def leave(self) -> None:
+        """The block that was entered may go."""
+        with self._changed:
+            self._plan(self._residency.leave())
+
+    def repin(self, pinned: frozenset[int]) -> None:
+        """Change what is pinned, for any thread."""
+        with self._changed:
+            self._plan(self._residency.repin(pinned))
+
+    def place(self, piece: int) -> int | None:
+        """As Residency.place."""
+        with self._changed:
+            return self._residency.place(piece)
+
+    def settle(self, progress: Callable[[], None]) -> None:
+        """Return once everything is read that can be read ahead; `progress` is called meanwhile. Raises as `enter`."""
+
+        def settled() -> bool:
+            progress()
+            return self._residency.idle and not self._todo
+
+        with self._changed:
+            self._await(settled)
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _await_block(self, block: int) -> None:
+        if self._residency.ready(block) and self._failure is None:
+            self.counts.hits += 1
+            return
+        started = time.perf_counter()
+        self._await(lambda: self._residency.ready(block))
+        self.counts.stalls += 1
+        self.counts.stall_s += time.perf_counter() - started
+
+    def _await(self, reached: Callable[[], bool]) -> None:
+        news, since = self._news, time.monotonic()
+        while self._failure is None and not reached():
+            self._changed.wait(_SLICE_S)
+            if self._closing:
+                raise InternalError("the weights were closed while they were waited for")
+            if self._news != news:
+                news, since = self._news, time.monotonic()
+            elif time.monotonic() - since > self._stall_s:
+                raise ResourceError(
+                    f"the disk brought nothing for {self._stall_s:.0f} s: is it broken, or gone?"
+                )
+        if self._failure is not None:
+            raise self._failure
+
+    def _plan(self, instructions: list[Instruction]) -> None:
+        if instructions:
+            self._todo += instructions
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._todo and not self._closing:
+                    self._changed.wait(_SLICE_S)
+                if self._closing:
+                    return
+                todo, self._todo = self._todo, []
+            try:
+                for instruction in todo:
+                    self._carry_out(instruction)
+            except Exception as error:  # nobody would hear of it otherwise
+                self._fail(InternalError(f"the memory scheduler failed: {type(error).__name__}: {error}"))
+                return
+
+    def _carry_out(self, instruction: Instruction) -> None:
+        match instruction:
+            case Drop(piece=piece):
+                self._mover.drop(piece)
+            case Read():
+                ticket = instruction.ticket
+                self._mover.read(instruction, lambda error: self._arrived(ticket, error))
+
+    def _arrived(self, ticket: int, error: TpiedgeError | None) -> None:
+        """Called by reading threads."""
+        if error is not None:
+            self._fail(error)
+            return
+        with self._changed:
+            self._news += 1
+            self._todo += self._residency.loaded(ticket)
+            self._changed.notify_all()
+
+    def _fail(self, error: TpiedgeError) -> None:
+        """The first failure is the cause of the others."""
+        with self._changed:
+            self._failure = self._failure or error
+            self._changed.notify_all()
