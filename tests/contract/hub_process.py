@@ -82,7 +82,10 @@ class _Process:
         with self._child:
             assert self._child.stdin is not None
             self._child.stdin.close()
-            self._child.wait(_WAIT_S)
+            try:
+                self._child.wait(_WAIT_S)
+            finally:
+                self._child.kill()
 
 
 class HubProcess(_Process):

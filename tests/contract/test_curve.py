@@ -210,6 +210,15 @@ def test_only_an_own_address_can_be_listened_on(address: str) -> None:
         ZmqHub(address, HUB_KEYS, "node-0", {}, plane=TENSOR)
 
 
+def test_a_port_that_is_taken_is_named_once_with_what_to_do(hub: ZmqHub) -> None:
+    with pytest.raises(UserError) as caught:
+        ZmqHub(hub.address, HUB_KEYS, "node-0", {}, plane=TENSOR)
+    assert str(caught.value) == (
+        f"cannot listen on {hub.address.removeprefix('tcp://')}: Address already in use; "
+        "another program has this port: stop it, or give another port"
+    )
+
+
 def test_a_bad_key_or_address_is_refused_and_leaves_nothing() -> None:
     with pytest.raises(UserError, match="public key of node-0"):
         ZmqSpoke("tcp://127.0.0.1:1", "x", NODE_KEYS, "node-1", hub_name="node-0", plane=TENSOR)

@@ -204,7 +204,7 @@ def test_large_heads_are_refused(serve):
 
 
 def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(serve):
-    server = serve(limits=Limits(body_bytes=1000))
+    server = serve(limits=Limits(body_bytes=1000, linger_s=0.2))
     assert error_of(raw(server, post(b"", "Content-Length: 1000000000")))["code"] == "body_too_large"
     assert status_of(raw(server, post(b"", "Content-Length: " + "9" * 400))) in (400, 413)
     chunks = b"".join(b"200\r\n" + b" " * 0x200 + b"\r\n" for _ in range(4)) + b"0\r\n\r\n"

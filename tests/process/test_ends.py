@@ -78,8 +78,7 @@ def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
     command = start(
         "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
     )
-    wait_for(lambda: len(command.children()) == 2, 20)
-    ranks = command.children()
+    ranks = command.wait_for_children(2)
     command.process.send_signal(signal.SIGINT)
     ended = command.finish()
     assert ended.status == 130
@@ -106,8 +105,7 @@ def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model
     command = start(
         "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
     )
-    wait_for(lambda: len(command.children()) == 2, 20)
-    ranks = command.children()
+    ranks = command.wait_for_children(2)
     command.process.kill()
     wait_for(lambda: all(map(gone, ranks)), STARTING_S)
 
@@ -135,8 +133,7 @@ def test_a_node_killed_while_it_starts_is_named(start, text_model):
     command = start(
         "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
     )
-    wait_for(lambda: len(command.children()) == 2, 20)
-    ranks = command.children()
+    ranks = command.wait_for_children(2)
     ranks[1].kill()
     ended = command.finish()
     assert ended.status == 3

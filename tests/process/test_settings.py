@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import COMMAND
+from tpiedge.nodes.private_file import replace_private
 
 RUN = ("run", "--model", "demo", "--prompt-ids", "1")
 
@@ -58,6 +59,17 @@ def test_settings_reach_the_work(tpiedge, tmp_path, settings):
     record = json.loads(ended.out)
     assert len(record["token_ids"]) == 3
     assert [len(token) for token in record["logprobs"]] == [1, 1, 1]
+
+
+@pytest.mark.parametrize("words", [(), ("approve", "x"), ("revoke", "x")], ids=" ".join)
+def test_a_setting_of_a_group_is_one_of_its_subcommands(tpiedge, tmp_path, words):
+    """Unless they have their own."""
+    note = tmp_path / "master" / "admin.json"
+    replace_private(note, {"url": 1})
+    own = {"TPIEDGE_NODES_STATE": str(tmp_path)}
+    assert f"{note} is damaged" in refusal(tpiedge("nodes", *words, **own))
+    elsewhere = {f"TPIEDGE_{'_'.join(('nodes', *words[:1])).upper()}_STATE": str(tmp_path / "elsewhere")}
+    assert "start one with 'tpiedge master'" in refusal(tpiedge("nodes", *words, **own | elsewhere))
 
 
 def test_show_names_every_source(tpiedge, settings):

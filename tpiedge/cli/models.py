@@ -88,8 +88,8 @@ def _confirmed() -> bool:
     """Raises UserError where nobody can answer."""
     try:
         return click.confirm("Sure?", err=True)
-    except click.Abort:
-        if sys.stdin.isatty():
+    except click.Abort as aborted:  # by the end of the input, or by Ctrl-C
+        if sys.stdin.isatty() or isinstance(aborted.__context__, KeyboardInterrupt):
             raise
         click.echo(err=True)
         raise UserError("nobody answers on standard input: say --yes to delete without a question") from None

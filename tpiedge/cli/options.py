@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
@@ -120,14 +121,19 @@ def token_ids(text: str) -> tuple[int, ...]:
 def on_either_side(context: click.Context, name: str, value: _Value) -> _Value:
     """`value` of a subcommand's option that its group has too, and that may stand before the subcommand as well.
 
-    The command line counts before settings, and what stands after the subcommand before what stands ahead of it.
+    The command line counts before settings, and what is said of the subcommand before what is said of its group.
     """
     group = context.parent
-    if group is None or _is_typed(context, name) or not _is_typed(group, name):
+    if group is None or _source(context, name) is ParameterSource.COMMANDLINE:
         return value
-    typed: _Value = group.params[name]
-    return typed
+    if (
+        _source(group, name) is ParameterSource.COMMANDLINE
+        or _source(context, name) is ParameterSource.DEFAULT
+    ):
+        of_group: _Value = group.params[name]
+        return of_group
+    return value
 
 
-def _is_typed(context: click.Context, name: str) -> bool:
-    return context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+def _source(context: click.Context, name: str) -> ParameterSource | None:
+    return context.get_parameter_source(name)

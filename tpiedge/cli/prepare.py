@@ -193,9 +193,12 @@ def keep_text_files(source: Path, target: Path) -> None:
     target.mkdir(exist_ok=True)
     for name in _TEXT_FILES:
         if has_file(source, name):
-            partial = target / f".{name}.{os.getpid()}"  # another command may do the same
-            partial.write_bytes(read_bytes(source, name, _MAX_TEXT_BYTES))
-            partial.replace(target / name)
+            partial = target / f".{name}.{os.getpid()}.partial"  # another command may do the same
+            try:
+                partial.write_bytes(read_bytes(source, name, _MAX_TEXT_BYTES))
+                partial.replace(target / name)
+            finally:
+                partial.unlink(missing_ok=True)
 
 
 cache_option = click.option(

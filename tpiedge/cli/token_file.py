@@ -10,13 +10,15 @@ import click
 
 from tpiedge.errors import UserError
 from tpiedge.nodes.addresses import Address
-from tpiedge.nodes.private_file import read_private, replace_private
+from tpiedge.nodes.private_file import private_folder, read_private, replace_private
 from tpiedge.nodes.token_store import DAY_S, TokenStore
 from tpiedge.nodes.tokens import Token
+from tpiedge.pack.store.locks import FileLock, holder_of
 
 __all__ = ["await_token", "offered", "withdraw"]
 
 _NOTE = "offered.json"
+_LOCK = ".offered.lock"
 _OWNER_ONLY = 0o600
 _EXPIRES_S = 30 * DAY_S
 _POLL_S = 0.1
@@ -25,9 +27,30 @@ _MAX_BYTES = 4096
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Meanwhile `path` has a token for any number of workers, which only its owner may read. Raises UserError.
+    """Meanwhile `path` has a token for any number of workers, which only its owner may read. Raises UserError, also
+    where another master of `folder` does the same.
 
-    `folder` is the master's, where the token is noted, so that it can be withdrawn from a master that was killed."""
+    The token is noted in `folder`, so that it can be withdrawn from a master that was killed."""
+    with FileLock(private_folder(folder) / _LOCK) as lock:
+        if not lock.try_alone():
+            who = holder_of(lock.path)
+            raise UserError(
+                f"the master of process {who} offers a token from {folder}: end it, or give another --state"
+            )
+        _withdraw(folder)
+        with _offered(path, folder, master_key, address):
+            yield
+
+
+def withdraw(folder: Path) -> None:
+    """Make the token void that the last master of `folder` offered in a file and, being killed, left behind."""
+    with FileLock(private_folder(folder) / _LOCK) as lock:
+        if lock.try_alone():  # else it lives
+            _withdraw(folder)
+
+
+@contextmanager
+def _offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
     record, secret = TokenStore(folder).create(_EXPIRES_S, None)
     try:
         replace_private(folder / _NOTE, {"token": record.id})
@@ -38,11 +61,10 @@ def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iter
             with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
                 path.unlink()
     finally:
-        withdraw(folder)
+        _withdraw(folder)
 
 
-def withdraw(folder: Path) -> None:
-    """Make the token void that the last master of `folder` offered in a file and, being killed, left behind."""
+def _withdraw(folder: Path) -> None:
     note, store = folder / _NOTE, TokenStore(folder)
     token_id = (read_private(note) or {}).get("token")
     for record, _ in store.list():

@@ -75,6 +75,12 @@ class Communicator(Protocol):
         """
         ...
 
+    def rest(self) -> None:
+        """Rank 0 only, now and then while no step runs, before the first one too: take in what peers send nevertheless,
+        so that it does not pile up, and notice whose connection broke. PeerLost and ProtocolError as elsewhere.
+        """
+        ...
+
     def request_cancel(self) -> None:
         """From any thread, rank 0 only: the next all-reduce of this step carries the cancel flag."""
         ...

@@ -24,6 +24,8 @@ __all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox"]
 MAX_HELD: Final = 256
 MAX_HELD_BYTES: Final = 128 * MIB
 _SLICE_S: Final = 0.05
+# Messages that are taken in between two looks at something else.
+_BURST: Final = 4096
 
 DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered
 _Key = tuple[type, int, int, int, int]
@@ -89,8 +91,8 @@ class Inbox:
             envelope = self._read(sender, frame)
             key = self._key(envelope)
             if key is None:
-                continue
-            if key[:4] == place and rank in missing:
+                self._check(missing, what)  # somebody may send nothing else, without end
+            elif key[:4] == place and rank in missing:
                 missing.discard(rank)
                 yield _part(rank, envelope, shape)
             else:
@@ -107,30 +109,34 @@ class Inbox:
                 self.begin(plan.step)
                 return plan
             received = self._wait(what)
-            if received is None:
+            if received is None or not self._keep(*received):
                 self._liveness.check_idle(rank, what)
-                continue
-            envelope = self._read(*received)
-            key = self._key(envelope)
-            if key is not None:
-                self._hold(key, envelope)
+
+    def take_in(self, what: str) -> None:
+        """What is there already, without waiting for more: nobody's messages pile up. Raises as `collect`."""
+        for _ in range(_BURST):
+            received = self._wait(what, 0.0)
+            if received is None:
+                return
+            self._keep(*received)
 
     def _receive(self, missing: set[int], what: Doing) -> tuple[str, memoryview]:
         while True:
             received = self._wait(what)
             if received is not None:
                 return received
-            for rank in sorted(missing):
-                self._liveness.check(rank, str(what))
+            self._check(missing, what)
 
-    def _wait(self, what: object) -> tuple[str, memoryview] | None:
+    def _check(self, missing: set[int], what: Doing) -> None:
+        for rank in sorted(missing):
+            self._liveness.check(rank, str(what))
+
+    def _wait(self, what: object, timeout_s: float = _SLICE_S) -> tuple[str, memoryview] | None:
         try:
-            return self._endpoint.recv_frame(_SLICE_S)
+            return self._endpoint.recv_frame(timeout_s)
         except LinkReset as error:
             # What was under way is lost, and only a new epoch sends it again.
-            raise PeerLost(
-                self._rank(error.peer), str(what), "its connection broke and was made anew"
-            ) from error
+            raise PeerLost(self._rank(error.peer), str(what), f"its connection {error.broke}") from error
         except MalformedMessage as error:
             raise Misconduct(self._rank(error.peer), str(error)) from error
 
@@ -152,6 +158,14 @@ class Inbox:
         if getattr(message, "sender", rank) != rank:
             raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
         return type(message), message.step, _block(message), _chunk(message), rank
+
+    def _keep(self, sender: str, frame: memoryview) -> bool:
+        """For later, unless it is too late."""
+        envelope = self._read(sender, frame)
+        key = self._key(envelope)
+        if key is not None:
+            self._hold(key, envelope)
+        return key is not None
 
     def _hold(self, key: _Key, envelope: Envelope) -> None:
         if key in self._held:

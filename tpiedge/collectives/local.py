@@ -25,6 +25,9 @@ class LocalCommunicator:
     def next_plan(self) -> StepPlan:
         raise InternalError("rank 0 makes the plans")
 
+    def rest(self) -> None:
+        """There is nobody who could send anything."""
+
     def request_cancel(self) -> None:
         self._cancel_requested = True
 

@@ -119,6 +119,9 @@ class StarRoot(_Star):
         super().__init__(hub, liveness, epoch, 0, size)
         self._leaves = set(range(1, size))
 
+    def rest(self) -> None:
+        self._inbox.take_in("the wait for a request")
+
     def request_cancel(self) -> None:
         self._cancel_requested = True
 
@@ -184,6 +187,9 @@ class StarLeaf(_Star):
 
     def __init__(self, spoke: Endpoint, liveness: Liveness, *, epoch: int, rank: int, size: int) -> None:
         super().__init__(spoke, liveness, epoch, rank, size)
+
+    def rest(self) -> None:
+        raise InternalError("only rank 0 waits for something else than a plan")
 
     def request_cancel(self) -> None:
         raise InternalError("only rank 0 cancels")

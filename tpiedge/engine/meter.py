@@ -11,8 +11,8 @@ __all__ = ["Meter"]
 class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read.
 
-    `compute_s` covers the blocks' own arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0) embedding rows,
-    final norm, LM head and sampling.
+    `compute_s` covers the blocks' own arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0) embedding
+    rows, final norm, LM head and sampling.
     """
 
     compute_s: float = 0.0

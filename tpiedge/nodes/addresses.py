@@ -12,6 +12,7 @@ __all__ = [
     "FILES_OFFSET",
     "PAIRING_OFFSET",
     "Address",
+    "data_endpoint",
     "outgoing_host",
     "parse_address",
     "resolve",
@@ -24,6 +25,7 @@ DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
 _MAX_PORT = 65535
+_ANYWHERE = "tcp://0.0.0.0:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,15 @@ def outgoing_host() -> str | None:
             return str(probe.getsockname()[0])
         except OSError:
             return None
+
+
+def data_endpoint(endpoint: str, control_address: str) -> str:
+    """Where others reach rank 0, which says that it listens at `endpoint`: where that is every address of its machine,
+    at the one that they know of the master."""
+    port = endpoint.removeprefix(_ANYWHERE)
+    if port == endpoint:
+        return endpoint
+    return f"{control_address.rpartition(':')[0]}:{port}"
 
 
 def _split(text: str) -> tuple[str, str | None]:

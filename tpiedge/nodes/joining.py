@@ -72,7 +72,7 @@ def explain(address: Address, numeric: Address, state: LinkState) -> UserError |
     if state is LinkState.REFUSED:
         return PeerError(
             f"the master at {address} does not let this worker in: its key was revoked, or too many newcomers wait; "
-            "see 'tpiedge nodes list' there"
+            "see 'tpiedge nodes' there"
         )
     match probe(numeric.host, numeric.port, _PROBE_S):
         case Listener.CURVE if state is LinkState.FAILED:

@@ -76,7 +76,7 @@ class MemberTable:
         """Without the worker `name` (its peer name, or its host where one worker has it). Raises UserError."""
         found = [one for one in self.members if name in (one.name, one.host)]
         if not found:
-            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes list' shows those there are")
+            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes' shows those there are")
         if len(found) > 1:
             names = ", ".join(one.name for one in found)
             raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {names}")

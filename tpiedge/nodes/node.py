@@ -4,6 +4,7 @@ Its main thread is the engine thread; the control thread is `link`. It ends when
 or a peer is lost, or when its lifeline breaks.
 """
 
+import functools
 import gc
 import os
 import queue
@@ -34,6 +35,7 @@ from tpiedge.errors import (
 )
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
+from tpiedge.nodes.addresses import data_endpoint
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link import ControlLink
 from tpiedge.nodes.liveness import ClusterLiveness
@@ -63,7 +65,6 @@ from tpiedge.wire.messages import PROTOCOL
 __all__ = ["Node", "run"]
 
 _ASSIGN_S = 180.0
-_ANYWHERE = "tcp://0.0.0.0:"
 _IDLE_S = 0.5
 _DATA_LINK_S = 5.0
 
@@ -147,6 +148,8 @@ class Node:
                 self._liveness.check_idle(0, "the master's next command")
                 if deadline is not None and self._clock.now() > deadline:
                     raise ProtocolError(f"the master sent no plan within {_ASSIGN_S:.0f} s") from None
+                if self._engine is not None:
+                    self._engine.communicator.rest()
                 continue
             if isinstance(command, TpiedgeError):
                 raise command
@@ -169,7 +172,7 @@ class Node:
             self._data = self._resources.enter_context(hub)
             self.link.post(Listening(assign.epoch, 0, hub.address))
             return pair.root(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
-        address = _reachable(assign.root_endpoint, self._bootstrap.control_address)
+        address = data_endpoint(assign.root_endpoint, self._bootstrap.control_address)
         spoke = ZmqSpoke(
             address=address,
             server_key=assign.root_key,
@@ -191,7 +194,8 @@ class Node:
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
-        self._weights = NodeWeights(pack, share, assign.rank == 0, progress=self._loading)
+        progress = functools.partial(self._loading, communicator)
+        self._weights = NodeWeights(pack, share, assign.rank == 0, progress=progress)
         self._resources.callback(self._weights.close)
         engine = self._engine = Engine.build(
             config_of_pack(pack),
@@ -210,8 +214,10 @@ class Node:
         self.link.post(Ready(assign.epoch, assign.rank, self._weights.weight_bytes, load_s))
         return engine
 
-    def _loading(self, done_bytes: int, total_bytes: int) -> None:
-        self.link.post(Loading(self._epoch, self._bootstrap.rank, done_bytes, total_bytes))
+    def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
+        self.link.post(Loading(self._epoch, communicator.rank, done_bytes, total_bytes))
+        if communicator.rank == 0:
+            communicator.rest()
 
     def _lead(self, leader: Leader) -> None:
         while True:
@@ -259,14 +265,6 @@ class Node:
             tokens=meter.tokens,
             head_s=meter.head_s,
         )
-
-
-def _reachable(endpoint: str, control_address: str) -> str:
-    """Rank 0 that listens on every address of its machine is found where the master is."""
-    port = endpoint.removeprefix(_ANYWHERE)
-    if port == endpoint:
-        return endpoint
-    return f"{control_address.rpartition(':')[0]}:{port}"
 
 
 def run(bootstrap: NodeBootstrap) -> int:

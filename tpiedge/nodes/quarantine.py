@@ -155,11 +155,16 @@ class Standing:
 
     def convict(self, name: str, cause: str, now: float) -> None:
         """The worker broke the protocol."""
-        self._left_out[name] = Exclusion(self._quarantine.convict(name, now), hearsay(cause))
+        self._leave_out(name, Exclusion(self._quarantine.convict(name, now), hearsay(cause)))
 
     def exclude(self, name: str, cause: str, now: float) -> None:
         """The worker could not do its part."""
-        self._left_out[name] = Exclusion(now + EXCLUDED_S, cause)
+        self._leave_out(name, Exclusion(now + EXCLUDED_S, cause))
+
+    def _leave_out(self, name: str, exclusion: Exclusion) -> None:
+        known = self._left_out.get(name)
+        if known is None or known.until < exclusion.until:
+            self._left_out[name] = exclusion
 
     def readmit(self, now: float) -> bool:
         """Whether somebody was left out for long enough."""

@@ -103,7 +103,7 @@ class Reception:
         rank, number = _node_of(sender)
         if rank != 0 and self._traffic.floods(sender):
             self._offended(sender, "it floods the master with messages")
-        if rank is not None:
+        elif rank is not None:
             epoch = self._stage.epoch(number)
             if epoch is not None:
                 epoch.handle(rank, message)

@@ -8,6 +8,7 @@ The kernel's parent-death signal counts the thread that started the child as its
 """
 
 import contextlib
+import logging
 import os
 import selectors
 import signal
@@ -27,6 +28,9 @@ __all__ = ["Child"]
 _TAIL_BYTES = 4000
 _MAX_REPORT_BYTES = 65536
 _DYING_S = 2.0
+#: The kernel frees all its memory first. A process whose disk never answers does not end at all.
+_KILLED_S = 30.0
+_log = logging.getLogger(__name__)
 
 
 class Child:
@@ -130,9 +134,15 @@ class Child:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._process.wait()
+            self._await_death()
         self._close_report()
         self._log.close()
+
+    def _await_death(self) -> None:
+        try:
+            self._process.wait(_KILLED_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
 
     def _close_report(self) -> None:
         if self._process.stdout is not None:

@@ -12,9 +12,8 @@ import os
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from tpiedge.pack.descriptor import Descriptor
 from tpiedge.pack.hashes import RangeHasher
 
 __all__ = ["BlobSink"]
@@ -23,7 +22,7 @@ _BUFFER_BYTES = 8 << 20
 _REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
-class BlobSink:
+class BlobSink(Descriptor):
     """Takes the bytes of one blob in order. Raises OSError from any method, some writes after the failed one.
 
     `lengths` are those of the blob's ranges, multiples of 4096 all of them.
@@ -59,17 +58,7 @@ class BlobSink:
 
     def close(self) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        super().close()
 
     def _flush(self) -> None:
         """Hand the filled buffer to the thread and go on with the other, which it has done with."""

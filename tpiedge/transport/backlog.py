@@ -71,9 +71,11 @@ class Flow:
         # Bytes that were received and are none of this connection's: of the one before it, whose name it has.
         self._other = 0
 
-    def waiting(self, arrived: Arrived) -> Arrived:
-        """Of what has come: the bytes that were not received, and the segments since anything was."""
-        taken = self.taken
+    def waiting(self, arrived: Arrived, taken: int) -> Arrived:
+        """Of what has come: the bytes that were not received, and the segments since anything was.
+
+        `taken`: as it was before the kernel was asked what has arrived. What is received in between came in between.
+        """
         if taken != self._taken:
             self._taken, self._idle_since = taken, arrived.segments
         self._other = max(self._other, taken - arrived.byte_count)
@@ -105,7 +107,9 @@ class Backlog:
 
     def flow(self, connection: Connection | None) -> Flow:
         """Of a connection that the owner has received a message over."""
-        return Flow() if connection is None else self._flows.setdefault(connection, Flow())
+        if connection is None or not SUPPORTED:  # nobody would ever forget it
+            return Flow()
+        return self._flows.setdefault(connection, Flow())
 
     def close(self) -> None:
         """Before the ROUTER is closed. Idempotent."""
@@ -140,11 +144,11 @@ class Backlog:
         if self.empty:
             self.empty, self._ended_bytes = False, 0
         for connection, flow in list(self._flows.items()):
-            arrived = _arrived(connection)
+            taken, arrived = flow.taken, _arrived(connection)
             if arrived is None:
                 self._ended_bytes += self._flows.pop(connection).left
             elif not flow.flooded:
-                self._judge(connection, flow, flow.waiting(arrived))
+                self._judge(connection, flow, flow.waiting(arrived, taken))
         now = time.monotonic()
         self._due = now + (
             max(_PERIOD_S, _SHARE * (now - began)) if self._flows or self._ended_bytes else _IDLE_S

@@ -50,11 +50,13 @@ class MalformedMessage(ProtocolError):
 class LinkReset(PeerError):
     """The connection of `peer` broke and was made anew, perhaps by a restarted process.
 
-    Messages of either direction may have been lost in between. `cause`: why it broke, where that is known.
+    Messages of either direction may have been lost in between. `cause`: why it broke, where that is known;
+    `broke`: that it did and why, for a sentence about the connection.
     """
 
     def __init__(self, peer: str, cause: str = "") -> None:
-        super().__init__(f"the connection of {peer} broke and was made anew{cause and ': '}{cause}")
+        self.broke = f"broke and was made anew{cause and ': '}{cause}"
+        super().__init__(f"the connection of {peer} {self.broke}")
         self.peer = peer
 
 

@@ -8,6 +8,7 @@ nonce: refused while the first one is connected). A spoke announces every connec
 the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
 """
 
+import errno
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -39,6 +40,11 @@ __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
 _MAX_CUT = 1000
+_OWN_ADDRESS = "give one address of this computer, HOST:PORT"
+_ADVICE = {
+    zmq.EADDRINUSE: "another program has this port: stop it, or give another port",
+    errno.EACCES: "give a port above 1023",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +75,7 @@ class ZmqHub(ZmqEndpoint):
         guests: GuestPolicy | None = None,
     ) -> None:
         if not address.startswith("tcp://") or address.startswith("tcp://*"):
-            raise UserError(f"cannot listen on {address}: give one address of this computer, tcp://HOST:PORT")
+            raise UserError(f"cannot listen on {address}: {_OWN_ADDRESS}")
         self.admission = Admission(allowed, guests)
         super().__init__(zmq.ROUTER, name, keys, plane, context, io_threads)
         self.counters = self.admission.counters
@@ -129,7 +135,12 @@ class ZmqHub(ZmqEndpoint):
             self._socket.bind(address)
         except zmq.ZMQError as error:
             self.close()
-            raise UserError(f"cannot listen on {address}: {error}") from None
+            # Not the error's own words, which have the address once more.
+            number = error.errno or 0
+            raise UserError(
+                f"cannot listen on {address.removeprefix('tcp://')}: {zmq.strerror(number)}; "
+                f"{_ADVICE.get(number, _OWN_ADDRESS)}"
+            ) from None
         self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:

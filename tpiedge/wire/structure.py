@@ -25,10 +25,10 @@ _ARRAYS: Final = {**dict.fromkeys(range(0x90, 0xA0), 0), 0xDC: 2, 0xDD: 4}
 
 
 def check_structure(data: bytes | bytearray | memoryview) -> None:
-    """Raise ValueError for more than MAX_ITEMS items, MAX_STRINGS bytes of text, arrays more than MAX_DEPTH deep, or
-    bytes after the end.
+    """Raise ValueError for more than MAX_ITEMS items, MAX_STRINGS bytes of text, arrays more than MAX_DEPTH deep, a
+    type that no message has, or bytes after the end.
 
-    Passes whatever ends too soon or is of a type that no message has: the parser says that better.
+    Passes whatever ends too soon: the parser says that better.
     """
     position = text_bytes = 0
     open_arrays = [1]
@@ -59,5 +59,6 @@ def check_structure(data: bytes | bytearray | memoryview) -> None:
             if len(open_arrays) > MAX_DEPTH + 1:
                 raise ValueError(f"arrays more than {MAX_DEPTH} deep")
         else:
-            return
+            # Not left to the parser, which lets an empty one pass and reads on.
+            raise ValueError(f"an item of a type that no message has: {kind:#x}")
     raise ValueError(f"more than {MAX_ITEMS} items")

@@ -54,3 +54,21 @@ def exact(expected: str) -> Callable[[Serving], None]:
         assert cluster.ask(PROMPT, TOKENS) == expected, cluster.logs()
 
     return check
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving]) -> Serving:
+    """The master and one worker, where a module does not say otherwise."""
+    cluster = clusters("--min-workers", 1)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    return cluster
+
+
+@pytest.fixture
+def serving_on(cluster: Serving, exact: Callable[[Serving], None]) -> Iterator[None]:
+    """Whatever is tried: afterwards master and worker answer as ever."""
+    cluster.wait_ready(2)
+    yield
+    cluster.wait_ready(2)
+    exact(cluster)

@@ -39,11 +39,11 @@ def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
     _need_root_and("mkfs.ext4", "losetup")
     with image.open("wb") as file:
         file.truncate(_SIZE)
-    _run("mkfs.ext4", "-q", "-b", _BLOCK, "-O", "^has_journal", image)
-    device = _run("losetup", "--find", "--show", image)
+    _try("mkfs.ext4", "-q", "-b", _BLOCK, "-O", "^has_journal", image)
+    device = _try("losetup", "--find", "--show", image)
     try:
         folder.mkdir(parents=True)
-        _run("mount", device, folder)
+        _try("mount", device, folder)
         try:
             yield FailingDisk(image, device)
         finally:
@@ -57,7 +57,7 @@ def read_only(folder: Path) -> Iterator[None]:
     """Whoever opens something in `folder` from now on cannot write it, as on a file system that the kernel has
     found damaged. Skips the test where that is impossible."""
     _need_root_and("mount")
-    _run("mount", "--bind", folder, folder)
+    _try("mount", "--bind", folder, folder)
     try:
         _run("mount", "-o", "remount,bind,ro", folder)
         yield
@@ -71,8 +71,14 @@ def _need_root_and(*commands: str) -> None:
         pytest.skip(f"needs Linux, root and {', '.join(commands)} to make a disk that breaks")
 
 
+def _try(*command: object) -> str:
+    """Skips the test where it fails: before anything is tested."""
+    try:
+        return _run(*command)
+    except subprocess.CalledProcessError as error:
+        pytest.skip(f"{' '.join(error.cmd)} is not possible here: {error.stderr.strip()}")
+
+
 def _run(*command: object) -> str:
-    ended = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False)
-    if ended.returncode:
-        pytest.skip(f"{' '.join(map(str, command))} is not possible here: {ended.stderr.strip()}")
-    return ended.stdout.strip()
+    words = [str(part) for part in command]
+    return subprocess.run(words, capture_output=True, text=True, check=True).stdout.strip()

@@ -24,25 +24,9 @@ from tpiedge.pack.store.store import ShardStore
 from tpiedge.pack.writer import write_pack
 from tpiedge.transport.keys import CurveKeys
 
+pytestmark = pytest.mark.usefixtures("serving_on")
+
 USER, PEER = 2, 3
-
-
-@pytest.fixture(scope="module")
-def cluster(clusters) -> Serving:
-    """The master and one worker."""
-    cluster = clusters("--min-workers", 1)
-    cluster.start_master()
-    cluster.start_worker("ann")
-    return cluster
-
-
-@pytest.fixture(autouse=True)
-def _serving_on(cluster: Serving, exact):
-    """Whatever was tried: afterwards master and worker answer as ever."""
-    cluster.wait_ready(2)
-    yield
-    cluster.wait_ready(2)
-    exact(cluster)
 
 
 @pytest.fixture

@@ -19,31 +19,15 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.messages import PROTOCOL
 
+pytestmark = pytest.mark.usefixtures("serving_on")
+
 USER, PEER = 2, 3
 WORDS_S = 5.0
 CUT_S = 1.0
 
 
-@pytest.fixture(scope="module")
-def cluster(clusters) -> Serving:
-    """The master and one worker."""
-    cluster = clusters("--min-workers", 1)
-    cluster.start_master()
-    cluster.start_worker("ann")
-    return cluster
-
-
-@pytest.fixture(autouse=True)
-def _serving_on(cluster: Serving, exact):
-    """Whoever comes: afterwards the cluster answers as ever."""
-    cluster.wait_ready(2)
-    yield
-    cluster.wait_ready(2)
-    exact(cluster)
-
-
 @pytest.fixture
-def undisturbed(cluster: Serving, _serving_on):
+def undisturbed(cluster: Serving, serving_on):
     """Whoever is turned away: the first worker does not notice."""
     ann = cluster.workers["ann"]
     agent, node, epoch = ann.agent, ann.node, cluster.status()["epoch"]

@@ -1,5 +1,6 @@
 """The token in a file: there as long as the master runs, for its owner alone, and waited for."""
 
+import os
 import stat
 import threading
 
@@ -105,3 +106,16 @@ def test_other_tokens_stay(state, store, left_behind):
     withdraw(state)
     withdraw(state)
     assert store.redeem(secret) == "ok"
+
+
+def test_another_master_of_the_same_folder_leaves_the_token_alone(tmp_path, state, store):
+    with offered(tmp_path / "token", state, KEY, HERE):
+        token = parse_token(await_token(tmp_path / "token", 0.0))
+        withdraw(state)
+        with (
+            pytest.raises(UserError, match=f"process {os.getpid()} offers a token from {state}"),
+            offered(tmp_path / "other", state, KEY, HERE),
+        ):
+            pass
+        assert store.redeem(token.secret) == "ok"
+    assert store.list() == ()

@@ -78,7 +78,10 @@ def read() -> Iterator[Callable[[str, Path], Cost]]:
 
         yield run
         child.stdin.close()
-        assert child.wait(10) == 0
+        try:
+            assert child.wait(10) == 0
+        finally:
+            child.kill()
 
 
 @pytest.fixture(autouse=True)

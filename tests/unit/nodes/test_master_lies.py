@@ -6,6 +6,7 @@ import pytest
 
 from tests.unit.nodes.players import offer
 from tests.unit.nodes.stories import Story, failure, outcome, two_machines
+from tpiedge.nodes.quarantine import Traffic
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.epochs import Echo, Launch, NodeEnded, Preparing
 
@@ -129,6 +130,17 @@ def test_a_flood_does_not_keep_the_master_from_its_work(
         assert story.members() == ("master", "w-2")
         story.answer()
     assert "it floods the master with messages" in story.worker("w-1").why
+
+
+def test_the_message_that_is_one_too_many_has_no_effect(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = two_machines(story)
+    with monkeypatch.context() as patch:
+        patch.setattr(Traffic, "floods", lambda _, peer: peer == "w-1")
+        agent.say(offer("w-1", threads=77))
+        story.turn()
+    assert story.worker("w-1").threads != 77
 
 
 def test_strangers_speak_with_the_door_alone(story: Story) -> None:

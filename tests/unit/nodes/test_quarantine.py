@@ -143,3 +143,13 @@ def test_standing_ends_with_its_time_or_with_the_membership() -> None:
     assert rests(standing, "w-3") is None
     assert standing.readmit(EXCLUDED_S)
     assert standing.left_out == {}
+
+
+def test_a_second_cause_does_not_shorten_the_time_of_the_first() -> None:
+    standing = Standing()
+    standing.convict("w-1", "it lied", 0.0)
+    standing.exclude("w-1", "the disk is full", 1.0)
+    assert (standing.left_out["w-1"].until, standing.left_out["w-1"].cause) == (FIRST_S, "it lied")
+    standing.exclude("w-1", "the disk is full", FIRST_S - 1.0)
+    standing.convict("w-1", "it lied", FIRST_S - 0.5)
+    assert standing.left_out["w-1"].until == FIRST_S - 1.0 + EXCLUDED_S

@@ -1,6 +1,9 @@
 """A model of awkward shapes: head_dim 20, hidden 60, FFN 200 (128 + 72), vocabulary 1003, 3 KV heads."""
 
-from collections.abc import Callable
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -47,6 +50,23 @@ def build_spec(layers: int = 2, tied: bool = False) -> ModelSpec:
         ),
         {"hidden_size": HIDDEN, "nested": [1, {"a": None}]},
     )
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """make_disk("1m"): a file system of its own, of that size."""
+    folder = tmp_path / "disk"
+
+    def make(size: str) -> Path:
+        folder.mkdir()
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+            pytest.skip("mounting a file system needs root")
+        stack.callback(subprocess.run, ["umount", str(folder)], check=True)
+        return folder
+
+    with ExitStack() as stack:
+        yield make
 
 
 @pytest.fixture

@@ -219,15 +219,9 @@ def test_a_shard_that_cannot_be_written_is_not_there(
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own, that `remount` makes read-only."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a file system needs root")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+def disk(make_disk: Callable[[str], Path]) -> Path:
+    """A small file system of its own, that `make_read_only` changes."""
+    return make_disk("16m")
 
 
 def make_read_only(disk: Path) -> None:

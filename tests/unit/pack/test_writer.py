@@ -4,7 +4,7 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -247,18 +247,10 @@ def test_too_little_space_is_said_before_writing(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    mount = tmp_path / "small"
-    mount.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(mount)]
-    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small tmpfs needs root")
-    yield mount
-    subprocess.run(["umount", str(mount)], check=True)
-
-
-def test_a_disk_that_fills_up(small_disk: Path, spec: ModelSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disk_that_fills_up(
+    make_disk: Callable[[str], Path], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small_disk = make_disk("1m")
     monkeypatch.setattr("tpiedge.pack.writer.check_free_space", lambda folder, needed: None)
     with pytest.raises(DiskFull, match="is full"):
         write_pack(spec, random_source(spec), F32, small_disk / "pack")

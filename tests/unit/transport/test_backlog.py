@@ -1,25 +1,50 @@
 """How much of what has come over a connection counts as waiting."""
 
-from tpiedge.transport.backlog import Arrived, Flow
+from unittest.mock import Mock
+
+import pytest
+
+from tpiedge.transport.backlog import Arrived, Backlog, Flow
+from tpiedge.transport.cutting import Connection
 
 
 def test_what_comes_is_waiting_until_it_is_received() -> None:
     flow = Flow()
-    assert flow.waiting(Arrived(1000, 1)) == (1000, 1)
-    assert flow.waiting(Arrived(1_000_000, 50)) == (1_000_000, 50)
-    flow.taken += 999_000
-    assert flow.waiting(Arrived(1_000_000, 50)) == (1000, 0)
+    assert flow.waiting(Arrived(1000, 1), 0) == (1000, 1)
+    assert flow.waiting(Arrived(1_000_000, 50), 0) == (1_000_000, 50)
+    assert flow.waiting(Arrived(1_000_000, 50), 999_000) == (1000, 0)
 
 
 def test_one_message_that_is_received_does_not_make_up_for_the_rest() -> None:
     flow = Flow()
     for count in range(1, 11):
-        flow.taken += 100
-        assert flow.waiting(Arrived(count * 1_000_000, count)).byte_count == count * 999_900
+        arrived = Arrived(count * 1_000_000, count)
+        assert flow.waiting(arrived, count * 100).byte_count == count * 999_900
 
 
 def test_what_came_over_the_connection_before_gives_no_credit() -> None:
     flow = Flow()
-    flow.taken += 5_000_000
-    assert flow.waiting(Arrived(1000, 1)).byte_count == 0
-    assert flow.waiting(Arrived(2_001_000, 2)).byte_count == 2_000_000
+    assert flow.waiting(Arrived(1000, 1), 5_000_000).byte_count == 0
+    assert flow.waiting(Arrived(2_001_000, 2), 5_000_000).byte_count == 2_000_000
+
+
+def test_what_is_received_while_the_kernel_is_asked_is_none_of_another_connection() -> None:
+    """Or it would count as waiting for ever, and an honest peer be cut off after a few of these."""
+    flow = Flow()
+    assert _look(flow, Arrived(1000, 1), 5_000_000).byte_count == 1000
+    assert _look(flow, Arrived(5_001_000, 5), 0).byte_count == 1000
+
+
+def _look(flow: Flow, arrived: Arrived, meanwhile: int) -> Arrived:
+    """`meanwhile`: bytes that the owner receives after the kernel was asked."""
+    taken = flow.taken
+    flow.taken += meanwhile
+    return flow.waiting(arrived, taken)
+
+
+def test_where_nothing_is_watched_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpiedge.transport.backlog.SUPPORTED", False)
+    backlog = Backlog(Mock(), 1000)
+    first = backlog.flow(Connection(1, 2))
+    assert backlog.flow(Connection(1, 2)) is not first
+    backlog.close()

@@ -3,6 +3,7 @@
 import time
 import tracemalloc
 
+import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -96,6 +97,11 @@ def test_the_longest_messages_pass(message: Message) -> None:
         (
             raw(PROTOCOL, SHUTDOWN, *["x" * (MAX_STRINGS // 4 + 1)] * 4),
             f"more than {MAX_STRINGS} bytes of text",
+        ),
+        # The parser takes both for items like any other, and reads on behind them.
+        *(
+            (raw(PROTOCOL, SHUTDOWN, empty), "a type that no message has")
+            for empty in ({}, msgpack.ExtType(5, b""))
         ),
     ],
 )

@@ -48,7 +48,7 @@ from tpiedge.wire.tensors import TensorHeader
         (flat(PROTOCOL, HIDDEN), "Hidden.tensor: is missing"),
         (raw(PROTOCOL, PARTIAL, 1, 1, 1, 1, 1, None), "unknown message tag 3"),
         (raw(PROTOCOL), "no protocol number"),
-        (msgpack.packb({}), "not a message"),
+        (msgpack.packb({}), "a type that no message has"),
         (raw(PROTOCOL + 1, SHUTDOWN, 1), f"protocol {PROTOCOL + 1}, this node {PROTOCOL}"),
         (raw(PROTOCOL, 250, 1), "unknown message tag 250"),
         (raw(True, SHUTDOWN, 1), "not a message"),

@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 
+from tpiedge.pack.descriptor import Descriptor
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import Range
-from tpiedge.pack.store.descriptor import Descriptor
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tpiedge.errors import Cancelled, UserError
-from tpiedge.pack.store.descriptor import Descriptor
+from tpiedge.pack.descriptor import Descriptor
 
 __all__ = ["FileLock", "holder_of"]
 

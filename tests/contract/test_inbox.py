@@ -1,0 +1,123 @@
+"""What comes while nothing is awaited, or instead of what is: it neither piles up nor keeps a wait from ending."""
+
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives.communicator import Doing, Tag
+from tpiedge.collectives.inbox import Inbox
+from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.star import StarLeaf, StarRoot
+from tpiedge.errors import InternalError, Misconduct, PeerLost
+from tpiedge.transport.endpoint import Envelope, LinkReset
+from tpiedge.transport.framing import TENSOR, frame_of, read_frame
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.data import Partial, StepPlan
+from tpiedge.wire.messages import Message
+
+EPOCH, WAIT_S = 1, 20.0
+TAG = Tag(2, 0, 0)
+
+
+class Gone:
+    """Everybody is lost."""
+
+    def check(self, rank: int, waiting_for: str) -> None:
+        raise PeerLost(rank, waiting_for, "the test said so")
+
+    check_idle = check
+
+
+class Stream:
+    """A hub at which one message, or one error, arrives again and again: at most a million times."""
+
+    def __init__(self, what: Message | Exception) -> None:
+        self.left = 1_000_000
+        self._what = what
+
+    def recv_frame(self, _timeout_s: float) -> tuple[str, memoryview] | None:
+        assert self.left, "nobody looked at anything else"
+        self.left -= 1
+        if isinstance(self._what, Exception):
+            raise self._what
+        return "node-1", memoryview(frame_of(self._what, (), TENSOR))
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        return read_frame(sender, frame, TENSOR)
+
+
+def inbox(what: Message | Exception) -> tuple[Inbox, Any]:
+    hub: Any = Stream(what)
+    made = Inbox(hub, {"node-1": 1, "node-2": 2}, EPOCH, Gone())
+    made.begin(TAG.step)
+    return made, hub
+
+
+LATE = Partial(EPOCH, 1, 0, 0, 1, None)
+
+
+def test_messages_that_come_too_late_do_not_keep_a_wait_going() -> None:
+    made, _ = inbox(LATE)
+    with pytest.raises(PeerLost, match="node 2 was lost"):
+        list(made.collect(Partial, TAG, {2}, Doing("all-reduce", TAG)))
+    with pytest.raises(PeerLost):
+        made.next_plan(0)
+
+
+def test_taking_in_ends_however_much_comes() -> None:
+    made, hub = inbox(LATE)
+    made.take_in("the wait for a request")
+    assert hub.left
+
+
+def test_a_link_that_broke_says_why() -> None:
+    cause = "it had sent more than 7 bytes ahead"
+    made, _ = inbox(LinkReset("node-1", cause))
+    with pytest.raises(PeerLost) as caught:
+        made.take_in("the wait for a request")
+    assert caught.value.rank == 1
+    assert caught.value.cause == f"its connection broke and was made anew: {cause}"
+    assert PeerLost.read(str(caught.value)) is not None
+
+
+def star(network: Any) -> tuple[StarRoot, StarLeaf, Any]:
+    hub, spoke = network.hub(), network.spoke()
+    liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)
+    root = StarRoot(hub, liveness, epoch=EPOCH, size=2)
+    leaf = StarLeaf(spoke, liveness, epoch=EPOCH, rank=1, size=2)
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(leaf.next_plan)  # connects
+        root.announce(StepPlan(EPOCH, TAG.step, (), 1, 1))
+    return root, leaf, spoke
+
+
+def rest_until(root: StarRoot, condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + WAIT_S
+    while not condition():
+        assert time.monotonic() < deadline
+        root.rest()
+
+
+def test_a_resting_root_takes_in_what_comes(network: Any) -> None:
+    root, leaf, spoke = star(network)
+    for _ in range(100):
+        spoke.send(LATE)
+    rest_until(root, lambda: root.dropped == 100)
+    with pytest.raises(InternalError):
+        leaf.rest()
+
+
+def test_a_resting_root_finds_out_who_breaks_the_protocol(network: Any) -> None:
+    root, _, spoke = star(network)
+    spoke.send(Shutdown(1))
+    with pytest.raises(Misconduct, match="node 1 sent Shutdown"):
+        rest_until(root, lambda: False)
+
+
+def test_alone_there_is_nothing_to_take_in() -> None:
+    LocalCommunicator().rest()
