@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
 import psutil
 
@@ -14,6 +14,7 @@ from tpiedge.nodes.device import default_threads
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Infeasible, NodeFacts, Plan, evaluate, solve
+from tpiedge.planner.streaming import Keeping, held
 
 __all__ = ["Layout", "check_context", "collective_name", "launch", "plan_cluster", "plan_json"]
 
@@ -28,6 +29,7 @@ class Layout:
     shares: str | None
     threads: int | None
     memory_bytes: int | None
+    keeping: Keeping = field(default_factory=Keeping)
 
     @property
     def threads_per_node(self) -> int:
@@ -62,10 +64,26 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
         if weights is None
         else evaluate(facts, nodes, weights, capacity_tokens)
     )
+    if isinstance(plan, Infeasible) and layout.keeping.pin != "all":
+        even = weights or [Weight(1, 1)] * layout.nodes
+        plan = evaluate(facts, [NodeFacts(1.0)] * layout.nodes, even, capacity_tokens)
+    if isinstance(plan, Plan):
+        plan = _held(model, layout, plan)
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     _check_this_computer(model, plan)
     return plan
+
+
+def _held(model: PreparedModel, layout: Layout, plan: Plan) -> Plan | Infeasible:
+    """The plan with every node's weights within --memory."""
+    needs = []
+    for rank, (share, need) in enumerate(zip(plan.shares, plan.needs, strict=True)):
+        found = held(model.pack, rank, share, need, layout.memory_bytes, layout.keeping)
+        if isinstance(found, Infeasible):
+            return found
+        needs.append(found)
+    return replace(plan, needs=tuple(needs))
 
 
 def check_context(model: PreparedModel, context: int) -> int:
@@ -97,6 +115,7 @@ def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: in
         compute=model.compute,
         threads=layout.threads_per_node,
         capacity_tokens=capacity_tokens,
+        weights=tuple(need.weights for need in plan.needs),
     )
     cluster = LocalCluster(spec, [need.weight_bytes for need in plan.needs], progress)
     try:

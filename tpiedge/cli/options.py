@@ -12,9 +12,10 @@ from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["BYTES", "Ending", "on_either_side", "sampling_of", "sampling_options", "token_ids"]
+__all__ = ["BYTES", "WINDOW", "Ending", "on_either_side", "sampling_of", "sampling_options", "token_ids"]
 
 _TOKEN_IDS = 1 << 32
+_MAX_BLOCKS = 10_000
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,25 @@ class _Bytes(click.ParamType[int]):
 
 
 BYTES = _Bytes()
+
+
+class _Window(click.ParamType[tuple[int | None, int | None]]):
+    """(blocks, bytes), one of which is None."""
+
+    name = "BLOCKS|SIZE"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[int | None, int | None]:
+        text = str(value)
+        if not text.isdecimal():
+            return None, BYTES.convert(text, param, ctx)
+        if not 1 <= int(text) <= _MAX_BLOCKS:
+            self.fail(f"{text} blocks are out of range: 1 to {_MAX_BLOCKS}, or a size like 500MB", param, ctx)
+        return int(text), None
+
+
+WINDOW = _Window()
 
 
 class _LogitBias(click.ParamType[tuple[int, float]]):

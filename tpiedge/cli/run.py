@@ -8,11 +8,12 @@ import click
 from tpiedge.cli.chat import chat
 from tpiedge.cli.launch import Layout
 from tpiedge.cli.once import Prompt, once
-from tpiedge.cli.options import BYTES, Ending, sampling_of, sampling_options, token_ids
+from tpiedge.cli.options import BYTES, WINDOW, Ending, sampling_of, sampling_options, token_ids
 from tpiedge.cli.prepare import cache_option, prepare
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
-from tpiedge.wire.fields import Compute
+from tpiedge.planner.streaming import Keeping
+from tpiedge.wire.fields import Compute, Pin
 
 __all__ = ["run"]
 
@@ -26,7 +27,26 @@ __all__ = ["run"]
 @click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")
 @click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
 @click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
-@click.option("--memory", type=BYTES, help="Limit per node; what does not fit is refused.")
+@click.option("--memory", type=BYTES, help="Limit per node; weights that do not fit stream from disk.")
+@click.option(
+    "--window",
+    type=WINDOW,
+    help="Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
+)
+@click.option(
+    "--pin",
+    type=click.Choice(["none", "auto", "all"]),
+    default="auto",
+    show_default=True,
+    help="Weights that stay in memory: none, as many as fit, or all (refused where they do not fit).",
+)
+@click.option(
+    "--io",
+    type=click.Choice(["direct", "buffered"]),
+    default="direct",
+    show_default=True,
+    help="Read past the page cache or through it.",
+)
 @click.option("--context", type=int, help="Positions of the KV cache.  [default: as needed; 4096 in a chat]")
 @click.option("--prompt", help="Text to continue. Without a prompt, a chat begins.")
 @click.option("--prompt-ids", help="Token ids to continue: 1,2,3.")
@@ -47,6 +67,9 @@ def run(
     precision: str | None,
     compute: Compute | None,
     memory: int | None,
+    window: tuple[int | None, int | None] | None,
+    pin: Pin,
+    io: str,
     context: int | None,
     prompt: str | None,
     prompt_ids: str | None,
@@ -61,7 +84,8 @@ def run(
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
     _check_together(prompt, prompt_ids, as_json, prompt_logprobs, sampling_flags["logprobs"])
-    layout = Layout(nodes, shares, threads, memory)
+    blocks, window_bytes = window or (None, None)
+    layout = Layout(nodes, shares, threads, memory, Keeping(pin, blocks, window_bytes, io == "direct"))
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)

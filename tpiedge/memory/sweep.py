@@ -6,8 +6,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from tpiedge.memory.loader import layer_units
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES
+from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, share_of_matrix
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -91,7 +90,7 @@ class Sweep:
 
 
 def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Block, tuple[Piece, ...]]]:
-    layout, held = pack.layout(layer), layer_units(pack, layer, share)
+    layout, held = pack.layout(layer), _layer_units(pack, layer, share)
     for kind, names in _MATRICES.items():
         pieces = [
             Piece(layer, name, units, layout.matrix(name).span(units.start, units.stop)[1])
@@ -99,6 +98,14 @@ def _layer_blocks(pack: Pack, layer: int, share: NodeShare) -> Iterator[tuple[Bl
             if name in names
         ]
         yield Block(layer, kind), tuple(pieces)
+
+
+def _layer_units(pack: Pack, layer: int, share: NodeShare) -> Mapping[str, Share]:
+    """The units (not none) that a node of `share` holds of each matrix of a layer."""
+    group = pack.group_size(layer)
+    names = [matrix.name for matrix in pack.layout(layer).matrices]
+    units = {name: share_of_matrix(name, share, group) for name in names}
+    return {name: held for name, held in units.items() if len(held)}
 
 
 def _head_blocks(pack: Pack) -> Iterator[tuple[HeadTile, tuple[Piece, ...]]]:

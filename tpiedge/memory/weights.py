@@ -84,6 +84,7 @@ class NodeWeights:
         self._reader = DirectReader(read_threads)
         self._embedding: EmbeddingTable | None = None
         self._open: _Open | None = None
+        self._bytes_ahead = 0
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, torch.Tensor] = {}
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
@@ -110,6 +111,12 @@ class NodeWeights:
     def embedding_bytes_read(self) -> int:
         """Bytes of embedding rows read from disk so far."""
         return self._embedding.bytes_read if self._embedding else 0
+
+    @property
+    def streamed_bytes(self) -> int:
+        """Bytes of weights read from disk since everything was there that can be read ahead."""
+        checked = self._embedding.bytes_checked if self._embedding else 0
+        return self._reader.bytes_read - self._bytes_ahead - checked
 
     @property
     def counts(self) -> Counts:
@@ -163,6 +170,7 @@ class NodeWeights:
         mover = PieceMover(self._pack, self.sweep, ring, self._reader, direct=direct)
         self._open = _Open(mover, Scheduler(residency, mover))
         self._open.scheduler.settle(lambda: progress(*self._progress) if progress else None)
+        self._bytes_ahead = self._reader.bytes_read
         if len(pinned) == len(self.sweep.pieces):
             self._blocks = {block: self._weights_of(block, self._open) for block in self.sweep.blocks}
         if rank0:

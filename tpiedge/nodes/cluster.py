@@ -21,6 +21,7 @@ from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import (
+    ALL_PINNED,
     AskStats,
     Assign,
     Cancel,
@@ -33,6 +34,7 @@ from tpiedge.wire.control import (
     Shutdown,
     Stats,
     Token,
+    WeightMemory,
 )
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.messages import Message
@@ -57,6 +59,8 @@ class ClusterSpec:
     threads: int
     capacity_tokens: int
     timing: Timing = field(default_factory=Timing)
+    #: Of each node; all pinned where there is none.
+    weights: tuple[WeightMemory, ...] = ()
 
 
 class LocalCluster:
@@ -235,4 +239,5 @@ class LocalCluster:
             root_endpoint=root_endpoint if rank else "",
             root_key=self._node_keys[0].public,
             peer_keys=peers if rank == 0 else (),
+            weights=spec.weights[rank] if spec.weights else ALL_PINNED,
         )

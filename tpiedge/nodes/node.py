@@ -39,6 +39,7 @@ from tpiedge.nodes.addresses import data_endpoint
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link import ControlLink
 from tpiedge.nodes.liveness import ClusterLiveness
+from tpiedge.nodes.placing import placed
 from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
@@ -194,8 +195,14 @@ class Node:
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
-        progress = functools.partial(self._loading, communicator)
-        self._weights = NodeWeights(pack, share, assign.rank == 0, progress=progress)
+        self._weights = NodeWeights(
+            pack,
+            share,
+            assign.rank == 0,
+            functools.partial(placed, assign.weights),
+            direct=assign.weights.direct,
+            progress=functools.partial(self._loading, communicator),
+        )
         self._resources.callback(self._weights.close)
         engine = self._engine = Engine.build(
             config_of_pack(pack),
@@ -255,7 +262,7 @@ class Node:
             peak_rss_bytes=peak_rss_bytes(),
             weight_bytes=weights.weight_bytes if weights else 0,
             kv_bytes=engine.cache.reserved_bytes if engine else 0,
-            disk_read_bytes=weights.embedding_bytes_read if weights else 0,
+            disk_read_bytes=weights.embedding_bytes_read + weights.streamed_bytes if weights else 0,
             bytes_sent=data.bytes_sent if data else 0,
             bytes_received=data.bytes_received if data else 0,
             compute_s=meter.compute_s,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
-from tpiedge.wire.control import Assign
+from tpiedge.wire.control import ALL_PINNED, Assign
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import Compute
 
@@ -101,4 +101,5 @@ class Served:
             root_endpoint=root_endpoint if rank else "",
             root_key=root_key,
             peer_keys=tuple(sorted(keys.items())) if rank == 0 else (),
+            weights=ALL_PINNED,
         )

@@ -26,6 +26,7 @@ from tpiedge.planner.partition import (
     partition,
 )
 from tpiedge.units import MIB, format_bytes
+from tpiedge.wire.control import ALL_PINNED, WeightMemory
 
 __all__ = [
     "NODE_BASE_BYTES",
@@ -78,6 +79,8 @@ class NodeNeed:
     weight_bytes: int
     kv_bytes: int
     base_bytes: int
+    #: How the weights are held.
+    weights: WeightMemory = ALL_PINNED
 
     @property
     def total_bytes(self) -> int:

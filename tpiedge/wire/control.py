@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tpiedge.wire.fields import U32, U64, Compute, Interval, Key, MaxItems, Name, Rank, Seconds, Text
+from tpiedge.wire.fields import U32, U64, Compute, Interval, Key, MaxItems, Name, Pin, Rank, Seconds, Text
 from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = [
+    "ALL_PINNED",
     "Accused",
     "AskStats",
     "Assign",
@@ -28,6 +29,7 @@ __all__ = [
     "Shutdown",
     "Stats",
     "Token",
+    "WeightMemory",
 ]
 
 FinishReason = Literal["stop", "length", "cancel"]
@@ -44,6 +46,21 @@ class Hello:
     version: Name
     threads: U32
     cpu: Name
+
+
+@dataclass(frozen=True, slots=True)
+class WeightMemory:
+    """How a node holds its weights: all of them, or within `nbytes` of memory, of which `ring_bytes` are what the
+    streamed ones pass through (0: the node chooses). `direct`: read past the page cache."""
+
+    nbytes: U64
+    ring_bytes: U64
+    pin: Pin
+    direct: bool
+
+
+#: Everything stays in memory.
+ALL_PINNED = WeightMemory(0, 0, "all", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +84,7 @@ class Assign:
     root_endpoint: Name
     root_key: Key
     peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
+    weights: WeightMemory
 
 
 @dataclass(frozen=True, slots=True)

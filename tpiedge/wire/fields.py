@@ -22,6 +22,7 @@ __all__ = [
     "MaxLength",
     "Name",
     "Packed",
+    "Pin",
     "Range",
     "Rank",
     "Seconds",
@@ -82,3 +83,4 @@ Key = Annotated[str, MaxLength(40)]
 Interval = tuple[U32, U32]
 """(start, stop), half open."""
 Compute = Literal["f32", "bf16"]
+Pin = Literal["none", "auto", "all"]

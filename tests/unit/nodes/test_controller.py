@@ -11,7 +11,18 @@ from tpiedge.nodes.controller import Controller
 from tpiedge.nodes.membership import Membership
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub, InProcessSpoke
-from tpiedge.wire.control import Assign, Failed, Hello, Listening, Lost, Pulse, Ready, Shutdown, Token
+from tpiedge.wire.control import (
+    ALL_PINNED,
+    Assign,
+    Failed,
+    Hello,
+    Listening,
+    Lost,
+    Pulse,
+    Ready,
+    Shutdown,
+    Token,
+)
 from tpiedge.wire.messages import PROTOCOL, Message
 
 WAIT_S = 5.0
@@ -50,6 +61,7 @@ class Master:
             root_endpoint=root_endpoint,
             root_key="",
             peer_keys=(),
+            weights=ALL_PINNED,
         )
 
     def hello(self, rank: int, protocol: int = PROTOCOL) -> None:

@@ -9,6 +9,7 @@ from tpiedge.nodes.epoch import Epoch, Event
 from tpiedge.nodes.membership import Membership
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import (
+    ALL_PINNED,
     Assign,
     Failed,
     Finished,
@@ -49,7 +50,7 @@ class Nodes:
 
     def _assign(self, rank: int, root: str) -> Assign:
         nodes = tuple(range(self.count))
-        return Assign(3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, root, "", ())
+        return Assign(3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, root, "", (), ALL_PINNED)
 
     def hello(self, rank: int, protocol: int = PROTOCOL) -> None:
         self.epoch.handle(rank, Hello(0, rank, 1, protocol, "0", 1, "cpu"))

@@ -22,6 +22,7 @@ from tpiedge.wire.control import (
     Shutdown,
     Stats,
     Token,
+    WeightMemory,
 )
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Segment, StepPlan
 from tpiedge.wire.epochs import (
@@ -110,9 +111,11 @@ GOLDEN: list[tuple[Message, str]] = [
             "tcp://127.0.0.1:5",
             "k" * 40,
             ((1, ""),),
+            WeightMemory(1 << 30, 4096, "auto", True),
         ),
-        "9f01210101920001920810920003a22f70a46266313602cd100001b17463703a2f2f3132372e302e302e313a35d9286b"
-        "6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b919201a0",
+        "dc001001210101920001920810920003a22f70a46266313602cd100001b17463703a2f2f3132372e302e302e313a35d9286b"
+        "6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b6b919201a0"
+        "94ce40000000cd1000a46175746fc3",
     ),
     (
         Listening(1, 0, "tcp://127.0.0.1:5"),
