@@ -110,8 +110,8 @@ class Epoch:
 
     def offend(self, rank: int, cause: str) -> None:
         """The node broke the protocol."""
+        self.lose(rank, cause)  # first: it knows which ranks there are
         self.offences.setdefault(rank, hearsay(cause))
-        self.lose(rank, cause)
 
     def ended(self, rank: int, cause: str) -> None:
         """The node's process ended. That it gave up over another node says more than its exit status, and rank 0, which

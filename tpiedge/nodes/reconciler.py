@@ -124,7 +124,7 @@ class Reconciler:
     def _replan(self) -> None:
         self._settling.planned()
         found = self._find()
-        self.hopeless = isinstance(found, str) and self._stage.serving is None
+        self.hopeless = self._stage.serving is None and (isinstance(found, str) or self._attempts.hopeless)
         if isinstance(found, str):
             self._give_up(found)
             return
