@@ -267,7 +267,7 @@ class _Changes:
 
 def _summary(status: ClusterStatus) -> str:
     if not status.ready:
-        fetching = [node for node in status.nodes if node.fetch_total_bytes]
+        fetching = [node for node in status.nodes if node.fetched_bytes < node.fetch_total_bytes]
         return f"not ready: {status.reason}" + "".join(f"; {node.host} fetches" for node in fetching)
     parts = [node for node in status.nodes if node.rank is not None]
     names = ", ".join(node.host or node.name for node in parts)

@@ -1,8 +1,13 @@
 """Where a master listens, as people write it: HOST or HOST:PORT, also [IPv6]:PORT."""
 
+import ipaddress
 import re
 import socket
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import psutil
 
 from tpiedge.errors import UserError
 
@@ -13,6 +18,7 @@ __all__ = [
     "PAIRING_OFFSET",
     "Address",
     "data_endpoint",
+    "lan_host",
     "outgoing_host",
     "parse_address",
     "resolve",
@@ -74,13 +80,25 @@ def resolve(address: Address) -> Address:
 
 def outgoing_host() -> str | None:
     """The address at which other machines most likely reach this one; None without a network. Sends nothing: asks the
-    routing table."""
+    routing table, and where that knows no way out (laptops on one switch) the interfaces."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
             return str(probe.getsockname()[0])
         except OSError:
-            return None
+            up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+            return lan_host({name: found for name, found in psutil.net_if_addrs().items() if name in up})
+
+
+def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
+    """The first IPv4 address (of psutil's records, by interface) that is neither loopback nor link-local."""
+    for found in interfaces.values():
+        for record in found:
+            if record.family == socket.AF_INET:
+                address = ipaddress.IPv4Address(record.address)
+                if not (address.is_loopback or address.is_link_local):
+                    return str(address)
+    return None
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:

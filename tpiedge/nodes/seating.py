@@ -81,6 +81,8 @@ class Seating:
             weight_bytes=allotment.need.weight_bytes if allotment.need is not None else 0,
             why=allotment.reason,
             host="" if offer is None else offer.host,
+            memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
+            speed=self.own.weight_bytes_per_s if offer is None else offer.capacity.weight_bytes_per_s,
         )
 
 

@@ -45,7 +45,7 @@ def arranged(found: Arrangement | str) -> Arrangement:
 
 def test_the_master_alone_takes_everything() -> None:
     (seat,) = arranged(seating()((), ())).seats
-    assert (seat.machine, seat.threads) == ("", 2)
+    assert (seat.machine, seat.threads, seat.memory_bytes, seat.speed) == ("", 2, 4 * GIB, 1e9)
     assert (len(seat.share.attention), len(seat.share.ffn)) == (8, 16)
 
 
