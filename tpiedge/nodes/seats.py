@@ -17,8 +17,8 @@ __all__ = ["Arrangement", "Fetching", "Seat", "Served"]
 class Seat:
     """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
 
-    `why` is a sentence for the user, `host` the name that the user knows the machine by, as far as it is known. What the
-    machine gives: `memory_bytes`, and `speed` in bytes of weights per second.
+    `why` is a sentence for the user, `host` the name that the user knows the machine by, as far as it is known. What
+    the machine gives: `memory_bytes`, and `speed` in bytes of weights per second.
     """
 
     machine: str
