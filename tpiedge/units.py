@@ -39,7 +39,9 @@ def format_bytes(count: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """0.0123 -> '12 ms', 95 -> '1 min 35 s'."""
+    """0.0012 -> '1.2 ms', 0.0123 -> '12 ms', 95 -> '1 min 35 s'."""
+    if 0 < seconds < 0.00995:
+        return f"{seconds * 1000:.2g} ms"
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

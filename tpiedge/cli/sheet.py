@@ -98,7 +98,7 @@ class ModelSheet:
             ("heads", f"{config.num_heads}, KV heads {config.num_kv_heads}, {config.head_dim} numbers each"),
             ("vocabulary", f"{config.vocab_size}"),
             ("context", f"{config.max_position_embeddings} tokens"),
-            ("parameters", f"{self._parameters() / 1e9:.2f} billion"),
+            ("parameters", _count(self._parameters())),
         ]
         return found + [(f"as {one.value}", self._sizes(one)) for one in Precision]
 
@@ -126,3 +126,7 @@ def _numbers(blob: BlobSpec) -> int:
 
 def _alias_of(name: HubName | None) -> Alias | None:
     return next((alias for alias in aliases().values() if name and alias.repo == name.repo), None)
+
+
+def _count(parameters: int) -> str:
+    return f"{parameters / 1e9:.2f} billion" if parameters >= 5e8 else f"{parameters / 1e6:.1f} million"
