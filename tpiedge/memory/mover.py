@@ -48,6 +48,11 @@ class PieceMover:
             self.close()
             raise
 
+    @property
+    def bytes_read(self) -> int:
+        """As Mover.bytes_read; other reads of the same reader count too."""
+        return self._reader.bytes_read
+
     def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
         """As Mover.read. The bytes are checked in the reading threads."""
         piece = self._sweep.pieces[order.piece]

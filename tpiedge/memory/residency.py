@@ -86,6 +86,7 @@ class Residency:
         self._reading_limit = reading_bytes
         self._wanted: frozenset[int] = frozenset()
         self._pins: dict[int, _State] = {}
+        self._lingering: set[int] = set()  # pinned, but not wanted any more
         self._ring: deque[_Entry] = deque()
         self._streamed: dict[int, _Entry] = {}  # by use
         self._reads: dict[int, _Entry | int] = {}  # by ticket; an int is a pinned piece
@@ -172,6 +173,7 @@ class Residency:
         if needed > self._ring_bytes:
             raise InternalError(f"a ring of {self._ring_bytes} bytes is too small: {needed} are needed")
         self._wanted = frozenset(pinned)
+        self._lingering = self._pins.keys() - self._wanted
 
     @property
     def _front(self) -> int:
@@ -204,9 +206,9 @@ class Residency:
     def _drop(self) -> Iterator[Instruction]:
         """Unpin what is unwanted, unless it is in use, being read, or passed over by the cursor and so relied on."""
         relied_on = max(self._cursor, self._use_of(self._at + 1)) if self._entered else self._cursor
-        unwanted = [piece for piece in self._pins if piece not in self._wanted]
-        for piece in unwanted:
+        for piece in sorted(self._lingering):
             if self._pins[piece] is _State.HERE and self._next_use(piece) >= relied_on:
+                self._lingering.remove(piece)
                 del self._pins[piece]
                 yield Drop(piece)
 

@@ -21,6 +21,11 @@ _SLICE_S = 0.5
 class Mover(Protocol):
     """Moves bytes between the disk and the places of pieces."""
 
+    @property
+    def bytes_read(self) -> int:
+        """So far, those of reads that are under way included."""
+        ...
+
     def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
         """Begin to read; `done` is called once, by any thread, when nothing is written any more."""
         ...
@@ -44,7 +49,7 @@ class Scheduler:
     on. `close` ends the daemon thread; reads under way are the mover's to end, after it."""
 
     def __init__(self, residency: Residency, mover: Mover, *, stall_s: float = 60.0) -> None:
-        """`stall_s`: how long a block is waited for while no read comes to its end. Raises InternalError."""
+        """`stall_s`: how long something is waited for while the disk brings nothing."""
         self.counts = Counts()
         self._residency = residency
         self._mover = mover
@@ -52,7 +57,6 @@ class Scheduler:
         self._changed = threading.Condition()
         self._todo: list[Instruction] = residency.start()
         self._failure: TpiedgeError | None = None
-        self._news = 0  # reads that have ended
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._thread.start()
@@ -85,13 +89,14 @@ class Scheduler:
 
     def settle(self, progress: Callable[[], None]) -> None:
         """Return once everything is read that can be read ahead; `progress` is called meanwhile. Raises as `enter`."""
-
-        def settled() -> bool:
+        patience = _Patience(self._mover, self._stall_s)
+        while True:
             progress()
-            return self._residency.idle and not self._todo
-
-        with self._changed:
-            self._await(settled)
+            with self._changed:
+                if self._reached(lambda: self._residency.idle and not self._todo):
+                    return
+                self._changed.wait(_SLICE_S)
+            patience.check()
 
     def close(self) -> None:
         """Idempotent."""
@@ -110,19 +115,17 @@ class Scheduler:
         self.counts.stall_s += time.perf_counter() - started
 
     def _await(self, reached: Callable[[], bool]) -> None:
-        news, since = self._news, time.monotonic()
-        while self._failure is None and not reached():
+        patience = _Patience(self._mover, self._stall_s)
+        while not self._reached(reached):
             self._changed.wait(_SLICE_S)
-            if self._closing:
-                raise InternalError("the weights were closed while they were waited for")
-            if self._news != news:
-                news, since = self._news, time.monotonic()
-            elif time.monotonic() - since > self._stall_s:
-                raise ResourceError(
-                    f"the disk brought nothing for {self._stall_s:.0f} s: is it broken, or gone?"
-                )
+            patience.check()
+
+    def _reached(self, reached: Callable[[], bool]) -> bool:
         if self._failure is not None:
             raise self._failure
+        if self._closing:
+            raise InternalError("the weights were closed while they were waited for")
+        return reached()
 
     def _plan(self, instructions: list[Instruction]) -> None:
         if instructions:
@@ -158,7 +161,6 @@ class Scheduler:
             self._fail(error)
             return
         with self._changed:
-            self._news += 1
             self._todo += self._residency.loaded(ticket)
             self._changed.notify_all()
 
@@ -167,3 +169,20 @@ class Scheduler:
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
+
+
+class _Patience:
+    """Ends a wait during which the disk has brought nothing for `limit_s` seconds."""
+
+    def __init__(self, mover: Mover, limit_s: float) -> None:
+        self._mover = mover
+        self._limit_s = limit_s
+        self._seen, self._since = mover.bytes_read, time.monotonic()
+
+    def check(self) -> None:
+        """Raises ResourceError."""
+        now = time.monotonic()
+        if self._mover.bytes_read != self._seen:
+            self._seen, self._since = self._mover.bytes_read, now
+        elif now - self._since > self._limit_s:
+            raise ResourceError(f"the disk brought nothing for {self._limit_s:.0f} s: is it broken, or gone?")

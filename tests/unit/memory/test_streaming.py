@@ -128,6 +128,7 @@ class SlowDisk:
     def __init__(self) -> None:
         self.reads: list[tuple[Read, Callable[[TpiedgeError | None], None]]] = []
         self.asked = threading.Semaphore(0)
+        self.bytes_read = 0
 
     def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
         self.reads.append((order, done))
