@@ -1,6 +1,8 @@
 """Whatever is lost, and whenever: the running request ends in words within two seconds, and the cluster heals."""
 
 import re
+import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -41,6 +43,10 @@ def kill_node(cluster: Serving, victim: Worker) -> None:
     victim.node.kill()
 
 
+def crash_node(cluster: Serving, victim: Worker) -> None:
+    victim.node.send_signal(signal.SIGSEGV)
+
+
 def freeze(cluster: Serving, victim: Worker) -> None:
     """As a laptop whose lid is closed."""
     node = victim.node
@@ -70,6 +76,7 @@ def thaw(cluster: Serving, victim: Worker) -> None:
         process.resume()
 
 
+CRASHED_NODE = Fault(crash_node, nothing, words_of_loss(2, ".*killed by SIGSEGV"))
 FROZEN_NODE = Fault(freeze_node, nothing, words_of_loss(2, SILENT))
 FAULTS = {
     "agent killed": Fault(kill_agent, start_again, words_of_loss(2, SILENT)),
@@ -161,6 +168,32 @@ def test_during_prefill(cluster: Serving, fault: Fault, victim: Worker):
 
 def test_during_decode(cluster: Serving, fault: Fault, victim: Worker):
     assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim)))
+
+
+@pytest.mark.parametrize("fault", [CRASHED_NODE], ids=["node crashed"])
+def test_a_crash(cluster: Serving, fault: Fault, victim: Worker):
+    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim)))
+
+
+@pytest.mark.parametrize("fault", [Fault(freeze, thaw, "")], ids=["worker frozen"])
+def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victim: Worker):
+    """Whatever this machine is busy with counts as silence too, so one of three answers has to come through."""
+    with cluster.streaming("Once", 400) as stream:
+        stream.join(60)
+    whole = stream.text
+    for _ in range(3):
+        cluster.wait_ready(3)
+        epoch = cluster.status()["epoch"]
+        with cluster.streaming("Once", 400) as stream:
+            fault.harm(cluster, victim)
+            threading.Event().wait(1.0)  # it is the fault itself that takes as long
+            fault.heal(cluster, victim)
+            stream.join(60)
+        if stream.error is None:
+            break
+    assert stream.error is None
+    assert stream.text == whole
+    assert cluster.status()["epoch"] == epoch
 
 
 @pytest.mark.parametrize("fault", [FROZEN_NODE], ids=["node frozen"])
