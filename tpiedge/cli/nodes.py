@@ -40,11 +40,8 @@ def nodes(context: click.Context, as_json: bool, state: Path | None) -> None:
 @click.pass_context
 def approve(context: click.Context, code: str, as_json: bool, state: Path | None) -> None:
     """Let the worker in that shows CODE on its screen."""
-    with admin_of(on_either_side(context, "state", state)) as master:
-        answer = master.post("/admin/nodes/approve", {"code": code})
-    if on_either_side(context, "as_json", as_json):
-        click.echo(json.dumps(answer))
-    else:
+    answer = _order(context, as_json, state, "approve", {"code": code})
+    if answer is not None:
         click.echo(f"{printable(str(answer.get('name')))} may join from now on")
 
 
@@ -55,12 +52,20 @@ def approve(context: click.Context, code: str, as_json: bool, state: Path | None
 @click.pass_context
 def revoke(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
-    with admin_of(on_either_side(context, "state", state)) as master:
-        answer = master.post("/admin/nodes/revoke", {"name": name})
-    if on_either_side(context, "as_json", as_json):
-        click.echo(json.dumps(answer))
-    else:
+    if _order(context, as_json, state, "revoke", {"name": name}) is not None:
         click.echo(f"{printable(name)} is shut out")
+
+
+def _order(
+    context: click.Context, as_json: bool, state: Path | None, what: str, body: dict[str, str]
+) -> dict[str, Any] | None:
+    """The master's answer, or None once it is printed as JSON."""
+    with admin_of(on_either_side(context, "state", state)) as master:
+        answer = master.post(f"/admin/nodes/{what}", body)
+    if not on_either_side(context, "as_json", as_json):
+        return answer
+    click.echo(json.dumps(answer))
+    return None
 
 
 def _show(as_json: bool, state: Path | None) -> None:

@@ -7,13 +7,11 @@ size and room for every T-th of them this is the paper's retention period T (TPI
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Literal, TypeAlias
 
-from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.residency import smallest_ring, streamed
+from tpiedge.wire.fields import Pin
 
-__all__ = ["PinMode", "Placement", "TooSmall", "place", "spread"]
-
-PinMode: TypeAlias = Literal["none", "auto", "all"]
+__all__ = ["Placement", "TooSmall", "place", "spread"]
 
 
 @dataclass(frozen=True)
@@ -22,6 +20,14 @@ class Placement:
 
     ring_bytes: int
     pinned: frozenset[int]
+
+    def pinned_bytes(self, sizes: Sequence[int]) -> int:
+        """`sizes`: the bytes of each piece."""
+        return sum(sizes[piece] for piece in self.pinned)
+
+    def nbytes(self, sizes: Sequence[int]) -> int:
+        """Of the memory that it takes."""
+        return self.ring_bytes + self.pinned_bytes(sizes)
 
 
 @dataclass(frozen=True)
@@ -32,7 +38,7 @@ class TooSmall:
 
 
 def place(
-    blocks: Sequence[Sequence[int]], nbytes: int, mode: PinMode = "auto", window_bytes: int | None = None
+    blocks: Sequence[Sequence[int]], nbytes: int, mode: Pin = "auto", window_bytes: int | None = None
 ) -> Placement | TooSmall:
     """Divide `nbytes` into a ring and pinned pieces. `blocks`: the bytes of each piece of each block.
 
@@ -50,11 +56,10 @@ def place(
     while mode == "auto":
         # Every pin may make the largest block smaller, and the ring with it, which makes room for more.
         pinned = spread(sizes, nbytes - best.ring_bytes, sum(sizes))
-        ring = _ring(blocks, pinned, window_bytes, nbytes)
-        held = _total(sizes, pinned)
-        if held + ring > nbytes or held <= _total(sizes, best.pinned):
+        found = Placement(_ring(blocks, pinned, window_bytes, nbytes), pinned)
+        if found.nbytes(sizes) > nbytes or found.pinned_bytes(sizes) <= best.pinned_bytes(sizes):
             break
-        best = Placement(ring, pinned)
+        best = found
     return best
 
 
@@ -75,10 +80,4 @@ def _ring(
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)
-    numbers = iter(range(sum(map(len, blocks))))
-    streamed = [sum(size for size in sizes if next(numbers) not in pinned) for sizes in blocks]
-    return max(smallest, min(nbytes, smallest + max(streamed, default=0)))
-
-
-def _total(sizes: Sequence[int], pinned: frozenset[int]) -> int:
-    return sum(sizes[number] for number in pinned)
+    return max(smallest, min(nbytes, smallest + max(map(sum, streamed(blocks, pinned)), default=0)))

@@ -15,11 +15,11 @@ from collections import deque
 from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from enum import Enum
-from itertools import accumulate, chain
+from itertools import accumulate, chain, count
 
 from tpiedge.errors import InternalError
 
-__all__ = ["Drop", "Instruction", "Read", "Residency", "smallest_ring"]
+__all__ = ["Drop", "Instruction", "Read", "Residency", "smallest_ring", "streamed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +63,16 @@ class _Entry:
 def smallest_ring(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> int:
     """Bytes with which every block can become ready: the most that a block streams, and what may stay empty at the
     end of the ring because a piece is not divided there. `blocks` as in Residency. 0 if nothing is streamed."""
-    numbers = iter(range(sum(map(len, blocks))))
-    streamed = [[size for size in sizes if next(numbers) not in pinned] for sizes in blocks]
-    return max((sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed if sizes), default=0)
+    rings = (
+        sum(sizes) + (max(sizes) if len(sizes) > 1 else 0) for sizes in streamed(blocks, pinned) if sizes
+    )
+    return max(rings, default=0)
+
+
+def streamed(blocks: Sequence[Sequence[int]], pinned: Set[int]) -> list[list[int]]:
+    """The bytes of those pieces of each block that are not pinned."""
+    numbers = count()
+    return [[size for size in sizes if next(numbers) not in pinned] for sizes in blocks]
 
 
 class Residency:

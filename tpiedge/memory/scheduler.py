@@ -77,11 +77,6 @@ class Scheduler:
         with self._changed:
             self._plan(self._residency.leave())
 
-    def repin(self, pinned: frozenset[int]) -> None:
-        """Change what is pinned, for any thread."""
-        with self._changed:
-            self._plan(self._residency.repin(pinned))
-
     def place(self, piece: int) -> int | None:
         """As Residency.place."""
         with self._changed:

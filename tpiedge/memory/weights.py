@@ -99,8 +99,7 @@ class NodeWeights:
     @property
     def weight_bytes(self) -> int:
         """Bytes that are kept for weights in memory: vectors, pinned pieces and the ring."""
-        pinned = sum(self.sweep.pieces[piece].nbytes for piece in self.placement.pinned)
-        return self._vector_bytes + pinned + self.placement.ring_bytes
+        return self._vector_bytes + self.placement.nbytes([piece.nbytes for piece in self.sweep.pieces])
 
     @property
     def bytes_read(self) -> int:

@@ -29,8 +29,8 @@ def held(
     pack: Pack, rank: int, share: NodeShare, need: NodeNeed, memory_bytes: int | None, keeping: Keeping
 ) -> NodeNeed | Infeasible:
     """`need`, which is that of all weights in memory, made to fit `memory_bytes`; or the least that would work."""
-    sizes = Sweep.of(pack, share, rank == 0).sizes
-    everything = sum(map(sum, sizes))
+    sweep = Sweep.of(pack, share, rank == 0)
+    sizes, everything = sweep.sizes, sweep.nbytes
     fixed = need.total_bytes - everything  # vectors, KV cache, program
     room = everything if memory_bytes is None else min(everything, memory_bytes - fixed)
     window = keeping.window_bytes
@@ -46,8 +46,7 @@ def held(
             f"{format_bytes(need.kv_bytes)}, program {format_bytes(need.base_bytes)})"
             + (f" but may use {format_bytes(memory_bytes)}" if memory_bytes is not None else "")
         )
-    flat = [size for block in sizes for size in block]
-    kept = found.ring_bytes + sum(flat[piece] for piece in found.pinned)
+    kept = found.nbytes([piece.nbytes for piece in sweep.pieces])
     return replace(
         need,
         weight_bytes=need.weight_bytes - everything + kept,
