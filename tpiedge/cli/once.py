@@ -114,9 +114,15 @@ def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
         "weight_bytes": stats.weight_bytes,
         "disk_read_bytes": stats.disk_read_bytes,
         "bytes_sent": stats.bytes_sent,
+        "disk_reads": stats.reads,
+        "prefetch_hits": stats.prefetch_hits,
+        "stalls": stats.stalls,
         "compute_s": stats.compute_s,
+        "attention_s": stats.attention_s,
+        "ffn_s": stats.ffn_s,
         "reduce_wait_s": stats.reduce_wait_s,
         "weight_wait_s": stats.weight_wait_s,
+        "load_s": stats.load_s,
         "head_s": stats.head_s,
     }
 

@@ -107,7 +107,7 @@ class ForwardPass:
             for part in parts:
                 if layer == 0:
                     self._receive(part.x_CH, Tag(step, 0, part.chunk.index))
-                with self._meter.computing():
+                with self._meter.attending():
                     partial_CH = self._attention(part.x_CH, weights, layer, part.chunk, rotary)
                 tag = Tag(step, 2 * layer, part.chunk.index)
                 self._reduce(part, partial_CH, tag, weights.vectors.get("o_bias"))
@@ -123,7 +123,7 @@ class ForwardPass:
     def _ffn_block(self, step: int, layer: int, parts: tuple[_Part, ...]) -> None:
         with self._weights.resident(self._ffn_blocks[layer]) as weights:
             for part in parts:
-                with self._meter.computing():
+                with self._meter.feeding():
                     partial_CH = self._ffn(part.x_CH, weights)
                 tag = Tag(step, 2 * layer + 1, part.chunk.index)
                 self._reduce(part, partial_CH, tag, weights.vectors.get("down_bias"))

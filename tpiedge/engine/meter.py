@@ -11,11 +11,12 @@ __all__ = ["Meter"]
 class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read.
 
-    `compute_s` covers the blocks' own arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0) embedding
-    rows, final norm, LM head and sampling.
+    `attention_s` and `ffn_s` cover the blocks' own arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0)
+    embedding rows, final norm, LM head and sampling.
     """
 
-    compute_s: float = 0.0
+    attention_s: float = 0.0
+    ffn_s: float = 0.0
     reduce_wait_s: float = 0.0
     head_s: float = 0.0
     steps: int = 0
@@ -25,13 +26,23 @@ class Meter:
     block: int = 0
 
     def __post_init__(self) -> None:
-        self._computing = _Lap(self, "compute_s")
+        self._attending = _Lap(self, "attention_s")
+        self._feeding = _Lap(self, "ffn_s")
         self._reducing = _Lap(self, "reduce_wait_s")
         self._heading = _Lap(self, "head_s")
 
-    def computing(self) -> "_Lap":
-        """Time a `with` block as the blocks' arithmetic."""
-        return self._computing
+    @property
+    def compute_s(self) -> float:
+        """Of all blocks."""
+        return self.attention_s + self.ffn_s
+
+    def attending(self) -> "_Lap":
+        """Time a `with` block as the arithmetic of an attention block."""
+        return self._attending
+
+    def feeding(self) -> "_Lap":
+        """Time a `with` block as the arithmetic of an FFN block."""
+        return self._feeding
 
     def reducing(self) -> "_Lap":
         """Time a `with` block as a collective."""

@@ -37,11 +37,14 @@ class Mover(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """`hits`: blocks that were there when they were entered; `stalls`: those that were waited for, `stall_s` in all."""
+    """`hits`: blocks that were there when they were entered; `stalls`: those that were waited for, `stall_s` in all;
+    `reads` of pieces, and `load_s`, while at least one was under way."""
 
     hits: int = 0
     stalls: int = 0
     stall_s: float = 0.0
+    reads: int = 0
+    load_s: float = 0.0
 
 
 class Scheduler:
@@ -58,6 +61,8 @@ class Scheduler:
         self._todo: list[Instruction] = residency.start()
         self._failure: TpiedgeError | None = None
         self._closing = False
+        self._under_way = 0
+        self._busy_since = 0.0
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._thread.start()
 
@@ -83,12 +88,14 @@ class Scheduler:
             return self._residency.place(piece)
 
     def settle(self, progress: Callable[[], None]) -> None:
-        """Return once everything is read that can be read ahead; `progress` is called meanwhile. Raises as `enter`."""
+        """Return once everything is read that can be read ahead, with the counts at zero; `progress` is called
+        meanwhile. Raises as `enter`."""
         patience = _Patience(self._mover, self._stall_s)
         while True:
             progress()
             with self._changed:
                 if self._reached(lambda: self._residency.idle and not self._todo):
+                    self.counts = Counts()
                     return
                 self._changed.wait(_SLICE_S)
             patience.check()
@@ -148,7 +155,14 @@ class Scheduler:
                 self._mover.drop(piece)
             case Read():
                 ticket = instruction.ticket
+                self._begun()
                 self._mover.read(instruction, lambda error: self._arrived(ticket, error))
+
+    def _begun(self) -> None:
+        with self._changed:
+            if not self._under_way:
+                self._busy_since = time.perf_counter()
+            self._under_way += 1
 
     def _arrived(self, ticket: int, error: TpiedgeError | None) -> None:
         """Called by reading threads."""
@@ -156,6 +170,10 @@ class Scheduler:
             self._fail(error)
             return
         with self._changed:
+            self.counts.reads += 1
+            self._under_way -= 1
+            if not self._under_way:
+                self.counts.load_s += time.perf_counter() - self._busy_since
             self._todo += self._residency.loaded(ticket)
             self._changed.notify_all()
 

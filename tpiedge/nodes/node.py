@@ -33,6 +33,7 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
+from tpiedge.memory.scheduler import Counts
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.nodes.addresses import data_endpoint
@@ -256,6 +257,7 @@ class Node:
 
     def _stats(self) -> Stats:
         meter, weights, engine, data = self._meter, self._weights, self._engine, self._data
+        counts = weights.counts if weights else Counts()
         return Stats(
             epoch=self._epoch,
             rank=self._bootstrap.rank,
@@ -266,8 +268,14 @@ class Node:
             bytes_sent=data.bytes_sent if data else 0,
             bytes_received=data.bytes_received if data else 0,
             compute_s=meter.compute_s,
+            attention_s=meter.attention_s,
+            ffn_s=meter.ffn_s,
             reduce_wait_s=meter.reduce_wait_s,
-            weight_wait_s=weights.counts.stall_s if weights else 0.0,
+            weight_wait_s=counts.stall_s,
+            load_s=counts.load_s,
+            reads=counts.reads,
+            prefetch_hits=counts.hits,
+            stalls=counts.stalls,
             steps=meter.steps,
             tokens=meter.tokens,
             head_s=meter.head_s,

@@ -236,7 +236,12 @@ class AskStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Node to master: what it has used since its counters were reset."""
+    """Node to master: what it has used since its counters were reset.
+
+    `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
+    at least one was under way, `prefetch_hits` blocks that were there when they were needed, `stalls` that were not,
+    which cost `weight_wait_s`.
+    """
 
     epoch: U32
     rank: Rank
@@ -247,8 +252,14 @@ class Stats:
     bytes_sent: U64
     bytes_received: U64
     compute_s: Seconds
+    attention_s: Seconds
+    ffn_s: Seconds
     reduce_wait_s: Seconds
     weight_wait_s: Seconds
+    load_s: Seconds
+    reads: U64
+    prefetch_hits: U64
+    stalls: U64
     steps: U64
     tokens: U64
     head_s: Seconds
