@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 
@@ -12,13 +13,15 @@ from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
 from tpiedge.nodes.device import default_threads
 from tpiedge.planner.facts import model_facts
+from tpiedge.planner.needs import Infeasible, NodeFacts
 from tpiedge.planner.partition import Weight, parse_shares
-from tpiedge.planner.solve import Infeasible, NodeFacts, Plan, evaluate, solve
-from tpiedge.planner.streaming import Keeping, held
+from tpiedge.planner.solve import Plan, evaluate, solve
+from tpiedge.wire.control import Keeping
 
 __all__ = ["Layout", "check_context", "collective_name", "launch", "plan_cluster", "plan_json"]
 
 _MAX_NODES = 64
+_DISK_SPEED = 0.1  # of the speed of computing; all nodes have the same disk
 
 
 @dataclass(frozen=True)
@@ -58,32 +61,17 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
     facts = model_facts(
         model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
     )
-    nodes = [NodeFacts(1.0, layout.memory_bytes) for _ in range(layout.nodes)]
+    node = NodeFacts(1.0, layout.memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
+    nodes = [node] * layout.nodes
     plan = (
         solve(facts, nodes, capacity_tokens)
         if weights is None
         else evaluate(facts, nodes, weights, capacity_tokens)
     )
-    if isinstance(plan, Infeasible) and layout.keeping.pin != "all":
-        even = weights or [Weight(1, 1)] * layout.nodes
-        plan = evaluate(facts, [NodeFacts(1.0)] * layout.nodes, even, capacity_tokens)
-    if isinstance(plan, Plan):
-        plan = _held(model, layout, plan)
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     _check_this_computer(model, plan)
     return plan
-
-
-def _held(model: PreparedModel, layout: Layout, plan: Plan) -> Plan | Infeasible:
-    """The plan with every node's weights within --memory."""
-    needs = []
-    for rank, (share, need) in enumerate(zip(plan.shares, plan.needs, strict=True)):
-        found = held(model.pack, rank, share, need, layout.memory_bytes, layout.keeping)
-        if isinstance(found, Infeasible):
-            return found
-        needs.append(found)
-    return replace(plan, needs=tuple(needs))
 
 
 def check_context(model: PreparedModel, context: int) -> int:
@@ -106,8 +94,10 @@ def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
 
 
 @contextmanager
-def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int) -> Iterator[LocalCluster]:
-    """The running cluster; ended at the end of the block in any case."""
+def launch(
+    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, traces: tuple[Path, ...] = ()
+) -> Iterator[LocalCluster]:
+    """The running cluster; ended at the end of the block in any case. `traces` as in ClusterSpec."""
     progress = ByteProgress("loading weights")
     spec = ClusterSpec(
         pack=model.pack.path.absolute(),
@@ -116,6 +106,7 @@ def launch(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: in
         threads=layout.threads_per_node,
         capacity_tokens=capacity_tokens,
         weights=tuple(need.weights for need in plan.needs),
+        traces=traces,
     )
     cluster = LocalCluster(spec, [need.weight_bytes for need in plan.needs], progress)
     try:

@@ -13,7 +13,7 @@ from tpiedge.api.guard import check_bind
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
 from tpiedge.cli.launch import check_context
-from tpiedge.cli.options import BYTES
+from tpiedge.cli.options import keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.places import master_state, state_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.serving import MasterService
@@ -22,6 +22,7 @@ from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, outgoing_host, parse_address, resolve
 from tpiedge.nodes.device import default_memory_bytes, default_threads
+from tpiedge.nodes.disk_speed import measure_disk
 from tpiedge.nodes.entrance import Entrance
 from tpiedge.nodes.identity import load_or_create_keys
 from tpiedge.nodes.master import Master
@@ -40,7 +41,8 @@ from tpiedge.planner.facts import model_facts
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, Machine
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.fields import Compute
+from tpiedge.wire.control import Keeping
+from tpiedge.wire.fields import Compute, Pin
 
 __all__ = ["master"]
 
@@ -63,6 +65,7 @@ class _Flags:
     shares: str | None
     min_workers: int
     memory_bytes: int
+    keeping: Keeping
     threads: int
     context: int | None
 
@@ -78,7 +81,8 @@ class _Flags:
 @click.option("--http", default=f"127.0.0.1:{_HTTP_PORT}", show_default=True, help="HOST:PORT of the API.")
 @click.option("--min-workers", type=click.IntRange(0, 126), default=0, show_default=True)
 @click.option("--shares", help="Relative weights: the master's, then the workers' as they join.")
-@click.option("--memory", type=BYTES, help="Of this machine's memory.  [default: most of what is free]")
+@own_memory_option
+@keeping_options
 @click.option("--threads", type=click.IntRange(1, 1024), help="Of rank 0.  [default: the cores]")
 @click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
 @click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
@@ -100,6 +104,9 @@ def master(
     min_workers: int,
     shares: str | None,
     memory: int | None,
+    window: tuple[int, int] | None,
+    pin: Pin,
+    io: str,
     threads: int | None,
     precision: str | None,
     compute: Compute | None,
@@ -120,6 +127,7 @@ def master(
         shares=shares,
         min_workers=min_workers,
         memory_bytes=default_memory_bytes() if memory is None else memory,
+        keeping=keeping_of(window, pin, io),
         threads=default_threads() if threads is None else threads,
         context=context,
     )
@@ -201,7 +209,14 @@ def _seating(
     facts = model_facts(
         model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
     )
-    own = Machine(OWN_NAME, _own_speed(rank_zero, folder), flags.memory_bytes)
+    disk = measure_disk(folder)
+    own = Machine(
+        OWN_NAME,
+        _own_speed(rank_zero, folder),
+        flags.memory_bytes,
+        disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
+        keeping=flags.keeping,
+    )
     demand = Demand(facts, capacity, _F32_BYTES * model.config.hidden_size, flags.min_workers)
     return Seating(demand, own, flags.threads, weights)
 

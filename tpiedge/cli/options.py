@@ -10,9 +10,21 @@ from click.core import ParameterSource
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
+from tpiedge.wire.control import Keeping
+from tpiedge.wire.fields import Pin
 from tpiedge.wire.requests import Sampling
 
-__all__ = ["BYTES", "WINDOW", "Ending", "on_either_side", "sampling_of", "sampling_options", "token_ids"]
+__all__ = [
+    "BYTES",
+    "Ending",
+    "keeping_of",
+    "keeping_options",
+    "on_either_side",
+    "own_memory_option",
+    "sampling_of",
+    "sampling_options",
+    "token_ids",
+]
 
 _TOKEN_IDS = 1 << 32
 _MAX_BLOCKS = 10_000
@@ -52,23 +64,65 @@ class _Bytes(click.ParamType[int]):
 BYTES = _Bytes()
 
 
-class _Window(click.ParamType[tuple[int | None, int | None]]):
-    """(blocks, bytes), one of which is None."""
+class _Window(click.ParamType[tuple[int, int]]):
+    """(blocks, bytes), one of which is 0."""
 
     name = "BLOCKS|SIZE"
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int | None, int | None]:
+    ) -> tuple[int, int]:
         text = str(value)
         if not text.isdecimal():
-            return None, BYTES.convert(text, param, ctx)
+            return 0, BYTES.convert(text, param, ctx)
         if not 1 <= int(text) <= _MAX_BLOCKS:
             self.fail(f"{text} blocks are out of range: 1 to {_MAX_BLOCKS}, or a size like 500MB", param, ctx)
-        return int(text), None
+        return int(text), 0
 
 
 WINDOW = _Window()
+
+
+def keeping_options(command: _Command) -> _Command:
+    """--window, --pin and --io: see `keeping_of`."""
+    for option in reversed(_KEEPING):
+        command = option(command)
+    return command
+
+
+own_memory_option = click.option(
+    "--memory",
+    type=BYTES,
+    help="Of this machine's memory; weights that do not fit stream from disk.  [default: most of what is free]",
+)
+
+_KEEPING = (
+    click.option(
+        "--window",
+        type=WINDOW,
+        help="Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
+    ),
+    click.option(
+        "--pin",
+        type=click.Choice(["none", "auto", "all"]),
+        default="auto",
+        show_default=True,
+        help="Weights that stay in memory: none, as many as fit, or all (refused where they do not fit).",
+    ),
+    click.option(
+        "--io",
+        type=click.Choice(["direct", "buffered"]),
+        default="direct",
+        show_default=True,
+        help="Read past the page cache or through it.",
+    ),
+)
+
+
+def keeping_of(window: tuple[int, int] | None, pin: Pin, io: str) -> Keeping:
+    """What these flags say."""
+    blocks, nbytes = window or (0, 0)
+    return Keeping(pin, blocks, nbytes, io == "direct")
 
 
 class _LogitBias(click.ParamType[tuple[int, float]]):

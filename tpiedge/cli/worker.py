@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.ending import Terminated
-from tpiedge.cli.options import BYTES
+from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.places import cache_folder, state_option, worker_state
 from tpiedge.cli.prepare import cache_option
 from tpiedge.cli.token_file import await_token
@@ -33,6 +33,8 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.control import Keeping
+from tpiedge.wire.fields import Pin
 
 __all__ = ["worker"]
 
@@ -58,6 +60,7 @@ class _Self:
     local: list[Pack]
     threads: int
     memory_bytes: int
+    keeping: Keeping
     disk_bytes_per_s: float
 
 
@@ -69,7 +72,8 @@ class _Self:
     type=Location(dir_okay=False),
     help="A file that holds the token, or will within --wait.",
 )
-@click.option("--memory", type=BYTES, help="Of this machine's memory.  [default: most of what is free]")
+@own_memory_option
+@keeping_options
 @click.option("--threads", type=click.IntRange(1, 1024), help="[default: the cores]")
 @click.option("--name", help="What the master calls this machine.  [default: its host name]")
 @click.option(
@@ -93,6 +97,9 @@ def worker(
     token: str | None,
     token_file: Path | None,
     memory: int | None,
+    window: tuple[int, int] | None,
+    pin: Pin,
+    io: str,
     threads: int | None,
     name: str | None,
     model_dir: tuple[Path, ...],
@@ -117,6 +124,7 @@ def worker(
             local=[Pack.open(path) for path in model_dir],
             threads=default_threads() if threads is None else threads,
             memory_bytes=default_memory_bytes() if memory is None else memory,
+            keeping=keeping_of(window, pin, io),
             disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
         )
         _serve(master, own, book, Measurements(folder, own.threads), wait)
@@ -194,6 +202,7 @@ def _agent(
         # What is kept already may be kept on, or make room.
         free_disk_bytes=free_disk_bytes(own.store.folder) + own.store.usage().held_bytes,
         disk_bytes_per_s=own.disk_bytes_per_s,
+        keeping=own.keeping,
     )
     files = FilesMaster(address.beside(FILES_OFFSET).zmq, master_key, own.keys, name)
     return Agent(

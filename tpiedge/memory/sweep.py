@@ -6,11 +6,11 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, share_of_matrix
+from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, share_of_matrix
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare, Share
 
-__all__ = ["Block", "BlockKind", "HeadTile", "Piece", "Sweep"]
+__all__ = ["Block", "BlockKind", "HeadTile", "Piece", "Sweep", "head_tile_bytes"]
 
 BlockKind: TypeAlias = Literal["attention", "ffn"]
 
@@ -111,9 +111,20 @@ def _layer_units(pack: Pack, layer: int, share: NodeShare) -> Mapping[str, Share
 def _head_blocks(pack: Pack) -> Iterator[tuple[HeadTile, tuple[Piece, ...]]]:
     key, name = pack.head_matrix
     matrix = pack.layout(key).matrix(name)
-    # Units with padding between them cannot be computed in one product.
-    whole = matrix.padded_rows == matrix.rows_per_unit
-    units = max(1, _TILE_BYTES // (matrix.padded_rows * matrix.row_stride)) if whole else 1
+    units = _tile_units(matrix)
     for index, start in enumerate(range(0, matrix.units, units)):
         held = Share(start, min(start + units, matrix.units))
         yield HeadTile(index), (Piece(key, name, held, matrix.span(held.start, held.stop)[1]),)
+
+
+def head_tile_bytes(pack: Pack) -> int:
+    """Of the largest tile of the LM head."""
+    key, name = pack.head_matrix
+    matrix = pack.layout(key).matrix(name)
+    return matrix.span(0, min(_tile_units(matrix), matrix.units))[1]
+
+
+def _tile_units(matrix: MatrixLayout) -> int:
+    # Units with padding between them cannot be computed in one product.
+    whole = matrix.padded_rows == matrix.rows_per_unit
+    return max(1, _TILE_BYTES // (matrix.padded_rows * matrix.row_stride)) if whole else 1

@@ -25,6 +25,7 @@ from tpiedge.nodes.slot import NodeSlot
 from tpiedge.nodes.standby import Standby
 from tpiedge.nodes.timing import Timing
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
+from tpiedge.wire.control import Keeping
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -67,6 +68,7 @@ class AgentSettings:
     memory_bytes: int
     free_disk_bytes: int
     disk_bytes_per_s: float
+    keeping: Keeping = field(default_factory=Keeping)
     timing: Timing = field(default_factory=Timing)
 
 
@@ -145,6 +147,7 @@ class Agent:
             free_disk_bytes=settings.free_disk_bytes,
             capacity=report.capacity,
             disk_bytes_per_s=settings.disk_bytes_per_s,
+            keeping=settings.keeping,
             packs=(),
         )
 

@@ -6,9 +6,10 @@ from tpiedge.nodes.roster import Machine
 from tpiedge.nodes.seats import Arrangement, Seat
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
+from tpiedge.planner.needs import Infeasible
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.solve import Infeasible
+from tpiedge.wire.control import ALL_PINNED
 from tpiedge.wire.epochs import Offer
 
 __all__ = ["OWN_NAME", "Seating"]
@@ -79,6 +80,7 @@ class Seating:
             share=allotment.share,
             threads=self.threads if offer is None else min(max(1, offer.threads), _MAX_THREADS),
             weight_bytes=allotment.need.weight_bytes if allotment.need is not None else 0,
+            weights=allotment.need.weights if allotment.need is not None else ALL_PINNED,
             why=allotment.reason,
             host="" if offer is None else offer.host,
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
@@ -95,4 +97,6 @@ def _offered(machine: Machine) -> prediction.Machine:
         free_disk_bytes=offer.free_disk_bytes,
         round_trip_s=link.round_trip_s if link is not None else 0.0,
         link_bytes_per_s=link.bytes_per_s if link is not None else None,
+        disk_bytes_per_s=offer.disk_bytes_per_s,
+        keeping=offer.keeping,
     )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
-from tpiedge.wire.control import ALL_PINNED, Assign
+from tpiedge.wire.control import ALL_PINNED, Assign, WeightMemory
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import Compute
 
@@ -16,6 +16,7 @@ __all__ = ["Arrangement", "Fetching", "Seat", "Served"]
 @dataclass(frozen=True)
 class Seat:
     """What one machine does in a plan; its rank is its place in the plan. `machine` is "" for the master's own.
+    `weight_bytes` are those kept in memory, `weights` says how.
 
     `why` is a sentence for the user, `host` the name that the user knows the machine by, as far as it is known. What
     the machine gives: `memory_bytes`, and `speed` in bytes of weights per second.
@@ -26,6 +27,7 @@ class Seat:
     threads: int
     weight_bytes: int
     why: str = field(compare=False)
+    weights: WeightMemory = ALL_PINNED
     host: str = field(default="", compare=False)
     memory_bytes: int = field(default=0, compare=False)
     speed: float = field(default=0.0, compare=False)
@@ -104,5 +106,5 @@ class Served:
             root_endpoint=root_endpoint if rank else "",
             root_key=root_key,
             peer_keys=tuple(sorted(keys.items())) if rank == 0 else (),
-            weights=ALL_PINNED,
+            weights=seat.weights,
         )

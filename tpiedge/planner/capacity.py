@@ -12,9 +12,11 @@ from typing import TypeAlias
 
 from tpiedge.errors import InternalError
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.fractions import fraction_limit, pinned_limit
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.prediction import Demand, Machine, Prediction, node_facts, predict, with_speeds
-from tpiedge.planner.solve import Infeasible, ModelFacts, NodeNeed, Plan, fraction_limit, layer_bytes
+from tpiedge.planner.solve import Plan
 from tpiedge.units import format_bytes, format_seconds
 
 __all__ = ["Allocation", "Allotment", "allocate"]
@@ -92,8 +94,8 @@ def _fastest(
         if index not in members
     }
     reasons |= {
-        index: _why_in(demand, machines[index], filled, members, index, fraction)
-        for index, fraction in zip(members, fractions, strict=True)
+        index: _why_in(demand, machines[index], filled, members, index, fraction, need)
+        for index, fraction, need in zip(members, fractions, prediction.plan.needs, strict=True)
     }
     return _allocation(demand, machines, members, prediction, reasons)
 
@@ -185,11 +187,14 @@ def _why_in(
     members: Sequence[int],
     index: int,
     fraction: float,
+    need: NodeNeed,
 ) -> str:
     speed = filled[index].weight_bytes_per_s
     assumed = "" if machine.weight_bytes_per_s > 0 else " (assumed, not measured)"
     by_speed = speed / sum(filled[member].weight_bytes_per_s for member in members)
     limit = _limiting(demand, filled[index], members.index(index), by_speed)
+    if need.streamed_bytes:
+        limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
     return f"{format_bytes(speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
 
 
@@ -197,7 +202,7 @@ def _limiting(demand: Demand, machine: Machine, rank: int, by_speed: float) -> s
     """What keeps a machine from the part that its speed alone would give it."""
     (node,) = node_facts([machine])
     limits = [
-        (fraction_limit(demand.model, rank, alone, demand.capacity_tokens), words, nbytes)
+        (pinned_limit(demand.model, rank, alone, demand.capacity_tokens), words, nbytes)
         for words, nbytes, alone in (
             ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
             ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),

@@ -1,8 +1,9 @@
 """A pack's numbers for the planner."""
 
+from tpiedge.memory.sweep import head_tile_bytes
 from tpiedge.pack.reader import Pack
+from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.partition import Shape
-from tpiedge.planner.solve import ModelFacts
 
 __all__ = ["model_facts"]
 
@@ -29,6 +30,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv_itemsize: int) -> ModelFacts:
         resident_bytes=layer.vectors_nbytes,
         head_bytes=pack.layout(key).matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         kv_token_bytes=2 * head_dim * kv_itemsize,
+        head_tile_bytes=head_tile_bytes(pack),
     )
 
 

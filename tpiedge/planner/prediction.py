@@ -8,12 +8,17 @@ rank 0. Two nodes exchange their rows: half a round trip.
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight
-from tpiedge.planner.solve import Infeasible, ModelFacts, NodeFacts, Plan, evaluate, solve
+from tpiedge.planner.solve import Plan, evaluate, solve
+from tpiedge.wire.control import Keeping
 
 __all__ = ["Demand", "Machine", "Prediction", "node_facts", "predict", "with_speeds"]
+
+#: Bytes per second of a disk that was not measured.
+_USUAL_DISK = 2e8
 
 
 @dataclass(frozen=True)
@@ -22,6 +27,7 @@ class Machine:
 
     `weight_bytes_per_s` 0: not measured. `free_disk_bytes` includes what the model's shards take there already. The
     link is the one to the master: seconds per round trip and bytes per second, 0 for the master itself; None: no limit.
+    Weights that do not fit in its memory stream at `disk_bytes_per_s` (0: not measured), if `keeping` admits it.
     """
 
     name: str
@@ -30,6 +36,8 @@ class Machine:
     free_disk_bytes: int | None = None
     round_trip_s: float = 0.0
     link_bytes_per_s: float | None = None
+    disk_bytes_per_s: float = 0.0
+    keeping: Keeping = field(default_factory=Keeping)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,13 @@ def _all_reduce_s(demand: Demand, machines: Sequence[Machine]) -> float:
 def node_facts(machines: Sequence[Machine]) -> list[NodeFacts]:
     """The machines as the planner's nodes, in rank order."""
     return [
-        NodeFacts(machine.weight_bytes_per_s, machine.memory_bytes, machine.free_disk_bytes)
+        NodeFacts(
+            machine.weight_bytes_per_s,
+            machine.memory_bytes,
+            machine.free_disk_bytes,
+            machine.disk_bytes_per_s or _USUAL_DISK,
+            machine.keeping,
+        )
         for machine in with_speeds(machines)
     ]
 

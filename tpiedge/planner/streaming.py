@@ -1,54 +1,107 @@
-"""How a node holds weights of which not all fit: what stays, and the ring that the others pass through."""
+"""How a node holds weights of which not all fit: what stays, and the ring that the others pass through. Pure."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from tpiedge.memory.pinning import TooSmall, place
-from tpiedge.memory.sweep import Sweep
-from tpiedge.pack.reader import Pack
+from tpiedge.memory.residency import smallest_ring
 from tpiedge.pack.share import NodeShare
-from tpiedge.planner.solve import Infeasible, NodeNeed
+from tpiedge.planner.needs import (
+    Infeasible,
+    ModelFacts,
+    NodeFacts,
+    NodeNeed,
+    layer_bytes,
+    pieces_of_blocks,
+    whole_need,
+)
 from tpiedge.units import format_bytes
-from tpiedge.wire.control import WeightMemory
-from tpiedge.wire.fields import Pin
+from tpiedge.wire.control import Keeping, WeightMemory
 
-__all__ = ["Keeping", "held"]
-
-
-@dataclass(frozen=True)
-class Keeping:
-    """What the user wants: how much is pinned, the size of the ring in blocks (of the largest size) or in bytes, and
-    whether reads go past the page cache."""
-
-    pin: Pin = "auto"
-    window_blocks: int | None = None
-    window_bytes: int | None = None
-    direct: bool = True
+__all__ = ["node_need", "node_seconds", "smallest_bytes"]
 
 
-def held(
-    pack: Pack, rank: int, share: NodeShare, need: NodeNeed, memory_bytes: int | None, keeping: Keeping
+def node_need(
+    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
 ) -> NodeNeed | Infeasible:
-    """`need`, which is that of all weights in memory, made to fit `memory_bytes`; or the least that would work."""
-    sweep = Sweep.of(pack, share, rank == 0)
-    sizes, everything = sweep.sizes, sweep.nbytes
-    fixed = need.total_bytes - everything  # vectors, KV cache, program
-    room = everything if memory_bytes is None else min(everything, memory_bytes - fixed)
-    window = keeping.window_bytes
-    if keeping.window_blocks is not None:
-        window = keeping.window_blocks * max(map(sum, sizes))
-    if window is not None:
-        window = min(window, everything)
-    found = place(sizes, room, keeping.pin, window)
-    if isinstance(found, TooSmall):
+    """What `rank` takes with `share`: all weights in memory, or as many as there is room for where it may stream."""
+    whole = whole_need(model, rank, share, capacity_tokens)
+    if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
-            f"node {rank} needs at least {format_bytes(fixed + found.smallest_bytes)} (weights "
-            f"{format_bytes(found.smallest_bytes)} of {format_bytes(everything)}, KV cache "
-            f"{format_bytes(need.kv_bytes)}, program {format_bytes(need.base_bytes)})"
-            + (f" but may use {format_bytes(memory_bytes)}" if memory_bytes is not None else "")
+            f"node {rank} needs {format_bytes(whole.weight_bytes)} on disk but has "
+            f"{format_bytes(node.free_disk_bytes)} free"
         )
-    kept = found.nbytes([piece.nbytes for piece in sweep.pieces])
+    if node.streams:
+        return _held(model, rank, share, whole, node)
+    if node.memory_bytes is not None and whole.total_bytes > node.memory_bytes:
+        return Infeasible(
+            f"node {rank} needs {format_bytes(whole.total_bytes)} ({whole.words}) but may use "
+            f"{format_bytes(node.memory_bytes)}: {format_bytes(whole.total_bytes - node.memory_bytes)} too little"
+        )
+    return replace(whole, weights=WeightMemory(0, 0, "all", node.keeping.direct))
+
+
+def smallest_bytes(
+    model: ModelFacts, rank: int, share: NodeShare, capacity_tokens: int, keeping: Keeping
+) -> int:
+    """The least memory with which the node works."""
+    whole = whole_need(model, rank, share, capacity_tokens)
+    matrices = _matrix_bytes(model, rank, share)
+    return whole.total_bytes - matrices + _least(model, rank, share, keeping)
+
+
+def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
+    """Of all layers of one sweep, in units of bytes / speed: reading goes on beside computing."""
+    loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
+    return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
+
+
+def _held(
+    model: ModelFacts, rank: int, share: NodeShare, whole: NodeNeed, node: NodeFacts
+) -> NodeNeed | Infeasible:
+    """`whole` made to fit, or the least that would work."""
+    matrices, least = _matrix_bytes(model, rank, share), _least(model, rank, share, node.keeping)
+    fixed = whole.total_bytes - matrices
+    room = matrices if node.memory_bytes is None else min(matrices, node.memory_bytes - fixed)
+    if room < least:
+        return Infeasible(
+            f"node {rank} needs at least {format_bytes(fixed + least)} (weights {format_bytes(least)} of "
+            f"{format_bytes(matrices)}, KV cache {format_bytes(whole.kv_bytes)}, program "
+            f"{format_bytes(whole.base_bytes)})"
+            + (f" but may use {format_bytes(node.memory_bytes)}" if node.memory_bytes is not None else "")
+        )
+    keeping = node.keeping
+    kept, streamed = room, 0
+    if keeping.pin == "none" or room < matrices:
+        ring = _ring(model, rank, share, keeping, room)
+        kept = ring if keeping.pin == "none" else room
+        streamed = matrices - (kept - ring)
+    window = min(_window(model, rank, share, keeping), matrices)
+    weights = WeightMemory(room, window, keeping.pin, keeping.direct)
     return replace(
-        need,
-        weight_bytes=need.weight_bytes - everything + kept,
-        weights=WeightMemory(room, window or 0, keeping.pin, keeping.direct),
+        whole, weight_bytes=whole.weight_bytes - matrices + kept, weights=weights, streamed_bytes=streamed
     )
+
+
+def _least(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> int:
+    """Bytes of matrices that must be held at once."""
+    matrices = _matrix_bytes(model, rank, share)
+    if keeping.pin == "all":
+        return matrices
+    ring = smallest_ring(pieces_of_blocks(model, rank, share), frozenset())
+    return min(matrices, max(ring, _window(model, rank, share, keeping)))
+
+
+def _ring(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping, room: int) -> int:
+    """As memory.pinning chooses it: the largest block twice where there is room."""
+    blocks = pieces_of_blocks(model, rank, share)
+    smallest = smallest_ring(blocks, frozenset())
+    window = _window(model, rank, share, keeping)
+    return max(window, smallest) if window else max(smallest, min(room, smallest + max(map(sum, blocks))))
+
+
+def _window(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> int:
+    """Bytes of the ring that the user wants; 0: none in particular."""
+    return keeping.window_bytes or keeping.window_blocks * max(map(sum, pieces_of_blocks(model, rank, share)))
+
+
+def _matrix_bytes(model: ModelFacts, rank: int, share: NodeShare) -> int:
+    return model.num_layers * layer_bytes(model, share) + (model.head_bytes if rank == 0 else 0)

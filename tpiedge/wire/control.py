@@ -19,6 +19,7 @@ __all__ = [
     "Generate",
     "Heartbeat",
     "Hello",
+    "Keeping",
     "Listening",
     "Loading",
     "Lost",
@@ -57,6 +58,17 @@ class WeightMemory:
     ring_bytes: U64
     pin: Pin
     direct: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """What the user of a machine wants of its weights: how many are pinned, the ring in blocks (of the largest size) or
+    in bytes (0: whatever is best), and whether reads go past the page cache."""
+
+    pin: Pin = "auto"
+    window_blocks: U32 = 0
+    window_bytes: U64 = 0
+    direct: bool = True
 
 
 #: Everything stays in memory.

@@ -35,13 +35,17 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time."""
+    """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time.
+
+    Unless `every_row` is set, the last FFN is computed for the last position of each segment alone.
+    """
 
     epoch: U32
     step: U64
     segments: Annotated[tuple[Segment, ...], MaxItems(MAX_SEGMENTS)]
     chunk_tokens: U32
     tokens: U32
+    every_row: bool = False
 
 
 @dataclass(frozen=True, slots=True)

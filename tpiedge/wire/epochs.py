@@ -10,6 +10,7 @@ epoch writes epoch 0.
 from dataclasses import dataclass
 from typing import Annotated
 
+from tpiedge.wire.control import Keeping
 from tpiedge.wire.fields import (
     U32,
     U64,
@@ -72,7 +73,8 @@ class Offer:
     """Agent to master, first of all and whenever it changes: what the worker can give.
 
     `nonce` is random per start of the agent: a new one means that whatever the old agent had is gone.
-    `memory_bytes` and `free_disk_bytes` are what tpiedge may use; `packs` are those of which shards are on disk.
+    `memory_bytes` and `free_disk_bytes` are what tpiedge may use, `keeping` says how; `packs` are those of which shards
+    are on disk.
     """
 
     epoch: U32
@@ -88,6 +90,7 @@ class Offer:
     free_disk_bytes: U64
     capacity: Capacity
     disk_bytes_per_s: Rate
+    keeping: Keeping
     packs: Annotated[tuple[PackId, ...], MaxItems(MAX_ARRAY)]
 
 

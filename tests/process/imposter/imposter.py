@@ -22,7 +22,7 @@ from tpiedge.transport.endpoint import Envelope, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.control import Assign, Heartbeat, Hello, Ready
+from tpiedge.wire.control import Assign, Heartbeat, Hello, Keeping, Ready
 from tpiedge.wire.data import Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.epochs import (
     AgentPulse,
@@ -179,6 +179,7 @@ class Imposter:
                 8 << 30,
                 speed,
                 0.0,
+                Keeping(),
                 (),
             )
         )

@@ -13,6 +13,7 @@ from tpiedge.wire.control import (
     Generate,
     Heartbeat,
     Hello,
+    Keeping,
     Listening,
     Ready,
     Shutdown,
@@ -44,7 +45,23 @@ __all__ = ["FakeAgent", "FakeDoor", "FakeNode", "FakeRankZero", "offer"]
 
 def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
     speed = Capacity(threads, 1e9, 1e10, 1e10)
-    return Offer(0, name, "pi", "0", PROTOCOL, nonce, "cpu", "avx2", threads, memory_bytes, 1, speed, 0.0, ())
+    return Offer(
+        0,
+        name,
+        "pi",
+        "0",
+        PROTOCOL,
+        nonce,
+        "cpu",
+        "avx2",
+        threads,
+        memory_bytes,
+        1,
+        speed,
+        0.0,
+        Keeping(),
+        (),
+    )
 
 
 class FakeRankZero:

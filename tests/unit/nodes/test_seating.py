@@ -11,9 +11,9 @@ from tpiedge.nodes.roster import Machine
 from tpiedge.nodes.seating import OWN_NAME, Seating
 from tpiedge.nodes.seats import Arrangement
 from tpiedge.planner import prediction
+from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.partition import Shape, Weight, parse_shares
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.solve import ModelFacts
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.epochs import Capacity
 

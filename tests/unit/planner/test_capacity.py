@@ -7,10 +7,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpiedge.planner.capacity import Allocation, allocate
+from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.planner.partition import Shape, Weight
 from tpiedge.planner.prediction import Demand, Machine, Prediction, predict
-from tpiedge.planner.solve import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.units import GIB, MIB
+from tpiedge.wire.control import Keeping
 
 # 32 layers of 96 MiB: 3 GiB; 64 allreduces per step. No head, to make the numbers plain.
 MODEL = ModelFacts(
@@ -26,6 +27,7 @@ MODEL = ModelFacts(
 )
 DEMAND = Demand(MODEL, capacity_tokens=100, row_bytes=8192)
 MASTER = Machine("laptop", 3 * GIB)
+ALL = Keeping("all")
 
 
 def worker(name: str, speed: float, round_trip_s: float = 0.0, **more) -> Machine:
@@ -113,10 +115,47 @@ def test_min_workers_take_part_whatever_they_cost():
 
 def test_memory_overrides_speed_and_is_named():
     memory = NODE_BASE_BYTES + GIB
-    found = allocated(allocate(DEMAND, [replace(MASTER, memory_bytes=memory), worker("pi", 3 * GIB)]))
+    found = allocated(
+        allocate(DEMAND, [replace(MASTER, memory_bytes=memory, keeping=ALL), worker("pi", 3 * GIB)])
+    )
     assert len(found.allotments[0].share.ffn) < 32
     assert reasons(found)["laptop"].endswith("% of the cluster; limited by memory 1.4 GB")
     assert "limited" not in reasons(found)["pi"]
+
+
+def test_a_model_larger_than_all_memories_streams():
+    memory = NODE_BASE_BYTES + GIB // 2
+    machines = [
+        replace(MASTER, memory_bytes=memory, disk_bytes_per_s=GIB),
+        worker("pi", GIB, memory_bytes=memory, disk_bytes_per_s=GIB / 4),
+    ]
+    found = allocated(allocate(DEMAND, machines))
+    laptop, pi = found.allotments
+    # Disks decide, not processors: the laptop's reads four times as fast.
+    assert 3.5 < (laptop.need.streamed_bytes / pi.need.streamed_bytes) < 5
+    assert found.prediction.plan.layers_s == pytest.approx(laptop.need.streamed_bytes / GIB, rel=0.05)
+    assert reasons(found)["pi"].endswith("MB of them stream from its disk")
+    assert all(one.need.total_bytes <= memory for one in found.allotments)
+
+
+def test_a_slow_machine_with_memory_is_better_than_a_disk():
+    small = replace(MASTER, memory_bytes=NODE_BASE_BYTES + 2 * GIB, disk_bytes_per_s=1e8)
+    found = allocated(allocate(DEMAND, [small, worker("old", GIB)]))
+    assert found.allotments[0].need.streamed_bytes == 0
+    assert found.allotments[0].fraction < 2 / 3
+    fast_disk = replace(small, disk_bytes_per_s=4e9)
+    assert (
+        allocated(allocate(DEMAND, [fast_disk, worker("old", GIB / 8)])).allotments[0].need.streamed_bytes > 0
+    )
+
+
+def test_the_least_that_works_is_named():
+    found = allocate(DEMAND, [replace(MASTER, memory_bytes=NODE_BASE_BYTES + 50 * MIB)])
+    # The FFN block of 64 MiB, and a third of it that may stay empty.
+    assert found == Infeasible(
+        "laptop needs at least 482.7 MB (weights 89.5 MB of 3.2 GB, KV cache 26.2 MB, program 367.0 MB) but may use "
+        "419.4 MB"
+    )
 
 
 def test_disk_overrides_speed_and_is_named():
@@ -131,7 +170,7 @@ def test_a_worker_without_room_for_the_program_is_left_out():
 
 
 def test_a_slow_link_is_taken_where_the_memory_is_needed():
-    master = replace(MASTER, memory_bytes=NODE_BASE_BYTES + 2 * GIB)
+    master = replace(MASTER, memory_bytes=NODE_BASE_BYTES + 2 * GIB, keeping=ALL)
     assert allocated(allocate(DEMAND, [master, worker("far", GIB, 0.5)])).members == (0, 1)
 
 
@@ -150,7 +189,10 @@ def test_what_was_not_measured_is_assumed():
 
 
 def test_what_cannot_fit_is_refused_with_names():
-    machines = [replace(MASTER, memory_bytes=GIB), worker("pi", GIB, memory_bytes=GIB)]
+    machines = [
+        replace(MASTER, memory_bytes=GIB, keeping=ALL),
+        worker("pi", GIB, memory_bytes=GIB, keeping=ALL),
+    ]
     found = allocate(DEMAND, machines)
     assert isinstance(found, Infeasible)
     assert "laptop takes" in found.reason
@@ -168,7 +210,7 @@ def test_given_shares_override_the_measurement():
 
 
 def test_given_shares_that_do_not_fit_are_refused_with_the_name():
-    machines = [MASTER, worker("spare", GIB), worker("pi", GIB, memory_bytes=GIB)]
+    machines = [MASTER, worker("spare", GIB), worker("pi", GIB, memory_bytes=GIB, keeping=ALL)]
     found = allocate(DEMAND, machines, [Weight(1, 1), Weight(0, 0), Weight(3, 3)])
     assert isinstance(found, Infeasible)
     assert found.reason.startswith("pi needs")
@@ -187,6 +229,8 @@ def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchSt
         amounts,
         st.sampled_from([0.0, 0.0002, 0.003, 0.02, 0.3]),
         st.none() | st.sampled_from([1e6, 1e8]),
+        st.sampled_from([0.0, 1e8, 2e9]),
+        st.sampled_from([Keeping(), ALL, Keeping("none"), Keeping("auto", window_blocks=3)]),
     )
     return count.flatmap(lambda number: st.lists(machine, min_size=number, max_size=number))
 

@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Shape, Weight
-from tpiedge.planner.solve import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts, Plan, evaluate, solve
+from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.units import GIB, MIB
 
 # 32 layers of 100 MiB, of which a third is attention; 1 GiB of head.

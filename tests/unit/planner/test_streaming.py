@@ -1,10 +1,14 @@
-"""What a node keeps within a limit: a table of limits for one small pack."""
+"""What a node keeps within a limit: a table of limits for one small model, and the same numbers as a real pack's."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from tpiedge.memory.pinning import Placement, place
+from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
@@ -13,74 +17,193 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.writer import write_pack
-from tpiedge.planner.solve import Infeasible, NodeNeed
-from tpiedge.planner.streaming import Keeping, held
+from tpiedge.planner.facts import model_facts
+from tpiedge.planner.fractions import fraction_limit, fractions
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, NodeNeed, pieces_of_blocks, whole_need
+from tpiedge.planner.partition import Shape
+from tpiedge.planner.solve import Plan, solve
+from tpiedge.planner.streaming import node_need, node_seconds, smallest_bytes
+from tpiedge.units import GIB, MIB
+from tpiedge.wire.control import Keeping
 
-SHARE = NodeShare(Share(0, 4), Share(0, 2))
-BASE = 1_000_000
-KV = 50_000
+PIECE = 128 * 1024
+SHARE = NodeShare(Share(0, 4), Share(0, 1))
+# Four layers of a piece each for q, k, v, o, gate, up and down.
+MODEL = ModelFacts(
+    shape=Shape(heads=4, kv_heads=4, ffn_tiles=1),
+    num_layers=4,
+    query_unit_bytes=PIECE // 2,
+    kv_unit_bytes=PIECE // 2,
+    ffn_tile_bytes=3 * PIECE,
+    last_tile_bytes=3 * PIECE,
+    resident_bytes=0,
+    head_bytes=0,
+    kv_token_bytes=1000,
+)
+TOKENS = 10
 
 
-@pytest.fixture
-def pack(tmp_path: Path) -> Pack:
-    """Four layers of a 128 KB matrix each for q, k, v, o, gate, up and down."""
-    heads = dict.fromkeys(("q", "k", "v", "o"), (128, 32))
-    shapes = heads | dict.fromkeys(("gate", "up", "down"), (128, 64))
+def fit(pieces: float | None, **keeping: object) -> NodeNeed | Infeasible:
+    """What rank 1 keeps with room for so many pieces."""
+    whole = whole_need(MODEL, 1, SHARE, TOKENS)
+    other = whole.kv_bytes + whole.base_bytes
+    limit = None if pieces is None else other + int(pieces * PIECE)
+    node = NodeFacts(1.0, limit, disk_bytes_per_s=1.0, keeping=Keeping(**keeping))  # type: ignore[arg-type]
+    return node_need(MODEL, 1, SHARE, node, TOKENS)
+
+
+def fits(pieces: float | None, **keeping: object) -> NodeNeed:
+    need = fit(pieces, **keeping)
+    assert isinstance(need, NodeNeed), need
+    return need
+
+
+@pytest.mark.parametrize("pieces", [None, 28, 30])
+def test_what_fits_stays(pieces: int | None) -> None:
+    need = fits(pieces)
+    assert (need.weight_bytes, need.streamed_bytes, need.weights.pin) == (28 * PIECE, 0, "auto")
+
+
+@pytest.mark.parametrize("pieces", [6, 9, 14, 27])
+def test_what_does_not_fit_streams_within_the_limit(pieces: int) -> None:
+    need = fits(pieces)
+    assert need.weights.nbytes == need.weight_bytes == pieces * PIECE
+    assert need.streamed_bytes == (28 - pieces + min(pieces, 9)) * PIECE
+
+
+def test_more_memory_never_streams_more() -> None:
+    streamed = [fits(pieces).streamed_bytes for pieces in range(5, 29)]
+    assert streamed == sorted(streamed, reverse=True)
+
+
+def test_nothing_pinned_streams_everything_through_two_blocks() -> None:
+    need = fits(20, pin="none")
+    assert (need.weight_bytes, need.streamed_bytes) == (9 * PIECE, 28 * PIECE)
+
+
+@pytest.mark.parametrize("keeping", [{"pin": "all"}, {"window_bytes": 20 * PIECE}, {"window_blocks": 4}])
+def test_what_is_wanted_and_too_much_is_refused(keeping: dict[str, object]) -> None:
+    assert isinstance(fit(8, **keeping), Infeasible)
+
+
+def test_the_refusal_names_the_least() -> None:
+    refusal = fit(4.9)
+    assert isinstance(refusal, Infeasible)
+    assert "node 1 needs at least 367.8 MB (weights 655.4 kB of 3.7 MB, KV cache 160.0 kB" in refusal.reason
+    least = smallest_bytes(MODEL, 1, SHARE, TOKENS, Keeping())
+    assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least, None, 1), TOKENS), NodeNeed)
+    assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least - 1, None, 1), TOKENS), Infeasible)
+
+
+def test_a_window_larger_than_the_model_is_the_model() -> None:
+    need = fits(None, pin="none", window_bytes=1 << 40)
+    assert need.weights.ring_bytes == 28 * PIECE
+
+
+def test_a_disk_that_is_slower_than_the_processor_decides() -> None:
+    node = NodeFacts(100.0, disk_bytes_per_s=10.0)
+    need = NodeNeed(0, 0, 0, streamed_bytes=5 * PIECE)
+    assert node_seconds(MODEL, SHARE, node, need) == 5 * PIECE / 10
+    assert node_seconds(MODEL, SHARE, node, NodeNeed(0, 0, 0)) == 28 * PIECE / 100
+
+
+def write(path: Path, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int) -> Pack:
+    shapes = {"q": (heads, 64), "k": (kv_heads, 64), "v": (kv_heads, 64), "o": (heads, 64)}
+    sizes = {name: (units * rows, rows) for name, (units, rows) in shapes.items()}
+    sizes |= dict.fromkeys(("gate", "up", "down"), (ffn, 128))
 
     def layer(at: int) -> BlobSpec:
         return BlobSpec(
-            tuple(MatrixSpec(name, f"{at}.{name}", rows, 256, unit) for name, (rows, unit) in shapes.items())
+            tuple(
+                MatrixSpec(name, f"{at}.{name}", rows, hidden, unit) for name, (rows, unit) in sizes.items()
+            )
         )
 
-    embedding = BlobSpec((MatrixSpec("embedding", "embedding", 128, 256, 64),))
-    spec = ModelSpec(embedding, tuple(map(layer, range(4))), BlobSpec(), {})
-    write_pack(
-        spec, RandomSource.for_spec(1, spec, STORED[Precision.F32]), Precision.F32, tmp_path / "pack", 4
-    )
-    return Pack.open(tmp_path / "pack")
+    table = BlobSpec((MatrixSpec("embedding", "embedding", vocab, hidden, 64),))
+    head = BlobSpec((MatrixSpec("head", "head", vocab, hidden, 64),))
+    spec = ModelSpec(table, tuple(map(layer, range(3))), head, {})
+    write_pack(spec, RandomSource.for_spec(1, spec, STORED[Precision.F32]), Precision.F32, path, 2)
+    return Pack.open(path)
 
 
-@pytest.fixture
-def fit(pack: Pack) -> Callable[..., NodeNeed | Infeasible]:
-    """As `held` for rank 1, with so many bytes for weights."""
-    everything = Sweep.of(pack, SHARE, False).nbytes
-
-    def fit(nbytes: int | None, **keeping: object) -> NodeNeed | Infeasible:
-        need = NodeNeed(everything, KV, BASE)
-        limit = None if nbytes is None else nbytes + KV + BASE
-        return held(pack, 1, SHARE, need, limit, Keeping(**keeping))  # type: ignore[arg-type]
-
-    return fit
-
-
-@pytest.mark.parametrize("nbytes", [None, 28 * 131072, 30 * 131072])
-def test_what_fits_stays(fit: Callable[..., NodeNeed], nbytes: int | None) -> None:
-    need = fit(nbytes)
-    assert (need.weight_bytes, need.weights.pin) == (28 * 131072, "auto")
-
-
-@pytest.mark.parametrize("matrices", [6, 9, 14, 27])
-def test_what_does_not_fit_streams_within_the_limit(fit: Callable[..., NodeNeed], matrices: int) -> None:
-    need = fit(matrices * 131072)
-    assert need.weights.nbytes == matrices * 131072
-    assert 5 * 131072 <= need.weight_bytes <= matrices * 131072
-
-
-def test_more_memory_never_keeps_less(fit: Callable[..., NodeNeed]) -> None:
-    kept = [fit(matrices * 131072).weight_bytes for matrices in range(5, 29)]
-    assert kept == sorted(kept)
-
-
-@pytest.mark.parametrize("keeping", [{"pin": "all"}, {"window_bytes": 20 * 131072}, {"window_blocks": 4}])
-def test_what_is_wanted_and_too_much_is_refused_with_the_least(
-    fit: Callable[..., NodeNeed | Infeasible], keeping: dict[str, object]
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "ffn", "hidden", "vocab"),
+    [(4, 2, 384, 256, 512), (4, 4, 300, 200, 1000), (6, 1, 130, 1024, 64), (2, 2, 1000, 96, 70000)],
+)
+def test_the_planner_s_sizes_are_the_pack_s(
+    tmp_path: Path, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
 ) -> None:
-    refusal = fit(8 * 131072, **keeping)
-    assert isinstance(refusal, Infeasible)
-    assert "node 1 needs at least" in refusal.reason
-    assert "KV cache 50.0 kB, program 1.0 MB) but may use 2.1 MB" in refusal.reason
+    pack = write(tmp_path / "pack", heads, kv_heads, ffn, hidden, vocab)
+    model = model_facts(pack, head_dim=64, kv_itemsize=4)
+    tiles = -(-ffn // 128)
+    shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
+    for rank, share in enumerate(shares):
+        sizes = Sweep.of(pack, share, rank == 0).sizes
+        kinds = pieces_of_blocks(model, rank, share)
+        assert {tuple(sorted(block)) for block in sizes[:2]} == {tuple(sorted(kind)) for kind in kinds[:2]}
+        assert max(map(sum, sizes)) == max(map(sum, kinds))
+        assert smallest_ring(sizes, frozenset()) == smallest_ring(kinds, frozenset())
+        _check_placement(model, rank, share, sizes)
 
 
-def test_a_window_larger_than_the_model_is_the_model(fit: Callable[..., NodeNeed]) -> None:
-    need = fit(None, pin="none", window_bytes=1 << 40)
-    assert need.weights.ring_bytes == need.weight_bytes == 28 * 131072
+def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
+    """With every limit the node can do what the planner says, and streams no more."""
+    pieces = [size for block in sizes for size in block]
+    least = smallest_bytes(model, rank, share, TOKENS, Keeping())
+    whole = whole_need(model, rank, share, TOKENS).total_bytes
+    for limit in range(least, whole, max(1, (whole - least) // 7)):
+        need = node_need(model, rank, share, NodeFacts(1, limit, None, 1), TOKENS)
+        assert isinstance(need, NodeNeed)
+        placement = place(sizes, need.weights.nbytes, "auto", need.weights.ring_bytes or None)
+        assert isinstance(placement, Placement)
+        assert sum(pieces) - placement.pinned_bytes(pieces) <= need.streamed_bytes + max(pieces)
+
+
+LARGE = ModelFacts(Shape(32, 8, 64), 32, MIB // 2, 2 * MIB, MIB, MIB, 4096, GIB, 1024, 16 * MIB)
+
+
+def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:
+    memory = st.none() | st.integers(300 * MIB, 5 * GIB)
+    disk = st.none() | st.sampled_from([1e7, 3e8, 2e9])
+    keeping = st.sampled_from(
+        [Keeping(), Keeping("none"), Keeping("all"), Keeping("auto", 3), Keeping("auto", 0, GIB)]
+    )
+    node = st.builds(NodeFacts, st.sampled_from([1e8, 1e9, 2e10]), memory, st.none(), disk, keeping)
+    return st.lists(node, min_size=1, max_size=count)
+
+
+@given(_nodes(5), st.integers(0, 5000))
+def test_fractions_keep_their_limits_and_sum_to_one(nodes: list[NodeFacts], tokens: int) -> None:
+    limits = [fraction_limit(LARGE, rank, node, tokens) for rank, node in enumerate(nodes)]
+    if min(limits) < 0 or sum(limits) < 1:
+        return
+    parts, _ = fractions(LARGE, nodes, limits, tokens)
+    assert sum(parts) == pytest.approx(1)
+    assert all(-1e-9 <= part <= limit + 1e-6 for part, limit in zip(parts, limits, strict=True))
+
+
+@given(_nodes(4), st.integers(0, 5000))
+def test_a_plan_with_streaming_keeps_every_limit(nodes: list[NodeFacts], tokens: int) -> None:
+    plan = solve(LARGE, nodes, tokens)
+    if isinstance(plan, Infeasible):
+        assert plan.reason
+        return
+    assert sum(len(share.ffn) for share in plan.shares) == 64
+    for node, need in zip(nodes, plan.needs, strict=True):
+        assert node.memory_bytes is None or need.total_bytes <= node.memory_bytes
+        assert not need.streamed_bytes or node.streams
+
+
+@given(_nodes(3), st.integers(0, 3), st.sampled_from([256 * MIB, GIB]))
+def test_memory_that_is_added_never_slows(nodes: list[NodeFacts], which: int, more: int) -> None:
+    which %= len(nodes)
+    old = nodes[which]
+    if old.memory_bytes is None or old.keeping.pin == "none":
+        return
+    before = solve(LARGE, nodes, 100)
+    richer = NodeFacts(old.speed, old.memory_bytes + more, None, old.disk_bytes_per_s, old.keeping)
+    after = solve(LARGE, [*nodes[:which], richer, *nodes[which + 1 :]], 100)
+    if isinstance(before, Plan):
+        assert isinstance(after, Plan)
+        # Whole heads are coarse.
+        assert after.layers_s <= before.layers_s * 1.35

@@ -12,6 +12,7 @@ from tpiedge.wire.control import (
     Generate,
     Heartbeat,
     Hello,
+    Keeping,
     Listening,
     Loading,
     Lost,
@@ -69,8 +70,8 @@ ROW = TensorHeader("f32", (1, 2048))
 
 GOLDEN: list[tuple[Message, str]] = [
     (
-        StepPlan(1, 2, (Segment(0, 5, 1, 6), Segment(1, 0, 300, 300)), 256, 301),
-        "9702010102929400050106940100cd012ccd012ccd0100cd012d",
+        StepPlan(1, 2, (Segment(0, 5, 1, 6), Segment(1, 0, 300, 300)), 256, 301, True),
+        "9802010102929400050106940100cd012ccd012ccd0100cd012dc3",
     ),
     (
         Hidden(1, 2, 0, ROW),
@@ -239,11 +240,12 @@ GOLDEN: list[tuple[Message, str]] = [
             1 << 36,
             Capacity(2, 3e9, 5e10, 1e10),
             2e8,
+            Keeping("none", 2, 3, False),
             ("p1",),
         ),
-        "dc0010026000b2772d30313233343536373839616263646566a27069a5302e312e300107a56120435055a46176783202"
+        "dc0011026000b2772d30313233343536373839616263646566a27069a5302e312e300107a56120435055a46176783202"
         "cf0000000100000000cf00000010000000009402cb41e65a0bc0000000cb42274876e8000000cb4202a05f20000000cb"
-        "41a7d7840000000091a27031",
+        "41a7d7840000000094a46e6f6e650203c291a27031",
     ),
     (
         Prepare(3, 1, 2, "p1", (8, 16), (0, 3), "bf16", 2, 4096, 0.3, 1.5, 60.0),

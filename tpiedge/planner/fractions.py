@@ -1,0 +1,158 @@
+"""Which part of every layer each node takes, as real numbers: as much as it can in the time that the slowest takes.
+
+With a fraction f of the layers a node computes f W / speed seconds, and reads what does not fit in its memory in
+(f W - pinned) / disk rate seconds beside it (TPI-LLM, section 3.3: loading hides behind computing and communicating).
+"""
+
+from collections.abc import Sequence
+
+from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts
+from tpiedge.units import format_bytes
+
+__all__ = ["fraction_limit", "fractions", "pinned_limit", "shortage", "water_fill", "whole_bytes"]
+
+_STEPS = 60
+_FOREVER_S = 1e30  # of a node without any speed
+
+
+def whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:
+    """Bytes of (all sliced weights, all KV heads) of the model."""
+    attention, ffn = _block_bytes(model)
+    kv_bytes = model.shape.kv_heads * model.kv_token_bytes * capacity_tokens
+    return model.num_layers * (attention + ffn), model.num_layers * kv_bytes
+
+
+def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
+    """The largest part of every layer that fits in the node's memory and on its disk (1.0: all of it)."""
+    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    limit = _disk_limit(model, rank, node, weights)
+    if node.memory_bytes is not None:
+        limit = min(limit, (_room(model, node) - _head(model, rank)) / (weights + kv_cache))
+    return limit
+
+
+def fraction_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens: int) -> float:
+    """The largest part that the node can take, if need be with weights that stream."""
+    pinned = pinned_limit(model, rank, node, capacity_tokens)
+    if not node.streams or node.memory_bytes is None:
+        return pinned
+    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    ring, least = _ring(model, rank, node)
+    room = _room(model, node)
+    streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
+    return max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
+
+
+def fractions(
+    model: ModelFacts, nodes: Sequence[NodeFacts], limits: Sequence[float], capacity_tokens: int
+) -> tuple[list[float], float]:
+    """Fractions that sum to 1 with which the slowest node is as fast as can be, found by halving the time; and that
+    time.
+
+    `limits` (`fraction_limit`) are not negative and sum to 1 at least.
+    """
+    pinned = [pinned_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
+
+    def at(seconds: float) -> list[float]:
+        return [
+            max(0.0, min(limits[rank], _within(model, rank, node, pinned[rank], seconds, capacity_tokens)))
+            for rank, node in enumerate(nodes)
+        ]
+
+    low, high = 0.0, 1e-9
+    while sum(at(high)) < 1 and high < _FOREVER_S:
+        low, high = high, 2 * high
+    for _ in range(_STEPS):
+        middle = (low + high) / 2
+        low, high = (low, middle) if sum(at(middle)) >= 1 else (middle, high)
+    parts = at(high)
+    return [part / sum(parts) for part in parts], high
+
+
+def water_fill(speeds: Sequence[float], limits: Sequence[float]) -> list[float] | None:
+    """Fractions that sum to 1, proportional to speed up to each limit; None if the limits sum to less."""
+    if sum(limits) < 1:
+        return None
+    parts = [0.0] * len(speeds)
+    open_nodes = [index for index, speed in enumerate(speeds) if speed > 0 and limits[index] > 0]
+    rest = 1.0
+    while open_nodes:
+        level = rest / sum(speeds[index] for index in open_nodes)
+        full = [index for index in open_nodes if level * speeds[index] >= limits[index]]
+        if not full:
+            for index in open_nodes:
+                parts[index] = level * speeds[index]
+            return parts
+        for index in full:
+            parts[index] = limits[index]
+            rest -= limits[index]
+        open_nodes = [index for index in open_nodes if index not in full]
+    return parts if rest < 1e-9 else None
+
+
+def shortage(model: ModelFacts, limits: Sequence[float], capacity_tokens: int) -> Infeasible:
+    """Why nodes with such limits cannot hold the model."""
+    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    for rank, limit in enumerate(limits):
+        if limit < 0:
+            short = -limit * (weights + kv_cache)
+            return Infeasible(
+                f"node {rank} cannot hold even an empty share: it lacks {format_bytes(short)} for the program"
+                f"{' and the LM head' if rank == 0 else ''}"
+            )
+    missing = (1 - sum(limits)) * (weights + kv_cache)
+    parts = ", ".join(
+        f"node {rank} takes {format_bytes(limit * (weights + kv_cache))}" for rank, limit in enumerate(limits)
+    )
+    return Infeasible(
+        f"the layers need {format_bytes(weights)} and the KV cache {format_bytes(kv_cache)}, but {parts}: "
+        f"{format_bytes(missing)} too little; add a node, raise the memory limits or choose a smaller precision"
+    )
+
+
+def _within(
+    model: ModelFacts, rank: int, node: NodeFacts, pinned: float, seconds: float, capacity_tokens: int
+) -> float:
+    """The part of every layer that the node computes, and reads where it must, in so many seconds."""
+    weights, kv_cache = whole_bytes(model, capacity_tokens)
+    computed = seconds * node.speed / weights
+    if node.memory_bytes is None or not node.streams or node.disk_bytes_per_s is None:
+        return min(computed, pinned)
+    read = seconds * node.disk_bytes_per_s - _head(model, rank)
+    if node.keeping.pin == "none":
+        return min(computed, read / weights)
+    ring, least = _ring(model, rank, node)
+    kept = (read + _room(model, node) - least) / (weights + kv_cache + ring)
+    return min(computed, max(pinned, kept))
+
+
+def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
+    """(bytes of the smallest ring of a node with all of every layer, bytes of any ring)."""
+    attention, ffn = _block_bytes(model)
+    shape, keeping = model.shape, node.keeping
+    largest = max(shape.heads * model.query_unit_bytes, shape.kv_heads * model.kv_unit_bytes) // 2
+    whole = max(attention + largest, ffn + ffn // 3, keeping.window_blocks * max(attention, ffn))
+    return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
+
+
+def _block_bytes(model: ModelFacts) -> tuple[int, int]:
+    """(attention, FFN) of one layer."""
+    shape = model.shape
+    attention = shape.heads * model.query_unit_bytes + shape.kv_heads * model.kv_unit_bytes
+    return attention, (shape.ffn_tiles - 1) * model.ffn_tile_bytes + model.last_tile_bytes
+
+
+def _room(model: ModelFacts, node: NodeFacts) -> int:
+    """Bytes for matrices and KV cache."""
+    return (node.memory_bytes or 0) - NODE_BASE_BYTES - model.num_layers * model.resident_bytes
+
+
+def _head(model: ModelFacts, rank: int) -> int:
+    return model.head_bytes if rank == 0 else 0
+
+
+def _disk_limit(model: ModelFacts, rank: int, node: NodeFacts, weights: int) -> float:
+    if node.free_disk_bytes is None:
+        return 1.0
+    own = model.num_layers * model.resident_bytes + _head(model, rank)
+    return min(1.0, (node.free_disk_bytes - own) / weights)

@@ -1,0 +1,119 @@
+"""What a node needs of memory and disk for its share of a model, and how long the share takes it. Pure."""
+
+from dataclasses import dataclass, field
+
+from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.planner.partition import Shape
+from tpiedge.units import MIB, format_bytes
+from tpiedge.wire.control import ALL_PINNED, Keeping, WeightMemory
+
+__all__ = [
+    "NODE_BASE_BYTES",
+    "Infeasible",
+    "ModelFacts",
+    "NodeFacts",
+    "NodeNeed",
+    "layer_bytes",
+    "pieces_of_blocks",
+    "whole_need",
+]
+
+#: Interpreter, torch's libraries, socket buffers and activations of a node: what a node may weigh beyond weights + KV.
+NODE_BASE_BYTES = 350 * MIB
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """Bytes of a model's parts, per layer where not said."""
+
+    shape: Shape
+    num_layers: int
+    query_unit_bytes: int
+    kv_unit_bytes: int
+    ffn_tile_bytes: int
+    last_tile_bytes: int
+    resident_bytes: int
+    head_bytes: int
+    #: Of one KV head in one layer for one token.
+    kv_token_bytes: int
+    #: Of what is read of the LM head at a time.
+    head_tile_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """What a node can do. `speed` is in weight bytes per second, or relative in any scale, and so is
+    `disk_bytes_per_s`; None: weights do not stream from disk."""
+
+    speed: float
+    memory_bytes: int | None = None
+    free_disk_bytes: int | None = None
+    disk_bytes_per_s: float | None = None
+    keeping: Keeping = field(default_factory=Keeping)
+
+    @property
+    def streams(self) -> bool:
+        """Whether weights may stream where they do not fit."""
+        return self.disk_bytes_per_s is not None and self.keeping.pin != "all"
+
+
+@dataclass(frozen=True)
+class NodeNeed:
+    """Predicted bytes of one node; of its weights, `streamed_bytes` are read from disk in every sweep."""
+
+    weight_bytes: int
+    kv_bytes: int
+    base_bytes: int
+    #: How the weights are held.
+    weights: WeightMemory = ALL_PINNED
+    streamed_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        return self.weight_bytes + self.kv_bytes + self.base_bytes
+
+    @property
+    def words(self) -> str:
+        """The sum, for messages."""
+        return (
+            f"weights {format_bytes(self.weight_bytes)}, KV cache {format_bytes(self.kv_bytes)}, program "
+            f"{format_bytes(self.base_bytes)}"
+        )
+
+
+@dataclass(frozen=True)
+class Infeasible:
+    """No plan: `reason` is one line with the numbers."""
+
+    reason: str
+
+
+def whole_need(model: ModelFacts, rank: int, share: NodeShare, capacity_tokens: int) -> NodeNeed:
+    """Bytes of the node `rank` with all weights of `share` in memory and room for `capacity_tokens` in the KV cache."""
+    kv_heads = len(kv_share(share.attention, model.shape.group_size))
+    layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
+    head = model.head_bytes if rank == 0 else 0
+    kv_bytes = kv_heads * model.kv_token_bytes * capacity_tokens * model.num_layers
+    return NodeNeed(layers + head, kv_bytes, NODE_BASE_BYTES)
+
+
+def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
+    """Bytes of the share's matrices in one layer."""
+    kv_heads = len(kv_share(share.attention, model.shape.group_size))
+    attention = len(share.attention) * model.query_unit_bytes + kv_heads * model.kv_unit_bytes
+    return attention + _ffn_bytes(model, share)
+
+
+def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
+    """The bytes of each matrix of the share, in one block of each kind: q, k, v, o; gate, up, down; on rank 0 a tile
+    of the LM head. Empty ones are left out."""
+    kv_heads = len(kv_share(share.attention, model.shape.group_size))
+    query, kv = len(share.attention) * model.query_unit_bytes // 2, kv_heads * model.kv_unit_bytes // 2
+    ffn = _ffn_bytes(model, share) // 3
+    blocks = [(query, kv, kv, query), (ffn, ffn, ffn), (model.head_tile_bytes if rank == 0 else 0,)]
+    return tuple(tuple(size for size in sizes if size) for sizes in blocks)
+
+
+def _ffn_bytes(model: ModelFacts, share: NodeShare) -> int:
+    has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
+    return len(share.ffn) * model.ffn_tile_bytes - has_last * (model.ffn_tile_bytes - model.last_tile_bytes)
