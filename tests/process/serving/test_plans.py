@@ -77,12 +77,12 @@ def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
 def test_too_little_memory_is_refused_with_numbers(clusters):
     cluster = clusters("--memory", "1M")
     cluster.start_master()
-    status = cluster.wait_until(lambda status: "cannot hold" in status["reason"])
+    status = cluster.wait_until(lambda status: "needs at least" in status["reason"])
     ready = cluster.ready()
     assert ready.status_code == 503
     assert ready.headers["retry-after"]
     assert ready.json() == {"ready": False, "reason": status["reason"]}
-    assert re.search(r"it lacks [\d.]+ MB", status["reason"])
+    assert re.search(r"needs at least [\d.]+ MB \(.*\) but may use 1\.0 MB$", status["reason"])
     with pytest.raises(openai.APIStatusError) as caught:
         cluster.ask(PROMPT, TOKENS)
     assert caught.value.status_code == 503
@@ -101,3 +101,16 @@ def test_two_masters_share_a_cache(clusters, tmp_path, exact):
         exact(cluster)
     assert sum(len(re.findall(r"packing demo as \w+: .* in", cluster.master.log)) for cluster in pair) == 1
     assert len(list((cache / "packs").iterdir())) == 1
+
+
+def test_machines_that_are_too_small_together_stream(clusters, exact):
+    """Program 367.0 MB, 2.4 MB of KV cache each; the layers of 4.9 MB and the head of 0.8 MB do not fit."""
+    cluster = clusters("--memory", "371MB", "--min-workers", 1)
+    cluster.start_master()
+    cluster.start_worker("ann", "--memory", "371MB", "--pin", "none", "--window", 2, "--io", "buffered")
+    status = cluster.wait_ready(2)
+    words = {node["host"] or node["name"]: node["why"] for node in status["nodes"]}
+    assert re.search(r"; [\d.]+ MB of them stream from its disk$", words["master"]), words
+    assert words["ann"].endswith(" of them stream from its disk"), words
+    for _ in range(2):
+        exact(cluster)
