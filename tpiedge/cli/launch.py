@@ -11,14 +11,22 @@ from tpiedge.cli.prepare import PreparedModel
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
-from tpiedge.nodes.device import default_threads
+from tpiedge.nodes.device import default_memory_bytes, default_threads
 from tpiedge.planner.facts import model_facts
-from tpiedge.planner.needs import Infeasible, NodeFacts
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.wire.control import Keeping
 
-__all__ = ["Layout", "check_context", "collective_name", "launch", "plan_cluster", "plan_json"]
+__all__ = [
+    "Layout",
+    "check_context",
+    "collective_name",
+    "launch",
+    "model_facts_of",
+    "plan_cluster",
+    "plan_json",
+]
 
 _MAX_NODES = 64
 _DISK_SPEED = 0.1  # of the speed of computing; all nodes have the same disk
@@ -56,22 +64,44 @@ class Layout:
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
-    """Shares by --shares or even ones within --memory. Raises UserError, or OutOfMemory with the numbers."""
-    weights = layout.weights
-    facts = model_facts(
-        model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
-    )
-    node = NodeFacts(1.0, layout.memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
-    nodes = [node] * layout.nodes
-    plan = (
-        solve(facts, nodes, capacity_tokens)
-        if weights is None
-        else evaluate(facts, nodes, weights, capacity_tokens)
-    )
+    """Shares by --shares or even ones, within --memory or what this computer has. Raises UserError, or OutOfMemory with
+    the numbers."""
+    plan: Plan | Infeasible
+    if layout.memory_bytes is not None:
+        plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
+    else:
+        free = default_memory_bytes()
+        plan = _plan(model, layout, None, capacity_tokens)
+        if isinstance(plan, Plan) and _total_bytes(plan) > free and layout.keeping.pin != "all":
+            plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     _check_this_computer(model, plan)
     return plan
+
+
+def _plan(
+    model: PreparedModel, layout: Layout, memory_bytes: int | None, capacity_tokens: int
+) -> Plan | Infeasible:
+    weights = layout.weights
+    facts = model_facts_of(model)
+    nodes = [
+        NodeFacts(1.0, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
+    ] * layout.nodes
+    if weights is None:
+        return solve(facts, nodes, capacity_tokens)
+    return evaluate(facts, nodes, weights, capacity_tokens)
+
+
+def model_facts_of(model: PreparedModel) -> ModelFacts:
+    """The model's numbers for the planner."""
+    return model_facts(
+        model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
+    )
+
+
+def _total_bytes(plan: Plan) -> int:
+    return sum(need.total_bytes for need in plan.needs)
 
 
 def check_context(model: PreparedModel, context: int) -> int:
@@ -84,12 +114,12 @@ def check_context(model: PreparedModel, context: int) -> int:
 
 def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
     """All nodes share this computer's memory; swapping weights would be slower than refusing them is rude."""
-    needed = sum(need.total_bytes for need in plan.needs)
+    needed = _total_bytes(plan)
     available = psutil.virtual_memory().available
     if needed > available:
         raise OutOfMemory(
             f"{model.name} on {len(plan.needs)} nodes needs {needed / 1e9:.1f} GB in all, this computer has "
-            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --context or --precision bf16"
+            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context, or --precision bf16"
         )
 
 

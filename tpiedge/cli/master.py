@@ -12,7 +12,7 @@ import click
 from tpiedge.api.guard import check_bind
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
-from tpiedge.cli.launch import check_context
+from tpiedge.cli.launch import check_context, model_facts_of
 from tpiedge.cli.options import keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.places import master_state, state_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
@@ -37,7 +37,6 @@ from tpiedge.nodes.timing import Timing
 from tpiedge.nodes.token_store import TokenStore
 from tpiedge.nodes.tokens import Token
 from tpiedge.pack.identity import manifest_bytes, pack_id
-from tpiedge.planner.facts import model_facts
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, Machine
 from tpiedge.transport.keys import CurveKeys
@@ -206,9 +205,7 @@ def _seating(
     """Measures this machine on the way. Raises UserError for impossible shares."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
-    facts = model_facts(
-        model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
-    )
+    facts = model_facts_of(model)
     disk = measure_disk(folder)
     own = Machine(
         OWN_NAME,
