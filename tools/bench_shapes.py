@@ -22,7 +22,6 @@ from tpiedge.planner.partition import Weight
 from tpiedge.planner.solve import Plan, evaluate
 from tpiedge.planner.streaming import smallest_bytes
 from tpiedge.units import format_bytes, parse_bytes
-from tpiedge.wire.control import Keeping
 
 _LIMIT_S = 3600.0
 
@@ -94,12 +93,11 @@ def least_bytes(pack: Path, nodes: int, tokens: int) -> int:
     """The largest of the nodes' smallest budgets, with even shares."""
     model = prepare(str(pack), None, None, None)
     facts = model_facts_of(model)
-    plan = evaluate(facts, [NodeFacts(1.0)] * nodes, [Weight(1, 1)] * nodes, tokens)
+    node = NodeFacts(1.0)
+    plan = evaluate(facts, [node] * nodes, [Weight(1, 1)] * nodes, tokens)
     if not isinstance(plan, Plan):
         raise SystemExit(plan.reason)
-    return max(
-        smallest_bytes(facts, rank, share, tokens, Keeping()) for rank, share in enumerate(plan.shares)
-    )
+    return max(smallest_bytes(facts, rank, share, node, tokens) for rank, share in enumerate(plan.shares))
 
 
 def table(rows: list[dict[str, Any]]) -> str:

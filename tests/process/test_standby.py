@@ -15,6 +15,7 @@ from tpiedge.nodes import cluster as cluster_module
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
 from tpiedge.nodes.readiness import NOT_MEASURED
+from tpiedge.nodes.slot import NodeSlot
 from tpiedge.nodes.standby import Standby
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
@@ -26,6 +27,7 @@ IMPORTING_S = 30.0
 # A parent that says which process it has started, and (with "ready") that this one waits for its bootstrap.
 PARENT = """
 import sys, time
+from tpiedge.nodes.slot import NodeSlot
 from tpiedge.nodes.standby import Standby
 
 standby = Standby(1)
@@ -135,3 +137,19 @@ def test_promoted_nodes_answer_like_others(references, packs, monkeypatch, ready
         tokens = [event.token for event in cluster.generate(request) if isinstance(event, Token)]
     assert tokens == list(found.greedy_ids[:4])
     assert not any(standby.alive for standby in waiting)
+
+
+@pytest.mark.parametrize(("memory_bytes", "warmed"), [(None, True), (1 << 40, True), (200 << 20, False)])
+def test_the_next_node_is_started_ahead_only_where_there_is_room_beside_the_one_that_runs(
+    memory_bytes, warmed
+):
+    slot = NodeSlot(1, memory_bytes=memory_bytes)
+    try:
+        slot.start(NodeBootstrap(0, "tcp://127.0.0.1:9", *["k" * 40] * 3, 1, 0.3, 1.5, 60.0))
+        first = psutil.Process(slot.pid)
+        others = {child.pid for child in psutil.Process().children()} - {first.pid}
+        slot.warm_ahead()
+        new = {child.pid for child in psutil.Process().children()} - {first.pid} - others
+        assert len(new) == warmed
+    finally:
+        slot.close()

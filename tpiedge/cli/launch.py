@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import psutil
@@ -85,9 +85,9 @@ def _plan(
 ) -> Plan | Infeasible:
     weights = layout.weights
     facts = model_facts_of(model)
-    nodes = [
-        NodeFacts(1.0, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
-    ] * layout.nodes
+    node = NodeFacts(1.0, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
+    # This process is counted with rank 0.
+    nodes = [node, *[replace(node, alone=True)] * (layout.nodes - 1)]
     if weights is None:
         return solve(facts, nodes, capacity_tokens)
     return evaluate(facts, nodes, weights, capacity_tokens)

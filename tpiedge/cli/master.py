@@ -157,7 +157,7 @@ def _serving(
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
-        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags.threads), timing)
+        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags), timing)
         stack.callback(rank_zero.close)
         # Measures at the first start: nobody is let in before there is somebody to answer.
         seating = _seating(flags, model, rank_zero, capacity, folder)
@@ -194,9 +194,11 @@ def _serving(
         yield running, api
 
 
-def _rank_zero_settings(listen: Address, keys: CurveKeys, threads: int) -> RankZeroSettings:
+def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> RankZeroSettings:
     own = Address("127.0.0.1", listen.port) if listen.host == _ANYWHERE else listen
-    return RankZeroSettings(own.zmq, keys.public, listen.beside(DATA_OFFSET).zmq, threads)
+    return RankZeroSettings(
+        own.zmq, keys.public, listen.beside(DATA_OFFSET).zmq, flags.threads, flags.memory_bytes
+    )
 
 
 def _seating(

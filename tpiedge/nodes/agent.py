@@ -101,7 +101,7 @@ class Agent:
         self._say = say
         self._measurements = measurements
         self._nonce = secrets.randbits(63)
-        self._slot = NodeSlot(settings.threads, standby)
+        self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes)
         self._preparations = Preparations(fetch, self._progress)
         self._running: _Running | None = None
         self._distrust = False
@@ -199,7 +199,7 @@ class Agent:
 
     def _prepare(self, order: Prepare) -> None:
         try:
-            self._slot.warm()
+            self._slot.warm_ahead()
         except ResourceError as error:
             self._cannot(order.epoch, error)
             return

@@ -20,6 +20,8 @@ class RankZeroSettings:
     master_key: str
     data_address: str
     threads: int
+    #: What this machine gives; None: no limit.
+    memory_bytes: int | None = None
 
 
 class RankZero:
@@ -28,7 +30,7 @@ class RankZero:
     def __init__(self, settings: RankZeroSettings, timing: Timing) -> None:
         self._settings = settings
         self._timing = timing
-        self._slot = NodeSlot(settings.threads)
+        self._slot = NodeSlot(settings.threads, memory_bytes=settings.memory_bytes)
 
     @property
     def threads(self) -> int:
@@ -41,6 +43,10 @@ class RankZero:
     def warm(self, *, measure: bool = False) -> Standby:
         """The process that `start` will use, started now where it is not yet."""
         return self._slot.warm(measure=measure)
+
+    def warm_ahead(self) -> None:
+        """As NodeSlot.warm_ahead."""
+        self._slot.warm_ahead()
 
     def start(self, epoch: int, keys: CurveKeys) -> None:
         """Start the node of `epoch`, which joins with `keys`. An earlier one is ended first."""

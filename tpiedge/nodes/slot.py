@@ -1,21 +1,28 @@
 """The place of a machine's node: at most one runs at a time, and the process of the next one can be made ready."""
 
+import os
 import time
 
 from tpiedge.errors import InternalError
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.standby import Standby
 from tpiedge.nodes.supervise import Child
+from tpiedge.nodes.usage import rss_bytes
+from tpiedge.units import MIB
 
 __all__ = ["NodeSlot"]
+
+_STANDBY_BYTES = 152 * MIB  # beside the libraries, which the node that runs has mapped too
 
 
 class NodeSlot:
     """For one thread alone: the kernel ends a child with the thread that started it."""
 
-    def __init__(self, threads: int, standby: Standby | None = None) -> None:
-        """`standby`: a process that was started already; this slot's from now on."""
+    def __init__(self, threads: int, standby: Standby | None = None, memory_bytes: int | None = None) -> None:
+        """`standby`: a process that was started already; this slot's from now on. `memory_bytes`: what this machine
+        gives, this process included; None: no limit."""
         self.threads = threads
+        self._memory_bytes = memory_bytes
         self._standby = standby
         self._child: Child | None = None
 
@@ -30,6 +37,12 @@ class NodeSlot:
             self._standby = Standby(self.threads, measure=measure)
             self._standby.start()
         return self._standby
+
+    def warm_ahead(self) -> None:
+        """As `warm`, if there is room for that process beside the node that runs: else it is started once that has
+        ended. Raises ResourceError."""
+        if self._has_room():
+            self.warm()
 
     def start(self, bootstrap: NodeBootstrap) -> int:
         """Start the node, and give its pid. An earlier one is ended first. Raises ResourceError."""
@@ -58,6 +71,12 @@ class NodeSlot:
         """End what is left: the node as `stop` does, the one in waiting at once."""
         self.stop(grace_s)
         self._drop_standby()
+
+    def _has_room(self) -> bool:
+        if self._memory_bytes is None or self._child is None:
+            return True
+        used = rss_bytes(os.getpid()) + rss_bytes(self._child.pid)
+        return used + _STANDBY_BYTES <= self._memory_bytes
 
     def _drop_standby(self) -> None:
         if self._standby is not None:

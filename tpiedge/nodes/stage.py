@@ -27,6 +27,8 @@ __all__ = ["Stage"]
 _log = logging.getLogger(__name__)
 
 _GRACE_S = 0.2
+#: For how long whoever has looked at the nodes' counters is expected to look again.
+_OBSERVED_S = 90.0
 
 
 class Stage:
@@ -52,6 +54,7 @@ class Stage:
         self._clock = clock
         self._tell = tell
         self._number = 0
+        self._observed_until = 0.0
 
     def count_from(self, first_epoch: int) -> None:
         """The number of the first session."""
@@ -104,11 +107,19 @@ class Stage:
             serving.epoch.tick()
         for session in self.sessions:
             session.tick()
+        if serving is not None and self._clock.now() < self._observed_until:
+            serving.ask_counters()
+
+    def observe(self) -> None:
+        """Somebody looks at the nodes' counters: have them told, now and with every heartbeat for a while."""
+        self._observed_until = self._clock.now() + _OBSERVED_S
+        if self.serving is not None:
+            self.serving.ask_counters()
 
     def warm(self) -> None:
         """A session is likely to begin soon: start rank 0's process, which imports for seconds."""
         try:
-            self._rank_zero.warm()
+            self._rank_zero.warm_ahead()
         except (OSError, ResourceError) as error:
             _log.warning("cannot start a node ahead of its use: %s", error)
 

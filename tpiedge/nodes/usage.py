@@ -6,7 +6,9 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["cpu_name", "forget_peak_rss", "peak_rss_bytes"]
+import psutil
+
+__all__ = ["cpu_name", "forget_peak_rss", "peak_rss_bytes", "rss_bytes"]
 
 
 def peak_rss_bytes() -> int:
@@ -19,6 +21,14 @@ def peak_rss_bytes() -> int:
         pass  # no /proc: ask the portable way
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def rss_bytes(pid: int) -> int:
+    """The resident set of a process now; 0 if it has ended."""
+    try:
+        return int(psutil.Process(pid).memory_info().rss)
+    except psutil.Error:
+        return 0
 
 
 def forget_peak_rss() -> None:

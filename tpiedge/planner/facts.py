@@ -7,6 +7,8 @@ from tpiedge.planner.partition import Shape
 
 __all__ = ["model_facts"]
 
+_F32_BYTES = 4
+
 
 def model_facts(pack: Pack, *, head_dim: int, kv_itemsize: int) -> ModelFacts:
     """Bytes of every part of the model in `pack`, as a node holds them in memory.
@@ -31,6 +33,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv_itemsize: int) -> ModelFacts:
         head_bytes=pack.layout(key).matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         kv_token_bytes=2 * head_dim * kv_itemsize,
         head_tile_bytes=head_tile_bytes(pack),
+        row_bytes=_F32_BYTES * layer.matrix("q").cols,
     )
 
 

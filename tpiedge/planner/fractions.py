@@ -6,7 +6,7 @@ With a fraction f of the layers a node computes f W / speed seconds, and reads w
 
 from collections.abc import Sequence
 
-from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
 from tpiedge.units import format_bytes
 
 __all__ = ["fraction_limit", "fractions", "pinned_limit", "shortage", "water_fill", "whole_bytes"]
@@ -27,7 +27,7 @@ def pinned_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_tokens:
     weights, kv_cache = whole_bytes(model, capacity_tokens)
     limit = _disk_limit(model, rank, node, weights)
     if node.memory_bytes is not None:
-        limit = min(limit, (_room(model, node) - _head(model, rank)) / (weights + kv_cache))
+        limit = min(limit, (_room(model, node, capacity_tokens) - _head(model, rank)) / (weights + kv_cache))
     return limit
 
 
@@ -38,7 +38,7 @@ def fraction_limit(model: ModelFacts, rank: int, node: NodeFacts, capacity_token
         return pinned
     weights, kv_cache = whole_bytes(model, capacity_tokens)
     ring, least = _ring(model, rank, node)
-    room = _room(model, node)
+    room = _room(model, node, capacity_tokens)
     streaming = min((room - least) / max(kv_cache, 1), room / (kv_cache + ring))
     return max(pinned, min(_disk_limit(model, rank, node, weights), streaming))
 
@@ -122,7 +122,7 @@ def _within(
     if node.keeping.pin == "none":
         return min(computed, read / weights)
     ring, least = _ring(model, rank, node)
-    kept = (read + _room(model, node) - least) / (weights + kv_cache + ring)
+    kept = (read + _room(model, node, capacity_tokens) - least) / (weights + kv_cache + ring)
     return min(computed, max(pinned, kept))
 
 
@@ -142,9 +142,10 @@ def _block_bytes(model: ModelFacts) -> tuple[int, int]:
     return attention, (shape.ffn_tiles - 1) * model.ffn_tile_bytes + model.last_tile_bytes
 
 
-def _room(model: ModelFacts, node: NodeFacts) -> int:
+def _room(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
     """Bytes for matrices and KV cache."""
-    return (node.memory_bytes or 0) - NODE_BASE_BYTES - model.num_layers * model.resident_bytes
+    base = base_bytes(model, node, capacity_tokens)
+    return (node.memory_bytes or 0) - base - model.num_layers * model.resident_bytes
 
 
 def _head(model: ModelFacts, rank: int) -> int:

@@ -13,13 +13,19 @@ __all__ = [
     "ModelFacts",
     "NodeFacts",
     "NodeNeed",
+    "base_bytes",
     "layer_bytes",
     "pieces_of_blocks",
     "whole_need",
 ]
 
-#: Interpreter, torch's libraries, socket buffers and activations of a node: what a node may weigh beyond weights + KV.
-NODE_BASE_BYTES = 350 * MIB
+#: What a node weighs beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
+#: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
+NODE_BASE_BYTES = 320 * MIB
+#: Of them the master, or the worker's agent.
+_COMPANION_BYTES = 56 * MIB
+#: Hidden states of a step at most (as engine.steps.StepLimits).
+_ACTIVATION_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -38,6 +44,8 @@ class ModelFacts:
     kv_token_bytes: int
     #: Of what is read of the LM head at a time.
     head_tile_bytes: int = 0
+    #: Of a token's hidden state.
+    row_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,8 @@ class NodeFacts:
     free_disk_bytes: int | None = None
     disk_bytes_per_s: float | None = None
     keeping: Keeping = field(default_factory=Keeping)
+    #: Whether the process that started it is counted with another node.
+    alone: bool = False
 
     @property
     def streams(self) -> bool:
@@ -88,13 +98,21 @@ class Infeasible:
     reason: str
 
 
-def whole_need(model: ModelFacts, rank: int, share: NodeShare, capacity_tokens: int) -> NodeNeed:
+def base_bytes(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
+    """What the node takes whatever its share."""
+    activations = min(_ACTIVATION_BYTES, model.row_bytes * capacity_tokens)
+    return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
+
+
+def whole_need(
+    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
+) -> NodeNeed:
     """Bytes of the node `rank` with all weights of `share` in memory and room for `capacity_tokens` in the KV cache."""
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
     kv_bytes = kv_heads * model.kv_token_bytes * capacity_tokens * model.num_layers
-    return NodeNeed(layers + head, kv_bytes, NODE_BASE_BYTES)
+    return NodeNeed(layers + head, kv_bytes, base_bytes(model, node, capacity_tokens))
 
 
 def layer_bytes(model: ModelFacts, share: NodeShare) -> int:

@@ -23,7 +23,7 @@ def node_need(
     model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
 ) -> NodeNeed | Infeasible:
     """What `rank` takes with `share`: all weights in memory, or as many as there is room for where it may stream."""
-    whole = whole_need(model, rank, share, capacity_tokens)
+    whole = whole_need(model, rank, share, node, capacity_tokens)
     if node.free_disk_bytes is not None and whole.weight_bytes > node.free_disk_bytes:
         return Infeasible(
             f"node {rank} needs {format_bytes(whole.weight_bytes)} on disk but has "
@@ -40,12 +40,12 @@ def node_need(
 
 
 def smallest_bytes(
-    model: ModelFacts, rank: int, share: NodeShare, capacity_tokens: int, keeping: Keeping
+    model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
 ) -> int:
-    """The least memory with which the node works."""
-    whole = whole_need(model, rank, share, capacity_tokens)
+    """The least memory with which the node works, whatever `node.memory_bytes` says."""
+    whole = whole_need(model, rank, share, node, capacity_tokens)
     matrices = _matrix_bytes(model, rank, share)
-    return whole.total_bytes - matrices + _least(model, rank, share, keeping)
+    return whole.total_bytes - matrices + _least(model, rank, share, node.keeping)
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:

@@ -77,7 +77,7 @@ class FakeRankZero:
         #: Why no process can be started.
         self.refusal: Exception | None = None
 
-    def warm(self) -> None:
+    def warm_ahead(self) -> None:
         self.calls.append("warm")
         self._refuse()
 

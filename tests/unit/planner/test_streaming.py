@@ -1,12 +1,14 @@
 """What a node keeps within a limit: a table of limits for one small model, and the same numbers as a real pack's."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.engine.steps import ACTIVATION_BYTES
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
@@ -19,7 +21,16 @@ from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.fractions import fraction_limit, fractions
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, NodeNeed, pieces_of_blocks, whole_need
+from tpiedge.planner.needs import (
+    NODE_BASE_BYTES,
+    Infeasible,
+    ModelFacts,
+    NodeFacts,
+    NodeNeed,
+    base_bytes,
+    pieces_of_blocks,
+    whole_need,
+)
 from tpiedge.planner.partition import Shape
 from tpiedge.planner.solve import Plan, solve
 from tpiedge.planner.streaming import node_need, node_seconds, smallest_bytes
@@ -41,11 +52,12 @@ MODEL = ModelFacts(
     kv_token_bytes=1000,
 )
 TOKENS = 10
+NODE = NodeFacts(1.0)
 
 
 def fit(pieces: float | None, **keeping: object) -> NodeNeed | Infeasible:
     """What rank 1 keeps with room for so many pieces."""
-    whole = whole_need(MODEL, 1, SHARE, TOKENS)
+    whole = whole_need(MODEL, 1, SHARE, NODE, TOKENS)
     other = whole.kv_bytes + whole.base_bytes
     limit = None if pieces is None else other + int(pieces * PIECE)
     node = NodeFacts(1.0, limit, disk_bytes_per_s=1.0, keeping=Keeping(**keeping))  # type: ignore[arg-type]
@@ -89,8 +101,8 @@ def test_what_is_wanted_and_too_much_is_refused(keeping: dict[str, object]) -> N
 def test_the_refusal_names_the_least() -> None:
     refusal = fit(4.9)
     assert isinstance(refusal, Infeasible)
-    assert "node 1 needs at least 367.8 MB (weights 655.4 kB of 3.7 MB, KV cache 160.0 kB" in refusal.reason
-    least = smallest_bytes(MODEL, 1, SHARE, TOKENS, Keeping())
+    assert "node 1 needs at least 336.4 MB (weights 655.4 kB of 3.7 MB, KV cache 160.0 kB" in refusal.reason
+    least = smallest_bytes(MODEL, 1, SHARE, NODE, TOKENS)
     assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least, None, 1), TOKENS), NodeNeed)
     assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least - 1, None, 1), TOKENS), Infeasible)
 
@@ -149,8 +161,8 @@ def test_the_planner_s_sizes_are_the_pack_s(
 def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
     """With every limit the node can do what the planner says, and streams no more."""
     pieces = [size for block in sizes for size in block]
-    least = smallest_bytes(model, rank, share, TOKENS, Keeping())
-    whole = whole_need(model, rank, share, TOKENS).total_bytes
+    least = smallest_bytes(model, rank, share, NODE, TOKENS)
+    whole = whole_need(model, rank, share, NODE, TOKENS).total_bytes
     for limit in range(least, whole, max(1, (whole - least) // 7)):
         need = node_need(model, rank, share, NodeFacts(1, limit, None, 1), TOKENS)
         assert isinstance(need, NodeNeed)
@@ -163,7 +175,7 @@ LARGE = ModelFacts(Shape(32, 8, 64), 32, MIB // 2, 2 * MIB, MIB, MIB, 4096, GIB,
 
 
 def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:
-    memory = st.none() | st.integers(300 * MIB, 5 * GIB)
+    memory = st.none() | st.integers(270 * MIB, 5 * GIB)
     disk = st.none() | st.sampled_from([1e7, 3e8, 2e9])
     keeping = st.sampled_from(
         [Keeping(), Keeping("none"), Keeping("all"), Keeping("auto", 3), Keeping("auto", 0, GIB)]
@@ -207,3 +219,11 @@ def test_memory_that_is_added_never_slows(nodes: list[NodeFacts], which: int, mo
         assert isinstance(after, Plan)
         # Whole heads are coarse.
         assert after.layers_s <= before.layers_s * 1.35
+
+
+def test_hidden_states_count_as_far_as_a_step_holds_them() -> None:
+    wide = replace(MODEL, row_bytes=4 * 4096)
+    short, long = base_bytes(wide, NODE, 100), base_bytes(wide, NODE, 100_000)
+    assert short == NODE_BASE_BYTES + 100 * 4 * 4096
+    assert long == NODE_BASE_BYTES + ACTIVATION_BYTES
+    assert base_bytes(wide, replace(NODE, alone=True), 100) < short
