@@ -9,7 +9,7 @@ import pytest
 TOP = 5
 KEYS = {
     "model", "precision", "prompt_tokens", "token_ids", "text", "finish_reason", "ttft_s", "s_per_token", "nodes",
-    "plan",
+    "plan", "master_peak_rss_bytes",
 }  # fmt: skip
 NODE_KEYS = {
     "rank", "attention_units", "ffn_units", "threads", "peak_rss_bytes", "weight_bytes", "disk_read_bytes",

@@ -59,7 +59,7 @@ def test_the_least_memory_that_a_refusal_names_is_enough(generate):
         (("--window", "much"), 2, "not a size: 'much'"),
         (("--pin", "some"), 2, "'some' is not one of 'none', 'auto', 'all'"),
         (("--io", "fast"), 2, "'fast' is not one of 'direct', 'buffered'"),
-        (("--pin", "all", "--memory", "352MB"), RESOURCE, "does not fit"),
+        (("--pin", "all", "--memory", "346MB"), RESOURCE, "does not fit"),
     ],
 )
 def test_what_cannot_be_meant(flags, status, words):

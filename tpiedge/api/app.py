@@ -16,6 +16,7 @@ from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
+from tpiedge.api.metrics import METRICS_TYPE, metrics_text
 from tpiedge.api.service import Service
 
 __all__ = ["Api"]
@@ -36,6 +37,7 @@ class Api:
         self.routes: list[BaseRoute] = [
             Route("/health", _health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
+            Route("/metrics", self._metrics, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             Route(
@@ -87,6 +89,9 @@ class Api:
         headers = None if status.ready else {"Retry-After": "5"}
         body = {"ready": status.ready, "reason": status.reason}
         return JSONResponse(body, 200 if status.ready else 503, headers)
+
+    async def _metrics(self, _request: Request) -> Response:
+        return Response(metrics_text(self._service.observe()), media_type=METRICS_TYPE)
 
     async def _models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})

@@ -100,6 +100,10 @@ class Service(Protocol):
 
     def status(self) -> ClusterStatus: ...
 
+    def observe(self) -> ClusterStatus:
+        """As `status`; and the nodes are asked for their counters, which a later one has."""
+        ...
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
         ...

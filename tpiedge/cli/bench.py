@@ -1,7 +1,6 @@
 """`tpiedge bench`: what a cluster on this computer reaches, in numbers that can be compared within one run."""
 
 import json
-import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,15 +9,14 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.answer import Answer, collect
+from tpiedge.cli.bench_memory import memory, memory_run
+from tpiedge.cli.benching import ask, check_lengths, milliseconds, spread
 from tpiedge.cli.launch import Layout, collective_name, launch, plan_cluster
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Compute
-from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["bench"]
 
@@ -28,6 +26,10 @@ _MAX_ALLREDUCE_BYTES = 16 << 20
 @click.group()
 def bench() -> None:
     """Measure this computer."""
+
+
+bench.add_command(memory)
+bench.add_command(memory_run)
 
 
 @dataclass(frozen=True)
@@ -80,10 +82,7 @@ def decode(
     for setting in wanted:
         Layout(setting.nodes, None, setting.threads, None).check()
     model = prepare(model_name, precision, compute, cache)
-    if prompt_tokens + tokens > model.context_tokens:
-        raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
-    if model.config.rope.depends_on_length:
-        raise UserError("models with dynamic RoPE cannot keep a prompt, which this benchmark relies on")
+    check_lengths(model, prompt_tokens, tokens)
     runs: dict[str, list[dict[str, Any]]] = {str(setting): [] for setting in wanted}
     for repeat in range(repeats):
         for setting in wanted:
@@ -110,10 +109,10 @@ def _measure(model: PreparedModel, setting: _Setting, prompt_tokens: int, tokens
     capacity = prompt_tokens + tokens
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity) as cluster:
-        _generate(cluster, model, prompt_tokens, 2, keep=False)
-        prefill = _generate(cluster, model, prompt_tokens, 1, keep=False)
+        ask(cluster, model, prompt_tokens, 2, keep=False)
+        prefill = ask(cluster, model, prompt_tokens, 1, keep=False)
         before = cluster.stats()
-        decode = _generate(cluster, model, prompt_tokens, tokens, keep=True)
+        decode = ask(cluster, model, prompt_tokens, tokens, keep=True)
         after = cluster.stats()
     steps = after[0].steps - before[0].steps
 
@@ -136,15 +135,6 @@ def _measure(model: PreparedModel, setting: _Setting, prompt_tokens: int, tokens
     }
 
 
-def _generate(
-    cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
-) -> Answer:
-    """Fixed prompt ids that look random; greedy; end tokens ignored."""
-    ids = tuple((7919 * index + 13) % model.config.vocab_size for index in range(prompt_tokens))
-    request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
-    return collect(cluster, request, None, (), lambda _text: None)
-
-
 def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Median, minimum and maximum of every number; the memory figures of the last run."""
     summary: dict[str, Any] = {}
@@ -152,12 +142,8 @@ def _summarise(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         if isinstance(value, list):
             summary[name] = value
         else:
-            summary[name] = _spread([sample[name] for sample in samples])
+            summary[name] = spread([sample[name] for sample in samples])
     return summary
-
-
-def _spread(values: Sequence[float]) -> dict[str, float]:
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def _print_decode(record: dict[str, Any]) -> None:
@@ -165,18 +151,14 @@ def _print_decode(record: dict[str, Any]) -> None:
         [
             name,
             f"{summary['prefill_tokens_per_s']['median']:.1f}",
-            _milliseconds(summary["s_per_token"]),
-            _milliseconds(summary["layers_s_per_token"]),
-            _milliseconds(summary["head_s_per_token"]),
+            milliseconds(summary["s_per_token"]),
+            milliseconds(summary["layers_s_per_token"]),
+            milliseconds(summary["head_s_per_token"]),
             format_bytes(max(summary["peak_rss_bytes"])),
         ]
         for name, summary in record["settings"].items()
     ]
     print_table(["nodes x threads", "prefill tok/s", "ms/token", "layers", "head", "peak memory"], rows)
-
-
-def _milliseconds(spread: dict[str, float]) -> str:
-    return f"{spread['median'] * 1e3:.1f} ({spread['min'] * 1e3:.1f}-{spread['max'] * 1e3:.1f})"
 
 
 @bench.command()
@@ -208,7 +190,7 @@ def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) 
                 "nodes": count,
                 "bytes": payload,
                 "collective": collective_name(count),
-                "seconds": _spread(values),
+                "seconds": spread(values),
             }
             for payload, values in medians.items()
         ]
@@ -216,15 +198,11 @@ def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) 
         click.echo(json.dumps({"rounds": rounds, "repeats": repeats, "results": results}))
         return
     rows = [
-        [str(item["nodes"]), format_bytes(item["bytes"]), _milliseconds_exact(item["seconds"])]
+        [str(item["nodes"]), format_bytes(item["bytes"]), milliseconds(item["seconds"], 3)]
         for item in results
     ]
     print_table(["nodes", "payload", "ms per all-reduce (median of medians, min-max)"], rows)
     click.echo(f"{repeats} x {rounds} rounds each, {time.monotonic() - started:.0f} s", err=True)
-
-
-def _milliseconds_exact(spread: dict[str, float]) -> str:
-    return f"{spread['median'] * 1e3:.3f} ({spread['min'] * 1e3:.3f}-{spread['max'] * 1e3:.3f})"
 
 
 def _integers(flag: str, text: str, low: int, high: int) -> list[int]:

@@ -2,6 +2,7 @@
 
 import sys
 from itertools import count
+from pathlib import Path
 
 import click
 
@@ -19,14 +20,19 @@ _CONTEXT = 4096
 
 
 def chat(
-    model: PreparedModel, layout: Layout, context: int | None, ending: Ending, sampling: Sampling
+    model: PreparedModel,
+    layout: Layout,
+    context: int | None,
+    ending: Ending,
+    sampling: Sampling,
+    traces: tuple[Path, ...] = (),
 ) -> None:
-    """Start a cluster and answer messages from standard input until its end."""
+    """Start a cluster and answer messages from standard input until its end. `traces` as in ClusterSpec."""
     limit = model.context_tokens
     capacity = min(_CONTEXT, limit) if context is None else check_context(model, context)
     _ = model.template  # a model without one is refused before anything starts
     plan = plan_cluster(model, layout, capacity)
-    with launch(model, layout, plan, capacity) as cluster:
+    with launch(model, layout, plan, capacity, traces) as cluster:
         conversation = _Conversation(cluster, model, capacity, ending, sampling)
         converse(conversation.turn, conversation.clear)
 

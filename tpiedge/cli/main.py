@@ -28,6 +28,7 @@ from tpiedge.cli.pull import pull
 from tpiedge.cli.run import run
 from tpiedge.cli.shards import shards
 from tpiedge.cli.token import token
+from tpiedge.cli.trace import trace
 from tpiedge.cli.worker import worker
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 
@@ -61,6 +62,7 @@ for command in (
     worker,
     chat,
     nodes,
+    trace,
 ):
     cli.add_command(command)
 

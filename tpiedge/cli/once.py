@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,6 +13,7 @@ from tpiedge.cli.launch import Layout, check_context, launch, plan_cluster, plan
 from tpiedge.cli.options import Ending
 from tpiedge.cli.prepare import PreparedModel
 from tpiedge.errors import UserError
+from tpiedge.nodes.usage import peak_rss_bytes
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -29,8 +31,17 @@ class Prompt:
     logprobs: bool
 
 
-def once(model: PreparedModel, layout: Layout, context: int | None, prompt: Prompt, as_json: bool) -> None:
-    """Start a cluster for the prompt, print the answer, end the cluster. Raises UserError before anything starts."""
+def once(
+    model: PreparedModel,
+    layout: Layout,
+    context: int | None,
+    prompt: Prompt,
+    as_json: bool,
+    traces: tuple[Path, ...] = (),
+) -> None:
+    """Start a cluster for the prompt, print the answer, end the cluster. Raises UserError before anything starts.
+
+    `traces` as in ClusterSpec."""
     capacity = positions(model, context, prompt.ids, prompt.ending.max_tokens)
     tokenizer = model.tokenizer if model.has_tokenizer else None
     if tokenizer is None and prompt.ending.strings:
@@ -50,7 +61,7 @@ def once(model: PreparedModel, layout: Layout, context: int | None, prompt: Prom
         if not as_json:
             click.echo(text, nl=False)
 
-    with launch(model, layout, plan, capacity) as cluster:
+    with launch(model, layout, plan, capacity, traces) as cluster:
         answer = collect(cluster, request, tokenizer, prompt.ending.strings, show)
         if not as_json:
             click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
@@ -93,6 +104,7 @@ def _record(
         "finish_reason": answer.finish_reason,
         "ttft_s": answer.ttft_s,
         "s_per_token": answer.s_per_token,
+        "master_peak_rss_bytes": peak_rss_bytes(),
         "nodes": [_node_record(node, plan) for node in stats],
         "plan": plan,
     }

@@ -8,11 +8,20 @@ import click
 from tpiedge.cli.chat import chat
 from tpiedge.cli.launch import Layout
 from tpiedge.cli.once import Prompt, once
-from tpiedge.cli.options import BYTES, WINDOW, Ending, sampling_of, sampling_options, token_ids
+from tpiedge.cli.options import (
+    BYTES,
+    Ending,
+    keeping_of,
+    keeping_options,
+    sampling_of,
+    sampling_options,
+    token_ids,
+)
 from tpiedge.cli.prepare import cache_option, prepare
+from tpiedge.cli.recording import recording
+from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
-from tpiedge.planner.streaming import Keeping
 from tpiedge.wire.fields import Compute, Pin
 
 __all__ = ["run"]
@@ -28,25 +37,7 @@ __all__ = ["run"]
 @click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
 @click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
 @click.option("--memory", type=BYTES, help="Limit per node; weights that do not fit stream from disk.")
-@click.option(
-    "--window",
-    type=WINDOW,
-    help="Memory that weights stream through: 4 (blocks) or 500MB.  [default: two blocks]",
-)
-@click.option(
-    "--pin",
-    type=click.Choice(["none", "auto", "all"]),
-    default="auto",
-    show_default=True,
-    help="Weights that stay in memory: none, as many as fit, or all (refused where they do not fit).",
-)
-@click.option(
-    "--io",
-    type=click.Choice(["direct", "buffered"]),
-    default="direct",
-    show_default=True,
-    help="Read past the page cache or through it.",
-)
+@keeping_options
 @click.option("--context", type=int, help="Positions of the KV cache.  [default: as needed; 4096 in a chat]")
 @click.option("--prompt", help="Text to continue. Without a prompt, a chat begins.")
 @click.option("--prompt-ids", help="Token ids to continue: 1,2,3.")
@@ -54,6 +45,12 @@ __all__ = ["run"]
 @click.option("--stop", multiple=True, help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--prompt-logprobs", is_flag=True, help="Report the prompt's own log probabilities (--json).")
+@click.option(
+    "--trace",
+    type=Location(dir_okay=False),
+    metavar="FILE",
+    help="Write what every node did when, for 'tpiedge trace' and ui.perfetto.dev.",
+)
 @click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
 )
@@ -67,7 +64,7 @@ def run(
     precision: str | None,
     compute: Compute | None,
     memory: int | None,
-    window: tuple[int | None, int | None] | None,
+    window: tuple[int, int] | None,
     pin: Pin,
     io: str,
     context: int | None,
@@ -77,6 +74,7 @@ def run(
     stop: tuple[str, ...],
     ignore_eos: bool,
     prompt_logprobs: bool,
+    trace: Path | None,
     as_json: bool,
     cache: Path | None,
     **sampling_flags: Any,
@@ -84,20 +82,20 @@ def run(
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
     _check_together(prompt, prompt_ids, as_json, prompt_logprobs, sampling_flags["logprobs"])
-    blocks, window_bytes = window or (None, None)
-    layout = Layout(nodes, shares, threads, memory, Keeping(pin, blocks, window_bytes, io == "direct"))
+    layout = Layout(nodes, shares, threads, memory, keeping_of(window, pin, io))
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)
     ids = token_ids(prompt_ids) if prompt_ids is not None else None
-    model = prepare(model_name, precision, compute, cache)
-    check_sampling(sampling, model.config.vocab_size)
-    if ids is None and prompt is not None:
-        ids = tuple(model.tokenizer.encode(prompt))
-    if ids is None:
-        chat(model, layout, context, ending, sampling)
-    else:
-        once(model, layout, context, Prompt(ids, ending, sampling, prompt_logprobs), as_json)
+    with recording(trace, nodes) as traces:
+        model = prepare(model_name, precision, compute, cache)
+        check_sampling(sampling, model.config.vocab_size)
+        if ids is None and prompt is not None:
+            ids = tuple(model.tokenizer.encode(prompt))
+        if ids is None:
+            chat(model, layout, context, ending, sampling, traces)
+        else:
+            once(model, layout, context, Prompt(ids, ending, sampling, prompt_logprobs), as_json, traces)
 
 
 def _check_together(

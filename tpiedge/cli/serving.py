@@ -49,6 +49,9 @@ class MasterService:
     def status(self) -> ClusterStatus:
         return self._master.status
 
+    def observe(self) -> ClusterStatus:
+        return self._master.observe()
+
     def submit(self, request: GenerationRequest) -> Answering:
         try:
             return self._master.submit(request)

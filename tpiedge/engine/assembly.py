@@ -17,7 +17,27 @@ from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.share import NodeShare, kv_share
 
-__all__ = ["Engine"]
+__all__ = ["Engine", "kv_cache"]
+
+
+def kv_cache(
+    config: ModelConfig,
+    share: NodeShare,
+    compute: str,
+    slots: int,
+    capacity_tokens: int,
+    quantum_bytes: int | None = None,
+) -> KVCache:
+    """Of the precision of the arithmetic. `quantum_bytes` as in KVCache. Raises OutOfMemory."""
+    return KVCache(
+        num_layers=config.num_layers,
+        kv_heads=len(kv_share(share.attention, config.group_size)),
+        head_dim=config.head_dim,
+        slots=slots,
+        capacity=capacity_tokens,
+        dtype=torch.bfloat16 if Arithmetic(compute) is Arithmetic.BF16 else torch.float32,
+        quantum_bytes=quantum_bytes,
+    )
 
 
 @dataclass(frozen=True)
@@ -38,26 +58,15 @@ class Engine:
         config: ModelConfig,
         share: NodeShare,
         weights: Weights,
+        cache: KVCache,
         communicator: Communicator,
         *,
         epoch: int,
         compute: str,
         threads: int,
-        slots: int,
-        capacity_tokens: int,
         meter: Meter,
     ) -> "Engine":
-        """The KV cache has the precision of the arithmetic."""
-        arithmetic = Arithmetic(compute)
-        linear = Linear.create(arithmetic, threads)
-        cache = KVCache(
-            num_layers=config.num_layers,
-            kv_heads=len(kv_share(share.attention, config.group_size)),
-            head_dim=config.head_dim,
-            slots=slots,
-            capacity=capacity_tokens,
-            dtype=torch.bfloat16 if arithmetic is Arithmetic.BF16 else torch.float32,
-        )
+        linear = Linear.create(Arithmetic(compute), threads)
         forward = ForwardPass(config, share, weights, cache, communicator, linear, meter)
         return Engine(config, epoch, weights, communicator, linear, cache, meter, forward)
 

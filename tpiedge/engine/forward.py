@@ -17,14 +17,13 @@ from torch import Tensor
 from tpiedge.collectives.arrays import Array
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.steps import Chunk, chunks
+from tpiedge.engine.steps import Chunk, chunks, last_rows
 from tpiedge.errors import Cancelled
 from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.ffn import ffn
+from tpiedge.kernels.ffn import Biases, ffn
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
-from tpiedge.kernels.swiglu import swiglu
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, Weights
@@ -87,16 +86,23 @@ class ForwardPass:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
 
         On rank 0 `x_TH` holds the embeddings; elsewhere only its shape counts, and they come with the first block.
+        Unless the plan wants every row, only the last one of each segment is complete at the end.
         Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
         """
         for segment in plan.segments:
-            self._cache.begin(segment.slot, segment.start, segment.start + segment.length)
+            self._cache.begin(
+                segment.slot, segment.start, segment.start + segment.length, segment.rope_length
+            )
+        self._weights.make_room(self._cache.held_bytes)
         parts = tuple(_part(x_TH, chunk) for chunk in chunks(plan))
         rotary = self._rotary(plan)
         self._meter.step = plan.step
-        for layer in range(self._config.num_layers):
+        last = self._config.num_layers - 1
+        for layer in range(last):
             self._attention_block(plan.step, layer, parts, rotary)
             self._ffn_block(plan.step, layer, parts)
+        self._attention_block(plan.step, last, parts, rotary)
+        self._last_ffn_block(x_TH, plan, parts)
         for segment in plan.segments:
             self._cache.commit(segment.slot, segment.start + segment.length)
         self._meter.steps += 1
@@ -107,7 +113,7 @@ class ForwardPass:
             for part in parts:
                 if layer == 0:
                     self._receive(part.x_CH, Tag(step, 0, part.chunk.index))
-                with self._meter.attending():
+                with self._meter.attending(layer):
                     partial_CH = self._attention(part.x_CH, weights, layer, part.chunk, rotary)
                 tag = Tag(step, 2 * layer, part.chunk.index)
                 self._reduce(part, partial_CH, tag, weights.vectors.get("o_bias"))
@@ -115,7 +121,7 @@ class ForwardPass:
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduce of a chunk paces the
         next one, so that no more than a message waits for a slow node."""
-        with self._meter.reducing():
+        with self._meter.receiving():
             hidden_CH = self._communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
@@ -123,15 +129,25 @@ class ForwardPass:
     def _ffn_block(self, step: int, layer: int, parts: tuple[_Part, ...]) -> None:
         with self._weights.resident(self._ffn_blocks[layer]) as weights:
             for part in parts:
-                with self._meter.feeding():
+                with self._meter.feeding(layer):
                     partial_CH = self._ffn(part.x_CH, weights)
                 tag = Tag(step, 2 * layer + 1, part.chunk.index)
                 self._reduce(part, partial_CH, tag, weights.vectors.get("down_bias"))
 
+    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, parts: tuple[_Part, ...]) -> None:
+        """Computes and reduces those rows alone whose hidden states anybody will look at (MOM, section 3.1)."""
+        layer = self._config.num_layers - 1
+        rows, row_chunks = last_rows(plan)
+        if plan.every_row or len(rows) == plan.tokens:
+            return self._ffn_block(plan.step, layer, parts)
+        x_MH = x_TH[list(rows)]
+        self._ffn_block(plan.step, layer, tuple(_part(x_MH, chunk) for chunk in row_chunks))
+        x_TH[list(rows)] = x_MH
+
     def _reduce(self, part: _Part, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None) -> None:
         """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once)."""
         self._meter.block = tag.block
-        with self._meter.reducing():
+        with self._meter.reducing(tag.block):
             sum_CH = self._communicator.all_reduce(
                 part.x_CH if partial_CH is None else partial_CH, tag, contributes=partial_CH is not None
             )
@@ -198,20 +214,20 @@ class ForwardPass:
         if not len(self._share.ffn):
             return None
         gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
-        if not {"gate_bias", "up_bias"} & weights.vectors.keys():
-            norm_H = weights.vectors["ffn_norm"]
-            return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear)
-        y_gate, y_up = self._linear.project_many(self._norm(x_CH, weights, "ffn_norm"), (gate, up))
-        gate_CF, up_CF = self._columns(y_gate, weights, "gate"), self._columns(y_up, weights, "up")
-        return self._linear.contract(swiglu(gate_CF, up_CF, self._linear.pool), down)
+        biases: Biases = (
+            self._bias(weights, "gate", gate.shape[0]),
+            self._bias(weights, "up", up.shape[0]),
+        )
+        norm_H = weights.vectors["ffn_norm"]
+        return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear, biases)
 
-    def _columns(self, y_CF: Tensor, weights: BlockWeights, name: str) -> Tensor:
-        """[C, F] with its bias. Padding stays zero through SwiGLU and the down projection."""
+    def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
+        """Of this node's columns, zeros for the padding: it stays zero through SwiGLU and the down projection."""
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
-            return y_CF
+            return None
         own = bias[self._share.ffn.start * _FFN_TILE : self._share.ffn.stop * _FFN_TILE]
-        return y_CF + functional.pad(own, (0, y_CF.shape[1] - own.shape[0]))
+        return functional.pad(own, (0, columns - own.shape[0]))
 
     def _rotary(self, plan: StepPlan) -> _Rotary:
         """cos and sin of every row; RoPE scaling goes by each segment's own sequence length."""

@@ -4,6 +4,8 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
+from tpiedge.tracing.tracer import COMPUTE, REDUCE, Tracer
+
 __all__ = ["Meter"]
 
 
@@ -28,40 +30,88 @@ class Meter:
     def __post_init__(self) -> None:
         self._attending = _Lap(self, "attention_s")
         self._feeding = _Lap(self, "ffn_s")
-        self._reducing = _Lap(self, "reduce_wait_s")
+        self._embedding = _Lap(self, "head_s", ahead=1)
         self._heading = _Lap(self, "head_s")
+        self._announcing = _Lap(self, "reduce_wait_s", ahead=1)
+        self._receiving = _Lap(self, "reduce_wait_s")
+        self._reducing = (_Lap(self, "reduce_wait_s"), _Lap(self, "reduce_wait_s"))
 
     @property
     def compute_s(self) -> float:
         """Of all blocks."""
         return self.attention_s + self.ffn_s
 
-    def attending(self) -> "_Lap":
+    def trace(self, tracer: Tracer) -> None:
+        """From now on every lap is recorded as well."""
+        for name, lap in (
+            ("attention", self._attending),
+            ("ffn", self._feeding),
+            ("embedding", self._embedding),
+            ("head", self._heading),
+        ):
+            lap.trace(tracer, COMPUTE, name)
+        for name, lap in (
+            ("plan", self._announcing),
+            ("broadcast", self._receiving),
+            ("reduce attention", self._reducing[0]),
+            ("reduce ffn", self._reducing[1]),
+        ):
+            lap.trace(tracer, REDUCE, name)
+
+    def attending(self, layer: int) -> "_Lap":
         """Time a `with` block as the arithmetic of an attention block."""
-        return self._attending
+        return self._attending.of(layer)
 
-    def feeding(self) -> "_Lap":
+    def feeding(self, layer: int) -> "_Lap":
         """Time a `with` block as the arithmetic of an FFN block."""
-        return self._feeding
+        return self._feeding.of(layer)
 
-    def reducing(self) -> "_Lap":
-        """Time a `with` block as a collective."""
-        return self._reducing
+    def embedding(self) -> "_Lap":
+        """Time a `with` block as rank 0's reading of embedding rows, for the step that comes."""
+        return self._embedding
 
     def heading(self) -> "_Lap":
-        """Time a `with` block as rank 0's own work."""
+        """Time a `with` block as rank 0's work on the head."""
         return self._heading
+
+    def announcing(self) -> "_Lap":
+        """Time a `with` block as the announcement of the step that comes."""
+        return self._announcing
+
+    def receiving(self) -> "_Lap":
+        """Time a `with` block as the broadcast of embeddings."""
+        return self._receiving
+
+    def reducing(self, block: int) -> "_Lap":
+        """Time a `with` block as the all-reduce of a block; attention and FFN blocks take turns."""
+        layer, kind = divmod(block, 2)
+        return self._reducing[kind].of(layer)
 
 
 class _Lap:
-    """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches."""
+    """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches.
 
-    __slots__ = ("_field", "_meter", "_started")
+    `ahead`: by how many steps it precedes the meter's.
+    """
 
-    def __init__(self, meter: Meter, field: str) -> None:
+    __slots__ = ("_ahead", "_field", "_lane", "_layer", "_meter", "_name", "_started", "_tracer")
+
+    def __init__(self, meter: Meter, field: str, ahead: int = 0) -> None:
         self._meter = meter
         self._field = field
+        self._ahead = ahead
+        self._layer = -1
         self._started = 0.0
+        self._tracer: Tracer | None = None
+        self._lane = self._name = 0
+
+    def trace(self, tracer: Tracer, lane: int, name: str) -> None:
+        self._tracer, self._lane, self._name = tracer, lane, tracer.name(name)
+
+    def of(self, layer: int) -> "_Lap":
+        """This lap, of a layer."""
+        self._layer = layer
+        return self
 
     def __enter__(self) -> None:
         self._started = time.perf_counter()
@@ -69,5 +119,8 @@ class _Lap:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        spent_s = time.perf_counter() - self._started
-        setattr(self._meter, self._field, getattr(self._meter, self._field) + spent_s)
+        ended, meter = time.perf_counter(), self._meter
+        setattr(meter, self._field, getattr(meter, self._field) + ended - self._started)
+        if self._tracer is not None:
+            step = meter.step + self._ahead
+            self._tracer.add(self._lane, self._name, self._started, ended, self._layer, step)

@@ -112,7 +112,7 @@ class Leader:
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """[T, vocabulary] at every position of a text that is short enough for one step. Forgets the sequence."""
-        return self._head.logits(self._run_step(token_ids, 0, len(token_ids)))
+        return self._head.logits(self._run_step(token_ids, 0, len(token_ids), every_row=True))
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
@@ -134,7 +134,7 @@ class Leader:
         x_H = torch.empty(0)
         while start < len(prompt):
             stop = min(len(prompt), start + self._limits.step_tokens)
-            x_TH = self._run_step(prompt[start:stop], start, len(prompt))
+            x_TH = self._run_step(prompt[start:stop], start, len(prompt), every_row=request.prompt_scores)
             if request.prompt_scores:
                 self._score(x_TH, prompt[start + 1 : stop + 1], start + 1, request.id, emit)
             x_H = x_TH[-1].clone()
@@ -169,8 +169,11 @@ class Leader:
                 scores = torch.log_softmax(logits_MV, dim=-1).gather(1, ids[:, None])[:, 0]
             emit(PromptScores(self._epoch, request, first + row, tuple(scores.tolist())))
 
-    def _run_step(self, token_ids: Sequence[int], start: int, rope_length: int) -> Tensor:
-        """One sweep over the model for the tokens at positions start, start + 1, ...; their hidden states [T, H]."""
+    def _run_step(
+        self, token_ids: Sequence[int], start: int, rope_length: int, *, every_row: bool = False
+    ) -> Tensor:
+        """One sweep over the model for the tokens at positions start, start + 1, ...; their hidden states [T, H], of
+        which only the last is complete unless `every_row`."""
         self._step += 1
         del self._kept[start:]
         plan = StepPlan(
@@ -179,10 +182,11 @@ class Leader:
             segments=(Segment(_SLOT, start, len(token_ids), rope_length),),
             chunk_tokens=self._limits.chunk_tokens,
             tokens=len(token_ids),
+            every_row=every_row,
         )
-        with self._meter.heading():
+        with self._meter.embedding():
             x_TH = self._weights.embedding_rows(token_ids)
-        with self._meter.reducing():
+        with self._meter.announcing():
             self._communicator.announce(plan)
             # A cancel that came before the announcement was meant for this request, but belonged to no step yet.
             if self._cancelled():

@@ -6,14 +6,17 @@ per chunk (design, sections 7 and 8).
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["Chunk", "Piece", "StepLimits", "chunks"]
+__all__ = ["ACTIVATION_BYTES", "Chunk", "Piece", "StepLimits", "chunks", "last_rows"]
+
+#: Of the hidden states of a step.
+ACTIVATION_BYTES = 64 << 20
 
 _MESSAGE_BYTES = 1 << 20
-_ACTIVATION_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -24,10 +27,10 @@ class StepLimits:
     chunk_tokens: int
 
     @staticmethod
-    def of(hidden_size: int) -> "StepLimits":
-        """A step's f32 hidden states take at most 64 MiB, a message's 1 MiB (design, section 7; MOM, section 3)."""
+    def of(hidden_size: int, activation_bytes: int = ACTIVATION_BYTES) -> "StepLimits":
+        """A step's f32 hidden states take at most `activation_bytes`, a message's 1 MiB (design, section 7)."""
         row_bytes = 4 * hidden_size
-        return StepLimits(max(1, _ACTIVATION_BYTES // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
+        return StepLimits(max(1, activation_bytes // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
 
 
 @dataclass(frozen=True)
@@ -60,12 +63,22 @@ def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
     total = sum(segment.length for segment in plan.segments)
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
-    starts = range(0, total, plan.chunk_tokens)
-    bounds = [(start, min(start + plan.chunk_tokens, total)) for start in starts]
     return tuple(
         Chunk(index, first, last, tuple(_pieces(plan, first, last)))
-        for index, (first, last) in enumerate(bounds)
+        for index, (first, last) in enumerate(_bounds(total, plan.chunk_tokens))
     )
+
+
+def last_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+    """The step's row of the last position of each segment, and these rows, side by side, as chunks without pieces."""
+    ends = accumulate(segment.length for segment in plan.segments)
+    rows = [end - 1 for segment, end in zip(plan.segments, ends, strict=True) if segment.length]
+    bounds = _bounds(len(rows), plan.chunk_tokens)
+    return tuple(rows), tuple(Chunk(index, first, last, ()) for index, (first, last) in enumerate(bounds))
+
+
+def _bounds(rows: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
+    return ((start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
 
 
 def _pieces(plan: StepPlan, first: int, last: int) -> Iterator[Piece]:

@@ -1,50 +1,73 @@
 """Keys and values of a node's own KV heads, preallocated.
 
 Laws: positions are appended without holes; a slot's length changes only by `begin` (which may cut it back) and
-`commit`; the memory is reserved at the start and touched only as far as sequences reach, so an unused context costs
-nothing.
+`commit`; the memory is address space until sequences reach it, and what `held_bytes` does not count has gone back to
+the system.
 
 Shapes: K local KV heads, S positions, T new tokens, d head dimension.
 """
 
-import math
-
 import torch
 from torch import Tensor
 
-from tpiedge.errors import InternalError, OutOfMemory, ProtocolError
-from tpiedge.units import format_bytes
+from tpiedge.errors import InternalError, ProtocolError
+from tpiedge.kv.room import KVRoom
+from tpiedge.memory.arena import Arena, Extent
+from tpiedge.pack.layout import whole_pages
 
 __all__ = ["KVCache"]
+
+_QUANTUM_BYTES = 4 << 20
+_QUANTA = 16  # of a slot, where they are larger
 
 
 class KVCache:
     """`slots` sequences of up to `capacity` tokens in each of `num_layers` layers.
 
     Storage is one tensor [slot, layer, key or value, K, capacity, d]: a head's positions lie next to each other, as
-    attention reads them. Raises OutOfMemory if the system refuses the address space.
+    attention reads them, and begin at a page. Raises OutOfMemory if the system refuses the address space.
     """
 
     def __init__(
-        self, *, num_layers: int, kv_heads: int, head_dim: int, slots: int, capacity: int, dtype: torch.dtype
+        self,
+        *,
+        num_layers: int,
+        kv_heads: int,
+        head_dim: int,
+        slots: int,
+        capacity: int,
+        dtype: torch.dtype,
+        quantum_bytes: int | None = None,
     ) -> None:
-        self._store = _reserve((slots, num_layers, 2, kv_heads, capacity, head_dim), dtype)
-        self._lengths = [0] * slots
+        """Memory is taken and given back by `quantum_bytes`; `reserved_bytes` is the address space."""
         self.capacity = capacity
         self.kv_heads = kv_heads
+        self._row_bytes = head_dim * dtype.itemsize
+        self._run_bytes = whole_pages(capacity * self._row_bytes)
+        self._runs = num_layers * 2 * kv_heads  # of a slot
+        self.reserved_bytes = slots * self._runs * self._run_bytes
+        self._arena = Arena(self.reserved_bytes, "the KV cache", "choose a shorter context", committed=True)
+        everything = Extent(0, self.reserved_bytes)
+        runs = self._arena.matrix(everything, slots * self._runs, capacity * head_dim, self._run_bytes, dtype)
+        self._store = runs.view(slots, num_layers, 2, kv_heads, capacity, head_dim)
+        self._lengths = [0] * slots
+        slot_bytes = self._runs * capacity * self._row_bytes
+        quantum = max(_QUANTUM_BYTES, slot_bytes // _QUANTA) if quantum_bytes is None else quantum_bytes
+        self._room = KVRoom(slots, capacity, quantum * capacity // max(1, slot_bytes))
 
     @property
-    def reserved_bytes(self) -> int:
-        """Address space of the whole cache; pages become resident as sequences grow."""
-        return self._store.numel() * self._store.element_size()
+    def held_bytes(self) -> int:
+        """The most that can be resident: whole pages of the positions that slots keep memory for."""
+        return self._runs * sum(whole_pages(held * self._row_bytes) for held in self._room.held)
 
     def length(self, slot: int) -> int:
         """Committed tokens of the sequence in `slot`."""
         return self._lengths[slot]
 
-    def begin(self, slot: int, start: int, stop: int) -> None:
+    def begin(self, slot: int, start: int, stop: int, reach: int = 0) -> None:
         """Prepare to append the positions [start, stop): what was kept beyond `start` is dropped.
 
+        `reach`: how long the sequence is known to become, so that memory for it is not given back before.
         Raises ProtocolError for an unknown slot, a hole, or more than the capacity: the positions come from a plan.
         """
         if not 0 <= slot < len(self._lengths):
@@ -58,6 +81,7 @@ class KVCache:
         if stop > self.capacity:
             raise ProtocolError(f"the plan needs {stop} positions, the cache has {self.capacity}")
         self._lengths[slot] = start
+        self._give_back(slot, self._room.ask(slot, stop, reach))
 
     def commit(self, slot: int, length: int) -> None:
         """Every layer has appended up to `length`: the tokens are part of the sequence from now on."""
@@ -79,10 +103,9 @@ class KVCache:
         """A view [K, stop, d]."""
         return self._store[slot, layer, 1, :, :stop]
 
-
-def _reserve(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    try:
-        return torch.empty(shape, dtype=dtype)
-    except RuntimeError:
-        nbytes = format_bytes(math.prod(shape) * dtype.itemsize)
-        raise OutOfMemory(f"cannot reserve {nbytes} for the KV cache: choose a shorter context") from None
+    def _give_back(self, slot: int, positions: range) -> None:
+        first, last = (whole_pages(at * self._row_bytes) for at in (positions.start, positions.stop))
+        if first == last:
+            return
+        for run in range(slot * self._runs, (slot + 1) * self._runs):
+            self._arena.discard(Extent(run * self._run_bytes + first, last - first))

@@ -1,4 +1,4 @@
-"""One block of memory for all weights of a node, taken once and handed out in pages.
+"""One block of memory, taken once and handed out in pages: for all weights of a node, or its KV cache.
 
 The arena owns the memory; tensors are views of it and keep it alive. Nothing is touched, so nothing is
 resident, before a read fills it.
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from tpiedge.errors import InternalError, OutOfMemory
-from tpiedge.pack.layout import ALIGN, Precision
+from tpiedge.pack.layout import ALIGN, Precision, whole_pages
 from tpiedge.units import format_bytes
 
 __all__ = ["DTYPES", "Arena", "Extent"]
@@ -34,16 +34,29 @@ class Extent:
 
 class Arena:
     """`nbytes` of page-aligned, anonymous memory: address space until it is written to. Raises OutOfMemory if the
-    system refuses it."""
+    system refuses it, with `purpose` and `remedy` in words."""
 
-    def __init__(self, nbytes: int) -> None:
-        self.nbytes = _whole_pages(nbytes)
+    def __init__(
+        self,
+        nbytes: int,
+        purpose: str = "weights",
+        remedy: str = "give this node a smaller share",
+        *,
+        committed: bool = False,
+    ) -> None:
+        """`committed`: more than the system could ever give is refused at once."""
+        self.nbytes = whole_pages(nbytes)
         self.used = 0
-        self._map = _anonymous(max(self.nbytes, ALIGN))
+        try:
+            self._map = _anonymous(max(self.nbytes, ALIGN), 0 if committed else _NORESERVE)
+        except (OSError, OverflowError, ValueError) as error:
+            raise OutOfMemory(
+                f"cannot reserve {format_bytes(nbytes)} for {purpose} ({error}): {remedy}"
+            ) from None
 
     def take(self, nbytes: int) -> Extent:
         """The next free extent, of `nbytes` rounded up to whole pages."""
-        length = _whole_pages(nbytes)
+        length = whole_pages(nbytes)
         if self.used + length > self.nbytes:
             raise InternalError(f"arena of {self.nbytes} bytes has no room for {length} after {self.used}")
         extent = Extent(self.used, length)
@@ -76,16 +89,12 @@ class Arena:
             self._map.close()
 
 
-def _anonymous(nbytes: int) -> mmap.mmap:
+def _anonymous(nbytes: int, flags: int) -> mmap.mmap:
     # Without MAP_NORESERVE the kernel refuses address space beyond its memory, though little of it is ever used.
-    # Huge pages (MADV_HUGEPAGE) measured no faster in a product and took 1 to 2 s more per GB to fill.
-    try:
-        return mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-    except (OSError, OverflowError, ValueError) as error:
-        raise OutOfMemory(
-            f"cannot reserve {format_bytes(nbytes)} for weights ({error}): give this node a smaller share"
-        ) from None
-
-
-def _whole_pages(nbytes: int) -> int:
-    return -(-nbytes // ALIGN) * ALIGN
+    found = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | flags)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        # Huge pages measured no faster in a product and took 1 to 2 s more per GB to fill; and where the system takes
+        # them by itself, one byte would make 2 MiB resident.
+        with contextlib.suppress(OSError):  # a kernel without them
+            found.madvise(mmap.MADV_NOHUGEPAGE)
+    return found

@@ -18,6 +18,8 @@ from tpiedge.pack.reader import Pack
 
 __all__ = ["EmbeddingTable"]
 
+_ROWS = 64  # that exist twice for a moment, as stored and as f32
+
 
 class EmbeddingTable:
     """Rows of the pack's embedding on disk. A unit's checksum is checked before its first row is used.
@@ -42,11 +44,16 @@ class EmbeddingTable:
         matrix = self._matrix
         offsets = [matrix.row_offset(row) for row in ids]
         self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
-        data = np.empty((len(ids), matrix.cols), self._stored)
-        for place, offset in enumerate(offsets):
-            read_exactly(self._fd, self._path, offset, array_bytes(data[place]))
-        self.bytes_read += data.nbytes
-        return torch.from_numpy(data).view(self._dtype).to(torch.float32)
+        found_TH = torch.empty((len(ids), matrix.cols))
+        data = np.empty((min(len(ids), _ROWS), matrix.cols), self._stored)
+        stored = torch.from_numpy(data).view(self._dtype)
+        for first in range(0, len(ids), _ROWS):
+            part_RH = found_TH[first : first + _ROWS]
+            for place, offset in enumerate(offsets[first : first + _ROWS]):
+                read_exactly(self._fd, self._path, offset, array_bytes(data[place]))
+            part_RH.copy_(stored[: len(part_RH)])
+        self.bytes_read += len(ids) * matrix.cols * data.itemsize
+        return found_TH
 
     def close(self) -> None:
         if self._fd >= 0:

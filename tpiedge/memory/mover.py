@@ -1,8 +1,9 @@
 """Reads pieces from the pack's files to their places: the ring, or a place of a piece's own."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import accumulate
 
 import torch
@@ -10,11 +11,12 @@ import torch
 from tpiedge.errors import Cancelled, InternalError, TpiedgeError
 from tpiedge.memory.arena import DTYPES, Arena, Extent
 from tpiedge.memory.ranges import RangeCheck, range_checks, read_jobs
-from tpiedge.memory.reader import DirectFile, DirectReader
+from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 from tpiedge.memory.residency import Read
-from tpiedge.memory.sweep import Sweep
+from tpiedge.memory.sweep import Piece, Sweep
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.reader import Pack
+from tpiedge.tracing.tracer import LOAD, Tracer
 
 __all__ = ["PieceMover"]
 
@@ -38,6 +40,7 @@ class PieceMover:
         self._files: dict[str, DirectFile] = {}
         self._hashes: dict[str, HashTable] = {}
         self._checked: dict[int, tuple[RangeCheck, ...]] = {}
+        self._tracer: Tracer | None = None
         try:
             for key in {piece.key: None for piece in sweep.pieces}:
                 blob = pack.blob_id(key)
@@ -53,18 +56,29 @@ class PieceMover:
         """As Mover.bytes_read; other reads of the same reader count too."""
         return self._reader.bytes_read
 
+    def trace(self, tracer: Tracer) -> None:
+        """From now on, record every read of the pieces that are asked for."""
+        for piece in self._sweep.pieces:
+            tracer.name(piece.matrix)
+        self._tracer = tracer
+
     def read(self, order: Read, done: Callable[[TpiedgeError | None], None]) -> None:
         """As Mover.read. The bytes are checked in the reading threads."""
         piece = self._sweep.pieces[order.piece]
         file = self._files[self._pack.blob_id(piece.key)]
         arena, extent = self._extent(order.piece, order.offset)
         jobs = list(read_jobs(file, self._checks(order.piece), arena.buffer(extent)))
+        if self._tracer is not None:
+            jobs = list(_traced(jobs, piece, self._tracer))
         countdown = _Countdown(len(jobs), done)
         for job in jobs:
             self._reader.submit(job).add_done_callback(countdown)
 
     def drop(self, piece: int) -> None:
         self._own.discard(self._extent(piece, None)[1])
+
+    def release(self) -> None:
+        self._ring.discard(Extent(0, self._ring.nbytes))
 
     def tensor(self, piece: int, offset: int | None) -> torch.Tensor:
         """[rows, cols] in the storage dtype, of the piece at that place. A view: no copy is made."""
@@ -98,6 +112,18 @@ class PieceMover:
             path, hashes = self._pack.blob_path(piece.key), self._hashes[self._pack.blob_id(piece.key)]
             self._checked[number] = tuple(range_checks(path, ranges, hashes))
         return self._checked[number]
+
+
+def _traced(jobs: list[ReadJob], piece: Piece, tracer: Tracer) -> Iterator[ReadJob]:
+    """The jobs of a piece; each one that ends well is recorded."""
+    name, layer = tracer.name(piece.matrix), piece.key if isinstance(piece.key, int) else -1
+
+    for job in jobs:
+
+        def timed(start: float, end: float, nbytes: int = len(job.into)) -> None:
+            tracer.add(LOAD, name, start, end, layer, nbytes=nbytes)
+
+        yield replace(job, timed=timed)
 
 
 class _Countdown:

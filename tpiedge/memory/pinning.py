@@ -2,16 +2,20 @@
 
 Pinned pieces are spread evenly over the sweep, so that what is streamed comes at an even rate too. With pieces of one
 size and room for every T-th of them this is the paper's retention period T (TPI-LLM, equations 9 and 10).
+
+What the KV cache leaves free for the time being pins more: always those of a placement and the first of the others in
+one fixed order, so that a growing cache only unpins and a shrinking one only pins.
 """
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
+from itertools import accumulate, chain
 
 from tpiedge.memory.residency import smallest_ring, streamed
 from tpiedge.wire.fields import Pin
 
-__all__ = ["Placement", "TooSmall", "place", "spread"]
+__all__ = ["Placement", "SparePins", "TooSmall", "in_turn", "place", "spread"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +39,38 @@ class TooSmall:
     """No placement fits; `smallest_bytes` is what the smallest one takes."""
 
     smallest_bytes: int
+
+
+class SparePins:
+    """Which pieces are pinned beyond `placement` while bytes are to spare. `sizes`: the bytes of each piece.
+
+    Where all fit without the ring, all are pinned, and the ring is empty.
+    """
+
+    def __init__(self, sizes: Sequence[int], placement: Placement) -> None:
+        self._order = in_turn([piece for piece in range(len(sizes)) if piece not in placement.pinned])
+        self._sums = (0, *accumulate(sizes[piece] for piece in self._order))
+        self._placed = placement
+
+    def count(self, spare_bytes: int) -> int:
+        """How many fit."""
+        if 0 < spare_bytes >= self._sums[-1] - self._placed.ring_bytes:
+            return len(self._order)
+        return max(0, bisect_right(self._sums, spare_bytes) - 1)
+
+    def placement(self, count: int) -> Placement:
+        """The pieces pinned anyway and the first `count` others, and what the ring takes beside them."""
+        everything = 0 < count == len(self._order)
+        pinned = self._placed.pinned.union(self._order[:count])
+        return Placement(0 if everything else self._placed.ring_bytes, pinned)
+
+
+def in_turn(pieces: Sequence[int]) -> list[int]:
+    """The pieces in an order of which every beginning is spread over the sweep: by their place in it, in bits, read
+    backwards."""
+    bits = max(1, (len(pieces) - 1).bit_length())
+    places = sorted(range(len(pieces)), key=lambda place: int(f"{place:0{bits}b}"[::-1], 2))
+    return [pieces[place] for place in places]
 
 
 def place(

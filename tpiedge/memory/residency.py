@@ -9,6 +9,8 @@ Laws
 2. Memory that is in use, or that a read still writes to, is given to no other read and not given back.
 3. The ring never holds more than its bytes; a piece has one place at a time.
 4. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
+5. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, but for what
+   a read still writes to.
 """
 
 from collections import deque
@@ -18,27 +20,12 @@ from enum import Enum
 from itertools import accumulate, chain, count
 
 from tpiedge.errors import InternalError
+from tpiedge.memory.instructions import Drop, Instruction, Read, Release
 
-__all__ = ["Drop", "Instruction", "Read", "Residency", "smallest_ring", "streamed"]
-
-
-@dataclass(frozen=True, slots=True)
-class Read:
-    """Read `piece` to `offset` of the ring, or to its own place if that is None; then say `loaded(ticket)`."""
-
-    ticket: int
-    piece: int
-    offset: int | None
+__all__ = ["Drop", "Instruction", "Read", "Release", "Residency", "smallest_ring", "streamed"]
 
 
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """The pages of the place of the piece that was pinned go back to the system."""
-
-    piece: int
-
-
-Instruction = Read | Drop
+_NO_USE = -1
 
 
 class _State(Enum):
@@ -48,7 +35,7 @@ class _State(Enum):
 
 @dataclass(slots=True)
 class _Entry:
-    """A stretch of the ring for the piece number `use` of the endless sequence of sweeps."""
+    """A stretch of the ring for the piece number `use` of the endless sequence of sweeps; _NO_USE: for nothing."""
 
     use: int
     offset: int
@@ -95,6 +82,7 @@ class Residency:
         self._pins: dict[int, _State] = {}
         self._lingering: set[int] = set()  # pinned, but not wanted any more
         self._ring: deque[_Entry] = deque()
+        self._ring_filled = False
         self._streamed: dict[int, _Entry] = {}  # by use
         self._reads: dict[int, _Entry | int] = {}  # by ticket; an int is a pinned piece
         self._ticket = 0
@@ -140,8 +128,11 @@ class Residency:
         return self._settle()
 
     def repin(self, pinned: Set[int]) -> list[Instruction]:
-        """From now on these pieces are pinned. One that was pinned goes at once, or after the use that is relied on."""
+        """From now on these pieces are pinned. One that was pinned goes at once, or once no read writes to it; inside
+        a block it goes after the use that is relied on."""
         self._want(pinned)
+        if not self._entered:
+            self._fall_back()
         return self._settle()
 
     # --- questions
@@ -203,12 +194,24 @@ class Residency:
 
     def _settle(self) -> list[Instruction]:
         self._free()
-        return [*self._drop(), *self._advance()]
+        return [*self._drop(), *self._release(), *self._advance()]
 
     def _free(self) -> None:
         """Take back from the ring what is behind, oldest first, up to what a read still writes to."""
         while self._ring and self._ring[0].use < self._front and self._ring[0].state is _State.HERE:
-            self._streamed.pop(self._ring.popleft().use)
+            self._streamed.pop(self._ring.popleft().use, None)
+        while self._ring and self._ring[-1].use == _NO_USE and self._ring[-1].state is _State.HERE:
+            self._ring.pop()
+
+    def _fall_back(self) -> None:
+        """Read again, in the order of use, from the first use of a piece that goes, so that nothing relies on it; or
+        from the start, if the ring goes."""
+        passed = [use for use in map(self._next_use, self._lingering) if use < self._cursor]
+        self._cursor = self._front if self._all_wanted else min(passed, default=self._cursor)
+        for entry in self._ring:
+            if entry.use >= self._cursor:
+                del self._streamed[entry.use]
+                entry.use = _NO_USE
 
     def _drop(self) -> Iterator[Instruction]:
         """Unpin what is unwanted, unless it is in use, being read, or passed over by the cursor and so relied on."""
@@ -218,6 +221,15 @@ class Residency:
                 self._lingering.remove(piece)
                 del self._pins[piece]
                 yield Drop(piece)
+
+    def _release(self) -> Iterator[Release]:
+        if self._ring_filled and self._all_wanted and not self._ring:
+            self._ring_filled = False
+            yield Release()
+
+    @property
+    def _all_wanted(self) -> bool:
+        return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
         """Ask for what comes next, as far as the ring and the limit admit; then for pins that are further away."""
@@ -247,6 +259,7 @@ class Residency:
     def _read_streamed(self, piece: int, offset: int) -> Read:
         entry = _Entry(self._cursor, offset, self._sizes[piece])
         self._ring.append(entry)
+        self._ring_filled = True
         self._streamed[entry.use] = entry
         self._reads[self._next_ticket(entry.nbytes)] = entry
         return Read(self._ticket, piece, offset)
@@ -261,6 +274,8 @@ class Residency:
         if not self._ring:
             return 0 if nbytes <= self._ring_bytes else None
         oldest, newest = self._ring[0], self._ring[-1]
+        if newest.use == _NO_USE:  # goes first, so that the ring is in the order of use
+            return None
         if newest.offset < oldest.offset:  # the used part goes around the end
             return newest.end if newest.end + nbytes <= oldest.offset else None
         if newest.end + nbytes <= self._ring_bytes:

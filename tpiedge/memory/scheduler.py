@@ -6,12 +6,13 @@ machine decide, under one lock, and the daemon thread carries out what it decide
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import InternalError, ResourceError, TpiedgeError
-from tpiedge.memory.residency import Drop, Instruction, Read, Residency
+from tpiedge.memory.residency import Drop, Instruction, Read, Release, Residency
+from tpiedge.tracing.tracer import WAIT, Tracer
 
 __all__ = ["Counts", "Mover", "Scheduler"]
 
@@ -32,6 +33,10 @@ class Mover(Protocol):
 
     def drop(self, piece: int) -> None:
         """Give the pages of a piece's own place back."""
+        ...
+
+    def release(self) -> None:
+        """Give the pages of the ring back."""
         ...
 
 
@@ -63,8 +68,14 @@ class Scheduler:
         self._closing = False
         self._under_way = 0
         self._busy_since = 0.0
+        self._tracer: Tracer | None = None
+        self._labels: Sequence[tuple[int, int]] = ()
         self._thread = threading.Thread(target=self._run, name="memory", daemon=True)
         self._thread.start()
+
+    def trace(self, tracer: Tracer, labels: Sequence[tuple[int, int]]) -> None:
+        """From now on, record when a block is waited for. `labels`: of each block, its name and its layer."""
+        self._tracer, self._labels = tracer, labels
 
     def enter(self, block: int) -> None:
         """Return once the block is in memory, where it stays until `leave`. Raises what made a read fail; then the
@@ -81,6 +92,11 @@ class Scheduler:
         """The block that was entered may go."""
         with self._changed:
             self._plan(self._residency.leave())
+
+    def repin(self, pinned: Set[int]) -> None:
+        """As Residency.repin."""
+        with self._changed:
+            self._plan(self._residency.repin(pinned))
 
     def place(self, piece: int) -> int | None:
         """As Residency.place."""
@@ -113,8 +129,12 @@ class Scheduler:
             return
         started = time.perf_counter()
         self._await(lambda: self._residency.ready(block))
+        ended = time.perf_counter()
         self.counts.stalls += 1
-        self.counts.stall_s += time.perf_counter() - started
+        self.counts.stall_s += ended - started
+        if self._tracer is not None:
+            name, layer = self._labels[block]
+            self._tracer.add(WAIT, name, started, ended, layer)
 
     def _await(self, reached: Callable[[], bool]) -> None:
         patience = _Patience(self._mover, self._stall_s)
@@ -153,6 +173,8 @@ class Scheduler:
         match instruction:
             case Drop(piece=piece):
                 self._mover.drop(piece)
+            case Release():
+                self._mover.release()
             case Read():
                 ticket = instruction.ticket
                 self._begun()
@@ -170,10 +192,11 @@ class Scheduler:
             self._fail(error)
             return
         with self._changed:
+            now = time.perf_counter()
             self.counts.reads += 1
+            self.counts.load_s += now - self._busy_since  # a disk that never rests is counted as it goes
+            self._busy_since = now
             self._under_way -= 1
-            if not self._under_way:
-                self.counts.load_s += time.perf_counter() - self._busy_since
             self._todo += self._residency.loaded(ticket)
             self._changed.notify_all()
 

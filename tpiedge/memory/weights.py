@@ -15,13 +15,14 @@ from tpiedge.errors import InternalError, UserError
 from tpiedge.memory.embedding import EmbeddingTable
 from tpiedge.memory.loader import load_vectors
 from tpiedge.memory.mover import PieceMover
-from tpiedge.memory.pinning import Placement
+from tpiedge.memory.pinning import Placement, SparePins
 from tpiedge.memory.reader import DirectReader
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, HeadTile, Sweep
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare
+from tpiedge.tracing.tracer import Tracer
 
 __all__ = ["BlockWeights", "NodeWeights", "Weights"]
 
@@ -44,6 +45,10 @@ class Weights(Protocol):
     """What the forward pass needs. Tensors are valid inside the `with` only, and not to be changed."""
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]: ...
+
+    def make_room(self, kv_bytes: int) -> None:
+        """The KV cache takes `kv_bytes` during the sweep that begins now."""
+        ...
 
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
         """[T, H] in f32. Rank 0 only."""
@@ -74,10 +79,12 @@ class NodeWeights:
         rank0: bool,
         placement: Callable[[Sweep], Placement] | None = None,
         *,
+        kv_bytes: int = 0,
         direct: bool = True,
         read_threads: int = 4,
         progress: Callable[[int, int], None] | None = None,
     ) -> None:
+        """`kv_bytes`: of a full KV cache, for which `placement` leaves room. While it is not full, more is pinned."""
         _check_share(pack, share)
         self.sweep = Sweep.of(pack, share, rank0)
         self._pack = pack
@@ -90,6 +97,10 @@ class NodeWeights:
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
         everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
         self.placement = everything if placement is None else placement(self.sweep)
+        self._sizes = [piece.nbytes for piece in self.sweep.pieces]
+        self._kv_bytes = kv_bytes
+        self._spare = SparePins(self._sizes, self.placement)
+        self._extra = self._spare.count(kv_bytes)
         try:
             self._load(rank0, direct, progress)
         except BaseException:
@@ -98,8 +109,8 @@ class NodeWeights:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that are kept for weights in memory: vectors, pinned pieces and the ring."""
-        return self._vector_bytes + self.placement.nbytes([piece.nbytes for piece in self.sweep.pieces])
+        """Bytes that are kept for weights in memory at present: vectors, pinned pieces and the ring."""
+        return self._vector_bytes + self._spare.placement(self._extra).nbytes(self._sizes)
 
     @property
     def bytes_read(self) -> int:
@@ -125,6 +136,12 @@ class NodeWeights:
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
         return self._resident(block)
 
+    def make_room(self, kv_bytes: int) -> None:
+        extra = self._spare.count(self._kv_bytes - kv_bytes)
+        if self._open and extra != self._extra:
+            self._extra = extra
+            self._open.scheduler.repin(self._spare.placement(extra).pinned)
+
     def embedding_rows(self, ids: Sequence[int]) -> torch.Tensor:
         if self._embedding is None:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
@@ -146,6 +163,17 @@ class NodeWeights:
             raise InternalError("the LM head was asked of a node that is not rank 0")
         return self._vectors["head"]
 
+    def trace(self, tracer: Tracer) -> None:
+        """From now on, record what is read, and what is waited for."""
+        if self._open is None:
+            raise InternalError("weights that are closed cannot be traced")
+        labels = [
+            (tracer.name(block.kind), block.layer) if isinstance(block, Block) else (tracer.name("head"), -1)
+            for block in self.sweep.blocks
+        ]
+        self._open.mover.trace(tracer)
+        self._open.scheduler.trace(tracer, labels)
+
     def close(self) -> None:
         """Idempotent."""
         if self._open:
@@ -164,13 +192,13 @@ class NodeWeights:
         if rank0:
             keys.append("head")
         self._vectors = {key: load_vectors(self._pack, key, self._reader) for key in keys}
-        ring, pinned = self.placement.ring_bytes, self.placement.pinned
+        ring, pinned = self.placement.ring_bytes, self._spare.placement(self._extra).pinned
         residency = Residency(self.sweep.sizes, ring, pinned, _READING_BYTES)
         mover = PieceMover(self._pack, self.sweep, ring, self._reader, direct=direct)
         self._open = _Open(mover, Scheduler(residency, mover))
         self._open.scheduler.settle(lambda: progress(*self._progress) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
-        if len(pinned) == len(self.sweep.pieces):
+        if len(self.placement.pinned) == len(self.sweep.pieces):
             self._blocks = {block: self._weights_of(block, self._open) for block in self.sweep.blocks}
         if rank0:
             self._embedding = EmbeddingTable(self._pack, self._reader)

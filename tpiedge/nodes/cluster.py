@@ -61,6 +61,8 @@ class ClusterSpec:
     timing: Timing = field(default_factory=Timing)
     #: Of each node; all pinned where there is none.
     weights: tuple[WeightMemory, ...] = ()
+    #: Where each node writes what it did when, at its end; nowhere where there is none.
+    traces: tuple[Path, ...] = ()
 
 
 class LocalCluster:
@@ -219,6 +221,7 @@ class LocalCluster:
             heartbeat_s=timing.heartbeat_s,
             timeout_s=timing.timeout_s,
             stall_s=timing.stall_s,
+            trace=str(self._spec.traces[rank]) if self._spec.traces else "",
         )
         return Child(NODE_MODULE, bootstrap.to_line(), node_environment(self._spec.threads))
 

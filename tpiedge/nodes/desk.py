@@ -10,8 +10,10 @@ import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 
 from tpiedge.errors import Cancelled, InternalError, TpiedgeError, UserError
+from tpiedge.nodes.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
@@ -68,6 +70,12 @@ class Desk:
         self._waiting: deque[Answering] = deque()
         self._running: Answering | None = None
         self._closed: TpiedgeError | None = None
+        self._totals = Totals()
+
+    @property
+    def totals(self) -> Totals:
+        """What has become of the requests so far."""
+        return self._totals
 
     @property
     def waiting(self) -> int:
@@ -90,6 +98,7 @@ class Desk:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
             if len(self._waiting) >= self._limit:
+                self._count(refused=1)
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
             self._waiting.append(answering)
         self._on_submit()
@@ -110,19 +119,26 @@ class Desk:
             if running is None or getattr(message, "request", None) != running.request.id:
                 return
             match message:
-                case Token() | PromptScores():
+                case Token():
+                    self._count(tokens=1)
                     running.put(message)
-                case Finished():
+                case PromptScores():
+                    running.put(message)
+                case Finished(reason=reason, prompt_tokens=prompt_tokens):
                     self._running = None
+                    cancelled = int(reason == "cancel")
+                    self._count(finished=1 - cancelled, cancelled=cancelled, prompt_tokens=prompt_tokens)
                     running.put(message)
                 case Failed(kind=kind, message=text):
                     self._running = None
+                    self._count(failed=1)
                     running.put((UserError if kind == "UserError" else InternalError)(text))
 
     def fail_running(self, error: TpiedgeError) -> None:
         """The cluster broke under the running request."""
         with self._lock:
             running, self._running = self._running, None
+            self._count(failed=int(running is not None))
         if running is not None:
             running.put(error)
 
@@ -132,6 +148,7 @@ class Desk:
             failed = [*([self._running] if self._running else []), *self._waiting]
             self._running = None
             self._waiting.clear()
+            self._count(failed=len(failed))
         for answering in failed:
             answering.put(error)
 
@@ -149,4 +166,10 @@ class Desk:
             if answering not in self._waiting:
                 return
             self._waiting.remove(answering)
+            self._count(cancelled=1)
         answering.put(Cancelled(f"request {answering.request.id} was cancelled before it began"))
+
+    def _count(self, **more: int) -> None:
+        """Add to the totals. Under the lock; they are replaced, so that whoever reads them sees all of a moment."""
+        counted = asdict(self._totals)
+        self._totals = Totals(**{name: count + more.get(name, 0) for name, count in counted.items()})

@@ -86,6 +86,12 @@ class Master:
     def status(self) -> ClusterStatus:
         return self._reconciler.status
 
+    def observe(self) -> ClusterStatus:
+        """As `status`; the nodes are asked for their counters, which a later one has, for as long as somebody looks."""
+        self._calls.put(self._stage.observe)
+        self._hub.wake()
+        return self.status
+
     @property
     def failed(self) -> TpiedgeError | None:
         """What ended the control thread, if anything did."""

@@ -21,7 +21,7 @@ from tpiedge.clock import MonotonicClock
 from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.engine.assembly import Engine
+from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.errors import (
@@ -40,10 +40,11 @@ from tpiedge.nodes.addresses import data_endpoint
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link import ControlLink
 from tpiedge.nodes.liveness import ClusterLiveness
-from tpiedge.nodes.placing import placed
+from tpiedge.nodes.placing import elastic_bytes, placed
 from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import CONTROL, TENSOR
 from tpiedge.transport.keys import CurveKeys
@@ -82,6 +83,7 @@ class Node:
             self._clock, timeout_s=bootstrap.timeout_s, stall_s=bootstrap.stall_s
         )
         self._meter = Meter()
+        self._tracer = Tracer() if bootstrap.trace else None
         self._epoch = 0
         self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
@@ -127,6 +129,8 @@ class Node:
         """Send what is left to say and release everything."""
         self.link.close()
         self._resources.close()
+        if self._tracer is not None:  # now that nobody reads or computes any more
+            self._tracer.write(Path(self._bootstrap.trace), self._bootstrap.rank)
 
     def report(self, error: TpiedgeError) -> None:
         """Tell the master why this node ends, and first who is to blame."""
@@ -196,28 +200,33 @@ class Node:
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
+        config = config_of_pack(pack)
+        cache = kv_cache(config, share, assign.compute, assign.slots, assign.capacity_tokens)
         self._weights = NodeWeights(
             pack,
             share,
             assign.rank == 0,
             functools.partial(placed, assign.weights),
+            kv_bytes=elastic_bytes(assign.weights, cache.reserved_bytes),
             direct=assign.weights.direct,
             progress=functools.partial(self._loading, communicator),
         )
         self._resources.callback(self._weights.close)
         engine = self._engine = Engine.build(
-            config_of_pack(pack),
+            config,
             share,
             self._weights,
+            cache,
             communicator,
             epoch=assign.epoch,
             compute=assign.compute,
             threads=assign.threads,
-            slots=assign.slots,
-            capacity_tokens=assign.capacity_tokens,
             meter=self._meter,
         )
         self._resources.callback(engine.close)
+        if self._tracer is not None:
+            self._meter.trace(self._tracer)
+            self._weights.trace(self._tracer)
         load_s = time.perf_counter() - started
         self.link.post(Ready(assign.epoch, assign.rank, self._weights.weight_bytes, load_s))
         return engine
@@ -263,7 +272,7 @@ class Node:
             rank=self._bootstrap.rank,
             peak_rss_bytes=peak_rss_bytes(),
             weight_bytes=weights.weight_bytes if weights else 0,
-            kv_bytes=engine.cache.reserved_bytes if engine else 0,
+            kv_bytes=engine.cache.held_bytes if engine else 0,
             disk_read_bytes=weights.embedding_bytes_read + weights.streamed_bytes if weights else 0,
             bytes_sent=data.bytes_sent if data else 0,
             bytes_received=data.bytes_received if data else 0,

@@ -6,7 +6,7 @@ from tpiedge.memory.sweep import Sweep
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import WeightMemory
 
-__all__ = ["placed"]
+__all__ = ["elastic_bytes", "placed"]
 
 
 def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
@@ -19,3 +19,9 @@ def placed(memory: WeightMemory, sweep: Sweep) -> Placement:
             f"{format_bytes(room)} are too little for the weights: {least} is the least that works"
         )
     return found
+
+
+def elastic_bytes(memory: WeightMemory, kv_bytes: int) -> int:
+    """What the weights may use of a KV cache of `kv_bytes` while it is empty: nothing where nothing is to be pinned
+    but what was planned."""
+    return kv_bytes if memory.pin == "auto" else 0

@@ -79,6 +79,8 @@ class Session:
         self.fallen: str | None = None
         self.fetching: dict[str, Fetching] = {}
         self.epoch: Epoch | None = None
+        #: What each node said last of what it has done.
+        self.counters: dict[int, Stats] = {}
         self._served = served
         self._timing = timing
         self._clock = clock
@@ -200,6 +202,12 @@ class Session:
             if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
                 self._blame(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
 
+    def ask_counters(self) -> None:
+        """Have every node say what it has done; nobody waits for the answers."""
+        if self.phase is Phase.READY:
+            for rank in range(len(self.seats)):
+                self._to_node(AskStats(self.number), rank)
+
     def end(self) -> None:
         """Let every worker end its node. Idempotent."""
         if self.phase is not Phase.ENDED:
@@ -208,6 +216,8 @@ class Session:
             self._to_agent(Release(self.number), machine)
 
     def _event(self, event: Event) -> None:
+        if isinstance(event, Stats):
+            self.counters[event.rank] = event
         match event:
             case TpiedgeError():
                 self._broke(event)

@@ -2,7 +2,9 @@
 
 from dataclasses import dataclass
 
-__all__ = ["ClusterStatus", "NodeStatus"]
+from tpiedge.wire.control import Stats
+
+__all__ = ["ClusterStatus", "NodeStatus", "Totals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -12,7 +14,7 @@ class NodeStatus:
     `rank` is None for a machine that takes no part, and `why` says the reason of that or of the size of its share.
     `attention` and `ffn` are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its
     measured weight bytes per second (0: unknown), `last_seen_s` how long ago it was heard of. While it fetches,
-    `fetch_total_bytes` is not 0.
+    `fetch_total_bytes` is not 0. `counters` is what its node said last, if anybody wanted to know (Master.observe).
     """
 
     name: str
@@ -31,6 +33,19 @@ class NodeStatus:
     fetched_bytes: int = 0
     fetch_total_bytes: int = 0
     fetch_bytes_per_s: float = 0.0
+    counters: Stats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Requests by how they ended, and tokens, since the master began. Those that were refused were never accepted."""
+
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +58,4 @@ class ClusterStatus:
     queued: int
     running: int
     epoch: int = 0
+    totals: Totals = Totals()

@@ -11,6 +11,7 @@ from tpiedge.nodes.seats import Fetching
 from tpiedge.nodes.session import Phase, Session
 from tpiedge.nodes.stage import Stage
 from tpiedge.nodes.status import ClusterStatus, NodeStatus
+from tpiedge.wire.control import Stats
 
 __all__ = ["survey"]
 
@@ -47,6 +48,7 @@ def survey(
         queued=desk.waiting,
         running=int(desk.running),
         epoch=serving.number if serving is not None else 0,
+        totals=desk.totals,
     )
 
 
@@ -65,6 +67,7 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         last_seen_s=0.0,
         why=seat.why if seat else "",
         pid=rank_zero.pid,
+        counters=_counters(serving, 0),
     )
 
 
@@ -99,6 +102,7 @@ def _worker(
         fetched_bytes=fetching.done_bytes,
         fetch_total_bytes=fetching.total_bytes,
         fetch_bytes_per_s=fetching.bytes_per_s,
+        counters=_counters(serving, rank),
     )
 
 
@@ -119,6 +123,10 @@ def _state(serving: Session | None, rank: int) -> str:
     if serving is None or serving.epoch is None or rank >= len(serving.epoch.members):
         return "waiting"
     return serving.epoch.members[rank].state.value
+
+
+def _counters(serving: Session | None, rank: int | None) -> Stats | None:
+    return serving.counters.get(rank) if serving is not None and rank is not None else None
 
 
 def _rank(name: str, serving: Session | None) -> int | None:

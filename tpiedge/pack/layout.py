@@ -35,6 +35,7 @@ __all__ = [
     "group_size",
     "share_bytes",
     "share_of_matrix",
+    "whole_pages",
 ]
 
 ALIGN = 4096
@@ -178,7 +179,7 @@ class BlobLayout:
         for vector in spec.vectors:
             vectors.append(VectorLayout(vector.name, vector.length, precision.itemsize, offset))
             offset = _round_up(offset + vectors[-1].nbytes, ROW_ALIGN)
-        section = offset = _round_up(offset, ALIGN)
+        section = offset = whole_pages(offset)
         matrices, ranges = [], 1 if section else 0
         for m in spec.matrices:
             matrix = MatrixLayout(
@@ -253,6 +254,11 @@ def group_size(layout: BlobLayout) -> int:
     if queries % keys:
         raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
     return queries // keys
+
+
+def whole_pages(nbytes: int) -> int:
+    """Rounded up to whole pages of ALIGN bytes."""
+    return _round_up(nbytes, ALIGN)
 
 
 def _round_up(value: int, multiple: int) -> int:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 
+from tpiedge.pack.layout import whole_pages
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.planner.partition import Shape
 from tpiedge.units import MIB, format_bytes
@@ -21,9 +22,9 @@ __all__ = [
 
 #: What a node weighs beside weights, KV cache and hidden states, with the process that started it: interpreter, torch's
 #: libraries (84 MiB of them mapped), page tables, buffers, the scratch memory of a chunk. Measured in control groups.
-NODE_BASE_BYTES = 320 * MIB
+NODE_BASE_BYTES = 328 * MIB
 #: Of them the master, or the worker's agent.
-_COMPANION_BYTES = 56 * MIB
+_COMPANION_BYTES = 64 * MIB
 #: Hidden states of a step at most (as engine.steps.StepLimits).
 _ACTIVATION_BYTES = 64 * MIB
 
@@ -111,7 +112,8 @@ def whole_need(
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
-    kv_bytes = kv_heads * model.kv_token_bytes * capacity_tokens * model.num_layers
+    run_bytes = whole_pages(capacity_tokens * model.kv_token_bytes // 2)  # of keys, or of values
+    kv_bytes = kv_heads * 2 * run_bytes * model.num_layers
     return NodeNeed(layers + head, kv_bytes, base_bytes(model, node, capacity_tokens))
 
 

@@ -15,7 +15,7 @@ from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.star import node_name
-from tpiedge.engine.assembly import Engine
+from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
@@ -54,9 +54,12 @@ class InProcessCluster:
         capacity_tokens: int = 256,
         limits: StepLimits | None = None,
         placement: Callable[[Sweep], Placement] | None = None,
+        kv_quantum_bytes: int | None = None,
     ) -> None:
-        """`placement`: of every node's weights; all are pinned without one."""
+        """`placement`: of every node's weights; all are pinned without one. With `kv_quantum_bytes` they also use what
+        the KV cache leaves free, which grows by so much."""
         self._placement = placement
+        self._kv_quantum_bytes = kv_quantum_bytes
         self._pack = Pack.open(pack)
         self._config = config_of_pack(self._pack)
         self._shares = shares
@@ -66,6 +69,7 @@ class InProcessCluster:
         self._resources = ExitStack()
         self._threads: list[threading.Thread] = []
         self.errors: list[TpiedgeError] = []
+        self.weights: list[NodeWeights] = []
         self.hub = InProcessHub(node_name(0))
         self._spokes = [self.hub.spoke(node_name(rank)) for rank in range(1, len(shares))]
         self.leader = self._start()
@@ -118,18 +122,21 @@ class InProcessCluster:
         return engines[0].leader(self._limits)
 
     def _engine(self, rank: int) -> Engine:
-        weights = NodeWeights(self._pack, self._shares[rank], rank == 0, self._placement)
+        share = self._shares[rank]
+        cache = kv_cache(self._config, share, self._compute, 1, self._capacity, self._kv_quantum_bytes)
+        kv_bytes = cache.reserved_bytes if self._kv_quantum_bytes else 0
+        weights = NodeWeights(self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes)
+        self.weights.append(weights)
         self._resources.callback(weights.close)
         engine = Engine.build(
             self._config,
-            self._shares[rank],
+            share,
             weights,
+            cache,
             self._communicator(rank),
             epoch=_EPOCH,
             compute=self._compute,
             threads=1,
-            slots=1,
-            capacity_tokens=self._capacity,
             meter=Meter(),
         )
         self._resources.callback(engine.close)

@@ -115,6 +115,9 @@ class FakeService:
     def status(self) -> ClusterStatus:
         return ClusterStatus(not self.unavailable, self.unavailable, self._nodes, 0, len(self._running))
 
+    def observe(self) -> ClusterStatus:
+        return self.status()
+
     def submit(self, request: GenerationRequest) -> FakeGeneration:
         with self._lock:
             self._running = [running for running in self._running if not running.ended.is_set()]

@@ -104,10 +104,10 @@ def test_two_masters_share_a_cache(clusters, tmp_path, exact):
 
 
 def test_machines_that_are_too_small_together_stream(clusters, exact):
-    """Program 336.3 MB, up to 3.1 MB of KV cache each; the layers of 4.9 MB and the head of 0.8 MB do not fit."""
-    cluster = clusters("--memory", "341MB", "--min-workers", 1)
+    """Program 344.7 MB, up to 3.1 MB of KV cache each; the layers of 4.9 MB and the head of 0.8 MB do not fit."""
+    cluster = clusters("--memory", "350MB", "--min-workers", 1)
     cluster.start_master()
-    cluster.start_worker("ann", "--memory", "341MB", "--pin", "none", "--window", 2, "--io", "buffered")
+    cluster.start_worker("ann", "--memory", "350MB", "--pin", "none", "--window", 2, "--io", "buffered")
     status = cluster.wait_ready(2)
     words = {node["host"] or node["name"]: node["why"] for node in status["nodes"]}
     assert re.search(r"; [\d.]+ MB of them stream from its disk$", words["master"]), words

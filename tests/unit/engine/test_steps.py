@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.steps import Chunk, Piece, StepLimits, chunks
+from tpiedge.engine.steps import Chunk, Piece, StepLimits, chunks, last_rows
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import Segment, StepPlan
 
@@ -57,6 +57,13 @@ def test_every_position_is_in_exactly_one_piece(lengths: list[int], chunk_tokens
     assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)
 
 
+def test_the_last_rows_of_many_sequences() -> None:
+    rows, parts = last_rows(plan((0, 7, 1), (3, 0, 4), (2, 5, 0), (1, 2, 3), chunk_tokens=2))
+    assert rows == (0, 4, 7)
+    assert parts == (Chunk(0, 0, 2, ()), Chunk(1, 2, 3, ()))
+
+
 def test_limits_bound_a_step_and_a_message() -> None:
     assert StepLimits.of(4096) == StepLimits(step_tokens=4096, chunk_tokens=64)
+    assert StepLimits.of(4096, 1 << 20) == StepLimits(step_tokens=64, chunk_tokens=64)
     assert StepLimits.of(1 << 26) == StepLimits(1, 1)

@@ -1,5 +1,8 @@
 """The KV cache keeps positions without holes and can be cut back."""
 
+import mmap
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -58,16 +61,61 @@ def test_a_plan_that_breaks_the_laws_is_a_protocol_error(
 
 
 def test_bf16_halves_the_reserved_bytes() -> None:
-    assert make(dtype=torch.bfloat16).reserved_bytes * 2 == make().reserved_bytes
+    halved, whole = make(dtype=torch.bfloat16, capacity=1024), make(capacity=1024)
+    assert halved.reserved_bytes * 2 == whole.reserved_bytes == 2 * 2 * 2 * 3 * 1024 * 4 * 4
 
 
 def test_a_node_without_attention_has_an_empty_cache() -> None:
     cache = make(kv_heads=0)
     cache.begin(0, 0, 3)
     cache.append(0, 0, 0, torch.empty(3, 0, 4), torch.empty(3, 0, 4))
-    assert cache.reserved_bytes == 0
+    assert cache.reserved_bytes == cache.held_bytes == 0
 
 
 def test_a_context_beyond_all_memory_is_said_in_one_line() -> None:
     with pytest.raises(OutOfMemory, match=r"cannot reserve 422\.2 TB for the KV cache"):
         make(capacity=1 << 40)
+
+
+def test_memory_is_held_for_what_a_sequence_reaches() -> None:
+    cache = make(
+        capacity=4096, quantum_bytes=2 * 2 * 3 * 1024 * 16
+    )  # 1024 positions in 12 runs of 16 bytes each
+    runs, page = 12, 4096
+    assert cache.held_bytes == 0
+    cache.begin(1, 0, 1)
+    assert cache.held_bytes == runs * 1024 * 16
+    cache.commit(1, 1)
+    cache.begin(1, 1, 1025)
+    assert cache.held_bytes == runs * 2048 * 16
+    cache.begin(0, 0, 1)
+    assert cache.held_bytes == runs * 3072 * 16 < cache.reserved_bytes == 2 * runs * 4096 * 16
+    assert make(capacity=9).held_bytes == 0
+    small = make(capacity=9)
+    small.begin(0, 0, 1)
+    assert small.held_bytes == runs * page  # whole pages
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
+def test_what_a_shorter_sequence_does_not_need_goes_back_to_the_system() -> None:
+    """What it keeps is as it was; and other sequences are."""
+    cache = make(num_layers=4, kv_heads=2, head_dim=64, capacity=8192, quantum_bytes=1 << 20)
+    k_TKd, v_TKd = torch.randn(8192, 2, 64), torch.randn(8192, 2, 64)
+    for slot in (0, 1):
+        cache.begin(slot, 0, 8192)
+        for layer in range(4):
+            cache.append(layer, slot, 0, k_TKd, v_TKd)
+        cache.commit(slot, 8192)
+    full, held = resident_bytes(), cache.held_bytes
+    assert held == cache.reserved_bytes
+    cache.begin(0, 1000, 1001, 1500)
+    assert cache.held_bytes < held - (24 << 20)
+    assert abs((full - resident_bytes()) - (held - cache.held_bytes)) < 4 << 20
+    for layer in range(4):
+        assert torch.equal(cache.keys(layer, 0, 1000), k_TKd[:1000].transpose(0, 1))
+        assert torch.equal(cache.values(layer, 0, 1000), v_TKd[:1000].transpose(0, 1))
+        assert torch.equal(cache.values(layer, 1, 8192), v_TKd.transpose(0, 1))
+    assert not cache.keys(3, 0, 8192)[:, -100:].any()

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.memory.pinning import Placement, TooSmall, place, spread
+from tpiedge.memory.pinning import Placement, SparePins, TooSmall, in_turn, place, spread
 from tpiedge.memory.residency import smallest_ring
 
 BLOCKS = st.lists(st.lists(st.integers(1, 50), max_size=4), min_size=1, max_size=12).filter(any)
@@ -57,3 +57,36 @@ def test_a_spread_never_runs_ahead_of_its_part(sizes: list[int], percent: int) -
         held += size if number in pinned else 0
         assert 100 * held <= percent * passed
     assert 100 * (held + max(sizes)) > percent * passed
+
+
+@given(BLOCKS, st.integers(0, 1200), st.lists(st.integers(0, 1200), min_size=2, max_size=2))
+def test_spare_pins_fit_and_are_nested(blocks: list[list[int]], nbytes: int, spare: list[int]) -> None:
+    sizes = [size for block in blocks for size in block]
+    found = place(blocks, nbytes)
+    if isinstance(found, TooSmall):
+        return
+    pins = SparePins(sizes, found)
+    less, more = (pins.placement(pins.count(one)) for one in sorted(spare))
+    assert found.pinned <= less.pinned <= more.pinned
+    assert more.nbytes(sizes) <= found.nbytes(sizes) + max(spare)
+    assert more.ring_bytes >= smallest_ring(blocks, more.pinned)
+    assert pins.placement(pins.count(0)) == found
+    assert pins.placement(pins.count(sum(sizes))) == Placement(0, frozenset(range(len(sizes))))
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 8, 100])
+def test_every_beginning_of_a_turn_is_spread_over_the_sweep(count: int) -> None:
+    order = in_turn(range(count))
+    assert sorted(order) == list(range(count))
+    for taken in range(1, count + 1):
+        places = sorted(order[:taken])
+        gaps = [
+            after - before for before, after in zip(places, [*places[1:], places[0] + count], strict=True)
+        ]
+        assert max(gaps) <= 4 * count / taken
+
+
+def test_nothing_is_spare_where_everything_is_pinned() -> None:
+    pins = SparePins([1, 1], Placement(0, frozenset({0, 1})))
+    assert pins.placement(pins.count(100)) == Placement(0, frozenset({0, 1}))
+    assert in_turn([]) == []

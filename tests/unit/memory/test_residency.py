@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.memory.residency import Drop, Instruction, Read, Residency, smallest_ring
+from tpiedge.memory.residency import Drop, Instruction, Read, Release, Residency, smallest_ring
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -97,7 +97,42 @@ def test_what_is_unpinned_goes_at_once_unless_it_is_in_use() -> None:
     assert machine.repin({0, 1}) == []  # it is in the ring this time
     machine.leave()
     machine.enter(1)
-    assert machine.leave() == [Read(4, 1, None)]
+    assert machine.leave() == [Release(), Read(4, 1, None)]
+
+
+def test_between_two_blocks_nothing_relies_on_what_is_unpinned() -> None:
+    """What was read ahead of its use makes room for it, as soon as no read writes to that memory."""
+    machine = Residency([[1], [1], [1], [1]], 2, {0, 1}, 9)
+    assert machine.start() == [Read(1, 0, None), Read(2, 1, None), Read(3, 2, 0), Read(4, 3, 1)]
+    for ticket in (1, 2, 3):
+        machine.loaded(ticket)
+    assert machine.repin({0}) == [Drop(1)]
+    assert machine.loaded(4) == [Read(5, 1, 0), Read(6, 2, 1)]
+    machine.enter(0)
+    assert machine.ready(0)
+    machine.leave()
+    machine.enter(1)
+    assert not machine.ready(1)
+    machine.loaded(5)
+    assert machine.ready(1)
+    assert machine.place(1) == 0
+
+
+def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
+    """Once no read writes to it, and before what takes its place is read."""
+    machine = Residency([[1], [1], [1]], 2, {0}, 2)
+    assert machine.start() == [Read(1, 0, None), Read(2, 1, 0)]
+    assert machine.loaded(1) == [Read(3, 2, 1)]
+    machine.loaded(2)
+    assert machine.repin({0, 1, 2}) == [Read(4, 1, None)]  # as far as the limit of reads admits
+    assert machine.loaded(3) == [Release(), Read(5, 2, None)]
+    machine.loaded(4)
+    machine.loaded(5)
+    for block in range(3):
+        assert machine.enter(block) == []
+        assert machine.ready(block)
+        assert machine.leave() == []
+    assert machine.repin({0}) == [Drop(1), Drop(2), Read(6, 1, 0), Read(7, 2, 1)]
 
 
 def test_a_ring_that_cannot_work_is_a_defect() -> None:
@@ -162,7 +197,9 @@ class Schedules(RuleBasedStateMachine):
 
     @rule(data=st.data())
     def repin(self, data: st.DataObject) -> None:
-        self.obey(self.machine.repin(self.some_pieces(data)))
+        pinned = self.some_pieces(data)
+        self.obey(self.machine.repin(pinned))
+        assert self.entered is not None or self.own <= pinned
 
     @invariant()
     def the_laws_hold(self) -> None:
@@ -179,6 +216,10 @@ class Schedules(RuleBasedStateMachine):
         for instruction in instructions:
             if isinstance(instruction, Drop):
                 self.own.remove(instruction.piece)
+            elif isinstance(instruction, Release):
+                assert not self.machine.ring_used_bytes
+                assert not [read for read in self.asked.values() if read.offset is not None]
+                self.ring.clear()
             else:
                 self.begin_read(instruction)
 

@@ -137,6 +137,9 @@ class SlowDisk:
     def drop(self, piece: int) -> None:
         raise AssertionError("nothing is pinned")
 
+    def release(self) -> None:
+        raise AssertionError("everything passes through the ring")
+
     def finish(self, error: TpiedgeError | None = None) -> None:
         assert self.asked.acquire(timeout=DEADLINE_S)
         self.reads.pop(0)[1](error)

@@ -11,6 +11,7 @@ from tests.unit.nodes.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, TpiedgeError, UserError
 from tpiedge.nodes.desk import Answering, Desk, QueueFull
 from tpiedge.nodes.master import NotServing
+from tpiedge.nodes.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Ready, Token
 
 WAIT_S = 10.0
@@ -63,6 +64,31 @@ def test_an_answer_comes_in_its_order_and_ends_with_finished() -> None:
         book.desk.tell(message)
     assert events(answering) == said
     assert book.desk.idle
+
+
+def test_what_became_of_the_requests_is_counted() -> None:
+    book = Book(limit=2)
+    book.submit("r-1")
+    book.start()
+    for message in (PromptScores(1, "r-1", 0, (0.5,)), token(), token(index=1), finished(), token(index=2)):
+        book.desk.tell(message)
+    book.submit("r-2")
+    book.start()
+    book.desk.tell(Finished(1, "r-2", "cancel", 3, 0, 0.1, 0.1))
+    book.submit("r-3").cancel()
+    book.submit("r-4")
+    book.start()
+    book.desk.tell(Failed(1, 0, "r-4", "UserError", "too long"))
+    book.submit("r-5")
+    book.start()
+    book.desk.fail_running(PeerLost(1, "the work", "silence"))
+    book.desk.fail_running(PeerLost(1, "the work", "silence"))
+    book.submit("r-6")
+    book.submit("r-7")
+    with pytest.raises(QueueFull):
+        book.submit("r-8")
+    book.desk.fail_all(InternalError("the end"))
+    assert book.desk.totals == Totals(finished=1, failed=4, cancelled=2, refused=1, prompt_tokens=6, tokens=2)
 
 
 def test_requests_start_one_at_a_time_in_their_order() -> None:

@@ -1,0 +1,89 @@
+"""A KV cache that grows unpins weights, one that shrinks pins them again, and no token changes."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.packs import split
+from tests.reference import Reference
+from tpiedge.engine.steps import StepLimits
+from tpiedge.memory.pinning import Placement, place
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import Sweep
+from tpiedge.testing.cluster import InProcessCluster, greedy_request
+from tpiedge.wire.control import Token
+
+QUANTUM = 1 << 14
+
+
+def tight(part: float) -> Callable[[Sweep], Placement]:
+    """The smallest ring, and room for `part` of the other weights when the KV cache is full."""
+
+    def placement(sweep: Sweep) -> Placement:
+        least = smallest_ring(sweep.sizes, frozenset())
+        found = place(sweep.sizes, least + round(part * max(0, sweep.nbytes - least)), window_bytes=least)
+        assert isinstance(found, Placement)
+        return found
+
+    return placement
+
+
+def tokens(
+    cluster: InProcessCluster, prompt_ids: tuple[int, ...], count: int, *, keep: bool = False
+) -> list[int]:
+    request = replace(greedy_request(prompt_ids, count), keep_prefix=keep)
+    return [event.token for event in cluster.generate(request) if isinstance(event, Token)]
+
+
+@pytest.mark.parametrize("shares", ["1", "2,1", "1,0:1,3"])
+@pytest.mark.parametrize("part", [0.0, 0.4, 0.9])
+@pytest.mark.parametrize("name", ["llama-gqa-odd", "mistral-sliding"])
+def test_tokens_are_the_same_while_the_cache_grows_and_shrinks(
+    name: str,
+    part: float,
+    shares: str,
+    references: Callable[[str], Reference],
+    packs: Callable[[Reference], Path],
+) -> None:
+    reference = references(name)
+    prompt, answer = tuple(reference.prompt_ids), tuple(reference.greedy_ids)
+    with InProcessCluster(
+        packs(reference),
+        split(reference, shares),
+        limits=StepLimits(7, 3),
+        placement=tight(part),
+        kv_quantum_bytes=QUANTUM,
+    ) as cluster:
+        held = []
+        for repeats in (1, 6, 1, 3):
+            long = (prompt * repeats)[: 256 - 8]
+            continued = tokens(cluster, long, 8)
+            assert tokens(cluster, (*long, *continued[:4]), 4, keep=True) == continued[4:]
+            assert tuple(tokens(cluster, prompt, len(answer))) == answer
+            held.append(cluster.weights[0].weight_bytes)
+        largest = max(piece.nbytes for piece in cluster.weights[0].sweep.pieces)
+        assert max(held) - min(held) <= QUANTUM + largest  # whatever came before the same text
+
+
+def test_a_longer_text_leaves_less_room_for_weights(
+    references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+) -> None:
+    reference = references("llama-gqa-odd")
+    prompt = tuple(reference.prompt_ids)
+    with InProcessCluster(
+        packs(reference), split(reference, "1"), placement=tight(0.3), kv_quantum_bytes=QUANTUM
+    ) as cluster:
+        (weights,) = cluster.weights
+        planned = weights.weight_bytes  # with an empty cache
+        budget = weights.placement.nbytes([piece.nbytes for piece in weights.sweep.pieces])
+        seen = []
+        for length in (8, 250):
+            tokens(cluster, (prompt * 9)[:length], 1)
+            seen.append(weights.weight_bytes)
+        assert planned > seen[0] > seen[1] >= budget
+        read = weights.streamed_bytes
+        tokens(cluster, prompt[:8], 1)
+        assert weights.weight_bytes == seen[0]
+        assert weights.streamed_bytes > read  # pinning again is reading

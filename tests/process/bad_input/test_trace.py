@@ -1,0 +1,89 @@
+"""Traces that cannot be written, read or drawn."""
+
+import json
+import sys
+
+import pytest
+
+from tests.process.bad_input.refusal import run_model
+
+EVENT = {"ph": "X", "cat": "load", "pid": 1, "tid": 1, "ts": 5e6, "dur": 1e6, "args": {"kind": "up"}}
+
+
+@pytest.fixture
+def good(tmp_path):
+    """The trace of one read, from second 5 to second 6."""
+    path = tmp_path / "good.json"
+    path.write_text(json.dumps({"traceEvents": [EVENT], "otherData": {"tpiedge_dropped": {"0": 0}}}))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("path", "expected"),
+    [
+        ("missing/t.json", "there is no folder"),
+        ("", "it is empty: give a path"),
+        (".", "is a directory"),
+        ("/dev/full", "is not a file"),
+        ("x" * 300, "File name too long"),
+    ],
+)
+def test_a_trace_that_cannot_be_written_is_refused_before_anything_starts(
+    fails, cache, references, tmp_path, monkeypatch, path, expected
+):
+    monkeypatch.chdir(tmp_path)
+    assert expected in fails(*run_model(references("openllama").folder), "--trace", path)
+    assert not cache.exists()
+
+
+def test_what_is_refused_later_leaves_no_trace(fails, tmp_path):
+    assert "no model 'nope'" in fails(*run_model("nope"), "--trace", tmp_path / "t.json")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (None, "there is no file"),
+        (b"", "it is not JSON"),
+        (b"\xff\xfe", "it is not JSON"),
+        (b'{"traceEvents": []}', "another program wrote it"),
+    ],
+)
+def test_what_is_no_trace(fails, tmp_path, content, expected):
+    path = tmp_path / "t.json"
+    if content is not None:
+        path.write_bytes(content)
+    line = fails("trace", path)
+    assert expected in line
+    assert str(path) in line
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (("--steps", "2"), "--steps 2-2 leaves nothing: the trace has no steps"),
+        (("--steps", "5-2"), "'5-2' is neither a step nor a range of steps"),
+        (("--steps", "two"), "'two' is neither a step nor a range of steps"),
+        (("--steps", "2", "--to", 3), "give either --steps or --from and --to"),
+        (("--from", 6), "--from 6 leaves nothing: the trace goes from 0 to 6.000 s"),
+        (("--from", 3, "--to", 2), "--from 3 --to 2 leaves nothing"),
+        (("--to", 0), "leaves nothing"),
+        (("--from", -1), "'--from': -1.0 is not in the range"),
+        (("--png", "missing/t.png"), "there is no folder"),
+        (("--png", "/dev/full"), "is not a file"),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+)
+def test_what_cannot_be_shown(fails, good, flags, expected):
+    assert expected in fails("trace", good, *flags)
+
+
+def test_a_picture_needs_matplotlib(fails, good, monkeypatch):
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "tpiedge.cli.timeline", raising=False)
+    for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
+        monkeypatch.delitem(sys.modules, name)
+    assert "--png needs matplotlib: pip install 'tpiedge[plot]'" in fails(
+        "trace", good, "--png", good.parent / "x.png"
+    )

@@ -1,0 +1,99 @@
+"""Long prompts in real processes: bounded activations, and a KV cache that takes its memory from pinned weights."""
+
+import functools
+import json
+import re
+
+import pytest
+
+from tests.process.command import run_command
+from tests.process.models import build_text_model
+
+HIDDEN, WIDTH, LAYERS, CONTEXT = 256, 12_000, 3, 8000
+POSITION_BYTES = LAYERS * 2 * 2 * 64 * 4  # keys and values of two heads, in f32
+KV_BYTES = CONTEXT * POSITION_BYTES
+LONG = 3000
+RESOURCE = 4
+
+#: What a step may take beside weights and KV cache: hidden states, messages, FFN, attention, and slack for what the
+#: allocator keeps. Gate and up of a whole message would take 94 MiB.
+ACTIVATION_BYTES = 40 << 20
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    """An FFN so wide that a message's worth of its activations would be noticed."""
+    return build_text_model(
+        tmp_path_factory.mktemp("wide") / "wide",
+        hidden_size=HIDDEN,
+        intermediate_size=WIDTH,
+        num_hidden_layers=LAYERS,
+    )
+
+
+def prompt(model, length, max_tokens):
+    ids = ",".join(str(5 + place * place % 90) for place in range(length))
+    return ("--model", model, "--prompt-ids", ids, "--max-tokens", max_tokens, "--ignore-eos", "--threads", 1)
+
+
+@pytest.fixture(scope="module")
+def whole(wide_model):
+    """Everything in memory, one token: by length of the prompt."""
+
+    @functools.cache
+    def run(length):
+        return answered(*prompt(wide_model, length, 1))
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def budget(wide_model):
+    """A little more than the least memory that a refusal names, in MB, for a context of which little is used."""
+    refused = run_command("run", *prompt(wide_model, 16, CONTEXT - 16), "--memory", "1MB")
+    assert refused.status == RESOURCE
+    least = re.search(r"node 0 needs at least ([\d.]+) MB .* KV cache ([\d.]+) MB", refused.err)
+    assert least, refused.err
+    assert float(least[2]) == pytest.approx(KV_BYTES / 1e6, rel=0.01)
+    return float(least[1]) + 10
+
+
+@pytest.fixture(scope="module")
+def tight(wide_model, whole, budget):
+    """The same with that memory: the answer is allowed to fill the context, and ends at its first word."""
+
+    @functools.cache
+    def run(length):
+        stop = whole(length)["text"].strip()
+        allowed = prompt(wide_model, length, CONTEXT - length)
+        return answered(*allowed, "--stop", stop, "--memory", f"{budget:.1f}MB")
+
+    return run
+
+
+def answered(*arguments):
+    ended = run_command("run", *arguments, "--json")
+    assert ended.status == 0, ended.err
+    return json.loads(ended.out)
+
+
+@pytest.mark.parametrize("length", [16, LONG])
+def test_all_of_a_prompt_is_in_memory(whole, length):
+    assert whole(length)["prompt_tokens"] == length
+
+
+def test_a_long_prompt_stays_within_the_activation_budget(whole):
+    short, long = (whole(length)["nodes"][0]["peak_rss_bytes"] for length in (16, LONG))
+    assert long - short < LONG * POSITION_BYTES + ACTIVATION_BYTES
+
+
+@pytest.mark.parametrize("length", [16, LONG])
+def test_the_answer_is_the_same_within_the_budget(whole, tight, budget, length):
+    assert tight(length)["token_ids"] == whole(length)["token_ids"]
+    assert tight(length)["nodes"][0]["peak_rss_bytes"] < budget * 1e6
+
+
+def test_a_growing_cache_takes_the_place_of_weights(tight):
+    short, long = (tight(length)["nodes"][0]["weight_bytes"] for length in (16, LONG))
+    planned = tight(LONG)["plan"]["shares"][0]["weight_bytes"]  # for a full cache
+    assert planned < long < short < planned + KV_BYTES

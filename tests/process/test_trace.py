@@ -1,0 +1,176 @@
+"""`--trace FILE` and `tpiedge trace FILE`: what a streaming cluster did when, and the same tokens with and without."""
+
+import json
+import signal
+import struct
+from itertools import pairwise
+
+import pytest
+
+from tests.process.command import run_command
+from tpiedge.tracing.chrome import read_trace
+from tpiedge.tracing.intervals import clip, total, union
+from tpiedge.tracing.tracer import LANES
+
+TOKENS = 24
+RUN = (
+    "run", "--model", "demo", "--nodes", 2, "--shares", "2,1", "--threads", 1, "--pin", "none",
+    "--prompt", "Once upon a time", "--max-tokens", TOKENS, "--ignore-eos", "--json",
+)  # fmt: skip
+LAYERS = 6
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """(the record of a streaming run, its trace file)"""
+    path = tmp_path_factory.mktemp("trace") / "t.json"
+    ended = run_command(*RUN, "--trace", path)
+    assert ended.status == 0, ended.err
+    assert f"events in {path}" in ended.err.splitlines()[-1]
+    assert list(path.parent.iterdir()) == [path]
+    return json.loads(ended.out), path
+
+
+def summary(path, *arguments):
+    ended = run_command("trace", path, "--json", *arguments)
+    assert (ended.status, ended.err) == (0, "")
+    return json.loads(ended.out)
+
+
+def test_the_tokens_are_the_same_without(traced):
+    ended = run_command(*RUN)
+    assert json.loads(ended.out)["token_ids"] == traced[0]["token_ids"]
+
+
+def test_every_node_has_its_lanes_and_does_one_thing_at_a_time(traced):
+    records = json.loads(traced[1].read_text())["traceEvents"]
+    named = {(r["pid"], r["args"]["name"]) for r in records if r["name"] == "thread_name"}
+    assert {(pid, lane) for pid in (1, 2) for lane in LANES} <= named
+    for events in read_trace(traced[1]).nodes.values():
+        engine = [event for event in events if event.lane != "load"]
+        tick = 2e-9  # what a time may lose in the file
+        assert all(one.end_s <= other.start_s + tick for one, other in pairwise(engine))
+
+
+def test_every_block_of_every_step_is_there(traced):
+    trace = read_trace(traced[1])
+    assert list(trace.nodes) == [0, 1]
+    assert sorted(trace.steps) == list(range(1, TOKENS + 1))
+    for rank, events in trace.nodes.items():
+        for lane, prefix in (("compute", ""), ("reduce", "reduce ")):
+            found = sorted(
+                (e.step, e.layer, e.name)
+                for e in events
+                if e.lane == lane and e.name.endswith(("attention", "ffn"))
+            )
+            expected = [
+                (step, layer, prefix + kind)
+                for step in range(1, TOKENS + 1)
+                for layer in range(LAYERS)
+                for kind in ("attention", "ffn")
+            ]
+            assert found == expected
+        heads = {event.step for event in events if event.name == "head" and event.lane == "compute"}
+        assert heads == (set(range(1, TOKENS + 1)) if rank == 0 else set())
+
+
+def test_the_lanes_add_up_to_the_counters_of_the_run(traced):
+    for node, events in zip(traced[0]["nodes"], read_trace(traced[1]).nodes.values(), strict=True):
+
+        def spent_s(lane, name="", events=events):
+            return total(union(event.span for event in events if event.lane == lane and name in event.name))
+
+        assert spent_s("compute", "attention") == pytest.approx(node["attention_s"], rel=0.01)
+        assert spent_s("compute", "ffn") == pytest.approx(node["ffn_s"], rel=0.01)
+        assert spent_s("reduce") == pytest.approx(node["reduce_wait_s"], rel=0.01)
+        assert spent_s("wait") == pytest.approx(node["weight_wait_s"], rel=0.01, abs=1e-6)
+        assert sum(event.lane == "wait" for event in events) == node["stalls"]
+        ended_s = max(
+            event.end_s for event in events if event.lane == "compute"
+        )  # the counters were asked then
+        loads = clip((event.span for event in events if event.lane == "load"), 0.0, ended_s)
+        assert 0 < total(union(loads)) <= node["load_s"] * 1.01 + 0.1
+
+
+def test_weights_are_read_while_others_are_computed_with(traced):
+    for node in summary(traced[1])["nodes"]:
+        assert node["dropped"] == 0
+        assert node["load_during_compute_s"] > 0
+        assert 0 < node["io_hidden_percent"] <= 100
+        assert node["read_bytes"] > TOKENS * 1e6  # nothing is pinned: every token costs a sweep
+
+
+def test_a_part_of_the_trace(traced):
+    everything = summary(traced[1])
+    token = summary(traced[1], "--steps", "2")
+    tokens = summary(traced[1], "--steps", f"2-{TOKENS}")
+    assert everything["from_s"] < token["from_s"] == tokens["from_s"] < token["to_s"] < tokens["to_s"]
+    half = summary(traced[1], "--from", 0.01, "--to", everything["to_s"] / 2)
+    assert (half["from_s"], half["to_s"]) == (0.01, everything["to_s"] / 2)
+    assert 0 < half["nodes"][0]["compute_s"] < everything["nodes"][0]["compute_s"]
+
+
+def test_figures_for_people(traced):
+    ended = run_command("trace", traced[1])
+    assert (ended.status, ended.err) == (0, "")
+    lines = ended.out.splitlines()
+    assert f"{TOKENS} steps" in lines[0]
+    assert lines[2].split() == ["node", *LANES, "read", "I/O", "hidden"]
+    assert [line.split()[0] for line in lines[4:]] == ["0", "1"]
+
+
+@pytest.mark.parametrize("arguments", [(), ("--steps", "3-5"), ("--from", 0.01, "--to", 0.02)], ids=str)
+def test_a_picture(traced, tmp_path, arguments):
+    png = tmp_path / "timeline.png"
+    ended = run_command("trace", traced[1], "--png", png, *arguments)
+    assert (ended.status, ended.out) == (0, ""), ended.err
+    data = png.read_bytes()
+    assert data.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", data[16:24])
+    assert 1000 < width < 4000
+    assert 400 < height < 2000
+    assert list(tmp_path.iterdir()) == [png]
+
+
+def test_a_chat_is_traced_too(tpiedge, text_model, tmp_path):
+    arguments = (
+        "--model",
+        text_model,
+        "--threads",
+        1,
+        "--max-tokens",
+        3,
+        "--ignore-eos",
+        "--trace",
+        tmp_path / "t",
+    )
+    ended = tpiedge("run", *arguments, stdin="ba be\nbi bo\n")
+    assert ended.status == 0, ended.err
+    assert max(read_trace(tmp_path / "t").steps) == 6
+
+
+def test_an_interrupted_answer_leaves_its_trace_and_nothing_else(start, text_model, tmp_path):
+    command = start(
+        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba be bi",
+        "--max-tokens", 20_000, "--ignore-eos", "--trace", tmp_path / "t",
+    )  # fmt: skip
+    command.wait_for_output()
+    command.process.send_signal(signal.SIGINT)
+    ended = command.finish()
+    assert ended.status == 130
+    assert ended.err.splitlines()[-1] == "tpiedge: interrupted"
+    assert list(read_trace(tmp_path / "t").nodes) == [0, 1]
+    assert [path.name for path in tmp_path.iterdir()] == ["t"]
+
+
+def test_a_lost_node_is_named_and_leaves_no_parts_behind(start, text_model, tmp_path):
+    command = start(
+        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba be bi",
+        "--max-tokens", 20_000, "--ignore-eos", "--trace", tmp_path / "t",
+    )  # fmt: skip
+    command.wait_for_output()
+    command.children()[1].kill()
+    ended = command.finish()
+    assert ended.status == 3
+    assert "node 1 was lost" in ended.err.splitlines()[-1]
+    assert {path.name for path in tmp_path.iterdir()} <= {"t"}

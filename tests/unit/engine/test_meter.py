@@ -1,0 +1,58 @@
+"""What is timed is counted, and recorded where somebody asked for it."""
+
+from pathlib import Path
+
+import pytest
+
+from tpiedge.engine.meter import Meter
+from tpiedge.tracing.tracer import Tracer, read_part
+
+
+def a_step(meter: Meter) -> None:
+    """As rank 0 takes its second step: the plan comes before the meter's own number of it."""
+    meter.step = 1
+    with meter.embedding():
+        pass
+    with meter.announcing():
+        pass
+    meter.step = 2
+    with meter.receiving():
+        pass
+    with meter.attending(3):
+        pass
+    with meter.reducing(6):
+        pass
+    with meter.feeding(3):
+        pass
+    with meter.reducing(7):
+        pass
+    with meter.heading():
+        pass
+
+
+def test_laps_add_up_to_the_counters() -> None:
+    meter = Meter()
+    a_step(meter)
+    counted = (meter.attention_s, meter.ffn_s, meter.reduce_wait_s, meter.head_s)
+    assert all(spent_s > 0 for spent_s in counted)
+    assert meter.compute_s == meter.attention_s + meter.ffn_s
+
+
+def test_every_lap_is_recorded_with_its_layer_and_step(tmp_path: Path) -> None:
+    meter, tracer = Meter(), Tracer(20)
+    meter.trace(tracer)
+    a_step(meter)
+    tracer.write(tmp_path / "part", 0)
+    events = read_part(tmp_path / "part").events
+    assert [(event.lane, event.name, event.layer, event.step) for event in events] == [
+        ("compute", "embedding", -1, 2),
+        ("reduce", "plan", -1, 2),
+        ("reduce", "broadcast", -1, 2),
+        ("compute", "attention", 3, 2),
+        ("reduce", "reduce attention", 3, 2),
+        ("compute", "ffn", 3, 2),
+        ("reduce", "reduce ffn", 3, 2),
+        ("compute", "head", -1, 2),
+    ]
+    reduced_s = sum(event.end_s - event.start_s for event in events if event.lane == "reduce")
+    assert reduced_s == pytest.approx(meter.reduce_wait_s)

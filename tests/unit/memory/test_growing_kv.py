@@ -1,0 +1,118 @@
+"""Pinned pieces, ring and KV cache share one budget, whatever requests come: the two machines run together."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpiedge.kv.room import KVRoom
+from tpiedge.memory.pinning import Placement, SparePins, place
+from tpiedge.memory.residency import Instruction, Read, Release, Residency, smallest_ring
+
+POSITION_BYTES = 1  # of one layer
+SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
+
+
+@st.composite
+def some_blocks(draw: st.DrawFn) -> tuple[list[list[int]], int]:
+    """Those of a model, and its number of layers."""
+    layers = draw(st.integers(1, 12))
+    head = draw(st.lists(st.integers(1, 40), max_size=2))
+    return [draw(SIZES), draw(SIZES)] * layers + [[size] for size in head], layers
+
+
+class Device:
+    """A node's memory while it takes steps: what is resident, after every event."""
+
+    def __init__(self, blocks: list[list[int]], layers: int, room: int, capacity: int, grain: int) -> None:
+        sizes = [size for block in blocks for size in block]
+        found = place(blocks, room)
+        assert isinstance(found, Placement)
+        self.blocks, self.layers, self.ring_bytes = blocks, layers, found.ring_bytes
+        self.budget = room + capacity * layers * POSITION_BYTES
+        self.kv_bytes = capacity * layers * POSITION_BYTES
+        self.spare = SparePins(sizes, found)
+        self.kv_room = KVRoom(1, capacity, grain)
+        self.written = [0] * layers
+        self.sizes = sizes
+        self.machine = Residency(
+            blocks,
+            found.ring_bytes,
+            self.spare.placement(self.spare.count(self.kv_bytes)).pinned,
+            reading_bytes=1,
+        )
+        self.reads: list[Read] = []
+        self.ring_filled = False
+        self.over, self.being_read = (
+            0,
+            0,
+        )  # at the worst moment: bytes beyond the budget, and of pins that are read
+        self.obey(self.machine.start())
+        self.read_all()
+
+    def step(self, stop: int, reach: int, head: bool) -> None:
+        """As ForwardPass.run, with or without the head."""
+        gone = self.kv_room.ask(0, stop, reach)
+        if gone:
+            self.written = [min(written, gone.start) for written in self.written]
+        held = self.kv_room.held[0] * self.layers * POSITION_BYTES
+        self.obey(self.machine.repin(self.spare.placement(self.spare.count(self.kv_bytes - held)).pinned))
+        for number in range(len(self.blocks) if head else 2 * self.layers):
+            self.obey(self.machine.enter(number))
+            while not self.machine.ready(number):
+                self.read_one()
+            if number % 2 == 0 and number < 2 * self.layers:
+                self.written[number // 2] = max(self.written[number // 2], stop)
+            self.measure()
+            self.obey(self.machine.leave())
+            self.measure()
+
+    def read_one(self) -> None:
+        self.obey(self.machine.loaded(self.reads.pop(0).ticket))
+
+    def read_all(self) -> None:
+        while self.reads:
+            self.read_one()
+
+    def obey(self, instructions: list[Instruction]) -> None:
+        for one in instructions:
+            if isinstance(one, Release):
+                self.ring_filled = False
+            elif isinstance(one, Read):
+                self.reads.append(one)
+                self.ring_filled |= one.offset is not None
+        self.measure()
+
+    def measure(self) -> None:
+        used = (
+            self.ring_filled * self.ring_bytes
+            + self.machine.pinned_bytes
+            + sum(self.written) * POSITION_BYTES
+        )
+        if used - self.budget > self.over:
+            self.over = used - self.budget
+            self.being_read = sum(self.sizes[read.piece] for read in self.reads if read.offset is None)
+
+
+def some_room(data: st.DataObject, blocks: list[list[int]]) -> int:
+    least = smallest_ring(blocks, frozenset())
+    return data.draw(st.integers(least, max(least, sum(map(sum, blocks)))))
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.data(), some_blocks(), st.integers(1, 200), st.integers(1, 30))
+def test_weights_and_kv_cache_share_a_budget(
+    data: st.DataObject, model: tuple[list[list[int]], int], capacity: int, grain: int
+) -> None:
+    """Whatever lengths come in whatever order. A piece more for a read that cannot be called back."""
+    blocks, layers = model
+    least = smallest_ring(blocks, frozenset())
+    room = data.draw(st.integers(least, max(least, sum(map(sum, blocks)))))
+    device = Device(blocks, layers, room, capacity, grain)
+    requests = data.draw(
+        st.lists(st.tuples(st.integers(1, capacity), st.integers(0, 5), st.integers(1, 3)), max_size=6)
+    )
+    for prompt, answer, steps in requests:
+        for step in range(1, steps + 1):
+            device.step(prompt * step // steps, prompt, step == steps)
+        for stop in range(prompt + 1, min(prompt + answer, capacity) + 1):
+            device.step(stop, stop, True)
+    assert device.over <= device.being_read

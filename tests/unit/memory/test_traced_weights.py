@@ -1,0 +1,60 @@
+"""What is recorded of weights that stream: every read of every piece, and every wait for a block."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import InternalError
+from tpiedge.memory.pinning import Placement
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import Block, Sweep
+from tpiedge.memory.weights import NodeWeights
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.tracing.tracer import Tracer, read_part
+
+SHARE = NodeShare(Share(0, 6), Share(0, 2))
+SWEEPS = 3
+
+
+def narrow(sweep: Sweep) -> Placement:
+    return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
+
+
+def test_reads_and_waits(make_pack: Callable[..., Pack], tmp_path: Path) -> None:
+    weights, tracer = NodeWeights(make_pack(layers=3), SHARE, True, narrow), Tracer()
+    weights.trace(tracer)
+    for _ in range(SWEEPS):
+        for block in weights.sweep.blocks:
+            if isinstance(block, Block):
+                with weights.resident(block):
+                    pass
+        assert list(weights.head_tiles())
+    stalls, stall_s = weights.counts.stalls, weights.counts.stall_s
+    weights.close()
+    tracer.write(tmp_path / "part", 0)
+    events = read_part(tmp_path / "part").events
+
+    waits = [event for event in events if event.lane == "wait"]
+    assert len(waits) == stalls
+    assert sum(event.end_s - event.start_s for event in waits) == pytest.approx(stall_s)
+    blocks = {("head", -1), *((kind, layer) for layer in range(3) for kind in ("attention", "ffn"))}
+    assert {(event.name, event.layer) for event in waits} <= blocks
+
+    nbytes: dict[tuple[str, int], int] = {}
+    for event in (event for event in events if event.lane == "load"):
+        assert event.start_s < event.end_s
+        nbytes[event.name, event.layer] = nbytes.get((event.name, event.layer), 0) + event.nbytes
+    for piece in weights.sweep.pieces:
+        if isinstance(piece.key, int):
+            read = nbytes[piece.matrix, piece.key]
+            assert read % piece.nbytes == 0
+            assert (SWEEPS - 1) * piece.nbytes <= read <= (SWEEPS + 1) * piece.nbytes
+
+
+def test_weights_that_are_closed_are_not_traced(make_pack: Callable[..., Pack]) -> None:
+    weights = NodeWeights(make_pack(), SHARE, True, narrow)
+    weights.close()
+    with pytest.raises(InternalError, match="closed"):
+        weights.trace(Tracer(1))

@@ -1,0 +1,68 @@
+"""The nodes' counters are asked for as long as somebody looks, and nobody waits for them."""
+
+from tests.unit.nodes.stories import Story
+from tpiedge.wire.control import AskStats
+
+
+def serving(story: Story) -> None:
+    story.join("w-1")
+    story.settle()
+    assert story.ready
+
+
+def ranks_told(story: Story) -> list[int]:
+    return [node.counters.rank for node in story.master.status.nodes if node.counters is not None]
+
+
+def test_nobody_is_asked_before_somebody_looks(story: Story) -> None:
+    serving(story)
+    story.wait(30.0)
+    assert [node.count(AskStats) for node in story.nodes.values()] == [0, 0]
+    assert ranks_told(story) == []
+
+
+def test_the_second_look_has_what_every_node_said(story: Story) -> None:
+    serving(story)
+    assert all(node.counters is None for node in story.master.observe().nodes)
+    story.turn()
+    assert ranks_told(story) == [0, 1]
+
+
+def test_they_are_asked_again_with_the_heartbeats_until_nobody_looks_any_more(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.wait(10.0)
+    asked = [node.count(AskStats) for node in story.nodes.values()]
+    assert min(asked) > 10
+    story.wait(100.0)
+    settled = [node.count(AskStats) for node in story.nodes.values()]
+    story.wait(100.0)
+    assert [node.count(AskStats) for node in story.nodes.values()] == settled
+
+
+def test_a_silent_node_leaves_what_it_said_last(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.turn()
+    story.nodes[1, story.epoch].frozen = True
+    before = story.master.status.nodes[1].counters
+    story.wait(0.5)
+    assert before is not None
+    assert story.master.observe().nodes[1].counters == before
+
+
+def test_before_the_first_plan_a_look_is_harmless(story: Story) -> None:
+    story.master.observe()
+    story.turn(1)
+    assert ranks_told(story) == []
+
+
+def test_counters_begin_anew_with_a_plan(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.turn()
+    story.loads = False
+    story.join("w-2")
+    story.settle()
+    assert story.epoch > 1
+    assert ranks_told(story) == []

@@ -1,0 +1,78 @@
+"""What is recorded in memory of a fixed size, and what comes back from the file."""
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import InternalError
+from tpiedge.tracing import tracer as module
+from tpiedge.tracing.tracer import COMPUTE, LOAD, WAIT, Event, Part, Tracer, read_part
+
+
+def test_what_is_recorded_comes_back_in_the_order_of_the_starts(tmp_path: Path) -> None:
+    tracer = Tracer(8)
+    tracer.add(WAIT, tracer.name("ffn"), 3.0, 4.0, 7)
+    tracer.add(COMPUTE, tracer.name("head"), 2.0, 2.5, step=5)
+    tracer.add(LOAD, tracer.name("up"), 1.0, 3.5, 7, nbytes=1 << 40)
+    tracer.write(tmp_path / "part", 3)
+    assert read_part(tmp_path / "part") == Part(
+        3,
+        (
+            Event("load", "up", 1.0, 3.5, 7, nbytes=1 << 40),
+            Event("compute", "head", 2.0, 2.5, step=5),
+            Event("wait", "ffn", 3.0, 4.0, 7),
+        ),
+        0,
+    )
+    assert [path.name for path in tmp_path.iterdir()] == ["part"]
+
+
+def test_what_has_no_room_is_counted(tmp_path: Path) -> None:
+    tracer = Tracer(2)
+    for number in range(5):
+        tracer.add(COMPUTE, tracer.name("ffn"), number + 1.0, number + 1.5)
+    tracer.write(tmp_path / "part", 0)
+    part = read_part(tmp_path / "part")
+    assert [event.start_s for event in part.events] == [1.0, 2.0]
+    assert part.dropped == 3
+
+
+def test_a_node_that_did_nothing_leaves_an_empty_part(tmp_path: Path) -> None:
+    Tracer().write(tmp_path / "part", 1)
+    assert read_part(tmp_path / "part") == Part(1, (), 0)
+
+
+def test_threads_record_at_the_same_time(tmp_path: Path) -> None:
+    threads, events = 4, 500
+    tracer = Tracer(threads * events - 100)
+    names = [tracer.name(f"thread {number}") for number in range(threads)]
+    together = threading.Barrier(threads)
+
+    def record(name: int) -> None:
+        together.wait()
+        for number in range(events):
+            tracer.add(LOAD, name, 1.0 + number, 1.5 + number, name, number, number)
+
+    running = [threading.Thread(target=record, args=(name,)) for name in names]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+    tracer.write(tmp_path / "part", 0)
+    part = read_part(tmp_path / "part")
+    assert (len(part.events), part.dropped) == (threads * events - 100, 100)
+    for event in part.events:  # none is a mixture of two
+        number = event.nbytes
+        assert event == Event(
+            "load", f"thread {event.layer}", 1.0 + number, 1.5 + number, event.layer, number or -1, number
+        )
+    assert len({(event.layer, event.nbytes) for event in part.events}) == len(part.events)
+
+
+def test_names_are_bounded_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_MAX_NAMES", 2)
+    tracer = Tracer(1)
+    assert [tracer.name(text) for text in ("a", "b", "a")] == [0, 1, 0]
+    with pytest.raises(InternalError, match="room for 2 names"):
+        tracer.name("c")

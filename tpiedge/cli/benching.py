@@ -1,0 +1,41 @@
+"""What the benchmarks have in common: a request that can be repeated, and how figures of several runs are told."""
+
+import statistics
+from collections.abc import Sequence
+
+from tpiedge.cli.answer import Answer, collect
+from tpiedge.cli.prepare import PreparedModel
+from tpiedge.errors import UserError
+from tpiedge.nodes.cluster import LocalCluster
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["ask", "check_lengths", "milliseconds", "spread"]
+
+
+def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
+    """Raises UserError for what the model or `ask` cannot do."""
+    if prompt_tokens + tokens > model.context_tokens:
+        raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
+    if model.config.rope.depends_on_length:
+        raise UserError("models with dynamic RoPE cannot keep a prompt, which this benchmark relies on")
+
+
+def ask(
+    cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
+) -> Answer:
+    """Fixed prompt ids that look random; greedy; end tokens ignored. `keep`: continue the prompt of the request before,
+    one token in every step."""
+    ids = tuple((7919 * index + 13) % model.config.vocab_size for index in range(prompt_tokens))
+    request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
+    return collect(cluster, request, None, (), lambda _text: None)
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, minimum and maximum."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def milliseconds(found: dict[str, float], digits: int = 1) -> str:
+    """A spread of seconds, for people."""
+    median, low, high = (1e3 * found[name] for name in ("median", "min", "max"))
+    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

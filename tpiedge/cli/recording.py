@@ -1,0 +1,39 @@
+"""`--trace FILE`: what every node of a local cluster did when, in one file once the cluster has ended."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from tpiedge.tracing.collection import Collection, Joined
+
+__all__ = ["recording"]
+
+
+@contextmanager
+def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
+    """Where each node is to write its part, by rank; nowhere without a `path`. The parts become the file at the end
+    of the block, also where it ends with an error.
+
+    Raises UserError or DiskFull if the file cannot be written: before the block where that can be known.
+    """
+    if path is None:
+        yield ()
+        return
+    with Collection(path) as collection:
+        try:
+            yield tuple(collection.part(rank) for rank in range(nodes))
+        except BaseException:
+            joined = collection.join(nodes)
+            if joined.events:
+                _tell(path, joined)
+            raise
+        _tell(path, collection.join(nodes))
+
+
+def _tell(path: Path, joined: Joined) -> None:
+    written = f"{joined.events} events in {path}" if joined.events else "nothing was recorded"
+    lost = f"; {joined.dropped} later ones had no room" if joined.dropped else ""
+    absent = "".join(f"; node {rank} left none" for rank in joined.missing)
+    click.echo(f"trace: {written}{lost}{absent}", err=True)

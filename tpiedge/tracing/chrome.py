@@ -1,0 +1,182 @@
+"""The trace of a cluster as a file: Chrome's trace event format, which ui.perfetto.dev and chrome://tracing show.
+
+A node is a process, a lane a thread; a lane in which several things go on at once (reads) has a thread for each.
+Times in the file are microseconds since the first event of any node.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tpiedge.errors import UserError
+from tpiedge.tracing.intervals import rows, union, without
+from tpiedge.tracing.tracer import LANES, Event, Part
+
+__all__ = ["Trace", "read_trace", "write_trace"]
+
+_US = 1e6
+_DROPPED = "tpiedge_dropped"
+_MAX_BYTES = 1 << 30
+_LANE_THREADS = 100
+_NODE_THREADS = len(LANES) * _LANE_THREADS * 10
+
+_Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trace:
+    """Events by rank in the order of their starts, in seconds since the first one; how many had no room."""
+
+    nodes: Mapping[int, tuple[Event, ...]]
+    dropped: Mapping[int, int]
+
+    @property
+    def end_s(self) -> float:
+        """When the last event ends."""
+        return max(event.end_s for events in self.nodes.values() for event in events)
+
+    @property
+    def steps(self) -> Mapping[int, tuple[float, float]]:
+        """From when to when each step was computed, on any node."""
+        found: dict[int, tuple[float, float]] = {}
+        for event in (event for events in self.nodes.values() for event in events if event.step > 0):
+            start, end = found.get(event.step, (math.inf, 0.0))
+            found[event.step] = (min(start, event.start_s), max(end, event.end_s))
+        return found
+
+
+def write_trace(path: Path, parts: Iterable[Part], origin_s: float) -> None:
+    """Write the parts one after the other, times since `origin_s`. Raises OSError."""
+    dropped: dict[int, int] = {}
+    with path.open("w", encoding="ascii") as file:
+        file.write('{"displayTimeUnit": "ms", "traceEvents": [\n')
+        separator = ""
+        for part in parts:
+            dropped[part.rank] = part.dropped
+            for record in _records(part, origin_s):
+                file.write(separator + json.dumps(record))
+                separator = ",\n"
+        file.write(f'\n], "otherData": {json.dumps({_DROPPED: dropped})}}}\n')
+
+
+def read_trace(path: Path) -> Trace:
+    """What write_trace wrote. Raises UserError for a file that cannot be read, or is something else."""
+    values = _object(path)
+    records, other = values.get("traceEvents"), values.get("otherData")
+    if not isinstance(records, list):
+        raise _no_trace(path, "it has no list of events")
+    if not isinstance(other, dict) or _DROPPED not in other:
+        raise _no_trace(path, "another program wrote it")
+    try:
+        found = [_event(record) for record in records if record["ph"] == "X"]
+        dropped = {int(rank): int(number) for rank, number in other[_DROPPED].items()}
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise _no_trace(path, f"an event in it is damaged: {type(error).__name__}: {error}") from None
+    if not found:
+        raise _no_trace(path, "nothing happened in it")
+    nodes: dict[int, list[Event]] = {}
+    for rank, event in sorted(found, key=lambda item: (item[0], item[1].start_s)):
+        nodes.setdefault(rank, []).append(event)
+    return Trace({rank: tuple(events) for rank, events in nodes.items()}, dropped)
+
+
+def _records(part: Part, origin_s: float) -> Iterator[_Record]:
+    pid = part.rank + 1  # 0 is the kernel's
+    yield _name("process_name", pid, 0, f"node {part.rank}")
+    threads = {_thread(part.rank, number, 0): lane for number, lane in enumerate(LANES)}
+    for thread, event in _laid_out(part):
+        threads.setdefault(thread, f"{event.lane} {thread % _LANE_THREADS + 1}")
+        yield _record(pid, thread, event, origin_s)
+    for thread, label in threads.items():
+        yield _name("thread_name", pid, thread, label)
+        order = {"sort_index": thread}
+        yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": order}
+
+
+def _laid_out(part: Part) -> Iterator[tuple[int, Event]]:
+    """Every event in a thread of its lane in which nothing else goes on at that time."""
+    events = tuple(_compute_or_wait(part.events))
+    for number, lane in enumerate(LANES):
+        of_lane = [event for event in events if event.lane == lane]
+        for event, row in zip(of_lane, rows(event.span for event in of_lane), strict=True):
+            yield _thread(part.rank, number, row), event
+
+
+def _compute_or_wait(events: tuple[Event, ...]) -> Iterator[Event]:
+    """The engine thread does not compute while it waits: the head waits for its tiles within its computation."""
+    waits = union(event.span for event in events if event.lane == "wait")
+    for event in events:
+        if event.lane != "compute":
+            yield event
+            continue
+        for start, end in without(event.span, waits):
+            yield replace(event, start_s=start, end_s=end)
+
+
+def _thread(rank: int, lane: int, row: int) -> int:
+    return (rank + 1) * _NODE_THREADS + lane * _LANE_THREADS + row
+
+
+def _name(kind: str, pid: int, thread: int, label: str) -> _Record:
+    return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": label}}
+
+
+def _record(pid: int, thread: int, event: Event, origin_s: float) -> _Record:
+    arguments: _Record = {"kind": event.name}
+    if event.layer >= 0:
+        arguments["layer"] = event.layer
+    if event.step >= 0:
+        arguments["step"] = event.step
+    if event.nbytes:
+        arguments["bytes"] = event.nbytes
+    return {
+        "ph": "X",
+        "name": f"{event.name} L{event.layer}" if event.layer >= 0 else event.name,
+        "cat": event.lane,
+        "pid": pid,
+        "tid": thread,
+        "ts": round((event.start_s - origin_s) * _US, 3),
+        "dur": round((event.end_s - event.start_s) * _US, 3),
+        "args": arguments,
+    }
+
+
+def _object(path: Path) -> _Record:
+    try:
+        if not path.is_file():
+            raise UserError(f"there is no file {path}: write one with 'tpiedge run ... --trace {path}'")
+        if path.stat().st_size > _MAX_BYTES:
+            raise _no_trace(path, "it is larger than 1 GiB")
+        values = json.loads(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError):
+        raise _no_trace(path, "it is not JSON") from None
+    if not isinstance(values, dict):
+        raise _no_trace(path, "it is not a JSON object")
+    return values
+
+
+def _event(record: _Record) -> tuple[int, Event]:
+    """(rank, event). Raises ValueError, KeyError, TypeError."""
+    start_s, spent_s = float(record["ts"]) / _US, float(record["dur"]) / _US
+    arguments, lane = record["args"], record["cat"]
+    if lane not in LANES or not 0 <= start_s < math.inf or not 0 <= spent_s < math.inf:
+        raise ValueError(f"an event of lane {lane!r} at {start_s} s for {spent_s} s")
+    event = Event(
+        lane,
+        str(arguments["kind"]),
+        start_s,
+        start_s + spent_s,
+        int(arguments.get("layer", -1)),
+        int(arguments.get("step", -1)),
+        int(arguments.get("bytes", 0)),
+    )
+    return int(record["pid"]) - 1, event
+
+
+def _no_trace(path: Path, why: str) -> UserError:
+    return UserError(f"{path} is not a trace of 'tpiedge run --trace' ({why})")
