@@ -1,17 +1,17 @@
 """From a prepared model and what the user allows to a plan and a running cluster."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-import psutil
-
 from tpiedge.cli.prepare import PreparedModel
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
-from tpiedge.nodes.device import default_memory_bytes, default_threads
+from tpiedge.nodes.device import available_memory_bytes, default_memory_bytes, default_threads
+from tpiedge.nodes.usage import rss_bytes
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight, parse_shares
@@ -66,17 +66,24 @@ class Layout:
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
     """Shares by --shares or even ones, within --memory or what this computer has. Raises UserError, or OutOfMemory with
     the numbers."""
-    plan: Plan | Infeasible
     if layout.memory_bytes is not None:
         plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     else:
-        free = default_memory_bytes()
-        plan = _plan(model, layout, None, capacity_tokens)
-        if isinstance(plan, Plan) and _total_bytes(plan) > free and layout.keeping.pin != "all":
-            plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
+        plan = _plan_for_this_computer(model, layout, capacity_tokens)
     if isinstance(plan, Infeasible):
         raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     _check_this_computer(model, plan)
+    return plan
+
+
+def _plan_for_this_computer(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan | Infeasible:
+    """What needs no more than a part of the free memory, or, where that is too little, all of it."""
+    plan = _plan(model, layout, None, capacity_tokens)
+    available = _available_bytes()
+    for free in (default_memory_bytes(available), available):
+        if isinstance(plan, Plan) and _total_bytes(plan) <= free:
+            break
+        plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
     return plan
 
 
@@ -115,12 +122,17 @@ def check_context(model: PreparedModel, context: int) -> int:
 def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
     """All nodes share this computer's memory; swapping weights would be slower than refusing them is rude."""
     needed = _total_bytes(plan)
-    available = psutil.virtual_memory().available
+    available = _available_bytes()
     if needed > available:
         raise OutOfMemory(
             f"{model.name} on {len(plan.needs)} nodes needs {needed / 1e9:.1f} GB in all, this computer has "
             f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context, or --precision bf16"
         )
+
+
+def _available_bytes() -> int:
+    """For the cluster, which this process belongs to."""
+    return available_memory_bytes() + rss_bytes(os.getpid())
 
 
 @contextmanager

@@ -1,0 +1,245 @@
+"""--memory is a promise: in a control group that allows no more, with page cache and libraries counted, `tpiedge run`
+works, and works as fast; nothing is left of a run that is stopped; and a disk that breaks is named. Linux, root."""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import COMMAND, Started, run_command, wait_for
+from tests.process.serving.disks import failing_disk
+from tpiedge.cli.bench_group import MemoryGroup, memory_group
+from tpiedge.errors import UserError
+from tpiedge.pack.layout import ALIGN
+
+pytestmark = pytest.mark.timeout(150)  # a disk that others use
+
+MODEL = ("--model", "demo", "--ignore-eos", "--threads", 1, "--json")
+TOKENS = 24
+NO_LIMIT = 1 << 40
+#: Below the limit, fewer major faults than so many times those of a run without one: the program stays in memory.
+THRASHING = 4
+#: A budget that is far too large for a node keeps weights out of memory.
+USED = 0.6
+#: What a group may hold when all its processes have ended, beside files: counters that the kernel keeps per processor.
+LEFT_BYTES = 2 << 20
+LOADING_BYTES = 500 << 20
+LOADING_S = 30.0
+END_S = 10.0
+RESOURCE = 4
+
+#: $0 is mounted over $1 for this process alone, which enters the group $2.
+_ENTER = 'mount --bind "$0" "$1" && echo $$ > "$2" && shift 2 && exec "$@"'
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A run, the most its group held, and its major faults: how often a page of a library came from disk."""
+
+    record: dict
+    peak_bytes: int
+    oom_kills: int
+    faults: int
+
+
+@pytest.fixture(scope="module")
+def _groups() -> None:
+    """Skips where there are none."""
+    try:
+        with memory_group(NO_LIMIT):
+            return
+    except UserError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def library(_groups: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Path]]:
+    """torch's largest library, and a copy of it: pages that another process has mapped are charged to that one."""
+    found = importlib.util.find_spec("torch")
+    assert found is not None
+    assert found.origin is not None
+    original = Path(found.origin).parent / "lib" / "libtorch_cpu.so"
+    copy = tmp_path_factory.mktemp("library") / original.name
+    shutil.copyfile(original, copy)
+    private = ["unshare", "-m", "mount", "--bind", str(copy), str(original)]
+    if (ended := subprocess.run(private, capture_output=True, text=True, check=False)).returncode:
+        pytest.skip(f"no private mounts here: {ended.stderr.strip()}")
+    yield copy, original
+    copy.unlink()
+
+
+def forget(path: Path) -> None:
+    """Nothing of the file stays in memory."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def run_below(limit_bytes: int, library: tuple[Path, Path], *arguments: object) -> Measured:
+    """`tpiedge run ARGUMENTS` in a group of its own; torch is not in memory when it starts."""
+    forget(library[0])
+    with memory_group(limit_bytes) as group:
+        places = [*map(str, library), str(group.folder / "cgroup.procs")]
+        command = ["unshare", "-m", "sh", "-c", _ENTER, *places, COMMAND, "run", *map(str, arguments)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
+        assert ended.returncode == 0, f"{ended.stderr}\nkilled for memory: {group.oom_kills}"
+        return Measured(
+            json.loads(ended.stdout), group.peak_bytes, group.oom_kills, counter(group, "pgmajfault")
+        )
+
+
+def counter(group: MemoryGroup, *names: str) -> int:
+    """The first of the names that the group's statistics have."""
+    lines = (group.folder / "memory.stat").read_text().splitlines()
+    found = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
+    return next(found[name] for name in names if name in found)
+
+
+def prompt(tokens: int) -> tuple[object, ...]:
+    return ("--prompt-ids", ",".join(str(5 + place % 90) for place in range(tokens)))
+
+
+def least_megabytes(*arguments: object) -> float:
+    """What a refusal says that every node needs."""
+    ended = run_command("run", *arguments, "--memory", "1MB")
+    assert ended.status == RESOURCE
+    least = re.findall(r"node \d+ needs at least ([\d.]+) MB", ended.err)
+    assert least, ended.err
+    return max(map(float, least)) + 0.1
+
+
+@pytest.mark.parametrize(("nodes", "tokens"), [(1, 990), (2, 5), (4, 5)])
+def test_the_smallest_budget_is_enough_and_does_not_thrash(library, nodes: int, tokens: int):
+    """All processes of the run share a limit of so many budgets: the parent counts as a part of rank 0."""
+    asked = (*MODEL, *prompt(tokens), "--max-tokens", TOKENS, "--nodes", nodes)
+    least = least_megabytes(*asked)
+    limit = int(nodes * least * 1e6)
+    free = run_below(NO_LIMIT, library, *asked)
+    bound = run_below(limit, library, *asked, "--memory", f"{least:.1f}MB")
+    assert bound.record["token_ids"] == free.record["token_ids"]
+    assert bound.oom_kills == 0
+    assert bound.peak_bytes <= limit
+    assert bound.faults < THRASHING * free.faults
+    for node, share in zip(bound.record["nodes"], bound.record["plan"]["shares"], strict=True):
+        assert node["peak_rss_bytes"] <= share["predicted_bytes"] <= least * 1e6
+        assert node["peak_rss_bytes"] > USED * share["predicted_bytes"]
+        # While the KV cache is empty, weights may have its place.
+        assert node["weight_bytes"] <= share["weight_bytes"] + share["kv_bytes"]
+
+
+@pytest.fixture(scope="module")
+def large(_groups: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A model of 2 GB which takes 0.4 GB on disk: one layer, 22 times."""
+    folder = tmp_path_factory.mktemp("large") / "pack"
+    flags = ("--distinct-layers", 1, "--precision", "bf16", "--out", folder)
+    ended = run_command("pack", "--random", "tinyllama", *flags, limit_s=100)
+    assert ended.status == 0, ended.err
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(
+    ("number", "keeping"),
+    [(signal.SIGINT, ()), (signal.SIGKILL, ("--pin", "none", "--window", "1500MB"))],
+    ids=["interrupted, pinned", "killed, ring"],
+)
+def test_stopped_while_it_loads_it_leaves_no_process_and_no_memory(large: Path, number, keeping):
+    flags = ["--model", str(large), "--prompt-ids", "5,6", "--max-tokens", "4", *keeping]
+    with memory_group(NO_LIMIT) as group:
+        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group.folder / "cgroup.procs"), COMMAND]
+        with subprocess.Popen([*command, "run", *flags], stderr=subprocess.PIPE, text=True) as process:
+            wait_for(lambda: held_bytes(group) > LOADING_BYTES, LOADING_S)
+            assert len(members(group)) == 2  # and the node
+            process.send_signal(number)
+            _, err = process.communicate(timeout=END_S)
+        assert process.returncode == (130 if number is signal.SIGINT else -number), err
+        assert "Traceback" not in err
+        wait_for(lambda: not members(group), END_S)
+        wait_for(lambda: held_bytes(group) < LEFT_BYTES, END_S)
+        assert counter(group, "shmem") == 0
+
+
+def members(group: MemoryGroup) -> set[int]:
+    return {int(pid) for pid in (group.folder / "cgroup.procs").read_text().split()}
+
+
+def held_bytes(group: MemoryGroup) -> int:
+    """Files left out."""
+    return counter(group, "rss", "anon")
+
+
+def alter(path: Path) -> None:
+    with path.open("r+b") as file:
+        for offset in range(0, path.stat().st_size, ALIGN):
+            file.seek(offset)
+            (byte,) = file.read(1)
+            file.seek(offset)
+            file.write(bytes([byte ^ 1]))
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, 0)
+
+
+def largest_blob(pack: Path) -> Path:
+    return max((pack / "blobs").iterdir(), key=lambda path: path.stat().st_size)
+
+
+@pytest.fixture
+def streaming(start, tmp_path: Path):
+    """Copies a pack to a folder and answers from there with weights that stream: every sweep reads them again.
+    Returns the command, in the middle of its answer, and the largest of its files."""
+
+    def begin(folder: Path) -> tuple[Started, Path]:
+        packed = run_command("pack", "demo", "--out", tmp_path / "original")
+        assert packed.status == 0, packed.err
+        pack = shutil.copytree(tmp_path / "original", folder)
+        os.sync()
+        flags = ("--pin", "none", "--max-tokens", 1000, "--ignore-eos", "--threads", 1)
+        command = start("run", "--model", pack, "--prompt", "Once upon a time", *flags)
+        command.wait_for_output()
+        return command, largest_blob(pack)
+
+    return begin
+
+
+def error_of(command: Started) -> str:
+    ended = command.finish()
+    assert ended.status == RESOURCE
+    (line,) = (line for line in ended.err.splitlines() if not line.startswith("loading "))
+    return line
+
+
+@pytest.mark.parametrize(
+    ("harm", "words"),
+    [
+        (cut, r"cannot read \d+ bytes at offset \d+ of {}: the file ends before"),
+        (alter, r".*\d+.* of {} is damaged \(its checksum differs\)"),
+    ],
+    ids=["cut", "altered"],
+)
+def test_a_file_that_changes_under_a_running_node_is_an_error_with_file_and_offset(
+    streaming, tmp_path: Path, harm, words: str
+):
+    command, blob = streaming(tmp_path / "pack")
+    harm(blob)
+    assert re.search(words.format(re.escape(str(blob))), error_of(command))
+
+
+def test_a_disk_that_breaks_under_a_running_node_is_an_error_with_file_and_offset(streaming, tmp_path: Path):
+    with failing_disk(tmp_path / "disk", tmp_path / "image") as disk:
+        command, blob = streaming(tmp_path / "disk" / "pack")
+        disk.fail_from(blob, 0)
+        # Of that file, or of one that is behind it on the disk.
+        words = (
+            rf"cannot read \d+ bytes at offset \d+ of {re.escape(str(blob.parent))}/\w+: Input/output error$"
+        )
+        assert re.search(words, error_of(command))
