@@ -1,4 +1,4 @@
-"""Fails where README.md or ARCHITECTURE.md name a path, a command, a flag or a make target that does not exist."""
+"""Fails where README.md, ARCHITECTURE.md or docs/ name a path, a command, a flag or a make target that does not exist."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ import click
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/memory.md")
 
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -145,7 +145,9 @@ def test_the_next_node_is_started_ahead_only_where_there_is_room_beside_the_one_
 ):
     slot = NodeSlot(1, memory_bytes=memory_bytes)
     try:
-        slot.start(NodeBootstrap(0, "tcp://127.0.0.1:9", *["k" * 40] * 3, 1, 0.3, 1.5, 60.0))
+        slot.start(
+            NodeBootstrap(0, "tcp://127.0.0.1:9", *["k" * 40] * 3, 1, 0.3, 1.5, 60.0), planned_bytes=100 << 20
+        )
         first = psutil.Process(slot.pid)
         others = {child.pid for child in psutil.Process().children()} - {first.pid}
         slot.warm_ahead()

@@ -228,7 +228,7 @@ class Agent:
         preparation, shards = claimed
         self._stop_node()
         try:
-            pid = self._slot.start(self._bootstrap(preparation, shards.path))
+            pid = self._slot.start(self._bootstrap(preparation, shards.path), preparation.order.planned_bytes)
         except ResourceError as error:
             shards.close()
             self._cannot(epoch, error)

@@ -48,8 +48,9 @@ class RankZero:
         """As NodeSlot.warm_ahead."""
         self._slot.warm_ahead()
 
-    def start(self, epoch: int, keys: CurveKeys) -> None:
-        """Start the node of `epoch`, which joins with `keys`. An earlier one is ended first."""
+    def start(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
+        """Start the node of `epoch`, which joins with `keys`. An earlier one is ended first. `planned_bytes` as in
+        NodeSlot.start."""
         settings, timing = self._settings, self._timing
         bootstrap = NodeBootstrap(
             rank=0,
@@ -64,7 +65,7 @@ class RankZero:
             name=node_name(0, epoch),
             data_address=settings.data_address,
         )
-        self._slot.start(bootstrap)
+        self._slot.start(bootstrap, planned_bytes)
 
     def exit_cause(self) -> str | None:
         """Why it ended; None while it runs or where there is none."""

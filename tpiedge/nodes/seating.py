@@ -6,16 +6,16 @@ from tpiedge.nodes.roster import Machine
 from tpiedge.nodes.seats import Arrangement, Seat
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
-from tpiedge.planner.needs import Infeasible
+from tpiedge.planner.needs import Infeasible, NodeNeed
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.prediction import Demand
-from tpiedge.wire.control import ALL_PINNED
 from tpiedge.wire.epochs import Offer
 
 __all__ = ["OWN_NAME", "Seating"]
 
 OWN_NAME = "master"
 _MAX_THREADS = 1024
+_NOTHING = NodeNeed(0, 0, 0)
 #: How many times as long a step may take before a plan that serves is given up.
 _WORTH = 1.1
 
@@ -75,12 +75,14 @@ class Seating:
 
     def _seat(self, allotment: Allotment, offer: Offer | None) -> Seat:
         """`offer` is None for the master's own."""
+        need = allotment.need or _NOTHING
         return Seat(
             machine="" if offer is None else allotment.name,
             share=allotment.share,
             threads=self.threads if offer is None else min(max(1, offer.threads), _MAX_THREADS),
-            weight_bytes=allotment.need.weight_bytes if allotment.need is not None else 0,
-            weights=allotment.need.weights if allotment.need is not None else ALL_PINNED,
+            weight_bytes=need.weight_bytes,
+            weights=need.weights,
+            planned_bytes=need.total_bytes,
             why=allotment.reason,
             host="" if offer is None else offer.host,
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,

@@ -31,6 +31,8 @@ class Seat:
     host: str = field(default="", compare=False)
     memory_bytes: int = field(default=0, compare=False)
     speed: float = field(default=0.0, compare=False)
+    #: What the plan lets the node grow to, with the process that starts it.
+    planned_bytes: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Served:
             compute=self.compute,
             threads=seat.threads,
             capacity_tokens=self.capacity_tokens,
+            planned_bytes=seat.planned_bytes,
             heartbeat_s=timing.heartbeat_s,
             timeout_s=timing.timeout_s,
             stall_s=timing.stall_s,

@@ -1,13 +1,11 @@
 """The place of a machine's node: at most one runs at a time, and the process of the next one can be made ready."""
 
-import os
 import time
 
 from tpiedge.errors import InternalError
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.standby import Standby
 from tpiedge.nodes.supervise import Child
-from tpiedge.nodes.usage import rss_bytes
 from tpiedge.units import MIB
 
 __all__ = ["NodeSlot"]
@@ -20,11 +18,12 @@ class NodeSlot:
 
     def __init__(self, threads: int, standby: Standby | None = None, memory_bytes: int | None = None) -> None:
         """`standby`: a process that was started already; this slot's from now on. `memory_bytes`: what this machine
-        gives, this process included; None: no limit."""
+        gives; None: no limit."""
         self.threads = threads
         self._memory_bytes = memory_bytes
         self._standby = standby
         self._child: Child | None = None
+        self._planned_bytes = 0
 
     @property
     def pid(self) -> int | None:
@@ -44,11 +43,13 @@ class NodeSlot:
         if self._has_room():
             self.warm()
 
-    def start(self, bootstrap: NodeBootstrap) -> int:
-        """Start the node, and give its pid. An earlier one is ended first. Raises ResourceError."""
+    def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> int:
+        """Start the node, and give its pid. An earlier one is ended first. `planned_bytes`: what the node may grow to,
+        with the process that starts it. Raises ResourceError."""
         self.stop()
         standby, self._standby = self.warm(), None
         self._child = standby.promote(bootstrap)
+        self._planned_bytes = planned_bytes
         return self._child.pid
 
     def exit_cause(self) -> str | None:
@@ -75,8 +76,7 @@ class NodeSlot:
     def _has_room(self) -> bool:
         if self._memory_bytes is None or self._child is None:
             return True
-        used = rss_bytes(os.getpid()) + rss_bytes(self._child.pid)
-        return used + _STANDBY_BYTES <= self._memory_bytes
+        return self._planned_bytes + _STANDBY_BYTES <= self._memory_bytes
 
     def _drop_standby(self) -> None:
         if self._standby is not None:

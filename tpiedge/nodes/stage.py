@@ -155,7 +155,7 @@ class Stage:
         for rank, key in session.keys.items():
             self._hub.admission.admit(key, node_name(rank, session.number))
         try:
-            self._rank_zero.start(session.number, keys)
+            self._rank_zero.start(session.number, keys, session.seats[0].planned_bytes)
         except (OSError, ResourceError) as error:
             session.fail(ResourceError(f"cannot start a node: {error}"))
             return

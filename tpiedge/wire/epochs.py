@@ -105,7 +105,8 @@ class AskOffer:
 class Prepare:
     """Master to agent: fetch what is missing of this share of the node of `rank` among `ranks` ranks.
 
-    The seconds are those of the node's bootstrap.
+    `planned_bytes` is what the plan lets the node grow to, with its agent. The seconds are those of the node's
+    bootstrap.
     """
 
     epoch: U32
@@ -117,6 +118,7 @@ class Prepare:
     compute: Compute
     threads: U32
     capacity_tokens: U32
+    planned_bytes: U64
     heartbeat_s: Seconds
     timeout_s: Seconds
     stall_s: Seconds

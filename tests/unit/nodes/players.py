@@ -81,7 +81,7 @@ class FakeRankZero:
         self.calls.append("warm")
         self._refuse()
 
-    def start(self, epoch: int, keys: CurveKeys) -> None:
+    def start(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         self.calls.append(f"start {epoch}")
         self._refuse()
         self.epoch, self.cause = epoch, None

@@ -246,7 +246,7 @@ def worker(make: Callable[..., Worker]) -> Worker:
 
 
 def order(epoch: int, threads: int = 2) -> Prepare:
-    return Prepare(epoch, 1, 2, "pack-1", (0, 4), (4, 8), "f32", threads, 64, 0.3, 1.5, 60.0)
+    return Prepare(epoch, 1, 2, "pack-1", (0, 4), (4, 8), "f32", threads, 64, 0, 0.3, 1.5, 60.0)
 
 
 # --- what it offers
