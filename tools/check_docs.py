@@ -1,4 +1,4 @@
-"""Fails where README.md, ARCHITECTURE.md or docs/ name a path, a command, a flag or a make target that does not exist."""
+"""Fails where the documents name a path, a command, a flag or a make target that does not exist."""
 
 import re
 import shlex
