@@ -1,0 +1,152 @@
+"""GGUF files, read back by a reader that was written from the format's description."""
+
+import importlib.util
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors import safe_open
+
+from tools.peers.gguf import gguf_name, pairs_interleaved, write_gguf
+from tpiedge.errors import UserError
+from tpiedge.model.presets import preset
+
+TOOL = Path(__file__).parents[4] / "tools" / "make_checkpoint.py"
+HEADS, KV_HEADS, HEAD_DIM, LAYERS = 4, 2, 8, 2
+HIDDEN = HEADS * HEAD_DIM
+
+
+def make(folder: Path, dtype: str = "bf16", **changes: object) -> Path:
+    spec = importlib.util.spec_from_file_location("make_checkpoint", TOOL)
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    config = preset("tinyllama") | {
+        "hidden_size": HIDDEN,
+        "intermediate_size": 24,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "vocab_size": 300,
+    }
+    tool.make_checkpoint(folder, config | changes, dtype=dtype, seed=3, shard_size=20_000)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory) -> Path:
+    return make(tmp_path_factory.mktemp("gguf") / "model")
+
+
+@pytest.fixture(scope="module")
+def written(checkpoint) -> tuple[dict, dict]:
+    path = checkpoint.parent / "model.gguf"
+    write_gguf(checkpoint, path)
+    return read(path.read_bytes())
+
+
+def read(data: bytes) -> tuple[dict[str, object], dict[str, tuple[int, np.ndarray]]]:
+    """(values by key, (type, numbers) by tensor)."""
+    at = 0
+
+    def take(form: str):
+        nonlocal at
+        found = struct.unpack_from("<" + form, data, at)
+        at += struct.calcsize("<" + form)
+        return found[0]
+
+    def text() -> str:
+        return take(f"{take('Q')}s").decode()
+
+    assert take("4s") == b"GGUF"
+    assert take("I") == 3
+    tensors, keys = take("Q"), take("Q")
+    values = {text(): {8: text, 4: lambda: take("I"), 6: lambda: take("f")}[take("I")]() for _ in range(keys)}
+    infos = []
+    for _ in range(tensors):
+        name = text()
+        sizes = [take("Q") for _ in range(take("I"))]
+        infos.append((name, sizes[::-1], take("I"), take("Q")))
+    start = at + -at % 32
+    found = {}
+    for name, shape, kind, offset in infos:
+        assert offset % 32 == 0
+        dtype = {0: "<f4", 30: "<u2"}[kind]
+        flat = np.frombuffer(data, dtype, int(np.prod(shape)), start + offset)
+        found[name] = kind, flat.reshape(shape)
+    return values, found
+
+
+def tensor(checkpoint: Path, name: str) -> np.ndarray:
+    """Its bf16 bits."""
+    for path in checkpoint.glob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            if name in file.keys():  # noqa: SIM118 (not a mapping)
+                values = file.get_tensor(name).float().numpy()
+                return (values.view("<u4") >> 16).astype("<u2")
+    raise AssertionError(name)
+
+
+def test_the_model_is_described(written):
+    values, tensors = written
+    assert values["general.architecture"] == "llama"
+    assert values["llama.attention.head_count_kv"] == KV_HEADS
+    assert values["llama.block_count"] == LAYERS
+    assert values["llama.vocab_size"] == 300
+    assert values["llama.rope.freq_base"] == 10000.0
+    assert len(tensors) == 9 * LAYERS + 3
+
+
+@pytest.mark.parametrize(
+    ("source", "name"),
+    [
+        ("model.embed_tokens.weight", "token_embd.weight"),
+        ("lm_head.weight", "output.weight"),
+        ("model.layers.1.mlp.down_proj.weight", "blk.1.ffn_down.weight"),
+        ("model.layers.0.self_attn.v_proj.weight", "blk.0.attn_v.weight"),
+    ],
+)
+def test_matrices_keep_their_bits(checkpoint, written, source, name):
+    kind, values = written[1][name]
+    assert kind == 30
+    np.testing.assert_array_equal(values, tensor(checkpoint, source))
+
+
+def test_vectors_are_widened_exactly(checkpoint, written):
+    kind, values = written[1]["blk.1.ffn_norm.weight"]
+    assert kind == 0
+    bits = tensor(checkpoint, "model.layers.1.post_attention_layernorm.weight")
+    np.testing.assert_array_equal(values.view("<u4"), bits.astype("<u4") << 16)
+
+
+@pytest.mark.parametrize(("part", "heads"), [("q", HEADS), ("k", KV_HEADS)])
+def test_rotating_neighbours_of_the_new_rows_is_rotating_halves_of_the_old(checkpoint, written, part, heads):
+    source = tensor(checkpoint, f"model.layers.0.self_attn.{part}_proj.weight").astype(np.int64)
+    stored = written[1][f"blk.0.attn_{part}.weight"][1].astype(np.int64)
+    old = source.reshape(heads, HEAD_DIM, HIDDEN)
+    new = stored.reshape(heads, HEAD_DIM, HIDDEN)
+    half = HEAD_DIM // 2
+    for pair in range(half):
+        np.testing.assert_array_equal(new[:, 2 * pair], old[:, pair])
+        np.testing.assert_array_equal(new[:, 2 * pair + 1], old[:, pair + half])
+
+
+def test_one_head():
+    rows = np.arange(4)[:, None]
+    assert pairs_interleaved(rows, 1).ravel().tolist() == [0, 2, 1, 3]
+
+
+@pytest.mark.parametrize(
+    "source", ["model.layers.x.mlp.up_proj.weight", "model.layers.0.mlp.up_proj.bias", "rope"]
+)
+def test_unknown_names(source):
+    with pytest.raises(UserError, match="no name in GGUF"):
+        gguf_name(source)
+
+
+def test_other_precisions_and_models_are_refused_without_a_trace(tmp_path):
+    with pytest.raises(UserError, match="comparison is of bf16"):
+        write_gguf(make(tmp_path / "f32", "f32"), tmp_path / "out.gguf")
+    with pytest.raises(UserError, match="only plain Llama"):
+        write_gguf(make(tmp_path / "biased", attention_bias=True), tmp_path / "out.gguf")
+    assert not list(tmp_path.glob("*.gguf*"))

@@ -1,0 +1,163 @@
+"""A checkpoint of the Llama family as a GGUF file, which llama.cpp maps into memory: the same weights bit for bit.
+
+Version 3 of the format: magic, version, number of tensors and of keys, the keys with their values, a description of
+each tensor, then the tensors at multiples of 32 bytes. Matrices keep their bf16; vectors are f32, as llama.cpp
+expects. There is no tokenizer in it: the benchmark feeds ids.
+"""
+
+import struct
+from collections.abc import Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.dtypes import Array
+from tpiedge.pack.source import CheckpointSource, SourceTensor
+
+__all__ = ["GgufTensor", "describe", "gguf_name", "header", "metadata", "pairs_interleaved", "write_gguf"]
+
+_MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
+_U32, _F32, _STRING = 4, 6, 8
+_F32_TENSOR, _BF16_TENSOR = 0, 30
+_MOSTLY_BF16 = 32
+
+_OUTER = {
+    "model.embed_tokens.weight": "token_embd.weight",
+    "model.norm.weight": "output_norm.weight",
+    "lm_head.weight": "output.weight",
+}
+_INNER = {
+    "input_layernorm": "attn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "post_attention_layernorm": "ffn_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """A tensor to write: `source` is its name in the checkpoint, `shape` row-major."""
+
+    name: str
+    source: str
+    shape: tuple[int, ...]
+
+    @property
+    def is_vector(self) -> bool:
+        return len(self.shape) == 1
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.prod(self.shape)) * (4 if self.is_vector else 2)
+
+
+def write_gguf(folder: Path, out: Path) -> None:
+    """Convert the checkpoint in `folder`; `out` appears when it is complete. Raises UserError."""
+    checkpoint = Checkpoint.open(folder)
+    checkpoint.check(model_spec(checkpoint.config))
+    values, tensors = metadata(checkpoint.config), describe(checkpoint.tensors)
+    partial = out.with_name(f".{out.name}.partial")
+    try:
+        with open(partial, "wb") as file, closing(CheckpointSource(checkpoint.tensors)) as source:
+            file.write(header(values, tensors))
+            for tensor in tensors:
+                data = _values(source, tensor, checkpoint.config).tobytes()
+                file.write(data + bytes(-len(data) % _ALIGN))
+        partial.replace(out)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def metadata(config: ModelConfig) -> dict[str, str | int | float]:
+    """What llama.cpp has to know of the model. Raises UserError for one that this file cannot express."""
+    plain_rope = config.rope.kind == "default" and config.head_dim * config.num_heads == config.hidden_size
+    biased = config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm
+    if config.model_type != "llama" or biased or not plain_rope:
+        raise UserError(f"only plain Llama models are converted to GGUF, not this {config.model_type}")
+    return {
+        "general.architecture": "llama",
+        "general.file_type": _MOSTLY_BF16,
+        "llama.block_count": config.num_layers,
+        "llama.context_length": config.max_position_embeddings,
+        "llama.embedding_length": config.hidden_size,
+        "llama.feed_forward_length": config.intermediate_size,
+        "llama.attention.head_count": config.num_heads,
+        "llama.attention.head_count_kv": config.num_kv_heads,
+        "llama.attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+        "llama.rope.dimension_count": config.head_dim,
+        "llama.rope.freq_base": float(config.rope.theta),
+        "llama.vocab_size": config.vocab_size,
+        "tokenizer.ggml.model": "none",
+    }
+
+
+def describe(tensors: Mapping[str, SourceTensor]) -> list[GgufTensor]:
+    """Every tensor of a bf16 checkpoint. Raises UserError for other precisions and unknown names."""
+    wrong = [name for name, tensor in tensors.items() if tensor.dtype != "BF16"]
+    if wrong:
+        raise UserError(f"tensor {wrong[0]} is {tensors[wrong[0]].dtype}: the comparison is of bf16 weights")
+    return [GgufTensor(gguf_name(name), name, tensor.shape) for name, tensor in tensors.items()]
+
+
+def gguf_name(source: str) -> str:
+    """'model.layers.3.mlp.up_proj.weight' -> 'blk.3.ffn_up.weight'. Raises UserError."""
+    if source in _OUTER:
+        return _OUTER[source]
+    layer, _, inner = source.removeprefix("model.layers.").partition(".")
+    name = _INNER.get(inner.removesuffix(".weight"))
+    if name is None or not layer.isdecimal():
+        raise UserError(f"tensor {source} has no name in GGUF")
+    return f"blk.{layer}.{name}.weight"
+
+
+def header(values: Mapping[str, str | int | float], tensors: list[GgufTensor]) -> bytes:
+    """All that comes before the first tensor's bytes."""
+    out = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(values)))
+    for key, value in values.items():
+        out += _string(key) + _typed(value)
+    offset = 0
+    for tensor in tensors:
+        kind = _F32_TENSOR if tensor.is_vector else _BF16_TENSOR
+        sizes = tensor.shape[::-1]  # the fastest-running first
+        out += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
+        out += struct.pack("<IQ", kind, offset)
+        offset += tensor.nbytes + -tensor.nbytes % _ALIGN
+    return bytes(out) + bytes(-len(out) % _ALIGN)
+
+
+def _string(text: str) -> bytes:
+    data = text.encode()
+    return struct.pack("<Q", len(data)) + data
+
+
+def _typed(value: str | int | float) -> bytes:
+    if isinstance(value, str):
+        return struct.pack("<I", _STRING) + _string(value)
+    return struct.pack("<If", _F32, value) if isinstance(value, float) else struct.pack("<II", _U32, value)
+
+
+def _values(source: CheckpointSource, tensor: GgufTensor, config: ModelConfig) -> Array:
+    if tensor.is_vector:
+        bits = source.read_vector(tensor.source).astype("<u4") << 16
+        return bits.view("<f4")  # exact
+    rows = source.read_rows(tensor.source, 0, tensor.shape[0])
+    heads = {"attn_q": config.num_heads, "attn_k": config.num_kv_heads}
+    part = tensor.name.split(".")[-2]
+    return pairs_interleaved(rows, heads[part]) if part in heads else rows
+
+
+def pairs_interleaved(rows: Array, heads: int) -> Array:
+    """Each head's rows in the order of llama.cpp, which rotates rows 2i and 2i + 1; checkpoints: i and i + half."""
+    count, cols = rows.shape
+    return rows.reshape(heads, 2, count // heads // 2, cols).swapaxes(1, 2).reshape(count, cols)

@@ -1,0 +1,83 @@
+"""One model in the form that each contestant reads, made once in a work folder: the same weights for all."""
+
+import sys
+from pathlib import Path
+
+from tpiedge.errors import UserError
+
+from .gguf import write_gguf
+from .install import checked
+
+__all__ = ["DRIVERS", "TPIEDGE", "Models"]
+
+DRIVERS = Path(__file__).parent / "drivers"
+TPIEDGE = Path(sys.executable).with_name("tpiedge")
+_TOOLS = Path(__file__).parents[1]
+
+
+class Models:
+    """Below `folder`, from `checkpoint`; without one, a random one of the 1.1B shape in bf16.
+
+    Each method makes what it returns where that is missing; a half-made form is made again. Raises NotInstalled
+    where a step fails.
+    """
+
+    def __init__(self, folder: Path, checkpoint: Path | None) -> None:
+        self._folder = folder
+        self._given = checkpoint
+        if checkpoint is not None and not (checkpoint / "config.json").is_file():
+            raise UserError(f"{checkpoint} is no checkpoint: it has no config.json")
+
+    def checkpoint(self) -> Path:
+        """The Hugging Face checkpoint."""
+        if self._given:
+            return self._given
+        folder = self._folder / "tinyllama-bf16"
+        if not folder.exists():
+            tool = str(_TOOLS / "make_checkpoint.py")
+            checked([sys.executable, tool, "--preset", "tinyllama", "--dtype", "bf16", str(folder)])
+        return folder
+
+    def weights(self) -> list[Path]:
+        """The checkpoint's files of tensors."""
+        return sorted(self.checkpoint().glob("*.safetensors"))
+
+    def nbytes(self) -> int:
+        """Of all tensors' files."""
+        return sum(path.stat().st_size for path in self.weights())
+
+    def pack(self) -> Path:
+        """For tpiedge."""
+        folder = self._form("pack")
+        if not (folder / "manifest.json").exists():
+            checked([str(TPIEDGE), "pack", str(self.checkpoint()), "--out", str(folder)])
+        return folder
+
+    def gguf(self) -> Path:
+        """For llama.cpp."""
+        path = self._form("gguf")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_gguf(self.checkpoint(), path)
+        return path
+
+    def offload(self, python: Path) -> Path:
+        """For accelerate's disk_offload: a file per tensor."""
+        return self._by_driver(python, "accelerate_disk.py", "offload")
+
+    def split(self, python: Path) -> Path:
+        """For AirLLM: a file per layer."""
+        return self._by_driver(python, "airllm_stream.py", "airllm")
+
+    def _by_driver(self, python: Path, driver: str, name: str) -> Path:
+        folder = self._form(name)
+        done = folder / "complete"
+        if not done.exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            checked([str(python), str(DRIVERS / driver), "prepare", str(self.checkpoint()), str(folder)])
+            done.touch()
+        return folder
+
+    def _form(self, kind: str) -> Path:
+        checkpoint = self.checkpoint()
+        return self._folder / f"{checkpoint.name}.{kind}"
