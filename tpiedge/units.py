@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from tpiedge.errors import UserError
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_seconds", "parse_bytes"]
+__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_least", "format_seconds", "parse_bytes"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -36,6 +36,11 @@ def format_bytes(count: float) -> str:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
+
+
+def format_least(count: int) -> str:
+    """In whole MB, rounded up: what is shown is enough."""
+    return f"{-(-count // 1_000_000)} MB"
 
 
 def format_seconds(seconds: float) -> str:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
+from tests.cluster.test_growing_kv import QUANTUM, tight
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.testing.cluster import InProcessCluster, greedy_request
@@ -18,14 +19,26 @@ def true_from(call: int) -> Callable[[], bool]:
     return lambda: next(calls, True)
 
 
+@pytest.mark.parametrize("pinned_part", [None, 0.0, 0.5])
 @pytest.mark.parametrize("shares", ["1", "1,1", "2,1,1"])
 @pytest.mark.parametrize("call", [1, 2, 3, 7, 8])
 def test_a_cancel_at_any_moment_leaves_a_cluster_that_answers_exactly(
-    call: int, shares: str, references: Callable[[str], Reference], packs: Callable[[Reference], Path]
+    call: int,
+    shares: str,
+    pinned_part: float | None,
+    references: Callable[[str], Reference],
+    packs: Callable[[Reference], Path],
 ) -> None:
-    """Odd calls fall into a step (between announcement and first block), even ones between two steps."""
+    """Odd calls fall into a step (between announcement and first block), even ones between two steps. A step that ends
+    in the middle of a sweep leaves weights behind that were read ahead, and a KV cache that has grown."""
     reference = references("yi")
-    with InProcessCluster(packs(reference), split(reference, shares), limits=StepLimits(9, 4)) as cluster:
+    with InProcessCluster(
+        packs(reference),
+        split(reference, shares),
+        limits=StepLimits(9, 4),
+        placement=None if pinned_part is None else tight(pinned_part),
+        kv_quantum_bytes=QUANTUM,
+    ) as cluster:
         events: list[object] = []
         request = greedy_request(reference.prompt_ids, 24)
         finished = cluster.leader.generate(request, events.append, true_from(call))

@@ -16,8 +16,8 @@ import pytest
 
 from tests.process.command import COMMAND, Started, run_command, wait_for
 from tests.process.serving.disks import failing_disk
-from tpiedge.cli.bench_group import MemoryGroup, memory_group
 from tpiedge.errors import UserError
+from tpiedge.nodes.memory_group import ENTER, MemoryGroup, memory_group
 from tpiedge.pack.layout import ALIGN
 
 pytestmark = pytest.mark.timeout(150)  # a disk that others use
@@ -87,20 +87,12 @@ def run_below(limit_bytes: int, library: tuple[Path, Path], *arguments: object) 
     """`tpiedge run ARGUMENTS` in a group of its own; torch is not in memory when it starts."""
     forget(library[0])
     with memory_group(limit_bytes) as group:
-        places = [*map(str, library), str(group.folder / "cgroup.procs")]
+        places = [*map(str, library), str(group.members_file)]
         command = ["unshare", "-m", "sh", "-c", _ENTER, *places, COMMAND, "run", *map(str, arguments)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
-        assert ended.returncode == 0, f"{ended.stderr}\nkilled for memory: {group.oom_kills}"
-        return Measured(
-            json.loads(ended.stdout), group.peak_bytes, group.oom_kills, counter(group, "pgmajfault")
-        )
-
-
-def counter(group: MemoryGroup, *names: str) -> int:
-    """The first of the names that the group's statistics have."""
-    lines = (group.folder / "memory.stat").read_text().splitlines()
-    found = {name: int(value) for name, _, value in (line.partition(" ") for line in lines)}
-    return next(found[name] for name in names if name in found)
+        assert ended.returncode == 0, f"{ended.stderr}\nkilled for memory: {group.use().oom_kills}"
+        use = group.use()
+        return Measured(json.loads(ended.stdout), use.peak_bytes, use.oom_kills, group.counter("pgmajfault"))
 
 
 def prompt(tokens: int) -> tuple[object, ...]:
@@ -113,7 +105,7 @@ def least_megabytes(*arguments: object) -> float:
     assert ended.status == RESOURCE
     least = re.findall(r"node \d+ needs at least ([\d.]+) MB", ended.err)
     assert least, ended.err
-    return max(map(float, least)) + 0.1
+    return max(map(float, least))
 
 
 @pytest.mark.parametrize(("nodes", "tokens"), [(1, 990), (2, 5), (4, 5)])
@@ -154,26 +146,22 @@ def large(_groups: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[P
 def test_stopped_while_it_loads_it_leaves_no_process_and_no_memory(large: Path, number, keeping):
     flags = ["--model", str(large), "--prompt-ids", "5,6", "--max-tokens", "4", *keeping]
     with memory_group(NO_LIMIT) as group:
-        command = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', str(group.folder / "cgroup.procs"), COMMAND]
+        command = ["sh", "-c", ENTER, str(group.members_file), COMMAND]
         with subprocess.Popen([*command, "run", *flags], stderr=subprocess.PIPE, text=True) as process:
             wait_for(lambda: held_bytes(group) > LOADING_BYTES, LOADING_S)
-            assert len(members(group)) == 2  # and the node
+            assert len(group.members) == 2  # and the node
             process.send_signal(number)
             _, err = process.communicate(timeout=END_S)
         assert process.returncode == (130 if number is signal.SIGINT else -number), err
         assert "Traceback" not in err
-        wait_for(lambda: not members(group), END_S)
+        wait_for(lambda: not group.members, END_S)
         wait_for(lambda: held_bytes(group) < LEFT_BYTES, END_S)
-        assert counter(group, "shmem") == 0
-
-
-def members(group: MemoryGroup) -> set[int]:
-    return {int(pid) for pid in (group.folder / "cgroup.procs").read_text().split()}
+        assert group.counter("shmem") == 0
 
 
 def held_bytes(group: MemoryGroup) -> int:
     """Files left out."""
-    return counter(group, "rss", "anon")
+    return group.counter("rss", "anon")
 
 
 def alter(path: Path) -> None:

@@ -132,6 +132,17 @@ def test_a_picture(traced, tmp_path, arguments):
     assert list(tmp_path.iterdir()) == [png]
 
 
+@pytest.mark.parametrize("name", ["$\\frac$", "$x", "x" * 251 + ".png"], ids=["formula", "dollar", "long"])
+def test_a_picture_of_any_names(tmp_path, name):
+    """Neither the names of events nor that of the file is anything but letters."""
+    event = {"ph": "X", "cat": "load", "pid": 1, "tid": 1, "ts": 0, "dur": 1e6, "args": {"kind": name[:8]}}
+    path, png = tmp_path / "t.json", tmp_path / name.replace("\\", "")
+    path.write_text(json.dumps({"traceEvents": [event], "otherData": {"tpiedge_dropped": {"0": 0}}}))
+    ended = run_command("trace", path, "--png", png)
+    assert (ended.status, ended.out, ended.err) == (0, "", "")
+    assert png.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_chat_is_traced_too(tpiedge, text_model, tmp_path):
     arguments = (
         "--model",

@@ -4,11 +4,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from .memory_group import MemoryUse, memory_group
+from tpiedge.nodes.memory_group import ENTER, MemoryUse, memory_group
 
 __all__ = ["Ended", "run_confined"]
 
-_ENTER = 'echo $$ > "$0" && exec "$@"'
 _LINE = 200
 
 
@@ -44,7 +43,7 @@ def run_confined(
     with memory_group(limit_bytes) as group:
         # The shell enters the group before the command's first page is charged; the command takes its place.
         process = subprocess.Popen(
-            ["/bin/sh", "-c", _ENTER, str(group.members_file), *command],
+            ["/bin/sh", "-c", ENTER, str(group.members_file), *command],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

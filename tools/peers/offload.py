@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
+from tpiedge.nodes.memory_group import MemoryUse, memory_group
 from tpiedge.units import format_bytes
 
 from .confined import Ended, run_confined
@@ -17,7 +18,6 @@ from .contestants import MAKERS, Answer, Contestant, Work, environment, prepare
 from .disk import direct_rate, forget
 from .install import VERSIONS
 from .limits import Limit, parse_limits, required_ratio
-from .memory_group import MemoryUse, memory_group
 from .models import Models
 from .spread import ratios, spread
 

@@ -48,7 +48,7 @@ _COUNTERS: Final = (
     ),
     ("reads", "node_disk_reads_total", "Pieces of weights read from disk."),
     ("load_s", "node_disk_busy_seconds_total", "While at least one such read was under way."),
-    ("prefetch_hits", "node_prefetch_hits_total", "Blocks whose weights were there when they were needed."),
+    ("prefetch_hits", "node_prefetch_hits_total", "Blocks whose weights had been read ahead."),
     ("stalls", "node_stalls_total", "Blocks whose weights were waited for."),
     ("weight_wait_s", "node_stall_seconds_total", "Waiting for weights."),
     ("attention_s", "node_attention_seconds_total", "Computing attention blocks."),
@@ -63,7 +63,7 @@ _COUNTERS: Final = (
 _GAUGES: Final = (
     ("peak_rss_bytes", "node_peak_rss_bytes", "The largest resident set of the process so far."),
     ("weight_bytes", "node_weight_bytes", "Memory that is kept for weights."),
-    ("kv_bytes", "node_kv_bytes", "Memory that is reserved for the KV cache."),
+    ("kv_bytes", "node_kv_bytes", "Memory that the KV cache takes, at most."),
 )
 
 

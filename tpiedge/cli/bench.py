@@ -104,7 +104,8 @@ def decode(
 
 
 def _measure(model: PreparedModel, setting: _Setting, prompt_tokens: int, tokens: int) -> dict[str, Any]:
-    """A warm-up, a prefill of the whole prompt, then a decode that keeps the prompt: one token in every step."""
+    """A warm-up, a prefill of the whole prompt, then a decode that keeps the prompt: one token in every step. All
+    weights are resident; where some are streamed, "layers_s_per_token" would lack what the head waits for."""
     layout = Layout(setting.nodes, None, setting.threads, None)
     capacity = prompt_tokens + tokens
     plan = plan_cluster(model, layout, capacity)

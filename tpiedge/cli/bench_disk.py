@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
+from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
@@ -14,13 +15,21 @@ from tpiedge.memory.sweep import Sweep
 from tpiedge.pack.reader import Pack
 from tpiedge.units import MIB
 
-__all__ = ["pack_bytes_per_s"]
+__all__ = ["DiskRate", "measure_disk"]
 
 _READ_BYTES = 8 * MIB
 _IN_FLIGHT = 8
 
 
-def pack_bytes_per_s(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> float:
+@dataclass(frozen=True)
+class DiskRate:
+    """Not `is_direct`: the file system refuses reads past the page cache, which may have answered some of them."""
+
+    bytes_per_s: float
+    is_direct: bool
+
+
+def measure_disk(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> DiskRate:
     """Read the pieces of the sweep in order, again and again, for so long, with a node's four threads, and count
     nothing but the bytes. Raises ReadFault, UserError."""
     view = memoryview(mmap.mmap(-1, _IN_FLIGHT * _READ_BYTES))
@@ -38,7 +47,8 @@ def pack_bytes_per_s(pack: Pack, sweep: Sweep, seconds: float = 0.7) -> float:
                     break
             at = number % _IN_FLIGHT * _READ_BYTES
             waiting.append(reader.submit(ReadJob(files[path], offset, view[at : at + length], _unchecked)))
-    return done / (last - started)
+        is_direct = all(file.is_direct for file in files.values())
+    return DiskRate(done / (last - started), is_direct)
 
 
 def _reads(pack: Pack, sweep: Sweep) -> Iterator[tuple[Path, int, int]]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.bench_budgets import Budget, budgets, smallest_budget, whole
-from tpiedge.cli.bench_disk import pack_bytes_per_s
+from tpiedge.cli.bench_disk import measure_disk
 from tpiedge.cli.bench_group import run_in_group
 from tpiedge.cli.bench_memory_report import GroupUse, Run, print_report, report
 from tpiedge.cli.bench_streaming import Sample, measure
@@ -128,9 +128,7 @@ def memory_run(order: str) -> None:
     guard(lambda: os.kill(os.getpid(), signal.SIGTERM), signal.SIGTERM)
     found = _Order(**json.loads(order))
     model = prepare(found.pack, None, found.compute, None)
-    layout = Layout(found.nodes, found.shares, found.threads, found.memory_bytes, Keeping(pin=found.pin))
-    plan = plan_cluster(model, layout, found.prompt_tokens + found.tokens)
-    sample = measure(model, Budget("", layout, plan), found.prompt_tokens, found.tokens)
+    sample = measure(model, _planned(found, model), found.prompt_tokens, found.tokens)
     click.echo(json.dumps(asdict(sample)))
 
 
@@ -159,10 +157,14 @@ def _measured(
 
 def _run(model: PreparedModel, budget: Budget, work: _Work) -> Run:
     sweep, _ = budget.held(model)[0]
-    before = pack_bytes_per_s(model.pack, sweep)
+    before = measure_disk(model.pack, sweep)
     run = _run_in_group(model, budget, work) if work.in_group else _run_here(model, budget, work)
-    after = pack_bytes_per_s(model.pack, sweep)
-    return replace(run, disk=(before, after))
+    after = measure_disk(model.pack, sweep)
+    return replace(
+        run,
+        disk=(before.bytes_per_s, after.bytes_per_s),
+        disk_is_direct=before.is_direct and after.is_direct,
+    )
 
 
 def _run_here(model: PreparedModel, budget: Budget, work: _Work) -> Run:
@@ -171,19 +173,29 @@ def _run_here(model: PreparedModel, budget: Budget, work: _Work) -> Run:
 
 def _run_in_group(model: PreparedModel, budget: Budget, work: _Work) -> Run:
     """All nodes and the process that started them share a limit of as many budgets as there are nodes."""
+    limit_bytes = budget.nbytes * budget.layout.nodes
+    order = _order(model, budget, work)
+    ended = run_in_group(limit_bytes, ("bench", "memory-run", json.dumps(asdict(order))))
+    sample = None if ended.record is None else Sample.of_json(ended.record)
+    return Run(sample, ended.failure, GroupUse(limit_bytes, ended.peak_bytes, ended.oom_kills))
+
+
+def _order(model: PreparedModel, budget: Budget, work: _Work) -> _Order:
+    """The budget's run. Without its size the other process would plan for a part of what its group leaves free."""
     layout = budget.layout
-    limit_bytes = budget.nbytes * layout.nodes
-    order = _Order(
+    return _Order(
         pack=str(model.pack.path.absolute()),
         compute=model.compute,
         nodes=layout.nodes,
         shares=layout.shares,
         threads=layout.threads_per_node,
-        memory_bytes=layout.memory_bytes,
+        memory_bytes=budget.nbytes,
         pin=layout.keeping.pin,
         prompt_tokens=work.prompt_tokens,
         tokens=work.tokens,
     )
-    ended = run_in_group(limit_bytes, ("bench", "memory-run", json.dumps(asdict(order))))
-    sample = None if ended.record is None else Sample.of_json(ended.record)
-    return Run(sample, ended.failure, GroupUse(limit_bytes, ended.peak_bytes, ended.oom_kills))
+
+
+def _planned(order: _Order, model: PreparedModel) -> Budget:
+    layout = Layout(order.nodes, order.shares, order.threads, order.memory_bytes, Keeping(pin=order.pin))
+    return Budget("", layout, plan_cluster(model, layout, order.prompt_tokens + order.tokens))

@@ -32,12 +32,14 @@ class GroupUse:
 
 @dataclass(frozen=True)
 class Run:
-    """One run of a setting: what it measured, or why it failed; the disk's rate before and after it."""
+    """One run of a setting: what it measured, or why it failed; the disk's rate before and after it, and whether that
+    was measured past the page cache."""
 
     sample: Sample | None
     failure: str = ""
     group: GroupUse | None = None
     disk: tuple[float, float] = (0.0, 0.0)
+    disk_is_direct: bool = True
 
     @property
     def disk_bytes_per_s(self) -> float:
@@ -53,6 +55,7 @@ def report(
     return {
         "compute_s_per_token": compute_s,
         "compute_from": source,
+        "disk_is_direct": all(run.disk_is_direct for of_setting in runs.values() for run in of_setting),
         "target": _TARGET,
         "paper_window_bytes": [paper_window_bytes(model.pack, sweep) for sweep, _ in found[0].held(model)],
         "settings": settings,
@@ -63,13 +66,19 @@ def report(
 def _compute(runs: Mapping[str, Sequence[Run]]) -> tuple[float | None, str]:
     """Seconds per token with everything in memory, or else of the setting that computes fastest, its waits for weights
     left out."""
-    samples = [run.sample for of_setting in runs.values() for run in of_setting if run.sample is not None]
+    settings = [[run.sample for run in of_setting if run.sample is not None] for of_setting in runs.values()]
+    samples = [sample for of_setting in settings for sample in of_setting]
     if not samples:
         return None, "no run"
     resident = [sample.s_per_token for sample in samples if not _streams(sample)]
     if resident:
         return median(resident), "all in memory"
-    return min(sample.s_per_token - sample.nodes[0].stall_s for sample in samples), "streaming without waits"
+    return min(median(map(_unstalled, found)) for found in settings if found), "streaming without waits"
+
+
+def _unstalled(sample: Sample) -> float:
+    """Without the waits of the node that waits longest: the others wait for it in their all-reduces."""
+    return sample.s_per_token - max(node.stall_s for node in sample.nodes)
 
 
 def _streams(sample: Sample) -> bool:
@@ -219,5 +228,7 @@ def _print_summary(record: Mapping[str, Any]) -> None:
         seconds = format_seconds(record["compute_s_per_token"])
         click.echo(f"computing alone ({record['compute_from']}): {seconds}/token")
     click.echo(f"least memory that works: {format_bytes(record['smallest_budget_bytes'])} per node")
+    if not record["disk_is_direct"]:
+        click.echo("the file system refuses direct reads: the page cache may have answered some of them")
     for smaller, larger in record["rises"]:
         click.echo(f"more memory is not faster: {larger} against {smaller}")

@@ -181,7 +181,9 @@ def _origins(ctx: click.Context, message: str) -> list[str]:
 def _leaves(
     command: click.Command, words: tuple[str, ...]
 ) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    """What can be run, by its words."""
+    """What people can run, by its words: nothing outside the command line sets what is for processes alone."""
+    if command.hidden:
+        return
     if not isinstance(command, click.Group):
         yield words, command
         return
@@ -202,4 +204,4 @@ def _kind(option: click.Option) -> Kind:
         return "integer"
     if isinstance(option.type, click.types.FloatParamType):
         return "number"
-    return "size" if option.type.name == "SIZE" else "text"
+    return "size" if "SIZE" in option.type.name.split("|") else "text"

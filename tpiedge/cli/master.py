@@ -22,11 +22,10 @@ from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, outgoing_host, parse_address, resolve
 from tpiedge.nodes.device import default_memory_bytes, default_threads
-from tpiedge.nodes.disk_speed import measure_disk
 from tpiedge.nodes.entrance import Entrance
 from tpiedge.nodes.identity import load_or_create_keys
 from tpiedge.nodes.master import Master
-from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.measured import Measurements, disk_bytes_per_s
 from tpiedge.nodes.private_file import replace_private
 from tpiedge.nodes.rank_zero import RankZero, RankZeroSettings
 from tpiedge.nodes.seating import OWN_NAME, Seating
@@ -49,7 +48,6 @@ _HTTP_PORT = 8080
 _CONTEXT = 4096
 _REPORT_S = 60.0
 _WATCH_S = 0.1
-_F32_BYTES = 4
 _ANYWHERE = "0.0.0.0"
 
 
@@ -208,15 +206,15 @@ def _seating(
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model)
-    disk = measure_disk(folder)
+    packs = model.pack.path.absolute().parent
     own = Machine(
         OWN_NAME,
         _own_speed(rank_zero, folder),
         flags.memory_bytes,
-        disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
+        disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
         keeping=flags.keeping,
     )
-    demand = Demand(facts, capacity, _F32_BYTES * model.config.hidden_size, flags.min_workers)
+    demand = Demand(facts, capacity, flags.min_workers)
     return Seating(demand, own, flags.threads, weights)
 
 

@@ -28,6 +28,8 @@ __all__ = [
 
 _TOKEN_IDS = 1 << 32
 _MAX_BLOCKS = 10_000
+_MANY_DIGITS = 20
+_TOO_LARGE = 1 << 63
 
 
 @dataclass(frozen=True)
@@ -49,14 +51,17 @@ _Command = TypeVar("_Command", bound=Callable[..., Any])
 _Value = TypeVar("_Value")
 
 
+def _digits(value: object) -> str:
+    """A value as text. Of a settings file's number: one that is out of all ranges may be too long to write."""
+    return str(max(-1, min(value, _TOO_LARGE)) if isinstance(value, int) else value)
+
+
 class _Bytes(click.ParamType[int]):
     name = "SIZE"
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        if isinstance(value, int):
-            return value
         try:
-            return parse_bytes(value)
+            return parse_bytes(_digits(value))
         except UserError as error:
             self.fail(str(error), param, ctx)
 
@@ -72,12 +77,15 @@ class _Window(click.ParamType[tuple[int, int]]):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[int, int]:
-        text = str(value)
+        text = _digits(value)
         if not text.isdecimal():
             return 0, BYTES.convert(text, param, ctx)
-        if not 1 <= int(text) <= _MAX_BLOCKS:
-            self.fail(f"{text} blocks are out of range: 1 to {_MAX_BLOCKS}, or a size like 500MB", param, ctx)
-        return int(text), 0
+        blocks = int(text[:_MANY_DIGITS])
+        if not 1 <= blocks <= _MAX_BLOCKS:
+            found = text if len(text) <= _MANY_DIGITS else f"{text[:_MANY_DIGITS]}..."
+            wanted = f"1 to {_MAX_BLOCKS}, or a size like 500MB"
+            self.fail(f"{found} blocks are out of range: {wanted}", param, ctx)
+        return blocks, 0
 
 
 WINDOW = _Window()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from tpiedge.errors import TpiedgeError
 from tpiedge.tracing.collection import Collection, Joined
 
 __all__ = ["recording"]
@@ -16,7 +17,8 @@ def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
     """Where each node is to write its part, by rank; nowhere without a `path`. The parts become the file at the end
     of the block, also where it ends with an error.
 
-    Raises UserError or DiskFull if the file cannot be written: before the block where that can be known.
+    Raises UserError or DiskFull if the file cannot be written: before the block where that can be known. Never in place
+    of the block's own error.
     """
     if path is None:
         yield ()
@@ -25,11 +27,19 @@ def recording(path: Path | None, nodes: int) -> Iterator[tuple[Path, ...]]:
         try:
             yield tuple(collection.part(rank) for rank in range(nodes))
         except BaseException:
-            joined = collection.join(nodes)
-            if joined.events:
-                _tell(path, joined)
+            _rescue(path, collection, nodes)
             raise
         _tell(path, collection.join(nodes))
+
+
+def _rescue(path: Path, collection: Collection, nodes: int) -> None:
+    try:
+        joined = collection.join(nodes)
+    except TpiedgeError as error:
+        click.echo(f"trace: {error}", err=True)
+        return
+    if joined.events:
+        _tell(path, joined)
 
 
 def _tell(path: Path, joined: Joined) -> None:

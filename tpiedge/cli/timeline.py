@@ -1,5 +1,6 @@
 """The timeline of a trace as a picture, as in figure 4 of TPI-LLM. The only module that draws."""
 
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby, islice
 from pathlib import Path
@@ -79,7 +80,15 @@ def _draw_lane(axes: Axes, events: Sequence[Event], top: float, window: Interval
         ((start, end),) = clip([event.span], *window)
         middle = top + (1 - _BAR) / 2 + (row + 0.5) * height
         size = 5.0 if height < _BAR else 7.0
-        axes.text((start + end) / 2, middle, _label(event), ha="center", va="center", fontsize=size)
+        axes.text(
+            (start + end) / 2,
+            middle,
+            _label(event),
+            ha="center",
+            va="center",
+            fontsize=size,
+            parse_math=False,  # it may be anybody's file
+        )
 
 
 def _look(placed: tuple[Event, int]) -> tuple[int, str]:
@@ -153,11 +162,13 @@ def _mark_steps(axes: Axes, trace: Trace, window: Interval) -> None:
 
 def _save(figure: Figure, path: Path) -> None:
     """In place of what was there, whole or not at all."""
-    unfinished = path.with_name(f".{path.name}.partial")
+    # Not named after the file, whose name may be as long as can be.
+    unfinished = path.with_name(f".tpiedge-{os.getpid()}.partial")
     try:
-        figure.savefig(unfinished, format="png")
-        unfinished.replace(path)
+        try:
+            figure.savefig(unfinished, format="png")
+            unfinished.replace(path)
+        finally:
+            unfinished.unlink(missing_ok=True)
     except OSError as error:
         raise cannot_write(path, error) from None
-    finally:
-        unfinished.unlink(missing_ok=True)

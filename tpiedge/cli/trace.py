@@ -1,6 +1,7 @@
 """`tpiedge trace`: what a recorded run says, in figures or as a picture."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ import click
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location, Number
 from tpiedge.errors import UserError
+from tpiedge.nodes.device import available_memory_bytes
 from tpiedge.tracing.chrome import Trace, read_trace
 from tpiedge.tracing.collection import writable
 from tpiedge.tracing.intervals import Interval
@@ -59,8 +61,8 @@ def trace(
     """
     if steps and (from_s is not None or to_s is not None):
         raise UserError("give either --steps or --from and --to, not both")
-    target = writable(png) if png else None
-    found = read_trace(file)
+    target = _target(png, file) if png else None
+    found = read_trace(file, available_memory_bytes())
     window = _of_steps(found, *steps) if steps else _of_times(found, from_s, to_s)
     if target:
         _draw(found, window, target)
@@ -68,6 +70,14 @@ def trace(
         click.echo(json.dumps(_record(found, window, summarize(found, *window))))
     elif not target:
         _print(found, window, summarize(found, *window))
+
+
+def _target(png: Path, file: Path) -> Path:
+    """Where the picture goes. Raises UserError, DiskFull as `writable`."""
+    target = writable(png)
+    if target == Path(os.path.realpath(file)):
+        raise UserError(f"--png {png} is the trace itself: give the picture another name")
+    return target
 
 
 def _of_times(found: Trace, from_s: float | None, to_s: float | None) -> Interval:

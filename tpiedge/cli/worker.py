@@ -19,11 +19,10 @@ from tpiedge.errors import PeerError, UserError
 from tpiedge.nodes.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
 from tpiedge.nodes.agent import Agent, AgentSettings
 from tpiedge.nodes.device import default_memory_bytes, default_threads, free_disk_bytes
-from tpiedge.nodes.disk_speed import measure_disk
 from tpiedge.nodes.identity import load_or_create_keys, peer_name
 from tpiedge.nodes.joining import enrol, open_link
 from tpiedge.nodes.masters import MasterBook
-from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.measured import Measurements, disk_bytes_per_s
 from tpiedge.nodes.pairing_link import pair
 from tpiedge.nodes.private_file import private_folder
 from tpiedge.nodes.provision import FilesMaster, Provision
@@ -116,7 +115,6 @@ def worker(
         book = MasterBook(folder)
         master = _master(connect, token, book)
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
-        disk = measure_disk(store.folder)
         own = _Self(
             keys=load_or_create_keys(folder),
             host=name or socket.gethostname(),
@@ -125,7 +123,7 @@ def worker(
             threads=default_threads() if threads is None else threads,
             memory_bytes=default_memory_bytes() if memory is None else memory,
             keeping=keeping_of(window, pin, io),
-            disk_bytes_per_s=disk.bytes_per_s if disk is not None else 0.0,
+            disk_bytes_per_s=disk_bytes_per_s(folder, store.folder),
         )
         _serve(master, own, book, Measurements(folder, own.threads), wait)
 

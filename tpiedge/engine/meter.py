@@ -14,7 +14,7 @@ class Meter:
     """Seconds and counts since the node was ready. Only the engine thread writes; any thread may read.
 
     `attention_s` and `ffn_s` cover the blocks' own arithmetic, `reduce_wait_s` the collectives, and `head_s` (rank 0)
-    embedding rows, final norm, LM head and sampling.
+    embedding rows, final norm, LM head and sampling, with what it waits for tiles of a head that is streamed.
     """
 
     attention_s: float = 0.0

@@ -27,10 +27,10 @@ class StepLimits:
     chunk_tokens: int
 
     @staticmethod
-    def of(hidden_size: int, activation_bytes: int = ACTIVATION_BYTES) -> "StepLimits":
-        """A step's f32 hidden states take at most `activation_bytes`, a message's 1 MiB (design, section 7)."""
+    def of(hidden_size: int) -> "StepLimits":
+        """A step's f32 hidden states take at most ACTIVATION_BYTES, a message's 1 MiB (design, section 7)."""
         row_bytes = 4 * hidden_size
-        return StepLimits(max(1, activation_bytes // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
+        return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
 
 
 @dataclass(frozen=True)

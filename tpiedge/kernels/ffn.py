@@ -9,7 +9,6 @@ prefill, and their rows do not depend on each other. So memory stays within SCRA
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
@@ -46,13 +45,7 @@ def ffn(
     """
     tokens = x_TH.shape[0]
     if linear.pool is None or tokens > NATIVE_TOKENS or biases != (None, None):
-        pieces = list(mini_sequences(tokens, gate_FH.shape[0], linear.arithmetic))
-        if len(pieces) <= 1:
-            return _parts(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear, biases)
-        y_TO = torch.empty((tokens, down_FO.shape[1]))
-        for rows in pieces:
-            y_TO[rows] = _parts(x_TH[rows], norm_H, eps, (gate_FH, up_FH, down_FO), linear, biases)
-        return y_TO
+        return _in_turn(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear, biases)
     _check(x_TH, norm_H, gate_FH, up_FH, down_FO)
     y_TO = torch.empty((tokens, down_FO.shape[1]))
     rounds = linear.arithmetic is Arithmetic.BF16
@@ -70,6 +63,25 @@ def mini_sequences(tokens: int, columns: int, arithmetic: Arithmetic) -> Iterato
     return (slice(first, min(first + step, tokens)) for first in range(0, tokens, step))
 
 
+def _in_turn(
+    x_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+    matrices: tuple[Tensor, Tensor, Tensor],
+    linear: Linear,
+    biases: Biases,
+) -> Tensor:
+    """One mini-sequence after the other."""
+    gate_FH, _, down_FO = matrices
+    pieces = list(mini_sequences(x_TH.shape[0], gate_FH.shape[0], linear.arithmetic))
+    if len(pieces) <= 1:
+        return _parts(x_TH, norm_H, eps, matrices, linear, biases)
+    y_TO = torch.empty((x_TH.shape[0], down_FO.shape[1]))
+    for rows in pieces:
+        y_TO[rows] = _parts(x_TH[rows], norm_H, eps, matrices, linear, biases)
+    return y_TO
+
+
 def _parts(
     x_TH: Tensor,
     norm_H: Tensor,
@@ -84,10 +96,8 @@ def _parts(
     for y_TF, bias_F in zip((gate_TF, up_TF), biases, strict=True):
         if bias_F is not None:
             y_TF += bias_F
-    if linear.pool is not None and x_TH.shape[0] <= NATIVE_TOKENS:
-        return linear.contract(swiglu(gate_TF, up_TF, linear.pool), down_FO)
-    inner_TF = F.silu(gate_TF, inplace=True).mul_(up_TF)
-    del up_TF, y_TF
+    inner_TF = swiglu(gate_TF, up_TF, linear.pool)
+    del gate_TF, up_TF, y_TF
     return linear.contract(inner_TF, down_FO)
 
 

@@ -10,12 +10,12 @@ __all__ = ["swiglu"]
 
 
 def swiglu(gate_TF: Tensor, up_TF: Tensor, pool: Pool | None = None) -> Tensor:
-    """silu(gate) * up. Zero columns (the padding of a short tile) stay zero.
+    """silu(gate) * up, which takes the memory of `gate`, or not. Zero columns (the padding of a short tile) stay zero.
 
     Few tokens go through the native kernels of `pool`.
     """
     if pool is None or gate_TF.shape[0] > NATIVE_TOKENS:
-        return F.silu(gate_TF).mul_(up_TF)
+        return F.silu(gate_TF, inplace=True).mul_(up_TF)
     for x_TF in (gate_TF, up_TF):
         if x_TF.dtype is not torch.float32 or not x_TF.is_cpu or not x_TF.is_contiguous():
             raise ValueError(f"gate or up are {list(x_TF.shape)} {x_TF.dtype}, not contiguous f32 in memory")

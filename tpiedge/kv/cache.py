@@ -41,7 +41,6 @@ class KVCache:
     ) -> None:
         """Memory is taken and given back by `quantum_bytes`; `reserved_bytes` is the address space."""
         self.capacity = capacity
-        self.kv_heads = kv_heads
         self._row_bytes = head_dim * dtype.itemsize
         self._run_bytes = whole_pages(capacity * self._row_bytes)
         self._runs = num_layers * 2 * kv_heads  # of a slot
@@ -59,10 +58,6 @@ class KVCache:
     def held_bytes(self) -> int:
         """The most that can be resident: whole pages of the positions that slots keep memory for."""
         return self._runs * sum(whole_pages(held * self._row_bytes) for held in self._room.held)
-
-    def length(self, slot: int) -> int:
-        """Committed tokens of the sequence in `slot`."""
-        return self._lengths[slot]
 
     def begin(self, slot: int, start: int, stop: int, reach: int = 0) -> None:
         """Prepare to append the positions [start, stop): what was kept beyond `start` is dropped.

@@ -1,4 +1,4 @@
-"""One block of memory, taken once and handed out in pages: for all weights of a node, or its KV cache.
+"""One block of memory, taken once and used in extents of whole pages: for all weights of a node, or its KV cache.
 
 The arena owns the memory; tensors are views of it and keep it alive. Nothing is touched, so nothing is
 resident, before a read fills it.
@@ -46,22 +46,12 @@ class Arena:
     ) -> None:
         """`committed`: more than the system could ever give is refused at once."""
         self.nbytes = whole_pages(nbytes)
-        self.used = 0
         try:
             self._map = _anonymous(max(self.nbytes, ALIGN), 0 if committed else _NORESERVE)
         except (OSError, OverflowError, ValueError) as error:
             raise OutOfMemory(
                 f"cannot reserve {format_bytes(nbytes)} for {purpose} ({error}): {remedy}"
             ) from None
-
-    def take(self, nbytes: int) -> Extent:
-        """The next free extent, of `nbytes` rounded up to whole pages."""
-        length = whole_pages(nbytes)
-        if self.used + length > self.nbytes:
-            raise InternalError(f"arena of {self.nbytes} bytes has no room for {length} after {self.used}")
-        extent = Extent(self.used, length)
-        self.used += length
-        return extent
 
     def buffer(self, extent: Extent) -> memoryview:
         """The extent's bytes, writable."""

@@ -9,8 +9,8 @@ Laws
 2. Memory that is in use, or that a read still writes to, is given to no other read and not given back.
 3. The ring never holds more than its bytes; a piece has one place at a time.
 4. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
-5. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, but for what
-   a read still writes to.
+5. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, or as soon as
+   no read writes to it.
 """
 
 from collections import deque
@@ -150,6 +150,11 @@ class Residency:
         entry = self._streamed.get(self._next_use(piece))
         return None if entry is None else entry.offset
 
+    def streams(self, block: int) -> bool:
+        """Whether a piece of the block, which is entered and ready, came through the ring."""
+        first = self._use_of(self._at)
+        return any(first + index in self._streamed for index in range(len(self._blocks[block])))
+
     @property
     def pinned_bytes(self) -> int:
         """Bytes of places that are filled, or being filled, outside the ring."""
@@ -233,23 +238,31 @@ class Residency:
 
     def _advance(self) -> Iterator[Instruction]:
         """Ask for what comes next, as far as the ring and the limit admit; then for pins that are further away."""
-        if not self._sizes:
+        if not self._sizes or self._reading >= self._reading_limit:
             return
+        if self._all_wanted and self._ring and self._ring[-1].use < self._front:
+            return  # the ring goes first, and pins take its place
+        yield from self._next_reads()
+        later = [use for use in map(self._next_use, self._wanted - self._pins.keys()) if use >= self._cursor]
+        for use in sorted(later):  # what is before the cursor is in the ring this time
+            if self._reading >= self._reading_limit:
+                return
+            yield self._read_pin(use % len(self._sizes))
+
+    def _next_reads(self) -> Iterator[Read]:
+        """Move the cursor on, up to where something must end first."""
         while self._reading < self._reading_limit and self._cursor < self._front + len(self._sizes):
             piece = self._cursor % len(self._sizes)
             if piece in self._wanted and piece not in self._pins:
                 yield self._read_pin(piece)
+            elif piece in self._lingering and self._pins[piece] is _State.READING:
+                return  # it goes as soon as it is read: nothing may rely on it
             elif piece not in self._pins:
                 offset = self._room(self._sizes[piece])
                 if offset is None:
-                    break
+                    return
                 yield self._read_streamed(piece, offset)
             self._cursor += 1
-        for piece in sorted(self._wanted - self._pins.keys(), key=self._next_use):
-            if self._reading >= self._reading_limit:
-                return
-            if self._next_use(piece) >= self._cursor:  # else it is in the ring this time
-                yield self._read_pin(piece)
 
     def _read_pin(self, piece: int) -> Read:
         self._pins[piece] = _State.READING

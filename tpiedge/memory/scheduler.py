@@ -42,8 +42,9 @@ class Mover(Protocol):
 
 @dataclass(slots=True)
 class Counts:
-    """`hits`: blocks that were there when they were entered; `stalls`: those that were waited for, `stall_s` in all;
-    `reads` of pieces, and `load_s`, while at least one was under way."""
+    """`hits`: blocks that were there when they were entered because they were read ahead (those that are pinned are not
+    counted); `stalls`: those that were waited for, `stall_s` in all; `reads` of pieces, and `load_s`, while at least one
+    was under way."""
 
     hits: int = 0
     stalls: int = 0
@@ -125,7 +126,7 @@ class Scheduler:
 
     def _await_block(self, block: int) -> None:
         if self._residency.ready(block) and self._failure is None:
-            self.counts.hits += 1
+            self.counts.hits += self._residency.streams(block)
             return
         started = time.perf_counter()
         self._await(lambda: self._residency.ready(block))

@@ -87,6 +87,7 @@ class NodeWeights:
         """`kv_bytes`: of a full KV cache, for which `placement` leaves room. While it is not full, more is pinned."""
         _check_share(pack, share)
         self.sweep = Sweep.of(pack, share, rank0)
+        self._divide(placement, kv_bytes)
         self._pack = pack
         self._reader = DirectReader(read_threads)
         self._embedding: EmbeddingTable | None = None
@@ -95,21 +96,12 @@ class NodeWeights:
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, torch.Tensor] = {}
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
-        everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
-        self.placement = everything if placement is None else placement(self.sweep)
-        self._sizes = [piece.nbytes for piece in self.sweep.pieces]
-        self._kv_bytes = kv_bytes
-        self._spare = SparePins(self._sizes, self.placement)
-        self._extra = self._spare.count(kv_bytes)
-        try:
-            self._load(rank0, direct, progress)
-        except BaseException:
-            self.close()
-            raise
+        self._load(rank0, direct, progress)
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes that are kept for weights in memory at present: vectors, pinned pieces and the ring."""
+        """Bytes that are allotted to weights at present: vectors, pinned pieces and the ring. What is pinned again is
+        resident once it has been read, and what is unpinned until no read writes to it."""
         return self._vector_bytes + self._spare.placement(self._extra).nbytes(self._sizes)
 
     @property
@@ -187,7 +179,23 @@ class NodeWeights:
         self._blocks.clear()
         self._own.clear()
 
+    def _divide(self, placement: Callable[[Sweep], Placement] | None, kv_bytes: int) -> None:
+        """Between what is pinned and what is streamed, with an empty KV cache."""
+        everything = Placement(0, frozenset(range(len(self.sweep.pieces))))
+        self.placement = everything if placement is None else placement(self.sweep)
+        self._sizes = [piece.nbytes for piece in self.sweep.pieces]
+        self._kv_bytes = kv_bytes
+        self._spare = SparePins(self._sizes, self.placement)
+        self._extra = self._spare.count(kv_bytes)
+
     def _load(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
+        try:
+            self._read_ahead(rank0, direct, progress)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read_ahead(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
         keys: list[BlobKey] = [*range(self._pack.num_layers)]
         if rank0:
             keys.append("head")

@@ -11,6 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from typing import NoReturn
 
 from tpiedge.errors import Cancelled, InternalError, TpiedgeError, UserError
 from tpiedge.nodes.status import Totals
@@ -91,11 +92,18 @@ class Desk:
         with self._lock:
             return self._running is None and not self._waiting
 
+    def refuse(self, error: TpiedgeError) -> NoReturn:
+        """Count a request that somebody else does not accept, and raise why."""
+        with self._lock:
+            self._count(refused=1)
+        raise error
+
     def submit(self, request: GenerationRequest) -> Answering:
         """Accept a request. Raises QueueFull, or what `close` was given."""
         answering = Answering(request, self._cancelled)
         with self._lock:
             if self._closed is not None:
+                self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
             if len(self._waiting) >= self._limit:
                 self._count(refused=1)

@@ -79,7 +79,7 @@ class Master:
     def submit(self, request: GenerationRequest) -> Answering:
         """Queue the request. Raises QueueFull, or NotServing where nothing is served nor about to be."""
         if self._failed is not None or self._reconciler.hopeless:
-            raise self._reconciler.not_serving()
+            self._desk.refuse(self._reconciler.not_serving())
         return self._desk.submit(request)
 
     @property

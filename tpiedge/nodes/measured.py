@@ -1,6 +1,8 @@
 """What a machine measured of itself, kept for a while: the same numbers at every start mean the same shares, so that
 nothing is shipped again, and a join that waits for no measurement."""
 
+import contextlib
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -8,13 +10,14 @@ from pathlib import Path
 
 from tpiedge import __version__
 from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.nodes.disk_speed import measure_disk
 from tpiedge.nodes.private_file import read_private, replace_private
 from tpiedge.nodes.readiness import NodeReport
 from tpiedge.nodes.usage import cpu_name
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.schema import schema_of
 
-__all__ = ["Measurements"]
+__all__ = ["Measurements", "disk_bytes_per_s"]
 
 _KEEP_S = 7 * 86400.0
 
@@ -54,3 +57,29 @@ class Measurements:
             )
         except TpiedgeError:
             return
+
+
+def disk_bytes_per_s(folder: Path, disk: Path, wall_clock: Callable[[], float] = time.time) -> float:
+    """How fast the folder `disk` is read, as `folder`/disk.json knows for a week, or measured now; 0 where nothing can
+    be written to it."""
+    path, now = folder / "disk.json", wall_clock()
+    known = _recall_disk(path, disk, now)
+    if known is not None:
+        return known
+    speed = measure_disk(disk)
+    if speed is None:
+        return 0.0
+    with contextlib.suppress(TpiedgeError):  # it costs a measurement at the next start
+        replace_private(path, {"folder": str(disk), "when": now, "bytes_per_s": speed.bytes_per_s})
+    return speed.bytes_per_s
+
+
+def _recall_disk(path: Path, disk: Path, now: float) -> float | None:
+    try:
+        values = read_private(path) or {}
+    except UserError:
+        return None
+    when, found = values.get("when"), values.get("bytes_per_s")
+    if values.get("folder") != str(disk) or not isinstance(when, float) or not isinstance(found, float):
+        return None
+    return found if 0 <= now - when <= _KEEP_S and 0 < found < math.inf else None

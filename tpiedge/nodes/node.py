@@ -10,7 +10,6 @@ import os
 import queue
 import sys
 import time
-import traceback
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -27,7 +26,6 @@ from tpiedge.engine.runner import Leader
 from tpiedge.errors import (
     Cancelled,
     Misconduct,
-    OutOfMemory,
     PeerLost,
     ProtocolError,
     TpiedgeError,
@@ -65,7 +63,7 @@ from tpiedge.wire.control import (
 )
 from tpiedge.wire.messages import PROTOCOL
 
-__all__ = ["Node", "run"]
+__all__ = ["Node"]
 
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
@@ -130,7 +128,7 @@ class Node:
         self.link.close()
         self._resources.close()
         if self._tracer is not None:  # now that nobody reads or computes any more
-            self._tracer.write(Path(self._bootstrap.trace), self._bootstrap.rank)
+            self._write_trace(self._tracer)
 
     def report(self, error: TpiedgeError) -> None:
         """Tell the master why this node ends, and first who is to blame."""
@@ -138,6 +136,17 @@ class Node:
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(Accused(self._epoch, rank, error.rank, cause))
         self.link.post(Failed(self._epoch, rank, self._request, type(error).__name__, cause))
+
+    def _write_trace(self, tracer: Tracer) -> None:
+        """A trace that is lost does not change how the node ended."""
+        rank, path = self._bootstrap.rank, Path(self._bootstrap.trace)
+        try:
+            tracer.write(path, rank)
+        except OSError as error:
+            sys.stderr.write(
+                f"tpiedge: the trace of node {rank} is lost: cannot write {path}: {error.strerror}\n"
+            )
+            sys.stderr.flush()
 
     def _expect_assign(self) -> Assign:
         command = self._next_command(self._clock.now() + _ASSIGN_S)
@@ -289,33 +298,3 @@ class Node:
             tokens=meter.tokens,
             head_s=meter.head_s,
         )
-
-
-def run(bootstrap: NodeBootstrap) -> int:
-    """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
-    node = Node(bootstrap)
-    try:
-        node.run()
-    except Cancelled:
-        return 0
-    except TpiedgeError as error:
-        return _end(node, error)
-    except MemoryError:
-        return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: give it a smaller share"))
-    except RuntimeError as error:
-        if "allocate memory" in str(error):  # torch has no class of its own for the CPU
-            return _end(node, OutOfMemory(f"node {bootstrap.rank} ran out of memory: {error}"))
-        raise
-    finally:
-        node.close()
-    return 0
-
-
-def _end(node: Node, error: TpiedgeError) -> int:
-    # Written first: the master's answer to the report may be the end of this process.
-    if not isinstance(error, PeerLost):
-        traceback.print_exception(error)
-    sys.stderr.write(f"{type(error).__name__}: {error}\n")
-    sys.stderr.flush()
-    node.report(error)
-    return error.exit_code

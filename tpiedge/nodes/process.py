@@ -51,7 +51,7 @@ def main() -> int:
         _get_ready(order, lines)
         line = lines.next()
     bootstrap = NodeBootstrap.from_line(line)
-    from tpiedge.nodes.node import run  # imports torch
+    from tpiedge.nodes.lifetime import run  # imports torch
 
     return run(bootstrap)
 
@@ -59,7 +59,7 @@ def main() -> int:
 def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
     pipe = _take_standard_output()
-    import tpiedge.nodes.node  # noqa: F401 (for its imports)
+    import tpiedge.nodes.lifetime  # noqa: F401 (for its imports)
     from tpiedge.kernels.library import native_library
     from tpiedge.nodes.capacity import measure
     from tpiedge.nodes.usage import cpu_name, forget_peak_rss

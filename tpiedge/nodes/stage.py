@@ -111,10 +111,12 @@ class Stage:
             serving.ask_counters()
 
     def observe(self) -> None:
-        """Somebody looks at the nodes' counters: have them told, now and with every heartbeat for a while."""
-        self._observed_until = self._clock.now() + _OBSERVED_S
-        if self.serving is not None:
+        """Somebody looks at the nodes' counters: have them told with every heartbeat for a while, and now if nobody
+        looked until now. More answers than that would be a flood, however many look."""
+        now = self._clock.now()
+        if self.serving is not None and now >= self._observed_until:
             self.serving.ask_counters()
+        self._observed_until = now + _OBSERVED_S
 
     def warm(self) -> None:
         """A session is likely to begin soon: start rank 0's process, which imports for seconds."""

@@ -15,14 +15,23 @@ from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import fraction_limit, pinned_limit
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import Weight
-from tpiedge.planner.prediction import Demand, Machine, Prediction, node_facts, predict, with_speeds
+from tpiedge.planner.prediction import (
+    Demand,
+    Machine,
+    Prediction,
+    least_step_s,
+    node_facts,
+    predict,
+    with_speeds,
+)
 from tpiedge.planner.solve import Plan
 from tpiedge.units import format_bytes, format_seconds
 
 __all__ = ["Allocation", "Allotment", "allocate"]
 
 _Option: TypeAlias = tuple[list[int], Prediction]  # members in rank order, the master's first
-_FEW = 7  # machines whose sets are all tried: 64 of them
+_FEW = 7  # machines whose sets are all looked at: 64 of them
+_TRIES = 3  # of the sets of more machines, in the order of what they promise
 _NOTHING = NodeShare(Share(0, 0), Share(0, 0))
 
 
@@ -107,13 +116,13 @@ def _best_set(demand: Demand, machines: Sequence[Machine], able: Sequence[int]) 
         workers = able[1:]
         counts = range(demand.min_workers, len(workers) + 1)
         every = [[0, *chosen] for count in counts for chosen in combinations(workers, count)]
-        return min(_options(demand, machines, every), key=_cost, default=None)
+        return _best_of(demand, machines, every, len(every))
     nearest = sorted(able[1:], key=lambda index: (machines[index].round_trip_s, index))
     sets = [[0, *nearest[:count]] for count in range(demand.min_workers, len(nearest) + 1)]
-    best = min(_options(demand, machines, sets), key=_cost, default=None)
+    best = _best_of(demand, machines, sets, _TRIES) or _best_of(demand, machines, sets, len(sets))
     while best is not None:
-        near = min(_options(demand, machines, _neighbours(best[0], able)), key=_cost, default=None)
-        if near is None or _cost(near) >= _cost(best):
+        near = _best_of(demand, machines, _neighbours(best[0], able), _TRIES, best)
+        if near is None or near is best:
             break
         best = near
     return best
@@ -126,10 +135,27 @@ def _neighbours(members: Sequence[int], able: Sequence[int]) -> list[list[int]]:
     ]
 
 
-def _options(demand: Demand, machines: Sequence[Machine], sets: Sequence[Sequence[int]]) -> list[_Option]:
-    """Those of the sets that hold the model, without the members that would get nothing."""
-    options = [_option(demand, machines, sorted(members)) for members in sets]
-    return [option for option in options if option is not None]
+def _best_of(
+    demand: Demand,
+    machines: Sequence[Machine],
+    sets: Sequence[Sequence[int]],
+    tries: int,
+    best: _Option | None = None,
+) -> _Option | None:
+    """The fastest of the sets that hold the model, and of `best`; without members that would get nothing.
+
+    Whole units are fitted for sets alone whose fractions are fast enough, and for at most `tries`: a plan is made
+    between two heartbeats.
+    """
+    ranked = [(least_step_s(demand, _pick(machines, sorted(members))), sorted(members)) for members in sets]
+    promising = sorted((least_s, members) for least_s, members in ranked if least_s is not None)
+    for least_s, members in promising[:tries]:
+        if best is not None and least_s > _cost(best)[0]:
+            break
+        option = _option(demand, machines, members)
+        if option is not None and (best is None or _cost(option) < _cost(best)):
+            best = option
+    return best
 
 
 def _option(demand: Demand, machines: Sequence[Machine], members: list[int]) -> _Option | None:

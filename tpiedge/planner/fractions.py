@@ -5,9 +5,10 @@ With a fraction f of the layers a node computes f W / speed seconds, and reads w
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
-from tpiedge.units import format_bytes
+from tpiedge.units import format_bytes, format_least
 
 __all__ = ["fraction_limit", "fractions", "pinned_limit", "shortage", "water_fill", "whole_bytes"]
 
@@ -47,26 +48,41 @@ def fractions(
     model: ModelFacts, nodes: Sequence[NodeFacts], limits: Sequence[float], capacity_tokens: int
 ) -> tuple[list[float], float]:
     """Fractions that sum to 1 with which the slowest node is as fast as can be, found by halving the time; and that
-    time.
+    time, which whole units do not beat.
 
     `limits` (`fraction_limit`) are not negative and sum to 1 at least.
     """
-    pinned = [pinned_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-
-    def at(seconds: float) -> list[float]:
-        return [
-            max(0.0, min(limits[rank], _within(model, rank, node, pinned[rank], seconds, capacity_tokens)))
-            for rank, node in enumerate(nodes)
-        ]
-
+    lines = [_line(model, rank, node, limits[rank], capacity_tokens) for rank, node in enumerate(nodes)]
     low, high = 0.0, 1e-9
-    while sum(at(high)) < 1 and high < _FOREVER_S:
+    while sum(line.at(high) for line in lines) < 1 and high < _FOREVER_S:
         low, high = high, 2 * high
     for _ in range(_STEPS):
         middle = (low + high) / 2
-        low, high = (low, middle) if sum(at(middle)) >= 1 else (middle, high)
-    parts = at(high)
-    return [part / sum(parts) for part in parts], high
+        low, high = (low, middle) if sum(line.at(middle) for line in lines) >= 1 else (middle, high)
+    parts = [line.at(high) for line in lines]
+    return [part / sum(parts) for part in parts], max(high, *(line.least_s for line in lines))
+
+
+@dataclass(frozen=True, slots=True)
+class _Line:
+    """The part of every layer that a node computes, and reads where it must, in some time."""
+
+    limit: float
+    pinned: float
+    computed_per_s: float
+    read_per_s: float
+    read_at_once: float
+
+    def at(self, seconds: float) -> float:
+        read = max(self.pinned, seconds * self.read_per_s + self.read_at_once)
+        return max(0.0, min(self.limit, seconds * self.computed_per_s, read))
+
+    @property
+    def least_s(self) -> float:
+        """Of a sweep with nothing of any layer: rank 0 may have to read the LM head."""
+        if self.pinned >= 0 or not self.read_per_s:
+            return 0.0
+        return max(0.0, -self.read_at_once / self.read_per_s)
 
 
 def water_fill(speeds: Sequence[float], limits: Sequence[float]) -> list[float] | None:
@@ -90,10 +106,19 @@ def water_fill(speeds: Sequence[float], limits: Sequence[float]) -> list[float] 
     return parts if rest < 1e-9 else None
 
 
-def shortage(model: ModelFacts, limits: Sequence[float], capacity_tokens: int) -> Infeasible:
+def shortage(
+    model: ModelFacts, nodes: Sequence[NodeFacts], limits: Sequence[float], capacity_tokens: int
+) -> Infeasible:
     """Why nodes with such limits cannot hold the model."""
     weights, kv_cache = whole_bytes(model, capacity_tokens)
-    for rank, limit in enumerate(limits):
+    for rank, (node, limit) in enumerate(zip(nodes, limits, strict=True)):
+        if limit < 0 and node.streams and node.memory_bytes is not None:
+            _, least = _ring(model, rank, node)
+            needed = node.memory_bytes - _room(model, node, capacity_tokens) + least
+            return Infeasible(
+                f"node {rank} needs at least {format_least(needed)} with an empty share but may use "
+                f"{format_bytes(node.memory_bytes)}"
+            )
         if limit < 0:
             short = -limit * (weights + kv_cache)
             return Infeasible(
@@ -110,20 +135,21 @@ def shortage(model: ModelFacts, limits: Sequence[float], capacity_tokens: int) -
     )
 
 
-def _within(
-    model: ModelFacts, rank: int, node: NodeFacts, pinned: float, seconds: float, capacity_tokens: int
-) -> float:
-    """The part of every layer that the node computes, and reads where it must, in so many seconds."""
+def _line(model: ModelFacts, rank: int, node: NodeFacts, limit: float, capacity_tokens: int) -> _Line:
     weights, kv_cache = whole_bytes(model, capacity_tokens)
-    computed = seconds * node.speed / weights
-    if node.memory_bytes is None or not node.streams or node.disk_bytes_per_s is None:
-        return min(computed, pinned)
-    read = seconds * node.disk_bytes_per_s - _head(model, rank)
+    computed, disk = node.speed / weights, node.disk_bytes_per_s
+    pinned = pinned_limit(model, rank, node, capacity_tokens)
+    if not node.streams or disk is None:
+        return _Line(limit, pinned, computed, 0.0, 0.0)
+    head = _head(model, rank)
     if node.keeping.pin == "none":
-        return min(computed, read / weights)
+        return _Line(limit, -1.0, computed, disk / weights, -head / weights)
+    if node.memory_bytes is None:
+        return _Line(limit, pinned, computed, 0.0, 0.0)
     ring, least = _ring(model, rank, node)
-    kept = (read + _room(model, node, capacity_tokens) - least) / (weights + kv_cache + ring)
-    return min(computed, max(pinned, kept))
+    kept = weights + kv_cache + ring
+    room = _room(model, node, capacity_tokens) - least - head
+    return _Line(limit, pinned, computed, disk / kept, room / kept)
 
 
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:

@@ -45,7 +45,7 @@ class ModelFacts:
     kv_token_bytes: int
     #: Of what is read of the LM head at a time.
     head_tile_bytes: int = 0
-    #: Of a token's hidden state.
+    #: Of a token's hidden state: in a step's memory, and in an allreduce.
     row_bytes: int = 0
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field, replace
 
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight
-from tpiedge.planner.solve import Plan, evaluate, solve
+from tpiedge.planner.solve import Plan, evaluate, least_seconds, solve
 from tpiedge.wire.control import Keeping
 
-__all__ = ["Demand", "Machine", "Prediction", "node_facts", "predict", "with_speeds"]
+__all__ = ["Demand", "Machine", "Prediction", "least_step_s", "node_facts", "predict", "with_speeds"]
 
 #: Bytes per second of a disk that was not measured.
 _USUAL_DISK = 2e8
@@ -42,12 +42,11 @@ class Machine:
 
 @dataclass(frozen=True)
 class Demand:
-    """What is to be served: room for `capacity_tokens`, rows of `row_bytes` in an allreduce, `min_workers` machines
-    beside the master's at least, in the plan as well, whatever their links cost."""
+    """What is to be served: room for `capacity_tokens`, `min_workers` machines beside the master's at least, in the
+    plan as well, whatever their links cost."""
 
     model: ModelFacts
     capacity_tokens: int
-    row_bytes: int
     min_workers: int = 0
 
 
@@ -77,11 +76,23 @@ def predict(
     return Prediction(plan, 2 * demand.model.num_layers * _all_reduce_s(demand, machines))
 
 
+def least_step_s(demand: Demand, machines: Sequence[Machine]) -> float | None:
+    """What no prediction of these machines with shares by speed is below; None where there is none. Costs little."""
+    nodes = node_facts(machines)
+    layers_s = least_seconds(demand.model, nodes, demand.capacity_tokens)
+    if layers_s is None:
+        return None
+    reduce_s = 2 * demand.model.num_layers * _all_reduce_s(demand, machines)
+    return layers_s + demand.model.head_bytes / nodes[0].speed + reduce_s
+
+
 def _all_reduce_s(demand: Demand, machines: Sequence[Machine]) -> float:
     workers = machines[1:]
     if not workers:
         return 0.0
-    row_s = sum(demand.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s)
+    row_s = sum(
+        demand.model.row_bytes / worker.link_bytes_per_s for worker in workers if worker.link_bytes_per_s
+    )
     round_trip_s = max(worker.round_trip_s for worker in workers)
     return round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
 

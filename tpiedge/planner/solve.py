@@ -37,10 +37,10 @@ from tpiedge.planner.partition import (
 )
 from tpiedge.planner.streaming import node_need, node_seconds
 
-__all__ = ["Plan", "evaluate", "solve"]
+__all__ = ["Plan", "evaluate", "least_seconds", "solve"]
 
 _CLOSE = 1.05  # to the time that fractions of units would take
-_SLACKS = (1.1, 1.4, 2.0)
+_SLACKS = (1.1, 1.6)
 _HasRoom: TypeAlias = Callable[[int, NodeShare], bool]  # of the node of a rank
 
 
@@ -85,7 +85,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
     if min(limits) < 0 or sum(limits) < 1:
         if all(node.streams for node in nodes):
             return evaluate(model, nodes, [Weight(1, 1)] * len(nodes), capacity_tokens)  # names the least
-        return shortage(model, limits, capacity_tokens)
+        return shortage(model, nodes, limits, capacity_tokens)
     in_memory = _in_memory(model, nodes, capacity_tokens)
     found = _fastest(in_memory)
     weights, _ = whole_bytes(model, capacity_tokens)
@@ -94,6 +94,14 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
     parts, seconds = fractions(model, nodes, limits, capacity_tokens)
     plans = [*in_memory, *_of_fractions(model, nodes, parts, seconds, capacity_tokens)]
     return _fastest(plans) or plans[-1]
+
+
+def least_seconds(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> float | None:
+    """What no plan's `layers_s` is below; None where there is no plan. Costs little."""
+    limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
+    if min(limits) < 0 or sum(limits) < 1:
+        return None
+    return fractions(model, nodes, limits, capacity_tokens)[1]
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
@@ -122,15 +130,17 @@ def _of_fractions(
     seconds: float,
     capacity_tokens: int,
 ) -> list[Plan | Infeasible]:
-    """Plans of whole units: one head too many may make a node read more than it is worth, so there are some that take
-    hardly longer than the `seconds` of the fractions. The last one is that of the rounded fractions."""
+    """Plans of whole units. One head too many may make a node read more than it is worth, so units are fitted to a time
+    hardly longer than the `seconds` of the fractions, if that is possible. The last one is that of the rounded
+    fractions."""
     rounded = evaluate(model, nodes, [Weight(part, part) for part in parts], capacity_tokens)
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
-    slacks = [math.inf] if seconds == math.inf else [*_SLACKS, math.inf]
-    fitted = [_fit_whole_units(model, nodes, parts, slack * seconds, capacity_tokens) for slack in slacks]
-    plans = [_judged(model, nodes, shares, capacity_tokens) for shares in fitted if shares is not None]
-    return [*plans, rounded]
+    for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
+        shares = _fit_whole_units(model, nodes, parts, slack * seconds, capacity_tokens)
+        if shares is not None:
+            return [_judged(model, nodes, shares, capacity_tokens), rounded]
+    return [rounded]
 
 
 def _fit_whole_units(
@@ -149,7 +159,9 @@ def _fit_whole_units(
         need = node_need(model, rank, share, nodes[rank], capacity_tokens)
         return isinstance(need, NodeNeed) and node_seconds(model, share, nodes[rank], need) <= limit_s
 
-    for least in sorted(part for part in set(parts) if part > 0):
+    # One after the other: a limit of time is a wish, so it is tried with everybody alone.
+    leasts = sorted(part for part in set(parts) if part > 0)
+    for least in leasts if limit_s == math.inf else leasts[:1]:
         attention = _fit_attention(model.shape, [part if part >= least else 0 for part in parts], has_room)
         tiles = attention and _fit_ffn(model.shape, parts, attention, has_room)
         if attention and tiles:

@@ -13,7 +13,7 @@ from tpiedge.planner.needs import (
     pieces_of_blocks,
     whole_need,
 )
-from tpiedge.units import format_bytes
+from tpiedge.units import format_bytes, format_least
 from tpiedge.wire.control import Keeping, WeightMemory
 
 __all__ = ["node_need", "node_seconds", "smallest_bytes"]
@@ -60,10 +60,11 @@ def _held(
     """`whole` made to fit, or the least that would work."""
     matrices, least = _matrix_bytes(model, rank, share), _least(model, rank, share, node.keeping)
     fixed = whole.total_bytes - matrices
-    room = matrices if node.memory_bytes is None else min(matrices, node.memory_bytes - fixed)
+    enough = max(matrices, least)  # a ring may be larger than all matrices of a small model
+    room = enough if node.memory_bytes is None else min(enough, node.memory_bytes - fixed)
     if room < least:
         return Infeasible(
-            f"node {rank} needs at least {format_bytes(fixed + least)} (weights {format_bytes(least)} of "
+            f"node {rank} needs at least {format_least(fixed + least)} (weights {format_bytes(least)} of "
             f"{format_bytes(matrices)}, KV cache {format_bytes(whole.kv_bytes)}, program "
             f"{format_bytes(whole.base_bytes)})"
             + (f" but may use {format_bytes(node.memory_bytes)}" if node.memory_bytes is not None else "")
@@ -87,7 +88,8 @@ def _least(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> 
     if keeping.pin == "all":
         return matrices
     ring = smallest_ring(pieces_of_blocks(model, rank, share), frozenset())
-    return min(matrices, max(ring, _window(model, rank, share, keeping)))
+    least = max(ring, min(matrices, _window(model, rank, share, keeping)))
+    return least if keeping.pin == "none" else min(matrices, least)
 
 
 def _ring(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping, room: int) -> int:

@@ -39,7 +39,7 @@ class Flag:
             "integer": "an integer",
             "number": "a number",
             "boolean": "true or false",
-            "size": 'a size like "4GB" or a number of bytes',
+            "size": 'a size like "4GB" or an integer',
         }[self.kind]
         return f"a list, each of it {one}" if self.repeatable else one
 

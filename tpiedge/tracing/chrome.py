@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tpiedge.errors import UserError
+from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.tracing.intervals import rows, union, without
 from tpiedge.tracing.tracer import LANES, Event, Part
 
@@ -19,7 +19,11 @@ __all__ = ["Trace", "read_trace", "write_trace"]
 
 _US = 1e6
 _DROPPED = "tpiedge_dropped"
+#: What two dozen nodes write whose room for events is full.
 _MAX_BYTES = 1 << 30
+#: Bytes of memory that a byte of the file takes while it is read: 6.6 were measured.
+_READING = 8
+_MAX_NODES = 64  # of 'tpiedge run'
 _LANE_THREADS = 100
 _NODE_THREADS = len(LANES) * _LANE_THREADS * 10
 
@@ -62,9 +66,10 @@ def write_trace(path: Path, parts: Iterable[Part], origin_s: float) -> None:
         file.write(f'\n], "otherData": {json.dumps({_DROPPED: dropped})}}}\n')
 
 
-def read_trace(path: Path) -> Trace:
-    """What write_trace wrote. Raises UserError for a file that cannot be read, or is something else."""
-    values = _object(path)
+def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
+    """What write_trace wrote. Raises UserError for a file that cannot be read, or is something else, and OutOfMemory
+    for one that takes more than `memory_bytes` to read."""
+    values = _object(path, memory_bytes)
     records, other = values.get("traceEvents"), values.get("otherData")
     if not isinstance(records, list):
         raise _no_trace(path, "it has no list of events")
@@ -144,12 +149,16 @@ def _record(pid: int, thread: int, event: Event, origin_s: float) -> _Record:
     }
 
 
-def _object(path: Path) -> _Record:
+def _object(path: Path, memory_bytes: int | None) -> _Record:
     try:
         if not path.is_file():
             raise UserError(f"there is no file {path}: write one with 'tpiedge run ... --trace {path}'")
-        if path.stat().st_size > _MAX_BYTES:
+        size = path.stat().st_size
+        if size > _MAX_BYTES:
             raise _no_trace(path, "it is larger than 1 GiB")
+        if memory_bytes is not None and size * _READING > memory_bytes:
+            words = f"{size * _READING / 1e9:.1f} GB of memory, {memory_bytes / 1e9:.1f} GB are free"
+            raise OutOfMemory(f"reading {path} takes {words}: trace fewer tokens")
         values = json.loads(path.read_bytes())
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
@@ -163,7 +172,9 @@ def _object(path: Path) -> _Record:
 def _event(record: _Record) -> tuple[int, Event]:
     """(rank, event). Raises ValueError, KeyError, TypeError."""
     start_s, spent_s = float(record["ts"]) / _US, float(record["dur"]) / _US
-    arguments, lane = record["args"], record["cat"]
+    arguments, lane, rank = record["args"], record["cat"], int(record["pid"]) - 1
+    if not 0 <= rank < _MAX_NODES:
+        raise ValueError(f"an event of node {rank}")
     if lane not in LANES or not 0 <= start_s < math.inf or not 0 <= spent_s < math.inf:
         raise ValueError(f"an event of lane {lane!r} at {start_s} s for {spent_s} s")
     event = Event(
@@ -175,7 +186,7 @@ def _event(record: _Record) -> tuple[int, Event]:
         int(arguments.get("step", -1)),
         int(arguments.get("bytes", 0)),
     )
-    return int(record["pid"]) - 1, event
+    return rank, event
 
 
 def _no_trace(path: Path, why: str) -> UserError:

@@ -251,8 +251,8 @@ class Stats:
     """Node to master: what it has used since its counters were reset.
 
     `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
-    at least one was under way, `prefetch_hits` blocks that were there when they were needed, `stalls` that were not,
-    which cost `weight_wait_s`.
+    at least one was under way, `prefetch_hits` blocks that had been read ahead when they were needed, `stalls` that
+    were waited for, which cost `weight_wait_s`.
     """
 
     epoch: U32

@@ -25,6 +25,9 @@ from tests.process.bad_input.refusal import RESOURCE, run_model
         (("--precision", "q9"), "'q9' is not one of 'f32', 'bf16'"),
         (("--compute", "int3"), "'int3' is not one of"),
         (("--memory", "lots"), "not a size: 'lots'"),
+        (("--window", "9" * 5000), "99999999999999999999... blocks are out of range: 1 to 10000"),
+        (("--window", "9" * 5000 + "MB"), "not a size that a computer can have"),
+        (("--window", "-1"), "not a size: '-1'"),
         (("--max-tokens", 0), "--max-tokens 0 is out of range"),
         (("--temperature", -1), "--temperature is -1.0"),
         (("--temperature", "nan"), "--temperature is nan"),
@@ -39,7 +42,7 @@ from tests.process.bad_input.refusal import RESOURCE, run_model
         (("--context", 10**9), "--context 1000000000 is out of range"),
         (("--colour", "red"), "No such option"),
     ],
-    ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
+    ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else "",
 )
 def test_impossible_flags(fails, references, flags, expected):
     assert expected in fails(*run_model(references("openllama").folder), *flags)

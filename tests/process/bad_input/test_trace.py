@@ -1,11 +1,12 @@
 """Traces that cannot be written, read or drawn."""
 
+import errno
 import json
 import sys
 
 import pytest
 
-from tests.process.bad_input.refusal import run_model
+from tests.process.bad_input.refusal import RESOURCE, run_model
 
 EVENT = {"ph": "X", "cat": "load", "pid": 1, "tid": 1, "ts": 5e6, "dur": 1e6, "args": {"kind": "up"}}
 
@@ -77,6 +78,42 @@ def test_what_is_no_trace(fails, tmp_path, content, expected):
 )
 def test_what_cannot_be_shown(fails, good, flags, expected):
     assert expected in fails("trace", good, *flags)
+
+
+@pytest.mark.parametrize("name", ["good.json", "./good.json", "link"])
+def test_the_trace_is_not_drawn_over(fails, good, name):
+    (good.parent / "link").symlink_to(good)
+    before = good.read_text()
+    assert "is the trace itself" in fails("trace", good, "--png", good.parent / name)
+    assert "is the trace itself" in fails("trace", good.parent / "link", "--png", good.parent / name)
+    assert good.read_text() == before
+
+
+def test_a_trace_that_memory_is_too_small_for(fails, good, monkeypatch):
+    monkeypatch.setattr("tpiedge.cli.trace.available_memory_bytes", lambda: 1000)
+    assert "GB of memory, 0.0 GB are free" in fails("trace", good, status=RESOURCE)
+
+
+@pytest.mark.parametrize("pid", [0, 65, -3])
+def test_a_trace_of_more_nodes_than_a_cluster_has(fails, good, pid):
+    good.write_text(good.read_text().replace('"pid": 1', f'"pid": {pid}'))
+    assert f"an event of node {pid - 1}" in fails("trace", good)
+
+
+def test_a_picture_whose_name_is_too_long(fails, good):
+    assert "File name too long" in fails("trace", good, "--png", good.parent / ("x" * 300))
+
+
+def test_a_picture_that_cannot_be_finished(fails, good, monkeypatch):
+    """The disk is gone, for the picture and for what is cleared away after it."""
+    pytest.importorskip("matplotlib")
+
+    def gone(*_arguments, **_flags):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", gone)
+    monkeypatch.setattr("pathlib.Path.unlink", gone)
+    assert "x.png: Input/output error" in fails("trace", good, "--png", good.parent / "x.png")
 
 
 def test_a_picture_needs_matplotlib(fails, good, monkeypatch):

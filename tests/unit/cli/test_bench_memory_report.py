@@ -1,5 +1,6 @@
 """From runs to figures, by hand."""
 
+from dataclasses import replace
 from typing import Any, cast
 
 import pytest
@@ -28,7 +29,11 @@ def setting(name: str, nbytes: int) -> Budget:
 
 
 def sample(s_per_token: float, streamed: float = 0.0, stall_s: float = 0.0) -> Sample:
-    node = NodeSample(
+    return Sample(s_per_token, (node(streamed, stall_s),))
+
+
+def node(streamed: float, stall_s: float) -> NodeSample:
+    return NodeSample(
         streamed_bytes=streamed,
         reads=4.0 if streamed else 0.0,
         prefetch_hits=3.0,
@@ -42,7 +47,6 @@ def sample(s_per_token: float, streamed: float = 0.0, stall_s: float = 0.0) -> S
         peak_rss_bytes=1000,
         weight_bytes=10,
     )
-    return Sample(s_per_token, (node,))
 
 
 def run(found: Sample, rate: float = 100.0) -> Run:
@@ -80,6 +84,27 @@ def test_a_disk_that_changes_counts_with_its_mean() -> None:
 def test_where_nothing_fits_computing_is_what_is_left_without_waits() -> None:
     found = figures(window=[run(sample(2.5, 200, stall_s=1.75))], more=[run(sample(2.0, 150, stall_s=1.0))])
     assert (found["compute_s_per_token"], found["compute_from"]) == (0.75, "streaming without waits")
+
+
+def test_of_several_nodes_the_longest_wait_is_left_out() -> None:
+    """Rank 0 waits 0.5 s for its weights and 1 s for the other node, in an all-reduce."""
+    two = Sample(2.0, (node(200, 0.5), node(200, 1.5)))
+    assert figures(window=[run(two)])["compute_s_per_token"] == 0.5
+
+
+def test_one_lucky_run_does_not_decide_how_fast_computing_is() -> None:
+    waits = (1.0, 1.25, 1.75)
+    found = figures(window=[run(sample(2.0, 200, stall_s=stall_s)) for stall_s in waits])
+    assert found["compute_s_per_token"] == 0.75
+
+
+def test_a_disk_that_was_read_through_the_page_cache_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    cached = replace(run(sample(0.5)), disk_is_direct=False)
+    for runs, expected in (([run(sample(0.5))] * 2, True), ([run(sample(0.5)), cached], False)):
+        found = figures(all=runs)
+        assert found["disk_is_direct"] is expected
+        print_report({**found, "settings": {}, "smallest_budget_bytes": 400})
+        assert ("refuses direct reads" not in capsys.readouterr().out) is expected
 
 
 def test_more_memory_that_is_slower_is_said() -> None:

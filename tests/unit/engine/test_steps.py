@@ -65,5 +65,4 @@ def test_the_last_rows_of_many_sequences() -> None:
 
 def test_limits_bound_a_step_and_a_message() -> None:
     assert StepLimits.of(4096) == StepLimits(step_tokens=4096, chunk_tokens=64)
-    assert StepLimits.of(4096, 1 << 20) == StepLimits(step_tokens=64, chunk_tokens=64)
     assert StepLimits.of(1 << 26) == StepLimits(1, 1)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tpiedge.errors import InternalError, OutOfMemory
-from tpiedge.memory.arena import Arena
+from tpiedge.memory.arena import Arena, Extent
 
 
 def resident_bytes() -> int:
@@ -14,20 +14,9 @@ def resident_bytes() -> int:
     return pages * mmap.PAGESIZE
 
 
-def test_extents_are_page_aligned_and_do_not_overlap() -> None:
-    arena = Arena(5 * 4096)
-    extents = [arena.take(size) for size in (1, 4096, 4097, 0)]
-    assert [(e.offset, e.length) for e in extents] == [(0, 4096), (4096, 4096), (8192, 8192), (16384, 0)]
-    assert arena.used == 4 * 4096
-    with pytest.raises(InternalError, match="has no room for 8192 after 16384"):
-        arena.take(8192)
-    arena.close()
-
-
 def test_a_matrix_is_a_view() -> None:
     arena = Arena(8192)
-    arena.take(4096)
-    extent = arena.take(4096)
+    extent = Extent(4096, 4096)
     matrix = arena.matrix(extent, 3, 5, 64, torch.float32)
     assert (matrix.shape, matrix.stride()) == ((3, 5), (16, 1))
     arena.buffer(extent)[64 + 4 : 64 + 8] = torch.tensor([2.5]).numpy().tobytes()
@@ -48,7 +37,7 @@ def test_nothing_is_resident_before_it_is_written() -> None:
 
 def test_closing_returns_the_memory() -> None:
     arena = Arena(64 << 20)
-    extent = arena.take(64 << 20)
+    extent = Extent(0, 64 << 20)
     arena.matrix(extent, 1, 16 << 20, 64 << 20, torch.float32).fill_(1)
     full = resident_bytes()
     arena.close()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import ReadFault, UserError
-from tpiedge.memory.arena import Arena
+from tpiedge.memory.arena import Arena, Extent
 from tpiedge.memory.embedding import EmbeddingTable
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 from tpiedge.memory.weights import NodeWeights
@@ -23,7 +23,7 @@ BROKEN = Path("/proc/self/mem")
 
 def test_a_disk_that_really_fails_names_file_and_offset() -> None:
     arena = Arena(8192)
-    into = arena.buffer(arena.take(8192))
+    into = arena.buffer(Extent(0, 8192))
     words = f"at offset 0 of {BROKEN}: Input/output error"
     with (
         DirectReader(1) as reader,

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tpiedge.errors import InternalError, ReadFault, UserError
-from tpiedge.memory.arena import Arena
+from tpiedge.memory.arena import Arena, Extent
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 
 SIZE = 64 * 4096
@@ -31,7 +31,7 @@ def path(tmp_path: Path, content: bytes) -> Path:
 
 def read_all(path: Path, *, direct: bool = True, max_read_bytes: int = 8 << 20) -> bytes:
     arena = Arena(SIZE)
-    into = arena.buffer(arena.take(SIZE))
+    into = arena.buffer(Extent(0, SIZE))
     quarter = SIZE // 4
     with DirectReader(3, max_read_bytes) as reader, DirectFile(path, direct=direct) as file:
         jobs = [ReadJob(file, at, into[at : at + quarter], accept) for at in range(0, SIZE, quarter)]
@@ -114,7 +114,7 @@ def test_after_a_failure_nobody_writes_into_the_memory(path: Path) -> None:
         raise InternalError("refused")
 
     arena = Arena(SIZE)
-    into = arena.buffer(arena.take(SIZE))
+    into = arena.buffer(Extent(0, SIZE))
     with DirectReader(2) as reader, DirectFile(path) as file:
         checks = [refuse, wait, *[accept] * 20]
         jobs = [ReadJob(file, at * 4096, into[at * 4096 :][:4096], check) for at, check in enumerate(checks)]
@@ -128,7 +128,7 @@ def test_after_a_failure_nobody_writes_into_the_memory(path: Path) -> None:
 
 def test_unaligned_jobs_are_refused(path: Path) -> None:
     arena = Arena(SIZE)
-    into = arena.buffer(arena.take(SIZE))
+    into = arena.buffer(Extent(0, SIZE))
     with DirectReader(1) as reader, DirectFile(path) as file:
         for offset, length in ((512, 4096), (0, 100)):
             with pytest.raises(InternalError, match="not aligned"):
@@ -157,7 +157,7 @@ class FallsBackMeanwhile(DirectFile):
 
 def test_a_read_survives_the_fall_back_of_another_thread(path: Path, content: bytes) -> None:
     arena = Arena(SIZE)
-    into = arena.buffer(arena.take(SIZE))
+    into = arena.buffer(Extent(0, SIZE))
     with FallsBackMeanwhile(path) as file:
         if file._descriptor is None:
             pytest.skip("this file system refuses O_DIRECT")
@@ -174,7 +174,7 @@ def test_jobs_that_fail_to_come_leave_nobody_writing(path: Path) -> None:
         assert go_on.wait(10)
 
     arena = Arena(SIZE)
-    into = arena.buffer(arena.take(SIZE))
+    into = arena.buffer(Extent(0, SIZE))
 
     def jobs() -> Iterator[ReadJob]:
         yield ReadJob(file, 0, into[:4096], wait)

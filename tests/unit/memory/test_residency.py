@@ -118,14 +118,37 @@ def test_between_two_blocks_nothing_relies_on_what_is_unpinned() -> None:
     assert machine.place(1) == 0
 
 
+def test_what_is_unpinned_while_it_is_read_goes_when_it_has_come() -> None:
+    """And not a sweep later: the cursor waits for it."""
+    machine = Residency([[1], [1], [1], [1]], 2, {0, 1, 2}, 9)
+    assert machine.start() == [Read(1, 0, None), Read(2, 1, None), Read(3, 2, None), Read(4, 3, 0)]
+    machine.loaded(1)
+    machine.loaded(4)
+    assert machine.repin({0}) == []
+    assert machine.loaded(3) == [Drop(2)]
+    assert machine.loaded(2) == [Drop(1), Read(5, 1, 0), Read(6, 2, 1)]
+    assert machine.pinned_bytes == 1
+
+
+def test_a_block_streams_if_a_piece_of_it_came_through_the_ring() -> None:
+    machine = Residency([[1, 1], [1], []], 1, {0, 2}, 9)
+    machine.start()
+    for ticket in (1, 2, 3):
+        machine.loaded(ticket)
+    for block, expected in ((0, True), (1, False), (2, False)):
+        machine.enter(block)
+        assert machine.streams(block) is expected
+        machine.leave()
+
+
 def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
     """Once no read writes to it, and before what takes its place is read."""
     machine = Residency([[1], [1], [1]], 2, {0}, 2)
     assert machine.start() == [Read(1, 0, None), Read(2, 1, 0)]
     assert machine.loaded(1) == [Read(3, 2, 1)]
     machine.loaded(2)
-    assert machine.repin({0, 1, 2}) == [Read(4, 1, None)]  # as far as the limit of reads admits
-    assert machine.loaded(3) == [Release(), Read(5, 2, None)]
+    assert machine.repin({0, 1, 2}) == []
+    assert machine.loaded(3) == [Release(), Read(4, 1, None), Read(5, 2, None)]
     machine.loaded(4)
     machine.loaded(5)
     for block in range(3):
@@ -161,7 +184,8 @@ class Schedules(RuleBasedStateMachine):
         self.sizes = [size for block in self.blocks for size in block]
         self.ring_bytes = smallest_ring(self.blocks, NOTHING) + data.draw(st.integers(0, 30))
         reading = data.draw(st.integers(1, 40))
-        self.machine = Residency(self.blocks, self.ring_bytes, self.some_pieces(data), reading)
+        self.allowed = self.some_pieces(data)  # pinned since the last change between two blocks
+        self.machine = Residency(self.blocks, self.ring_bytes, self.allowed, reading)
         self.asked: dict[int, Read] = {}
         self.own: set[int] = set()  # pieces whose own place is filled
         self.ring: dict[int, int] = {}  # the piece that was read to an offset, as far as nothing lies over it
@@ -198,8 +222,8 @@ class Schedules(RuleBasedStateMachine):
     @rule(data=st.data())
     def repin(self, data: st.DataObject) -> None:
         pinned = self.some_pieces(data)
+        self.allowed = pinned if self.entered is None else self.allowed | pinned
         self.obey(self.machine.repin(pinned))
-        assert self.entered is not None or self.own <= pinned
 
     @invariant()
     def the_laws_hold(self) -> None:
@@ -207,6 +231,7 @@ class Schedules(RuleBasedStateMachine):
             return
         assert self.machine.ring_used_bytes <= self.ring_bytes
         assert self.machine.idle == (not self.asked)
+        assert self.entered is not None or self.own <= self.allowed
         reading = {read.piece for read in self.asked.values() if read.offset is None}
         assert self.machine.pinned_bytes == sum(self.sizes[piece] for piece in self.own | reading)
         if self.entered is not None and self.machine.ready(self.entered):

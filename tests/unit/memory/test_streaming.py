@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -140,8 +141,15 @@ class SlowDisk:
     def release(self) -> None:
         raise AssertionError("everything passes through the ring")
 
+    def await_reads(self, count: int) -> None:
+        for _ in range(count):
+            assert self.asked.acquire(timeout=DEADLINE_S)
+
     def finish(self, error: TpiedgeError | None = None) -> None:
-        assert self.asked.acquire(timeout=DEADLINE_S)
+        self.await_reads(1)
+        self.bring(error)
+
+    def bring(self, error: TpiedgeError | None = None) -> None:
         self.reads.pop(0)[1](error)
 
 
@@ -176,6 +184,52 @@ def test_a_block_is_waited_for(disk: SlowDisk) -> None:
     assert not thread.is_alive()
     assert not errors
     assert (memory.counts.hits, memory.counts.stalls) == (0, 1)
+    memory.close()
+
+
+class Clock:
+    """What the scheduler takes for `time`."""
+
+    monotonic = staticmethod(time.monotonic)
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+def test_the_disk_is_busy_while_at_least_one_read_is_under_way(
+    disk: SlowDisk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr("tpiedge.memory.scheduler.time", clock)
+    memory = scheduler(disk)
+    disk.await_reads(2)
+    clock.now += 3
+    disk.bring()
+    assert (memory.counts.reads, memory.counts.load_s) == (1, 3)
+    clock.now += 2
+    disk.bring()
+    assert (memory.counts.reads, memory.counts.load_s) == (2, 5)
+    clock.now += 40  # the ring is full
+    memory.enter(0)
+    memory.leave()
+    disk.await_reads(1)
+    clock.now += 7
+    disk.bring()
+    assert (memory.counts.reads, memory.counts.load_s) == (3, 12)
+    memory.close()
+
+
+def test_what_is_pinned_is_no_prefetch_hit(disk: SlowDisk) -> None:
+    memory = Scheduler(Residency([[1], [1]], 1, {0}, 10), disk)
+    for _ in range(2):
+        disk.finish()
+    for block in range(2):
+        memory.enter(block)
+        memory.leave()
+    assert (memory.counts.hits, memory.counts.stalls) == (1, 0)
     memory.close()
 
 

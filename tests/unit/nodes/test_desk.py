@@ -191,6 +191,7 @@ def test_a_closed_desk_takes_nothing_and_serves_what_it_took() -> None:
             book.submit("r-2")
         refusals.append(len(refusal.traceback))
     assert len(set(refusals)) == 1, "a refusal does not carry those before it"
+    assert book.desk.totals.refused == 3
     book.start()
     book.desk.tell(finished())
     assert events(answering) == [finished()]

@@ -82,6 +82,8 @@ def test_too_few_workers_is_said_at_once(story: Story) -> None:
     assert "0 of 1 workers are here" in story.master.status.reason
     with pytest.raises(NotServing, match="0 of 1 workers are here"):
         story.submit()
+    story.turn(1)
+    assert story.master.status.totals.refused == 1
 
     story.join("w-1")
     story.settle()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tpiedge.nodes.measured import Measurements
+from tpiedge.nodes.measured import Measurements, disk_bytes_per_s
 from tpiedge.nodes.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 
@@ -83,3 +83,27 @@ def test_a_disk_that_takes_nothing_costs_a_measurement_only(tmp_path: Path) -> N
     blocked.write_text("not a folder")
     Measurements(blocked, 2, lambda: NOW).keep(REPORT)
     assert recall(blocked) is None
+
+
+def test_a_disk_is_measured_once_a_week(tmp_path: Path) -> None:
+    disk, other = tmp_path / "disk", tmp_path / "other"
+    disk.mkdir()
+    other.mkdir()
+    first = disk_bytes_per_s(tmp_path, disk, lambda: NOW)
+    assert first > 0
+    known = json.loads((tmp_path / "disk.json").read_text())
+    (tmp_path / "disk.json").write_text(json.dumps(known | {"bytes_per_s": 123.0}))
+    assert disk_bytes_per_s(tmp_path, disk, lambda: NOW + 7 * DAY_S) == 123.0
+    assert disk_bytes_per_s(tmp_path, disk, lambda: NOW + 7 * DAY_S + 1) != 123.0
+    (tmp_path / "disk.json").write_text(json.dumps(known | {"bytes_per_s": 123.0}))
+    assert disk_bytes_per_s(tmp_path, other, lambda: NOW) != 123.0
+
+
+@pytest.mark.parametrize("damage", ["{}", "no json", '{"folder": 3, "when": "x", "bytes_per_s": -1}'])
+def test_a_damaged_figure_is_measured_anew(tmp_path: Path, damage: str) -> None:
+    (tmp_path / "disk.json").write_text(damage)
+    assert disk_bytes_per_s(tmp_path, tmp_path, lambda: NOW) > 0
+
+
+def test_a_folder_that_takes_nothing_has_no_figure(tmp_path: Path) -> None:
+    assert disk_bytes_per_s(tmp_path, tmp_path / "missing", lambda: NOW) == 0.0

@@ -1,6 +1,7 @@
 """The nodes' counters are asked for as long as somebody looks, and nobody waits for them."""
 
 from tests.unit.nodes.stories import Story
+from tpiedge.nodes.quarantine import FLOOD
 from tpiedge.wire.control import AskStats
 
 
@@ -66,3 +67,23 @@ def test_counters_begin_anew_with_a_plan(story: Story) -> None:
     story.settle()
     assert story.epoch > 1
     assert ranks_told(story) == []
+
+
+def test_however_many_look_the_answers_are_no_flood(story: Story) -> None:
+    serving(story)
+    epoch = story.epoch
+    for _ in range(FLOOD):
+        story.master.observe()
+    story.turn()
+    assert [node.count(AskStats) for node in story.nodes.values()] == [1, 1]
+    assert (story.ready, story.epoch, story.members()) == (True, epoch, ("master", "w-1"))
+
+
+def test_who_looks_again_after_a_long_time_is_told_at_once(story: Story) -> None:
+    serving(story)
+    story.master.observe()
+    story.wait(100.0)
+    asked = [node.count(AskStats) for node in story.nodes.values()]
+    story.master.observe()
+    story.turn(2)
+    assert [node.count(AskStats) for node in story.nodes.values()] == [count + 1 for count in asked]

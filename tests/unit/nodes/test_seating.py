@@ -25,7 +25,7 @@ def seating(
     memory_bytes: int = 4 * GIB, min_workers: int = 0, weights: tuple[Weight, ...] | None = None
 ) -> Seating:
     own = prediction.Machine(OWN_NAME, 1e9, memory_bytes)
-    return Seating(Demand(MODEL, 64, 256, min_workers), own, 2, weights)
+    return Seating(Demand(MODEL, 64, min_workers), own, 2, weights)
 
 
 def machine(name: str = "w-1", link: Link | None = None, threads: int = 3, speed: float = 1e9) -> Machine:

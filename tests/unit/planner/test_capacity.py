@@ -1,15 +1,19 @@
 """Who takes part, with which share and why: tables of machines, and laws for any machines."""
 
+import re
 from dataclasses import replace
+from itertools import count
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import Allocation, allocate
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.planner.partition import Shape, Weight
 from tpiedge.planner.prediction import Demand, Machine, Prediction, predict
+from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.control import Keeping
 
@@ -24,8 +28,9 @@ MODEL = ModelFacts(
     resident_bytes=0,
     head_bytes=0,
     kv_token_bytes=1024,
+    row_bytes=8192,
 )
-DEMAND = Demand(MODEL, capacity_tokens=100, row_bytes=8192)
+DEMAND = Demand(MODEL, capacity_tokens=100)
 MASTER = Machine("laptop", 3 * GIB)
 ALL = Keeping("all")
 
@@ -153,7 +158,7 @@ def test_the_least_that_works_is_named():
     found = allocate(DEMAND, [replace(MASTER, memory_bytes=NODE_BASE_BYTES + 50 * MIB)])
     # The FFN block of 64 MiB, and a third of it that may stay empty.
     assert found == Infeasible(
-        "laptop needs at least 460.7 MB (weights 89.5 MB of 3.2 GB, KV cache 27.3 MB, program 343.9 MB) but may use "
+        "laptop needs at least 462 MB (weights 89.5 MB of 3.2 GB, KV cache 27.3 MB, program 344.8 MB) but may use "
         "396.4 MB"
     )
 
@@ -281,3 +286,36 @@ def test_another_machine_is_never_a_loss(machines):
     if isinstance(fewer, Allocation):
         assert isinstance(more, Allocation)
         assert more.prediction.step_s <= fewer.prediction.step_s * (1 + 1e-9)
+
+
+def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch):
+    """The control thread makes it between two heartbeats. Counted, not timed."""
+    calls = count()
+
+    def counted(*args):
+        next(calls)
+        return node_need(*args)
+
+    monkeypatch.setattr(solve_module, "node_need", counted)
+    memory = NODE_BASE_BYTES + 100 * MIB
+    machines = [
+        Machine(f"w{at}", GIB * (1 + at % 3), memory, None, 2e-4 * at, None, 1e8 * (1 + at % 5))
+        for at in range(16)
+    ]
+    assert isinstance(allocate(DEMAND, machines), Allocation)
+    assert next(calls) < 4000
+
+
+@pytest.mark.parametrize("count_of_machines", [1, 2, 3])
+@pytest.mark.parametrize("keeping", [Keeping(), Keeping("none"), Keeping("auto", window_bytes=100 * MIB)])
+def test_the_least_that_a_refusal_names_works(count_of_machines, keeping):
+    def allocated_with(memory):
+        machine = replace(MASTER, memory_bytes=memory, keeping=keeping)
+        return allocate(replace(DEMAND, min_workers=count_of_machines - 1), [machine] * count_of_machines)
+
+    refusal = allocated_with(200 * MIB)
+    assert isinstance(refusal, Infeasible)
+    least = max(int(found) for found in re.findall(r"needs at least (\d+) MB", refusal.reason))
+    assert isinstance(allocated_with(least * 10**6), Allocation)
+    if count_of_machines == 1:  # several may divide otherwise than evenly
+        assert isinstance(allocated_with((least - 1) * 10**6), Infeasible)

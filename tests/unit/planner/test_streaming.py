@@ -101,7 +101,7 @@ def test_what_is_wanted_and_too_much_is_refused(keeping: dict[str, object]) -> N
 def test_the_refusal_names_the_least() -> None:
     refusal = fit(4.9)
     assert isinstance(refusal, Infeasible)
-    assert "node 1 needs at least 344.9 MB (weights 655.4 kB of 3.7 MB, KV cache 262.1 kB" in refusal.reason
+    assert "node 1 needs at least 345 MB (weights 655.4 kB of 3.7 MB, KV cache 262.1 kB" in refusal.reason
     least = smallest_bytes(MODEL, 1, SHARE, NODE, TOKENS)
     assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least, None, 1), TOKENS), NodeNeed)
     assert isinstance(node_need(MODEL, 1, SHARE, NodeFacts(1, least - 1, None, 1), TOKENS), Infeasible)

@@ -24,12 +24,19 @@ def master(**values):
     click.echo(json.dumps(values))
 
 
+@click.command(hidden=True)
+@click.option("--orders", type=int, default=0)
+def inner(orders):
+    click.echo(orders)
+
+
 @pytest.fixture
 def invoke(monkeypatch):
     """Run the group with an environment of its own."""
     root = ConfiguredGroup("tpiedge")
     monkeypatch.setattr(master, "params", list(master.params))
     root.add_command(master)
+    root.add_command(inner)
     root.add_command(config)
 
     def run(*arguments, **environment):
@@ -72,6 +79,15 @@ def test_the_origin_of_a_value_that_the_verb_refuses(invoke):
     error = invoke("master", TPIEDGE_MASTER_MODEL="bad").exception
     assert str(error) == "--model bad cannot be served (--model is from TPIEDGE_MASTER_MODEL)"
     assert str(invoke("master", "--model", "bad").exception) == "--model bad cannot be served"
+
+
+def test_what_is_for_processes_alone_cannot_be_set(invoke, tmp_path):
+    """A hidden command neither shows nor takes settings."""
+    path = tmp_path / "t.toml"
+    path.write_text("[inner]\norders = 1\n")
+    assert "inner" not in invoke("config", "show").output
+    assert "there is no table [inner]" in str(invoke("config", "check", path).exception)
+    assert invoke("inner", TPIEDGE_INNER_ORDERS="3").output == "0\n"
 
 
 def test_range_of_the_flag(invoke):

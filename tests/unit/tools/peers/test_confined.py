@@ -10,8 +10,8 @@ import pytest
 
 from tests.process.command import wait_for
 from tools.peers.confined import Ended, run_confined
-from tools.peers.memory_group import _V2, MemoryGroup, MemoryUse, memory_group
 from tpiedge.errors import UserError
+from tpiedge.nodes.memory_group import memory_group
 
 ROOT = Path(__file__).parents[4]
 LIMIT = 64 << 20
@@ -27,7 +27,7 @@ def groups() -> Iterator[None]:
     except UserError as error:
         pytest.skip(str(error))
     yield
-    assert not list(parent.glob(f"tpiedge-peers-{os.getpid()}"))
+    assert not list(parent.glob(f"tpiedge-{os.getpid()}-*"))
 
 
 def run(code: str, deadline_s: float = DEADLINE_S) -> Ended:
@@ -86,14 +86,3 @@ def test_an_interrupt_ends_the_group(groups, tmp_path):
         tool.kill()
     assert "KeyboardInterrupt" in err
     assert not Path(f"/proc/{child}").exists()
-
-
-def test_counters_of_version_2(tmp_path):
-    (tmp_path / "memory.peak").write_text("4096\n")
-    (tmp_path / "memory.events").write_text("low 0\nhigh 0\nmax 12\noom 1\noom_kill 1\noom_group_kill 0\n")
-    (tmp_path / "memory.swap.max").write_text("max\n")
-    group = MemoryGroup(tmp_path, _V2)
-    group.limit(1000)
-    assert group.use() == MemoryUse(peak_bytes=4096, refusals=12, oom_kills=1)
-    assert (tmp_path / "memory.max").read_text() == "1000"
-    assert (tmp_path / "memory.swap.max").read_text() == "0"
