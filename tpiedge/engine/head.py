@@ -1,4 +1,7 @@
-"""The LM head, on rank 0 only (TPI-LLM, section 3.1: the vocabulary stays on the user's machine)."""
+"""The LM head, on rank 0 only (TPI-LLM, section 3.1: the vocabulary stays on the user's machine).
+
+Shapes: M positions of a text, V the vocabulary, R rows of it that a tile holds.
+"""
 
 import torch
 from torch import Tensor
@@ -9,6 +12,8 @@ from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
 __all__ = ["Head"]
+
+_ROWS = 64  # whose logits of a tile exist at a time
 
 
 class Head:
@@ -21,10 +26,33 @@ class Head:
 
     def logits(self, x_MH: Tensor) -> Tensor:
         """[M, vocabulary] f32 for M positions; the caller bounds M, since a row of logits may take half a megabyte."""
-        weight = self._weights.head_vectors()["final_norm"]
-        h_MH = rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
+        h_MH = self._norm(x_MH)
         logits_MV = torch.empty(x_MH.shape[0], self._config.vocab_size)
         for first, tile_RH in self._weights.head_tiles():
-            rows = min(tile_RH.shape[0], self._config.vocab_size - first)
-            logits_MV[:, first : first + rows] = self._linear.project(h_MH, tile_RH)[:, :rows]
+            logits_MR = self._of_tile(h_MH, first, tile_RH)
+            logits_MV[:, first : first + logits_MR.shape[1]] = logits_MR
         return logits_MV
+
+    def scores(self, x_MH: Tensor, ids_M: Tensor) -> Tensor:
+        """[M] f32: the log probability of one token at each of M positions.
+
+        Every tile is asked for once, whatever M is, since it may have to be read from disk.
+        """
+        total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
+        own_M = torch.empty(len(ids_M))
+        for first, tile_RH in self._weights.head_tiles():
+            for rows in (slice(row, row + _ROWS) for row in range(0, len(ids_M), _ROWS)):
+                logits_MR = self._of_tile(self._norm(x_MH[rows]), first, tile_RH)
+                total_M[rows] = torch.logaddexp(total_M[rows], logits_MR.logsumexp(dim=-1))
+                places_M = ids_M[rows] - first
+                here = torch.nonzero((places_M >= 0) & (places_M < logits_MR.shape[1]))[:, 0]
+                own_M[rows][here] = logits_MR[here, places_M[here]]
+        return own_M - total_M
+
+    def _norm(self, x_MH: Tensor) -> Tensor:
+        weight = self._weights.head_vectors()["final_norm"]
+        return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
+
+    def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Tensor) -> Tensor:
+        rows = min(tile_RH.shape[0], self._config.vocab_size - first)
+        return self._linear.project(h_MH, tile_RH)[:, :rows]

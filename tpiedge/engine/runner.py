@@ -162,12 +162,13 @@ class Leader:
         emit: Callable[[Token | PromptScores], None],
     ) -> None:
         """Log probabilities of the prompt's own tokens, from position `first` on."""
-        for row in range(0, len(following), _SCORE_ROWS):
-            ids = torch.tensor(following[row : row + _SCORE_ROWS])
-            with self._meter.heading():
-                logits_MV = self._head.logits(x_TH[row : row + len(ids)])
-                scores = torch.log_softmax(logits_MV, dim=-1).gather(1, ids[:, None])[:, 0]
-            emit(PromptScores(self._epoch, request, first + row, tuple(scores.tolist())))
+        if not following:
+            return
+        with self._meter.heading():
+            scores = self._head.scores(x_TH[: len(following)], torch.tensor(following)).tolist()
+        for row in range(0, len(scores), _SCORE_ROWS):
+            part = tuple(scores[row : row + _SCORE_ROWS])
+            emit(PromptScores(self._epoch, request, first + row, part))
 
     def _run_step(
         self, token_ids: Sequence[int], start: int, rope_length: int, *, every_row: bool = False

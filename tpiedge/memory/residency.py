@@ -9,8 +9,8 @@ Laws
 2. Memory that is in use, or that a read still writes to, is given to no other read and not given back.
 3. The ring never holds more than its bytes; a piece has one place at a time.
 4. Whatever the order of events, a block that was entered becomes ready once the reads asked for are complete.
-5. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, or as soon as
-   no read writes to it.
+5. Between two blocks, a change of the pins takes effect at once: what goes is dropped before more is read, or as soon
+   as no read writes to it.
 """
 
 from collections import deque

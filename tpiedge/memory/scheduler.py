@@ -43,8 +43,8 @@ class Mover(Protocol):
 @dataclass(slots=True)
 class Counts:
     """`hits`: blocks that were there when they were entered because they were read ahead (those that are pinned are not
-    counted); `stalls`: those that were waited for, `stall_s` in all; `reads` of pieces, and `load_s`, while at least one
-    was under way."""
+    counted); `stalls`: those that were waited for, `stall_s` in all; `reads` of pieces, and `load_s`, while at least
+    one was under way."""
 
     hits: int = 0
     stalls: int = 0

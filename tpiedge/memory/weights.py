@@ -88,11 +88,11 @@ class NodeWeights:
         _check_share(pack, share)
         self.sweep = Sweep.of(pack, share, rank0)
         self._divide(placement, kv_bytes)
+        self._extra = self._spare.count(kv_bytes)
         self._pack = pack
         self._reader = DirectReader(read_threads)
         self._embedding: EmbeddingTable | None = None
         self._open: _Open | None = None
-        self._bytes_ahead = 0
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, torch.Tensor] = {}
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
@@ -186,7 +186,6 @@ class NodeWeights:
         self._sizes = [piece.nbytes for piece in self.sweep.pieces]
         self._kv_bytes = kv_bytes
         self._spare = SparePins(self._sizes, self.placement)
-        self._extra = self._spare.count(kv_bytes)
 
     def _load(self, rank0: bool, direct: bool, progress: Callable[[int, int], None] | None) -> None:
         try:

@@ -158,7 +158,9 @@ def _made(own: Cgroups) -> MemoryGroup:
             (group.folder.parent / "cgroup.subtree_control").write_text("+memory")
         group.folder.mkdir()
     except OSError as error:
-        raise UserError(f"cannot make the control group {group.folder}: {error.strerror} (it needs root)") from None
+        raise UserError(
+            f"cannot make the control group {group.folder}: {error.strerror} (it needs root)"
+        ) from None
     if not group.counts:
         group.remove()
         raise UserError("the control groups of this kernel do not tell the most that was used")

@@ -36,10 +36,15 @@ def test_a_trace_that_fails_after_a_good_end(tmp_path: Path) -> None:
 def test_what_was_recorded_before_an_error_is_kept(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(PeerLost), recording(tmp_path / "t", 2) as (first, _):
-        tracer = Tracer(1)
-        tracer.add(COMPUTE, tracer.name("ffn"), 1.0, 2.0)
-        tracer.write(first, 0)
-        raise PeerLost(1, "computing", "silent")
+    tracer = Tracer(1)
+    tracer.add(COMPUTE, tracer.name("ffn"), 1.0, 2.0)
+
+    def lose_a_node() -> None:
+        with recording(tmp_path / "t", 2) as (first, _):
+            tracer.write(first, 0)
+            raise PeerLost(1, "computing", "silent")
+
+    with pytest.raises(PeerLost):
+        lose_a_node()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
     assert capsys.readouterr().err == f"trace: 1 events in {tmp_path / 't'}; node 1 left none\n"

@@ -176,7 +176,8 @@ def test_blocks_are_entered_and_left_in_turn() -> None:
 
 
 class Schedules(RuleBasedStateMachine):
-    """A disk that brings what it was asked for in any order, and an engine that goes through the blocks, mostly."""
+    """A disk that brings what it was asked for in any order, or fails, and an engine that goes through the blocks,
+    mostly. What waits for a read that failed is given up, as the scheduler does."""
 
     @initialize(data=st.data())
     def begin(self, data: st.DataObject) -> None:
@@ -186,7 +187,9 @@ class Schedules(RuleBasedStateMachine):
         reading = data.draw(st.integers(1, 40))
         self.allowed = self.some_pieces(data)  # pinned since the last change between two blocks
         self.machine = Residency(self.blocks, self.ring_bytes, self.allowed, reading)
+        self.may_fail = data.draw(st.booleans())
         self.asked: dict[int, Read] = {}
+        self.failed: dict[int, Read] = {}
         self.own: set[int] = set()  # pieces whose own place is filled
         self.ring: dict[int, int] = {}  # the piece that was read to an offset, as far as nothing lies over it
         self.entered: int | None = None
@@ -201,6 +204,12 @@ class Schedules(RuleBasedStateMachine):
     def a_read_ends(self, data: st.DataObject) -> None:
         self.finish(data.draw(st.sampled_from(sorted(self.asked))))
 
+    @precondition(lambda self: self.asked and self.may_fail)
+    @rule(data=st.data())
+    def a_read_fails(self, data: st.DataObject) -> None:
+        ticket = data.draw(st.sampled_from(sorted(self.asked)))
+        self.failed[ticket] = self.asked.pop(ticket)
+
     @precondition(lambda self: self.entered is None)
     @rule(data=st.data(), jump=st.integers(0, 5))
     def enter(self, data: st.DataObject, jump: int) -> None:
@@ -211,10 +220,12 @@ class Schedules(RuleBasedStateMachine):
     @rule()
     def compute_and_leave(self) -> None:
         assert self.entered is not None
-        while not self.machine.ready(self.entered):
-            assert self.asked, "nothing is read, and the block does not become ready"
+        while self.asked and not self.machine.ready(self.entered):
             self.finish(min(self.asked))
-        self.check_the_block()
+        if self.machine.ready(self.entered):
+            self.check_the_block()
+        else:
+            assert self.failed, "nothing is read, and the block does not become ready"
         self.next = (self.entered + 1) % len(self.blocks)
         self.entered = None
         self.obey(self.machine.leave())
@@ -230,12 +241,17 @@ class Schedules(RuleBasedStateMachine):
         if not hasattr(self, "machine"):
             return
         assert self.machine.ring_used_bytes <= self.ring_bytes
-        assert self.machine.idle == (not self.asked)
+        assert self.machine.idle == (not self.under_way)
         assert self.entered is not None or self.own <= self.allowed
-        reading = {read.piece for read in self.asked.values() if read.offset is None}
+        reading = {read.piece for read in self.under_way if read.offset is None}
         assert self.machine.pinned_bytes == sum(self.sizes[piece] for piece in self.own | reading)
         if self.entered is not None and self.machine.ready(self.entered):
             self.check_the_block()
+
+    @property
+    def under_way(self) -> list[Read]:
+        """As far as the machine knows."""
+        return [*self.asked.values(), *self.failed.values()]
 
     def obey(self, instructions: list[Instruction]) -> None:
         for instruction in instructions:
@@ -243,7 +259,7 @@ class Schedules(RuleBasedStateMachine):
                 self.own.remove(instruction.piece)
             elif isinstance(instruction, Release):
                 assert not self.machine.ring_used_bytes
-                assert not [read for read in self.asked.values() if read.offset is not None]
+                assert not [read for read in self.under_way if read.offset is not None]
                 self.ring.clear()
             else:
                 self.begin_read(instruction)
@@ -251,10 +267,10 @@ class Schedules(RuleBasedStateMachine):
     def begin_read(self, read: Read) -> None:
         if read.offset is None:
             assert read.piece not in self.own
-            assert read.piece not in {one.piece for one in self.asked.values() if one.offset is None}
+            assert read.piece not in {one.piece for one in self.under_way if one.offset is None}
         else:
             assert 0 <= read.offset <= self.ring_bytes - self.sizes[read.piece]
-            assert not any(self.overlap(read, other) for other in self.asked.values())
+            assert not any(self.overlap(read, other) for other in self.under_way)
             for offset, piece in list(self.ring.items()):
                 if self.overlap(read, Read(0, piece, offset)):
                     del self.ring[offset]

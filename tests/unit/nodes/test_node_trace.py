@@ -13,7 +13,7 @@ from tpiedge.transport.keys import CurveKeys
 def test_a_trace_that_cannot_be_written(
     trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys, path = CurveKeys.new(), str(tmp_path / trace) if trace else ""
+    keys, path = CurveKeys.generate(), str(tmp_path / trace) if trace else ""
     node = Node(
         NodeBootstrap(
             1, "tcp://127.0.0.1:9", keys.public, keys.public, keys.secret, 1, 0.3, 1.5, 60.0, trace=path
