@@ -75,7 +75,7 @@ def _held(
         ring = _ring(model, rank, share, keeping, room)
         kept = ring if keeping.pin == "none" else room
         streamed = matrices - (kept - ring)
-    window = min(_window(model, rank, share, keeping), matrices)
+    window = _window(model, rank, share, keeping)
     weights = WeightMemory(room, window, keeping.pin, keeping.direct)
     return replace(
         whole, weight_bytes=whole.weight_bytes - matrices + kept, weights=weights, streamed_bytes=streamed
@@ -88,7 +88,7 @@ def _least(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> 
     if keeping.pin == "all":
         return matrices
     ring = smallest_ring(pieces_of_blocks(model, rank, share), frozenset())
-    least = max(ring, min(matrices, _window(model, rank, share, keeping)))
+    least = max(ring, _window(model, rank, share, keeping))
     return least if keeping.pin == "none" else min(matrices, least)
 
 
@@ -102,7 +102,8 @@ def _ring(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping, room
 
 def _window(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> int:
     """Bytes of the ring that the user wants; 0: none in particular."""
-    return keeping.window_bytes or keeping.window_blocks * max(map(sum, pieces_of_blocks(model, rank, share)))
+    block = max(map(sum, pieces_of_blocks(model, rank, share)))
+    return min(keeping.window_bytes or keeping.window_blocks * block, _matrix_bytes(model, rank, share))
 
 
 def _matrix_bytes(model: ModelFacts, rank: int, share: NodeShare) -> int:

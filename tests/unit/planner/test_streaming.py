@@ -109,7 +109,7 @@ def test_the_refusal_names_the_least() -> None:
 
 def test_a_window_larger_than_the_model_is_the_model() -> None:
     need = fits(None, pin="none", window_bytes=1 << 40)
-    assert need.weights.ring_bytes == 28 * PIECE
+    assert need.weights.ring_bytes == need.weight_bytes == 28 * PIECE
 
 
 def test_a_disk_that_is_slower_than_the_processor_decides() -> None:
