@@ -17,7 +17,7 @@ import pytest
 from tests.process.command import COMMAND, Started, run_command, wait_for
 from tests.process.serving.disks import failing_disk
 from tpiedge.errors import UserError
-from tpiedge.nodes.memory_group import ENTER, MemoryGroup, memory_group
+from tpiedge.nodes.memory_group import ENTER, memory_group
 from tpiedge.pack.layout import ALIGN
 
 pytestmark = pytest.mark.timeout(150)  # a disk that others use
@@ -148,20 +148,15 @@ def test_stopped_while_it_loads_it_leaves_no_process_and_no_memory(large: Path, 
     with memory_group(NO_LIMIT) as group:
         command = ["sh", "-c", ENTER, str(group.members_file), COMMAND]
         with subprocess.Popen([*command, "run", *flags], stderr=subprocess.PIPE, text=True) as process:
-            wait_for(lambda: held_bytes(group) > LOADING_BYTES, LOADING_S)
+            wait_for(lambda: group.counter("rss", "anon") > LOADING_BYTES, LOADING_S)
             assert len(group.members) == 2  # and the node
             process.send_signal(number)
             _, err = process.communicate(timeout=END_S)
         assert process.returncode == (130 if number is signal.SIGINT else -number), err
         assert "Traceback" not in err
         wait_for(lambda: not group.members, END_S)
-        wait_for(lambda: held_bytes(group) < LEFT_BYTES, END_S)
+        wait_for(lambda: group.counter("rss", "anon") < LEFT_BYTES, END_S)
         assert group.counter("shmem") == 0
-
-
-def held_bytes(group: MemoryGroup) -> int:
-    """Files left out."""
-    return group.counter("rss", "anon")
 
 
 def alter(path: Path) -> None:

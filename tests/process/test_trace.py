@@ -160,12 +160,18 @@ def test_a_chat_is_traced_too(tpiedge, text_model, tmp_path):
     assert max(read_trace(tmp_path / "t").steps) == 6
 
 
-def test_an_interrupted_answer_leaves_its_trace_and_nothing_else(start, text_model, tmp_path):
+def endless(start, model, trace):
+    """A run that has begun to answer, and is long from the end."""
     command = start(
-        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba be bi",
-        "--max-tokens", 20_000, "--ignore-eos", "--trace", tmp_path / "t",
+        "run", "--model", model, "--nodes", 2, "--threads", 1, "--prompt", "ba be bi",
+        "--max-tokens", 20_000, "--ignore-eos", "--trace", trace,
     )  # fmt: skip
     command.wait_for_output()
+    return command
+
+
+def test_an_interrupted_answer_leaves_its_trace_and_nothing_else(start, text_model, tmp_path):
+    command = endless(start, text_model, tmp_path / "t")
     command.process.send_signal(signal.SIGINT)
     ended = command.finish()
     assert ended.status == 130
@@ -175,11 +181,7 @@ def test_an_interrupted_answer_leaves_its_trace_and_nothing_else(start, text_mod
 
 
 def test_a_lost_node_is_named_and_leaves_no_parts_behind(start, text_model, tmp_path):
-    command = start(
-        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba be bi",
-        "--max-tokens", 20_000, "--ignore-eos", "--trace", tmp_path / "t",
-    )  # fmt: skip
-    command.wait_for_output()
+    command = endless(start, text_model, tmp_path / "t")
     command.children()[1].kill()
     ended = command.finish()
     assert ended.status == 3

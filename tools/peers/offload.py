@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from types import FrameType
 
+from tpiedge.cli.benching import spread
 from tpiedge.nodes.memory_group import MemoryUse, memory_group
 from tpiedge.units import format_bytes
 
@@ -19,7 +20,7 @@ from .disk import direct_rate, forget
 from .install import VERSIONS
 from .limits import Limit, parse_limits, required_ratio
 from .models import Models
-from .spread import ratios, spread
+from .spread import ratios
 
 __all__ = ["PEERS", "Run", "compare_offload", "is_due", "report_of_limit"]
 

@@ -9,12 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from tpiedge.cli.answer import Answer, collect
+from tpiedge.cli.benching import spread
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.prepare import prepare
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.wire.requests import GenerationRequest
 
-from .spread import prompt_ids, spread
+from .spread import prompt_ids
 
 __all__ = ["compare_transformers"]
 

@@ -1,14 +1,12 @@
-"""What repeated measurements come to, and the prompt that all of them continue."""
+"""What repeated measurements come to, round by round, and the prompt that all contestants continue."""
 
-import statistics
 from collections.abc import Sequence
 
-__all__ = ["prompt_ids", "ratios", "spread"]
+from tpiedge.cli import benching
 
+__all__ = ["prompt_ids", "ratios"]
 
-def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, minimum and maximum of at least one value."""
-    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+_VOCABULARY = 30_000
 
 
 def ratios(peer: Sequence[float | None], own: Sequence[float | None]) -> list[float]:
@@ -18,4 +16,4 @@ def ratios(peer: Sequence[float | None], own: Sequence[float | None]) -> list[fl
 
 def prompt_ids(count: int) -> list[int]:
     """Scattered token ids below 30000."""
-    return [(7919 * index + 13) % 30000 for index in range(count)]
+    return list(benching.prompt_ids(count, _VOCABULARY))

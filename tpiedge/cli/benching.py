@@ -9,7 +9,7 @@ from tpiedge.errors import UserError
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ask", "check_lengths", "milliseconds", "spread"]
+__all__ = ["ask", "check_lengths", "milliseconds", "prompt_ids", "spread"]
 
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
@@ -23,15 +23,20 @@ def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None
 def ask(
     cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
 ) -> Answer:
-    """Fixed prompt ids that look random; greedy; end tokens ignored. `keep`: continue the prompt of the request before,
+    """Greedy, after `prompt_ids`; end tokens ignored. `keep`: continue the prompt of the request before,
     one token in every step."""
-    ids = tuple((7919 * index + 13) % model.config.vocab_size for index in range(prompt_tokens))
+    ids = prompt_ids(prompt_tokens, model.config.vocab_size)
     request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
     return collect(cluster, request, None, (), lambda _text: None)
 
 
+def prompt_ids(count: int, vocab_size: int) -> tuple[int, ...]:
+    """Fixed token ids that look random."""
+    return tuple((7919 * index + 13) % vocab_size for index in range(count))
+
+
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, minimum and maximum."""
+    """Median, minimum and maximum of at least one value."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 

@@ -15,7 +15,7 @@ from itertools import accumulate, chain
 from tpiedge.memory.residency import smallest_ring, streamed
 from tpiedge.wire.fields import Pin
 
-__all__ = ["Placement", "SparePins", "TooSmall", "in_turn", "place", "spread"]
+__all__ = ["Placement", "SparePins", "TooSmall", "in_turn", "place", "ring_bytes", "spread"]
 
 
 @dataclass(frozen=True)
@@ -88,11 +88,11 @@ def place(
     smallest = smallest_ring(blocks, frozenset())
     if max(smallest, window_bytes or 0) > nbytes:
         return TooSmall(max(smallest, window_bytes or 0))
-    best = Placement(_ring(blocks, frozenset(), window_bytes, nbytes), frozenset())
+    best = Placement(ring_bytes(blocks, frozenset(), window_bytes, nbytes), frozenset())
     while mode == "auto":
         # Every pin may make the largest block smaller, and the ring with it, which makes room for more.
         pinned = spread(sizes, nbytes - best.ring_bytes, sum(sizes))
-        found = Placement(_ring(blocks, pinned, window_bytes, nbytes), pinned)
+        found = Placement(ring_bytes(blocks, pinned, window_bytes, nbytes), pinned)
         if found.nbytes(sizes) > nbytes or found.pinned_bytes(sizes) <= best.pinned_bytes(sizes):
             break
         best = found
@@ -110,9 +110,10 @@ def spread(sizes: Sequence[int], nbytes: int, total: int) -> frozenset[int]:
     return frozenset(pinned)
 
 
-def _ring(
+def ring_bytes(
     blocks: Sequence[Sequence[int]], pinned: frozenset[int], window_bytes: int | None, nbytes: int
 ) -> int:
+    """The largest block twice, or less where `nbytes` are less, but at least what works; `window_bytes` sets it."""
     smallest = smallest_ring(blocks, pinned)
     if window_bytes is not None:
         return max(window_bytes, smallest)

@@ -82,7 +82,7 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
     """The shares with which the slowest node is as fast as can be within every node's memory and disk, or the reason
     why there are none."""
     limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-    if min(limits) < 0 or sum(limits) < 1:
+    if not _are_enough(limits):
         if all(node.streams for node in nodes):
             return evaluate(model, nodes, [Weight(1, 1)] * len(nodes), capacity_tokens)  # names the least
         return shortage(model, nodes, limits, capacity_tokens)
@@ -99,9 +99,14 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
 def least_seconds(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> float | None:
     """What no plan's `layers_s` is below; None where there is no plan. Costs little."""
     limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
-    if min(limits) < 0 or sum(limits) < 1:
+    if not _are_enough(limits):
         return None
     return fractions(model, nodes, limits, capacity_tokens)[1]
+
+
+def _are_enough(limits: Sequence[float]) -> bool:
+    """Whether nodes with such limits hold the model, each its own part of the program."""
+    return min(limits) >= 0 and sum(limits) >= 1
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tpiedge.memory.pinning import ring_bytes
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.needs import (
@@ -70,12 +71,12 @@ def _held(
             + (f" but may use {format_bytes(node.memory_bytes)}" if node.memory_bytes is not None else "")
         )
     keeping = node.keeping
+    window = _window(model, rank, share, keeping)
     kept, streamed = room, 0
     if keeping.pin == "none" or room < matrices:
-        ring = _ring(model, rank, share, keeping, room)
+        ring = ring_bytes(pieces_of_blocks(model, rank, share), frozenset(), window or None, room)
         kept = ring if keeping.pin == "none" else room
         streamed = matrices - (kept - ring)
-    window = _window(model, rank, share, keeping)
     weights = WeightMemory(room, window, keeping.pin, keeping.direct)
     return replace(
         whole, weight_bytes=whole.weight_bytes - matrices + kept, weights=weights, streamed_bytes=streamed
@@ -90,14 +91,6 @@ def _least(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> 
     ring = smallest_ring(pieces_of_blocks(model, rank, share), frozenset())
     least = max(ring, _window(model, rank, share, keeping))
     return least if keeping.pin == "none" else min(matrices, least)
-
-
-def _ring(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping, room: int) -> int:
-    """As memory.pinning chooses it: the largest block twice where there is room."""
-    blocks = pieces_of_blocks(model, rank, share)
-    smallest = smallest_ring(blocks, frozenset())
-    window = _window(model, rank, share, keeping)
-    return max(window, smallest) if window else max(smallest, min(room, smallest + max(map(sum, blocks))))
 
 
 def _window(model: ModelFacts, rank: int, share: NodeShare, keeping: Keeping) -> int:

@@ -1,6 +1,7 @@
 """Medians and ratios."""
 
-from tools.peers.spread import prompt_ids, ratios, spread
+from tools.peers.spread import prompt_ids, ratios
+from tpiedge.cli.benching import spread
 
 
 def test_spread():
