@@ -93,6 +93,18 @@ class Communicator(Protocol):
         """
         ...
 
+    def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
+        """The first half of `all_reduce`: the part is on its way while the caller computes something else.
+
+        `partial` must not change before `finish_all_reduce`. Several may be under way; every rank begins and finishes
+        them in the same order.
+        """
+        ...
+
+    def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
+        """The second half: the sum of what was begun with `tag`, the caller's own. Sets `cancelled`."""
+        ...
+
     def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
         """Rank 0's `hidden` (f32 [tokens, hidden]) on every rank. Elsewhere `hidden` only gives the shape."""
         ...

@@ -10,13 +10,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from tpiedge.collectives.arrays import Array, frame_array, read_array
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import Codec, Shape, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
-from tpiedge.collectives.frames import Expected, Shape
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage
 from tpiedge.units import MIB
-from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Slice, StepPlan
 from tpiedge.wire.messages import Message
 
 __all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox"]
@@ -27,11 +27,11 @@ _SLICE_S: Final = 0.05
 # Messages that are taken in between two looks at something else.
 _BURST: Final = 4096
 
-DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered
-_Key = tuple[type, int, int, int, int]
-"""Kind, step, block, chunk, rank of the sender."""
-Part = tuple[int, Array | None, Message | None]
-"""A rank, its tensor (read-only), its message; no message where it is the very one that was expected."""
+DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered | Slice
+_Key = tuple[type, int, int, int, int, int]
+"""Kind, step, block, chunk, hop, rank of the sender."""
+Part = tuple[int, Array | None, Message]
+"""A rank, its tensor (read-only; None where it has nothing to add), its message."""
 
 
 class Inbox:
@@ -66,35 +66,30 @@ class Inbox:
         ranks: set[int],
         what: Doing,
         shape: Shape | None = None,
-        expected: Expected | None = None,
+        codec: Codec | None = None,
+        hop: int = 0,
     ) -> Iterator[Part]:
         """One message of `kind` for `tag` from each of `ranks`, in the order of arrival, its tensor of `shape`
-        (None: any matrix). What is `expected` is let through without a closer look.
+        (None: any matrix) as `codec` reads it (None: f32 or bf16, as it says itself).
 
         Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and whatever the endpoint raises.
         """
         missing = set(ranks)
-        place = (kind, tag.step, tag.block, tag.chunk)
+        place = (kind, tag.step, tag.block, tag.chunk, hop)
         if self._held:
             for rank in ranks:
                 early = self._held.pop((*place, rank), None)
                 if early is not None:
                     missing.discard(rank)
-                    yield _part(rank, early, shape)
+                    yield _part(rank, early, shape, codec)
         while missing:
-            sender, frame = self._receive(missing, what)
-            rank = self._rank(sender)
-            if expected is not None and rank in missing and expected.matches(rank, frame):
-                missing.discard(rank)
-                yield rank, frame_array(frame, expected.shape), None
-                continue
-            envelope = self._read(sender, frame)
+            envelope = self._read(*self._receive(missing, what))
             key = self._key(envelope)
             if key is None:
                 self._check(missing, what)  # somebody may send nothing else, without end
-            elif key[:4] == place and rank in missing:
-                missing.discard(rank)
-                yield _part(rank, envelope, shape)
+            elif key[:-1] == place and key[-1] in missing:
+                missing.discard(key[-1])
+                yield _part(key[-1], envelope, shape, codec)
             else:
                 self._hold(key, envelope)
 
@@ -157,7 +152,8 @@ class Inbox:
             return None
         if getattr(message, "sender", rank) != rank:
             raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
-        return type(message), message.step, _block(message), _chunk(message), rank
+        block, chunk, hop = (int(getattr(message, field, 0)) for field in ("block", "chunk", "hop"))
+        return type(message), message.step, block, chunk, hop, rank
 
     def _keep(self, sender: str, frame: memoryview) -> bool:
         """For later, unless it is too late."""
@@ -169,7 +165,7 @@ class Inbox:
 
     def _hold(self, key: _Key, envelope: Envelope) -> None:
         if key in self._held:
-            raise Misconduct(key[4], f"node {key[4]} sent {envelope.message} twice")
+            raise Misconduct(key[-1], f"node {key[-1]} sent {envelope.message} twice")
         self._held[key] = envelope
         costs: Counter[int] = Counter()
         for (*_, rank), held in self._held.items():
@@ -188,17 +184,9 @@ class Inbox:
         return rank
 
 
-def _part(rank: int, envelope: Envelope, shape: Shape | None) -> Part:
-    return rank, read_array(envelope, rank, shape) if envelope.tensors else None, envelope.message
+def _part(rank: int, envelope: Envelope, shape: Shape | None, codec: Codec | None) -> Part:
+    return rank, read_array(envelope, rank, shape, codec) if envelope.tensors else None, envelope.message
 
 
 def _nbytes(envelope: Envelope) -> int:
     return sum(tensor.nbytes for tensor in envelope.tensors)
-
-
-def _block(message: Message) -> int:
-    return int(getattr(message, "block", 0))
-
-
-def _chunk(message: Message) -> int:
-    return int(getattr(message, "chunk", 0))

@@ -18,9 +18,11 @@ class LocalCommunicator:
     def __init__(self) -> None:
         self.cancelled = False
         self._cancel_requested = False
+        self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan) -> None:
         self.cancelled = self._cancel_requested = False
+        self._begun.clear()
 
     def next_plan(self) -> StepPlan:
         raise InternalError("rank 0 makes the plans")
@@ -34,6 +36,13 @@ class LocalCommunicator:
     def all_reduce(self, partial: torch.Tensor, _tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         self.cancelled = self._cancel_requested
         return partial if contributes else torch.zeros_like(partial)
+
+    def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
+        self._begun[tag] = partial if contributes else torch.zeros_like(partial)
+
+    def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
+        self.cancelled = self._cancel_requested
+        return self._begun.pop(tag)
 
     def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:
         return hidden

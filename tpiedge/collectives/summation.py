@@ -13,15 +13,16 @@ __all__ = ["OrderedSum"]
 class OrderedSum:
     """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.
 
-    `own` is the part of rank 0; None where it has no share. No part is written to: the sum grows in `out`. Call
-    within `np.errstate(over="ignore", invalid="ignore")`.
+    `own` is the part of `rank`; None where it has no share. No part is written to: the sum grows in `out`. Call within
+    `np.errstate(over="ignore", invalid="ignore")`.
     """
 
-    def __init__(self, own: Array | None, out: Array) -> None:
+    def __init__(self, own: Array | None, out: Array, rank: int = 0) -> None:
         self._out = out
-        self._sum = own
-        self._parts: dict[int, Array | None] = {0: own}
-        self._next = 1
+        self._sum: Array | None = None
+        self._parts: dict[int, Array | None] = {}
+        self._next = 0
+        self.put(rank, own)
 
     def put(self, rank: int, part: Array | None) -> None:
         """The part of `rank`, None where it has no share. Each rank once, in any order."""
@@ -34,13 +35,17 @@ class OrderedSum:
                 continue
             self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
 
-    def finish(self, what: object) -> None:
-        """Complete the sum in `out`, zeros where nobody has a share; Misconduct names who sent a value that is
-        not finite; ProtocolError where all did, or nobody."""
+    def complete(self) -> None:
+        """The sum is in `out`, zeros where nobody has a share."""
         if self._sum is None:
             self._out.fill(0)
         elif self._sum is not self._out:
             np.copyto(self._out, self._sum)
+
+    def finish(self, what: object) -> None:
+        """As `complete`; Misconduct names who sent a value that is not finite; ProtocolError where all did, or
+        nobody."""
+        self.complete()
         if not _is_finite(self._out):
             raise self._blame(what)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 
 from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.route import Route
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
@@ -70,8 +71,8 @@ class Engine:
         forward = ForwardPass(config, share, weights, cache, communicator, linear, meter)
         return Engine(config, epoch, weights, communicator, linear, cache, meter, forward)
 
-    def leader(self, limits: StepLimits | None = None) -> Leader:
-        """The loop of rank 0."""
+    def leader(self, limits: StepLimits | None = None, route: Route | None = None) -> Leader:
+        """The loop of rank 0. `route`: of its all-reduces; by the star, as they are, without one."""
         return Leader(
             self.config,
             self.epoch,
@@ -82,6 +83,7 @@ class Engine:
             self.communicator,
             self.meter,
             limits or StepLimits.of(self.config.hidden_size),
+            route or Route(),
         )
 
     def follower(self) -> Follower:

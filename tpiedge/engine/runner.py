@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.route import Route
 from tpiedge.engine.forward import ForwardPass, StepCancelled
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
@@ -44,6 +45,7 @@ class Leader:
         communicator: Communicator,
         meter: Meter,
         limits: StepLimits,
+        route: Route,
     ) -> None:
         self._config = config
         self._epoch = epoch
@@ -57,6 +59,7 @@ class Leader:
         self._cancelled: Callable[[], bool] = _never
         self._kept: list[int] = []
         self._limits = limits
+        self._route = route
 
     def generate(
         self,
@@ -184,6 +187,10 @@ class Leader:
             chunk_tokens=self._limits.chunk_tokens,
             tokens=len(token_ids),
             every_row=every_row,
+            collective=self._route.small,
+            bulk_collective=self._route.bulk,
+            small_bytes=self._route.small_bytes,
+            wire=self._route.wire,
         )
         with self._meter.embedding():
             x_TH = self._weights.embedding_rows(token_ids)

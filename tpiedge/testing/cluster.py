@@ -10,11 +10,12 @@ from typing import Self
 from torch import Tensor
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.courier import node_name
+from tpiedge.collectives.group import Group
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.collectives.star import node_name
+from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
@@ -27,7 +28,7 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.inprocess import InProcessHub
+from tpiedge.transport.inprocess import InProcessPeer
 from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -55,9 +56,10 @@ class InProcessCluster:
         limits: StepLimits | None = None,
         placement: Callable[[Sweep], Placement] | None = None,
         kv_quantum_bytes: int | None = None,
+        route: Route | None = None,
     ) -> None:
         """`placement`: of every node's weights; all are pinned without one. With `kv_quantum_bytes` they also use what
-        the KV cache leaves free, which grows by so much."""
+        the KV cache leaves free, which grows by so much. `route`: of the all-reduces; by the star without one."""
         self._placement = placement
         self._kv_quantum_bytes = kv_quantum_bytes
         self._pack = Pack.open(pack)
@@ -70,8 +72,8 @@ class InProcessCluster:
         self._threads: list[threading.Thread] = []
         self.errors: list[TpiedgeError] = []
         self.weights: list[NodeWeights] = []
-        self.hub = InProcessHub(node_name(0))
-        self._spokes = [self.hub.spoke(node_name(rank)) for rank in range(1, len(shares))]
+        self._route = route
+        self.endpoints = InProcessPeer.group([node_name(rank) for rank in range(len(shares))])
         self.leader = self._start()
 
     def generate(self, request: GenerationRequest) -> list[Token | PromptScores]:
@@ -91,11 +93,11 @@ class InProcessCluster:
 
     def close(self) -> None:
         """End the ranks' threads and give everything back."""
-        for spoke in self._spokes:
-            spoke.close()
+        for endpoint in self.endpoints[1:]:
+            endpoint.close()
         for thread in self._threads:
             thread.join(_WAIT_S)
-        self.hub.close()
+        self.endpoints[0].close()
         self._resources.close()
         unexpected = [error for error in self.errors if not isinstance(error, EndpointClosed)]
         if unexpected or any(thread.is_alive() for thread in self._threads):
@@ -119,7 +121,7 @@ class InProcessCluster:
             thread = threading.Thread(target=self._follow, args=(engine,), name="follower")
             thread.start()
             self._threads.append(thread)
-        return engines[0].leader(self._limits)
+        return engines[0].leader(self._limits, self._route)
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
@@ -147,9 +149,7 @@ class InProcessCluster:
         liveness = DeadlineLiveness(MonotonicClock(), _WAIT_S)
         if size == 1:
             return LocalCommunicator()
-        if rank == 0:
-            return pair.root(self.hub, liveness, epoch=_EPOCH, size=size)
-        return pair.leaf(self._spokes[rank - 1], liveness, epoch=_EPOCH, rank=rank, size=size)
+        return Group(self.endpoints[rank], liveness, epoch=_EPOCH, rank=rank, size=size, linked=True)
 
     def _follow(self, engine: Engine) -> None:
         try:

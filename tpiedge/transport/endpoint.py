@@ -5,7 +5,7 @@ endpoint: it alone calls `send` and `recv`. `post`, `close` and the counters are
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Protocol
 
 from tpiedge.errors import PeerError, ProtocolError, TpiedgeError
@@ -95,6 +95,11 @@ class Counters:
     duplicate: int = 0
     malformed: int = 0
     undeliverable: int = 0
+
+    def add(self, other: "Counters") -> None:
+        """Count what `other` has counted as well."""
+        for field in fields(self):
+            setattr(self, field.name, getattr(self, field.name) + getattr(other, field.name))
 
 
 class Endpoint(Protocol):

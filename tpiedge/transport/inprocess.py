@@ -14,7 +14,7 @@ from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
 from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
 from tpiedge.wire.messages import Message
 
-__all__ = ["InProcessHub", "InProcessSpoke"]
+__all__ = ["InProcessHub", "InProcessPeer", "InProcessSpoke"]
 
 
 class _Mailbox:
@@ -177,3 +177,25 @@ class InProcessSpoke(_InProcessEndpoint):
 
     def _find(self, _to: str | None, _deadline: float) -> _InProcessEndpoint | None:
         return self._hub
+
+
+class InProcessPeer(_InProcessEndpoint):
+    """One of several that are linked with each other; `group` makes them."""
+
+    def __init__(self, name: str, members: dict[str, "InProcessPeer"], plane: Plane) -> None:
+        super().__init__(name, f"inprocess:{name}", plane)
+        self._members = members
+        members[name] = self
+
+    @staticmethod
+    def group(names: Sequence[str], plane: Plane = TENSOR) -> list["InProcessPeer"]:
+        """One for each name, in this order."""
+        members: dict[str, InProcessPeer] = {}
+        return [InProcessPeer(name, members, plane) for name in names]
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return tuple(name for name in self._members if name != self.name)
+
+    def _find(self, to: str | None, _deadline: float) -> _InProcessEndpoint | None:
+        return self._members.get(to or "")

@@ -20,8 +20,8 @@ class Combine(IntEnum):
 
     TAKE = 0
     """Send the own part, replace it by what comes."""
-    ADD = 1
-    """Send the own part, add what comes."""
+    EXCHANGE = 1
+    """Send the own part to all, wait for theirs, add all in the order of ranks."""
     SUM = 2
     """Wait for the parts of all, add them in the order of `answers`, send the sum to all."""
 
@@ -31,6 +31,8 @@ class Exchange:
     """All that the all-reduces of one shape have in common."""
 
     combine: Combine
+    rank: int
+    """Of this endpoint, whose part has this place in the order of summation (with EXCHANGE; SUM: 0)."""
     header: bytes
     """Of the frame that is sent."""
     answers: Mapping[str, bytes]

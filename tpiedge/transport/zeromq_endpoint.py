@@ -112,6 +112,10 @@ class ZmqEndpoint(Messaging):
                         self._woken = False
                         return None
 
+    def register(self, poller: zmq.Poller) -> None:
+        """Have `poller` end a wait when there may be something to receive."""
+        poller.register(self._socket, zmq.POLLIN)
+
     def reducer(self, exchange: Exchange) -> Reduce | None:
         """As in Reduces."""
         suits = not self._plane.prompt and FLAT_BYTES < len(exchange.scratch) <= _REDUCE_BYTES

@@ -3,7 +3,21 @@
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from tpiedge.wire.fields import U32, U64, Compute, Interval, Key, MaxItems, Name, Pin, Rank, Seconds, Text
+from tpiedge.wire.fields import (
+    U32,
+    U64,
+    Choice,
+    Compute,
+    Interval,
+    Key,
+    MaxItems,
+    Name,
+    Pin,
+    Rank,
+    Seconds,
+    Text,
+    WirePrecision,
+)
 from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
 from tpiedge.wire.requests import GenerationRequest
 
@@ -13,6 +27,7 @@ __all__ = [
     "AskStats",
     "Assign",
     "Cancel",
+    "Connect",
     "Failed",
     "FinishReason",
     "Finished",
@@ -77,10 +92,11 @@ ALL_PINNED = WeightMemory(0, 0, "all", True)
 
 @dataclass(frozen=True, slots=True)
 class Assign:
-    """Master to node: its part of the plan, among the ranks `nodes`. A node other than rank 0 connects to
-    `root_endpoint`.
+    """Master to node: its part of the plan, among the ranks `nodes`.
 
-    `peer_keys` are the public keys that rank 0 admits to its data endpoint.
+    `peer_keys` are the public keys of all nodes' data endpoints, its own included. `collective` is what the user wants,
+    or "auto"; unless it is "star", every node but the last listens for those of higher rank, and connects to those of
+    lower rank that Connect names. Partials travel as `wire`.
     """
 
     epoch: U32
@@ -93,19 +109,27 @@ class Assign:
     threads: U32
     capacity_tokens: U32
     slots: U32
-    root_endpoint: Name
-    root_key: Key
     peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
     weights: WeightMemory
+    collective: Choice = "auto"
+    wire: WirePrecision = "f32"
 
 
 @dataclass(frozen=True, slots=True)
 class Listening:
-    """Rank 0 to master: where its data endpoint is."""
+    """Node to master: where its data endpoint is."""
 
     epoch: U32
     rank: Rank
     endpoint: Name
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """Master to node: where the data endpoints are that it connects to, by rank."""
+
+    epoch: U32
+    endpoints: Annotated[tuple[tuple[Rank, Name], ...], MaxItems(MAX_NODES)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +144,16 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Node to master: it can take steps."""
+    """Node to master: it can take steps. Rank 0 also says by which collective the all-reduces of one token will go, and
+    those of a whole chunk, and why where the user might wonder."""
 
     epoch: U32
     rank: Rank
     weight_bytes: U64
     load_s: Seconds
+    collective: Name = ""
+    bulk_collective: Name = ""
+    why: Text = ""
 
 
 @dataclass(frozen=True, slots=True)

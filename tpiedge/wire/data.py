@@ -7,17 +7,26 @@ transport knows better who sent a message, and the receiver compares.
 from dataclasses import dataclass
 from typing import Annotated
 
-from tpiedge.wire.fields import U8, U32, U64, MaxItems, Rank
-from tpiedge.wire.limits import MAX_SEGMENTS
+from tpiedge.wire.fields import U8, U32, U64, Collective, MaxItems, Range, Rank, Seconds, WirePrecision
+from tpiedge.wire.limits import MAX_NODES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["ADD_OWN", "CANCEL", "Gathered", "Hidden", "Partial", "Reduced", "Segment", "StepPlan"]
-
-ADD_OWN = 2
-"""Bit of `Reduced.flags`: the tensor is rank 0's own part, to which the only other rank adds its own."""
+__all__ = [
+    "CANCEL",
+    "Gathered",
+    "Hidden",
+    "LinkReport",
+    "MeasuredLink",
+    "Partial",
+    "Reduced",
+    "Segment",
+    "Slice",
+    "StepPlan",
+    "Survey",
+]
 
 CANCEL = 1
-"""Bit of `Reduced.flags`: rank 0 wants the work to end; every node sees it after the same block."""
+"""Bit of `flags`: rank 0 wants the work to end; every node sees it after the same block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +46,8 @@ class Segment:
 class StepPlan:
     """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time.
 
-    Unless `every_row` is set, the last FFN is computed for the last position of each segment alone.
+    Unless `every_row` is set, the last FFN is computed for the last position of each segment alone. All-reduces of more
+    than `small_bytes` (as f32) go by `bulk_collective`, the others by `collective`; partials travel as `wire`.
     """
 
     epoch: U32
@@ -46,6 +56,10 @@ class StepPlan:
     chunk_tokens: U32
     tokens: U32
     every_row: bool = False
+    collective: Collective = "star"
+    bulk_collective: Collective = "star"
+    small_bytes: U32 = 0
+    wire: WirePrecision = "f32"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +80,14 @@ class Partial:
     step: U64
     block: U32
     chunk: U32
+    flags: U8
     sender: Rank
     tensor: TensorHeader | None
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """The sum of all partials, from rank 0 to every node."""
+    """The sum of all partials, on its way from rank 0 to every node."""
 
     epoch: U32
     step: U64
@@ -92,3 +107,45 @@ class Gathered:
     chunk: U32
     sender: Rank
     tensor: TensorHeader
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """A part of a summand or of a sum, in an all-reduce of several hops, counted from 0; no tensor where the sender has
+    nothing to add."""
+
+    epoch: U32
+    step: U64
+    block: U32
+    chunk: U32
+    flags: U8
+    hop: U8
+    sender: Rank
+    tensor: TensorHeader | None
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """Rank 0 to every node, before the first step: `turn` measures its links to the ranks below it while the others
+    answer; with a `turn` of 0 the survey is over."""
+
+    epoch: U32
+    turn: Rank
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredLink:
+    """The link of a node to `rank`, measured by echoes."""
+
+    rank: Rank
+    round_trip_s: Seconds
+    bytes_per_s: Annotated[float, Range(0.0, 1e18)]
+
+
+@dataclass(frozen=True, slots=True)
+class LinkReport:
+    """Node to rank 0, after its turn in a survey: its links to those ranks below it that it can reach."""
+
+    epoch: U32
+    sender: Rank
+    links: Annotated[tuple[MeasuredLink, ...], MaxItems(MAX_NODES)]

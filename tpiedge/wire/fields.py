@@ -14,6 +14,8 @@ __all__ = [
     "U32",
     "U64",
     "Blob",
+    "Choice",
+    "Collective",
     "Compute",
     "Interval",
     "Key",
@@ -27,6 +29,7 @@ __all__ = [
     "Rank",
     "Seconds",
     "Text",
+    "WirePrecision",
 ]
 
 
@@ -83,4 +86,9 @@ Key = Annotated[str, MaxLength(40)]
 Interval = tuple[U32, U32]
 """(start, stop), half open."""
 Compute = Literal["f32", "bf16"]
+Collective = Literal["star", "mesh", "two-shot", "tree", "ring"]
+Choice = Literal["auto", "star", "mesh", "two-shot", "tree", "ring"]
+"""A collective, or whichever is the fastest by the measured links."""
+WirePrecision = Literal["f32", "bf16", "int8"]
+"""How summands travel: as they are, rounded to bf16, or as int8 with a scale for every group."""
 Pin = Literal["none", "auto", "all"]

@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 2
+PROTOCOL = 3
 
 Message = (
     data.StepPlan
@@ -15,9 +15,13 @@ Message = (
     | data.Partial
     | data.Reduced
     | data.Gathered
+    | data.Slice
+    | data.Survey
+    | data.LinkReport
     | control.Hello
     | control.Assign
     | control.Listening
+    | control.Connect
     | control.Loading
     | control.Ready
     | control.Heartbeat
@@ -65,6 +69,9 @@ TAGS: dict[int, type[Message]] = {
     3: data.Partial,
     4: data.Reduced,
     5: data.Gathered,
+    6: data.Slice,
+    7: data.Survey,
+    8: data.LinkReport,
     32: control.Hello,
     33: control.Assign,
     34: control.Listening,
@@ -83,6 +90,7 @@ TAGS: dict[int, type[Message]] = {
     47: control.Shutdown,
     48: control.PromptScores,
     49: control.Accused,
+    50: control.Connect,
     64: join.Enrol,
     65: join.Enrolled,
     66: join.Refused,

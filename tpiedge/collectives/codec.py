@@ -1,0 +1,149 @@
+"""How f32 matrices travel: as they are, rounded to bf16, or as int8 with a scale for every group of a row.
+
+Every rank, the sender included, goes on with the values that the others get, or the residual streams drift apart. Rows
+are rounded independently of each other.
+"""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+import numpy as np
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.errors import Misconduct
+from tpiedge.transport.endpoint import Buffer, Envelope
+from tpiedge.wire.fields import WirePrecision
+from tpiedge.wire.tensors import TensorHeader
+
+__all__ = ["CODECS", "GROUP", "Codec", "Shape", "read_array"]
+
+Shape = tuple[int, ...]
+
+GROUP: Final = 64
+"""Elements of a row that share a scale in int8; the last group of a row may be short."""
+
+_SHIFT = np.uint32(16)
+_ROUND = np.uint32(0x7FFF)
+_ONE = np.uint32(1)
+_QUIET = np.uint32(0x0040)
+_LARGEST = np.float32(127)
+
+
+class Codec(Protocol):
+    """One precision. Arrays are f32, contiguous, of two dimensions."""
+
+    @property
+    def name(self) -> WirePrecision: ...
+
+    @property
+    def exact(self) -> bool:
+        """Whether `decode` gives back what `encode` was given."""
+        ...
+
+    def header(self, shape: Shape) -> TensorHeader:
+        """Of the tensor that an array of `shape` becomes."""
+        ...
+
+    def encode(self, array: Array) -> Buffer:
+        """The tensor's bytes; may be the array's own memory."""
+        ...
+
+    def decode(self, data: Buffer, shape: Shape) -> Array:
+        """The array; may be read-only and in the memory of `data`. A value that is not finite stays so."""
+        ...
+
+
+class _F32:
+    name: Final = "f32"
+    exact: Final = True
+
+    def header(self, shape: Shape) -> TensorHeader:
+        return TensorHeader("f32", shape)
+
+    def encode(self, array: Array) -> Buffer:
+        return array.data.cast("B") if array.size else b""
+
+    def decode(self, data: Buffer, shape: Shape) -> Array:
+        return np.frombuffer(data, np.float32).reshape(shape)
+
+
+class _BF16:
+    """Rounded to the nearest, ties to even."""
+
+    name: Final = "bf16"
+    exact: Final = False
+
+    def header(self, shape: Shape) -> TensorHeader:
+        return TensorHeader("bf16", shape)
+
+    def encode(self, array: Array) -> Buffer:
+        bits = array.view(np.uint32)
+        rounded = (bits + _ROUND + ((bits >> _SHIFT) & _ONE)) >> _SHIFT
+        not_a_number = np.isnan(array)
+        if not_a_number.any():
+            # Adding may have carried a NaN into an infinity or a zero.
+            rounded = np.where(not_a_number, (bits >> _SHIFT) | _QUIET, rounded)
+        return rounded.astype(np.uint16).tobytes()
+
+    def decode(self, data: Buffer, shape: Shape) -> Array:
+        wide = np.frombuffer(data, np.uint16).astype(np.uint32) << _SHIFT
+        return wide.view(np.float32).reshape(shape)
+
+
+class _Int8:
+    """Symmetric: the largest magnitude of a group becomes 127. A row is its elements, then its groups' scales."""
+
+    name: Final = "int8"
+    exact: Final = False
+
+    def header(self, shape: Shape) -> TensorHeader:
+        rows, columns = shape
+        return TensorHeader("u8", (rows, columns + 4 * _groups(columns)))
+
+    def encode(self, array: Array) -> Buffer:
+        rows, columns = array.shape
+        groups = _groups(columns)
+        padded = np.zeros((rows, groups * GROUP), np.float32)
+        padded[:, :columns] = array
+        grouped = padded.reshape(rows, groups, GROUP)
+        with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
+            scales = (np.abs(grouped).max(axis=2) / _LARGEST).astype(np.float32)
+            # Times the inverse, as every implementation does it: the same bits everywhere.
+            inverse = np.where(scales > 0, np.float32(1) / scales, np.float32(0)).astype(np.float32)
+            scaled = np.rint(grouped * inverse[:, :, None])
+            codes = np.clip(np.nan_to_num(scaled, nan=0.0), -127, 127).astype(np.int8)
+        packed = np.empty((rows, columns + 4 * groups), np.uint8)
+        packed[:, :columns] = codes.reshape(rows, -1)[:, :columns].view(np.uint8)
+        packed[:, columns:] = np.ascontiguousarray(scales).view(np.uint8)
+        return packed.tobytes()
+
+    def decode(self, data: Buffer, shape: Shape) -> Array:
+        rows, columns = shape
+        groups = _groups(columns)
+        packed = np.frombuffer(data, np.uint8).reshape(rows, columns + 4 * groups)
+        codes = np.ascontiguousarray(packed[:, :columns]).view(np.int8).astype(np.float32)
+        scales = np.ascontiguousarray(packed[:, columns:]).view(np.float32)
+        with np.errstate(invalid="ignore"):
+            return codes * np.repeat(scales, GROUP, axis=1)[:, :columns]
+
+
+def _groups(columns: int) -> int:
+    return -(-columns // GROUP)
+
+
+CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
+
+
+def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec | None) -> Array:
+    """The tensor that came with a message, read-only. Raises Misconduct.
+
+    `shape` is what it must be once `codec` has read it. None: any matrix; or f32 or bf16, whichever it is.
+    """
+    header = envelope.message.tensor  # type: ignore[union-attr]
+    if codec is None:
+        codec = CODECS["bf16" if header is not None and header.dtype == "bf16" else "f32"]
+    if shape is None and header is not None and len(header.shape) == 2:
+        shape = header.shape
+    if header is None or shape is None or header != codec.header(shape):
+        raise Misconduct(rank, f"node {rank} sent {header} where {codec.name} of shape {shape} belongs")
+    return codec.decode(envelope.tensors[0], shape)

@@ -1,0 +1,210 @@
+"""The communicator of two and more ranks.
+
+Plans, broadcasts and gathers go over the links of rank 0. The collective of all-reduces is the step's: rank 0 names it
+in the plan, so that all ranks agree on it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import numpy as np
+import torch
+
+from tpiedge.collectives.arrays import Array, array_of, header_of
+from tpiedge.collectives.codec import CODECS, Codec
+from tpiedge.collectives.communicator import Doing, Liveness, Tag
+from tpiedge.collectives.courier import Courier
+from tpiedge.collectives.fast import FastPath
+from tpiedge.collectives.job import Collective, Job
+from tpiedge.collectives.mesh import Mesh
+from tpiedge.collectives.star import Star
+from tpiedge.errors import InternalError, ProtocolError
+from tpiedge.transport.endpoint import Endpoint
+from tpiedge.wire import fields
+from tpiedge.wire.data import Gathered, Hidden, StepPlan
+
+__all__ = ["COLLECTIVES", "Group"]
+
+COLLECTIVES: Final[Mapping[str, Callable[[Courier], Collective]]] = {"star": Star, "mesh": Mesh}
+
+_BELOW_BF16 = np.uint32(0xFFFF)
+
+
+class Group:
+    """A Communicator. Owns nothing: the caller closes `endpoint`.
+
+    `linked`: whether every rank has a link to every other, so that there is a choice.
+    """
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        liveness: Liveness,
+        *,
+        epoch: int,
+        rank: int,
+        size: int,
+        linked: bool = False,
+    ) -> None:
+        self.rank: Final = rank
+        self.size: Final = size
+        self.cancelled = False
+        #: How many all-reduces went by each collective.
+        self.counts: Counter[str] = Counter()
+        self._epoch = epoch
+        self._linked = linked
+        self._courier = Courier(endpoint, liveness, epoch=epoch, rank=rank, size=size)
+        self._fast = FastPath(self._courier)
+        self._collectives: dict[str, Collective] = {}
+        self._plan = StepPlan(epoch, 0, (), 1, 1)
+        self._jobs: dict[Tag, tuple[Collective, Job]] = {}
+        self._cancel_requested = False
+
+    @property
+    def dropped(self) -> int:
+        """Messages that came too late."""
+        return self._courier.inbox.dropped
+
+    # --- steps
+
+    def announce(self, plan: StepPlan) -> None:
+        self._lead_only("makes plans")
+        self.cancelled = self._cancel_requested = False
+        self._begin(plan)
+        self._courier.inbox.begin(plan.step)
+        self._courier.send(plan, (), self._courier.peers, Doing("plan", f"step {plan.step}"))
+
+    def next_plan(self) -> StepPlan:
+        if self.rank == 0:
+            raise InternalError("rank 0 makes the plans")
+        plan = self._courier.inbox.next_plan(0)
+        self.cancelled = False
+        self._begin(plan)
+        return plan
+
+    def rest(self) -> None:
+        self._lead_only("waits for something else than a plan")
+        self._courier.inbox.take_in("the wait for a request")
+
+    def request_cancel(self) -> None:
+        self._lead_only("cancels")
+        self._cancel_requested = True
+
+    def _begin(self, plan: StepPlan) -> None:
+        # What a cancelled step left under way ends here: its messages are those of an earlier step.
+        self._jobs.clear()
+        self._plan = plan
+        for name in {plan.collective, plan.bulk_collective}:
+            if name not in COLLECTIVES:
+                raise ProtocolError(f"node 0 asks for the collective {name}, which this node does not have")
+            if name != "star" and not self._linked:
+                raise ProtocolError(f"node 0 asks for the collective {name}, but not all nodes are linked")
+
+    def _lead_only(self, does: str) -> None:
+        if self.rank != 0:
+            raise InternalError(f"only rank 0 {does}")
+
+    # --- all-reduces
+
+    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
+        own = array_of(partial)
+        name, codec = self._way(own)
+        sent, total = 0, None
+        if contributes and not self._cancel_requested and not self._courier.inbox.holds and not self._jobs:
+            sent, total = self._fast.reduce(name, codec, own, tag)
+            if total is own:
+                # No message of this kind has a flag.
+                self.cancelled = False
+                self.counts[name] += 1
+                return partial
+        self._start(name, codec, own, tag, contributes, sent, total)
+        return self._result(tag, partial if contributes else None)
+
+    def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
+        own = array_of(partial)
+        self._start(*self._way(own), own, tag, contributes, 0, None)
+
+    def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
+        return self._result(tag, None)
+
+    def _way(self, own: Array) -> tuple[fields.Collective, Codec]:
+        plan = self._plan
+        name = plan.collective if own.nbytes <= plan.small_bytes else plan.bulk_collective
+        return name, CODECS[plan.wire]
+
+    def _start(
+        self,
+        name: fields.Collective,
+        codec: Codec,
+        own: Array,
+        tag: Tag,
+        contributes: bool,
+        sent: int,
+        total: Array | None,
+    ) -> None:
+        collective = self._collective(name)
+        job = Job(tag, own.shape, own if contributes else None, codec, self._cancel_requested, sent, total)
+        collective.begin(job)
+        # Those before have had the time of a computation for their messages.
+        for earlier in self._jobs.values():
+            _advance(*earlier)
+        self._jobs[tag] = collective, job
+        self.counts[name] += 1
+
+    def _result(self, tag: Tag, into: torch.Tensor | None) -> torch.Tensor:
+        """In `into` where that is given."""
+        collective, job = self._jobs[tag]
+        _advance(collective, job)
+        total = collective.finish(job)
+        del self._jobs[tag]
+        self.cancelled = job.cancel
+        if into is not None:
+            np.copyto(into.numpy(), total)
+            return into
+        return torch.from_numpy(total if total.flags.writeable else total.copy())
+
+    def _collective(self, name: fields.Collective) -> Collective:
+        if name not in self._collectives:
+            self._collectives[name] = COLLECTIVES[name](self._courier)
+        return self._collectives[name]
+
+    # --- rank 0 and the others
+
+    def broadcast(self, hidden: torch.Tensor, tag: Tag) -> torch.Tensor:
+        what = Doing("broadcast", tag)
+        if self.rank == 0:
+            array = array_of(hidden)
+            codec = _lossless(array)
+            message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array.shape))
+            self._courier.send(message, (codec.encode(array),), self._courier.peers, what)
+            return hidden
+        place = Tag(tag.step, 0, tag.chunk)
+        ((_, rows, _),) = self._courier.inbox.collect(Hidden, place, {0}, what, tuple(hidden.shape))
+        assert rows is not None  # only a part may come without
+        return torch.from_numpy(rows.copy())
+
+    def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
+        what = Doing("gather", tag)
+        if self.rank != 0:
+            own = array_of(part)
+            message = Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header_of(own))
+            self._courier.send(message, (own.data,), (0,), what)
+            return None
+        parts = [part] * self.size
+        for rank, array, _ in self._courier.inbox.collect(Gathered, tag, set(self._courier.peers), what):
+            assert array is not None  # only a part may come without
+            parts[rank] = torch.from_numpy(array.copy())
+        return parts
+
+
+def _advance(collective: Collective, job: Job) -> None:
+    if not job.advanced:
+        collective.advance(job)
+        job.advanced = True
+
+
+def _lossless(array: Array) -> Codec:
+    """The shortest that changes nothing: embeddings of a bf16 model need no more than bf16."""
+    bf16 = CODECS["bf16"]
+    return CODECS["f32"] if (array.view(np.uint32) & _BELOW_BF16).any() else bf16

@@ -1,0 +1,49 @@
+"""One all-reduce under way, and what carries it out."""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import Codec, Shape
+from tpiedge.collectives.communicator import Doing, Tag
+
+__all__ = ["Collective", "Job"]
+
+
+@dataclass(slots=True)
+class Job:
+    """`own` is this rank's part, None where it has none; it must not change before the job is finished.
+
+    `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
+    `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which
+    is `total` then) has gone already.
+    """
+
+    tag: Tag
+    shape: Shape
+    own: Array | None
+    codec: Codec
+    cancel: bool = False
+    sent: int = 0
+    total: Array | None = None
+    advanced: bool = False
+    what: Doing = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.what = Doing("all-reduce", self.tag)
+
+
+class Collective(Protocol):
+    """One way to sum. Every rank calls the same methods in the same order; each raises PeerLost, ProtocolError."""
+
+    def begin(self, job: Job) -> None:
+        """Send what needs nobody else's part."""
+        ...
+
+    def advance(self, job: Job) -> None:
+        """Wait for what others sent in `begin`, and send what follows from it. Once for every job."""
+        ...
+
+    def finish(self, job: Job) -> Array:
+        """The sum, in memory that nobody else writes to; `job.cancel` holds for every rank."""
+        ...

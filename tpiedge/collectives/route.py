@@ -1,0 +1,17 @@
+"""By which collective the all-reduces of a step go, and how their parts travel."""
+
+from dataclasses import dataclass
+
+from tpiedge.wire.fields import Collective, WirePrecision
+
+__all__ = ["Route"]
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """All-reduces of at most `small_bytes` (as f32) go by `small`, larger ones by `bulk`; parts travel as `wire`."""
+
+    small: Collective = "star"
+    bulk: Collective = "star"
+    small_bytes: int = 0
+    wire: WirePrecision = "f32"

@@ -1,0 +1,125 @@
+"""An endpoint with a link to each of several others: a hub for those who connect here, spokes to those who listen.
+
+Of two nodes one listens and the other connects; afterwards both sides are alike.
+"""
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+
+import zmq
+
+from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
+from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
+from tpiedge.transport.zeromq_options import SLICE_S
+from tpiedge.transport.zeromq_spoke import ZmqSpoke
+from tpiedge.wire.messages import Message
+
+__all__ = ["ZmqMesh"]
+
+
+class ZmqMesh:
+    """An Endpoint. Owns `hub` and `spokes`, which have the names of those whom they lead to."""
+
+    def __init__(
+        self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke], plane: Plane = TENSOR
+    ) -> None:
+        self.name = name
+        self._plane = plane
+        self._hub = hub
+        self._spokes = dict(spokes)
+        self._ends: list[ZmqEndpoint] = [*([hub] if hub else []), *self._spokes.values()]
+        self._poller = zmq.Poller()
+        for end in self._ends:
+            end.register(self._poller)
+        self._next = 0
+        self._closed = False
+        self._lock = threading.Lock()
+
+    @property
+    def address(self) -> str:
+        """Where those connect to who connect here; empty where nobody does."""
+        return self._hub.address if self._hub else ""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        return (*(self._hub.peers if self._hub else ()), *self._spokes)
+
+    @property
+    def bytes_sent(self) -> int:
+        return sum(end.bytes_sent for end in self._ends)
+
+    @property
+    def bytes_received(self) -> int:
+        return sum(end.bytes_received for end in self._ends)
+
+    @property
+    def counters(self) -> Counters:
+        """Of all links together."""
+        total = Counters()
+        for end in self._ends:
+            total.add(end.counters)
+        return total
+
+    def send(
+        self,
+        message: Message,
+        tensors: Sequence[Buffer] = (),
+        to: str | Sequence[str] | None = None,
+        timeout_s: float | None = None,
+    ) -> None:
+        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
+
+    def send_frame(
+        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> None:
+        for name in names_of(to):
+            self._end(name).send_frame(frame, name, timeout_s)
+
+    def recv(self, timeout_s: float) -> Envelope | None:
+        received = self.recv_frame(timeout_s)
+        return None if received is None else self.read(*received)
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+        deadline = time.monotonic() + timeout_s
+        with self._lock:
+            while True:
+                if self._closed:
+                    raise EndpointClosed(f"the connection of {self.name} was closed")
+                received = self._take()
+                if received is not None:
+                    return received
+                remaining_s = deadline - time.monotonic()
+                if remaining_s <= 0:
+                    return None
+                self._poller.poll(int(min(remaining_s, SLICE_S) * 1000) + 1)
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        return self._end(sender).read(sender, frame)
+
+    def post(self, message: Message, to: str | None = None) -> None:
+        self._end(to).post(message, to)
+
+    def close(self) -> None:
+        self._closed = True
+        with self._lock:
+            for end in self._ends:
+                end.close()
+
+    def _take(self) -> tuple[str, memoryview] | None:
+        """Of the links in turn, so that nobody who sends without end keeps the others from being heard."""
+        for _ in self._ends:
+            end = self._ends[self._next]
+            self._next = (self._next + 1) % len(self._ends)
+            received = end.recv_frame(0.0)
+            if received is not None:
+                return received
+        return None
+
+    def _end(self, name: str | None) -> ZmqEndpoint:
+        end = self._spokes.get(name or "", self._hub)
+        if end is None:
+            raise Unreachable(str(name), 0.0)
+        return end
