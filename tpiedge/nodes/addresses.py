@@ -9,7 +9,7 @@ from typing import Any
 
 import psutil
 
-from tpiedge.errors import UserError
+from tpiedge.errors import ProtocolError, UserError
 
 __all__ = [
     "CONTROL_PORT",
@@ -17,8 +17,10 @@ __all__ = [
     "FILES_OFFSET",
     "PAIRING_OFFSET",
     "Address",
+    "check_endpoint",
     "data_endpoint",
     "lan_host",
+    "listening_address",
     "outgoing_host",
     "parse_address",
     "resolve",
@@ -99,6 +101,33 @@ def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
                 if not (address.is_loopback or address.is_link_local):
                     return str(address)
     return None
+
+
+def check_endpoint(text: str) -> str:
+    """The address at which a node says that it listens. Raises ProtocolError unless it is tcp://IP:PORT."""
+    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    try:
+        ipaddress.ip_address(host.removeprefix("[").removesuffix("]").partition("%")[0])
+        if not text.startswith("tcp://") or not 1 <= int(port) <= _MAX_PORT:
+            raise ValueError
+    except ValueError:
+        raise ProtocolError(f"it says that it listens at {text[:80]!r}, which is no address") from None
+    return text
+
+
+def listening_address(control_address: str) -> str:
+    """Where a worker's node listens for others, at any port: on the way to the master at `control_address`
+    (tcp://IP:PORT), or to itself alone where there is none. Sends nothing."""
+    host, _, port = control_address.removeprefix("tcp://").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((host, int(port)))
+        except OSError:
+            return "tcp://127.0.0.1:*"
+        own = str(probe.getsockname()[0])
+    return f"tcp://[{own}]:*" if ":" in own else f"tcp://{own}:*"
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:

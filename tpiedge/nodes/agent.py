@@ -15,6 +15,7 @@ from typing import Final
 from tpiedge import __version__
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, ResourceError, TpiedgeError
+from tpiedge.nodes.addresses import listening_address
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.joining import introduction
@@ -271,6 +272,7 @@ class Agent:
             timeout_s=order.timeout_s,
             stall_s=order.stall_s,
             name=node_name(order.rank, order.epoch),
+            data_address=listening_address(settings.control_address),
             pack=str(folder),
         )
 

@@ -12,8 +12,8 @@ __all__ = ["NodeBootstrap"]
 class NodeBootstrap:
     """Where the master is and who this node is. Keys are Z85 text.
 
-    `name` is the node's on the control plane, where `rank` alone would not tell epochs apart. Rank 0 listens for the
-    others at `data_address`. `pack` is where this machine keeps the model; "" where the master knows. `trace` is the
+    `name` is the node's on the control plane, where `rank` alone would not tell epochs apart. It listens for others at
+    `data_address`. `pack` is where this machine keeps the model; "" where the master knows. `trace` is the
     file to write at the end, with what the node did when; "" for none. It comes from a parent on this computer only:
     no message of a master can make a node write a file.
     """

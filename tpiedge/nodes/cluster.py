@@ -36,17 +36,28 @@ from tpiedge.wire.control import (
     Token,
     WeightMemory,
 )
-from tpiedge.wire.fields import Compute
+from tpiedge.wire.fields import Choice, Compute, WirePrecision
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ClusterSpec", "LocalCluster"]
+__all__ = ["ClusterSpec", "LocalCluster", "Place"]
 
 _SLICE_S = 0.1
 _STATS_S = 10.0
 _CLOSING_S = 3.0
 _BROKEN_CLOSING_S = 0.2
 _EPOCH = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node runs: `host` is its own IP address there, `prefix` a command that execs another one there."""
+
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+_HERE = Place()
 
 
 @dataclass(frozen=True)
@@ -63,6 +74,13 @@ class ClusterSpec:
     weights: tuple[WeightMemory, ...] = ()
     #: Where each node writes what it did when, at its end; nowhere where there is none.
     traces: tuple[Path, ...] = ()
+    #: Of each node; all here where there is none. The caller's own process is at the first.
+    places: tuple[Place, ...] = ()
+    collective: Choice = "auto"
+    wire: WirePrecision = "f32"
+
+    def place(self, rank: int) -> Place:
+        return self.places[rank] if self.places else _HERE
 
 
 class LocalCluster:
@@ -84,9 +102,15 @@ class LocalCluster:
         self._node_keys = [CurveKeys.generate() for _ in spec.shares]
         self._children: list[Child] = []
         self._broken = False
+        #: What rank 0 said of the way that all-reduces go, once it is ready.
+        self.routing: Ready | None = None
         allowed = {keys.public: f"node-{rank}" for rank, keys in enumerate(self._node_keys)}
         self._hub = ZmqHub(
-            address="tcp://127.0.0.1:*", keys=self._keys, name="master", allowed=allowed, plane=CONTROL
+            address=f"tcp://{spec.place(0).host}:*",
+            keys=self._keys,
+            name="master",
+            allowed=allowed,
+            plane=CONTROL,
         )
         timing = spec.timing
         self._controller = Controller(
@@ -188,6 +212,8 @@ class LocalCluster:
                 self._loaded[rank] = (done, total)
             case Ready(rank=rank, weight_bytes=total):
                 self._loaded[rank] = (total, total)
+                if rank == 0:
+                    self.routing = message
         if self._on_loading:
             self._on_loading(
                 sum(done for done, _ in self._loaded.values()),
@@ -210,7 +236,7 @@ class LocalCluster:
             return event
 
     def _spawn(self, rank: int) -> Child:
-        keys, timing = self._node_keys[rank], self._spec.timing
+        keys, timing, place = self._node_keys[rank], self._spec.timing, self._spec.place(rank)
         bootstrap = NodeBootstrap(
             rank=rank,
             control_address=self._hub.address,
@@ -222,12 +248,13 @@ class LocalCluster:
             timeout_s=timing.timeout_s,
             stall_s=timing.stall_s,
             trace=str(self._spec.traces[rank]) if self._spec.traces else "",
+            data_address=f"tcp://{place.host}:*",
         )
-        return Child(NODE_MODULE, bootstrap.to_line(), node_environment(self._spec.threads))
+        environment = node_environment(self._spec.threads)
+        return Child(NODE_MODULE, bootstrap.to_line(), environment, prefix=place.prefix)
 
-    def _assign(self, rank: int, root_endpoint: str) -> Assign:
+    def _assign(self, rank: int) -> Assign:
         spec, share = self._spec, self._spec.shares[rank]
-        peers = tuple((peer, keys.public) for peer, keys in enumerate(self._node_keys) if peer != 0)
         return Assign(
             epoch=_EPOCH,
             rank=rank,
@@ -239,8 +266,8 @@ class LocalCluster:
             threads=spec.threads,
             capacity_tokens=spec.capacity_tokens,
             slots=1,
-            root_endpoint=root_endpoint if rank else "",
-            root_key=self._node_keys[0].public,
-            peer_keys=peers if rank == 0 else (),
+            peer_keys=tuple((peer, keys.public) for peer, keys in enumerate(self._node_keys)),
             weights=spec.weights[rank] if spec.weights else ALL_PINNED,
+            collective=spec.collective,
+            wire=spec.wire,
         )

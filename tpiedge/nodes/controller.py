@@ -18,7 +18,7 @@ __all__ = ["Controller"]
 class Controller:
     """Runs between `start` and `close`; `events` are messages of the nodes, or the error that ends the cluster.
 
-    `assign(rank, root_endpoint)` makes a node's part of the plan; `exit_causes()` says which processes have ended.
+    `assign(rank)` makes a node's part of the plan; `exit_causes()` says which processes have ended.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class Controller:
         membership: Membership,
         epoch: int,
         heartbeat_s: float,
-        assign: Callable[[int, str], Assign],
+        assign: Callable[[int], Assign],
         exit_causes: Callable[[], Sequence[str | None]],
     ) -> None:
         self.events: queue.Queue[Event] = queue.Queue()

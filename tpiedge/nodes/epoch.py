@@ -1,8 +1,9 @@
 """One epoch of a cluster as its master sees it: which node gets what when, and how a loss is told.
 
-Life of an epoch's start: every node says Hello; rank 0 gets its part of the plan and answers with the address of its
-data endpoint; then the others get theirs. A loss is told to all nodes and becomes one event for the caller. No socket
-and no thread here: whoever owns the hub hands messages in and passes on what is posted.
+Life of an epoch's start: every node says Hello and gets its part of the plan; those that others connect to answer with
+the address of their data endpoint; once all that a node connects to listen, it is told where. A loss is told to all
+nodes and becomes one event for the caller. No socket and no thread here: whoever owns the hub hands messages in and
+passes on what is posted.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,11 +18,14 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
+from tpiedge.nodes.addresses import check_endpoint
 from tpiedge.nodes.hearsay import hearsay
+from tpiedge.nodes.linking import connects_to
 from tpiedge.nodes.membership import Loss, Member, Membership, State
 from tpiedge.wire.control import (
     Accused,
     Assign,
+    Connect,
     Failed,
     Finished,
     Heartbeat,
@@ -56,7 +60,7 @@ _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
 class Epoch:
     """Not thread-safe: one thread calls everything but the properties.
 
-    `assign(rank, root_endpoint)` makes a node's part of the plan; `post(message, rank)` sends without waiting;
+    `assign(rank)` makes a node's part of the plan; `post(message, rank)` sends without waiting;
     `tell(event)` hands an event to the caller.
     """
 
@@ -65,7 +69,7 @@ class Epoch:
         number: int,
         clock: Clock,
         membership: Membership,
-        assign: Callable[[int, str], Assign],
+        assign: Callable[[int], Assign],
         post: Callable[[Message, int], None],
         tell: Callable[[Event], None],
     ) -> None:
@@ -75,8 +79,9 @@ class Epoch:
         self._assign = assign
         self._post = post
         self._tell = tell
-        self._root_endpoint = ""
-        self._assigned: set[int] = set()
+        #: Where nodes listen, and to which others each is yet to be connected.
+        self._endpoints: dict[int, str] = {}
+        self._unconnected: dict[int, range] = {}
         #: The nodes that gave up over another one, and what they said.
         self._reports: dict[int, str] = {}
         self._started = False
@@ -138,10 +143,10 @@ class Epoch:
                         f"it speaks protocol {protocol}, this master {PROTOCOL}: update tpiedge on both"
                     )
                 self._membership.reach(rank, State.JOINED, now)
-                self._assign_joined()
-            case Listening(endpoint=endpoint) if rank == 0:
-                self._root_endpoint = endpoint
-                self._assign_joined()
+                self._assign_to(rank)
+            case Listening(endpoint=endpoint):
+                self._endpoints[rank] = check_endpoint(endpoint)
+                self._connect()
             case Heartbeat(step=step, block=block, bytes_read=bytes_read):
                 self._membership.heartbeat(rank, step, block, bytes_read, now)
             case Loading():
@@ -162,20 +167,27 @@ class Epoch:
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")
 
-    def _assign_joined(self) -> None:
-        """Rank 0 gets its part when it joins, the others once rank 0 listens (a single node needs no listener)."""
-        for member in self._membership.members:
-            has_root = member.rank == 0 or self._root_endpoint
-            if has_root and member.state is State.JOINED and member.rank not in self._assigned:
-                self._assigned.add(member.rank)
-                self._post(self._assign(member.rank, self._root_endpoint), member.rank)
+    def _assign_to(self, rank: int) -> None:
+        part = self._assign(rank)
+        self._post(part, rank)
+        if rank:
+            self._unconnected[rank] = connects_to(rank, len(part.nodes), part.collective)
+            self._connect()
+
+    def _connect(self) -> None:
+        """Tell those nodes where to connect to of which all others listen."""
+        for rank, others in list(self._unconnected.items()):
+            if all(other in self._endpoints for other in others):
+                del self._unconnected[rank]
+                self._post(Connect(self.number, tuple((o, self._endpoints[o]) for o in others)), rank)
 
     def _node_failed(self, rank: int, failed: Failed) -> None:
         """A node reports why it ends. That it lost a peer is no news of its own as long as the peer is found apart."""
         if failed.kind in _OWN_FAULTS:
             self._membership.lose(rank, hearsay(failed.message))
             self._tell(_OWN_FAULTS[failed.kind](hearsay(failed.message)))
-        elif failed.kind == "PeerLost":
+        elif failed.kind in ("PeerLost", "Misconduct"):
+            # Whom a node other than rank 0 accuses, only its own word speaks against.
             self._reports[rank] = hearsay(failed.message)
         else:
             self.lose(rank, f"{failed.kind}: {failed.message}")

@@ -16,6 +16,7 @@ from tpiedge.wire.control import (
     AskStats,
     Assign,
     Cancel,
+    Connect,
     Generate,
     Heartbeat,
     Hello,
@@ -28,7 +29,7 @@ from tpiedge.wire.messages import Message
 
 __all__ = ["Command", "ControlLink"]
 
-Command = Assign | Generate | Shutdown | TpiedgeError
+Command = Assign | Connect | Generate | Shutdown | TpiedgeError
 """What the engine thread acts on; an error means that the link itself failed."""
 
 _CONNECT_S = 10.0
@@ -99,7 +100,7 @@ class ControlLink:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Assign() | Generate():
+            case Assign() | Connect() | Generate():
                 self.commands.put(message)
             case Shutdown():
                 self._liveness.stop()

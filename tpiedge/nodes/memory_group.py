@@ -21,6 +21,7 @@ __all__ = ["ENTER", "MemoryGroup", "MemoryUse", "memory_group"]
 #: Of a shell: enter the group of the members' file $0, then become the command; no page of it is charged elsewhere.
 ENTER = 'echo $$ > "$0" && exec "$@"'
 
+_UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
 _END_S = 20.0
 _POLL_S = 0.01
 _numbers = itertools.count()
@@ -83,13 +84,23 @@ class MemoryGroup:
         """Whether the kernel tells the peak: version 2 does so from Linux 5.19 on."""
         return (self.folder / self._files.peak).exists()
 
-    def limit(self, nbytes: int) -> None:
-        """Nothing may be swapped: that would be memory elsewhere. Raises OSError, where more is taken already too."""
+    def limit(self, nbytes: int, swap_bytes: int = 0) -> None:
+        """So much memory, and so much more in swap: none unless told, since that would be memory elsewhere. Raises
+        OSError, where more is taken already too."""
         files = self._files
-        self._write_if_there(files.no_swap, 0)
+        if not swap_bytes:
+            self._write_if_there(files.no_swap, 0)
         (self.folder / files.limit).write_text(str(nbytes))
-        if files.swap_limit:
-            self._write_if_there(files.swap_limit, nbytes)  # swap may not be accounted for
+        if files.swap_limit:  # of version 1: both together
+            self._write_if_there(files.swap_limit, nbytes + swap_bytes)  # swap may not be accounted for
+        elif swap_bytes:
+            self._write_if_there(files.no_swap, swap_bytes)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """None without a limit."""
+        text = (self.folder / self._files.limit).read_text().strip()
+        return int(text) if text.isdecimal() and int(text) < _UNLIMITED else None
 
     def use(self) -> MemoryUse:
         """So far."""
@@ -102,10 +113,15 @@ class MemoryGroup:
         )
 
     @property
+    def used_bytes(self) -> int:
+        """Now, files in memory included."""
+        return int((self.folder / self._files.usage).read_text())
+
+    @property
     def held_bytes(self) -> int:
         """What the kernel cannot take back: files in memory left out."""
         files = self.counter("inactive_file") + self.counter("active_file")
-        return int((self.folder / self._files.usage).read_text()) - files
+        return self.used_bytes - files
 
     def counter(self, *names: str) -> int:
         """The first of the names that the group's statistics have."""

@@ -17,46 +17,46 @@ import torch
 
 from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Communicator
-from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
+from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import (
     Cancelled,
     Misconduct,
-    PeerLost,
     ProtocolError,
     TpiedgeError,
     UserError,
 )
 from tpiedge.memory.scheduler import Counts
 from tpiedge.memory.weights import NodeWeights
+from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack
-from tpiedge.nodes.addresses import data_endpoint
 from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.data_plane import DataPlane, DataPlaneJoin
 from tpiedge.nodes.link import ControlLink
 from tpiedge.nodes.liveness import ClusterLiveness
 from tpiedge.nodes.placing import elastic_bytes, placed
+from tpiedge.nodes.routing import route
 from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.endpoint import Endpoint
-from tpiedge.transport.framing import CONTROL, TENSOR
+from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.transport.monitor import LinkState
-from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.control import (
     Accused,
     Assign,
+    Connect,
     Failed,
     Finished,
     Generate,
     Heartbeat,
     Hello,
-    Listening,
     Loading,
     Ready,
     Stats,
@@ -67,7 +67,6 @@ __all__ = ["Node"]
 
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
-_DATA_LINK_S = 5.0
 
 
 class Node:
@@ -86,6 +85,7 @@ class Node:
         self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
         self._data: Endpoint | None = None
+        self._route = Route()
         self._request = ""
         self._cancelled = ""
         self._resources = ExitStack()
@@ -119,7 +119,7 @@ class Node:
         engine = self._build(assign, self._join_data_plane(assign))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
-            self._lead(engine.leader())
+            self._lead(engine.leader(route=self._route))
         else:
             engine.follower().run()
 
@@ -154,7 +154,15 @@ class Node:
             raise ProtocolError(f"the master sent {type(command).__name__} before the plan")
         return command
 
-    def _next_command(self, deadline: float | None) -> Assign | Generate:
+    def _expect_connect(self) -> Connect:
+        command = self._next_command(self._clock.now() + _ASSIGN_S)
+        if not isinstance(command, Connect):
+            raise ProtocolError(
+                f"the master sent {type(command).__name__} before the addresses of the others"
+            )
+        return command
+
+    def _next_command(self, deadline: float | None) -> Assign | Connect | Generate:
         """Wait for the master; without a deadline as long as the master is heard."""
         while True:
             try:
@@ -168,44 +176,26 @@ class Node:
                 continue
             if isinstance(command, TpiedgeError):
                 raise command
-            if isinstance(command, Assign | Generate):
+            if isinstance(command, Assign | Connect | Generate):
                 return command
             raise Cancelled("the master ended this node")
 
-    def _join_data_plane(self, assign: Assign) -> Communicator:
-        if len(assign.nodes) == 1:
-            return LocalCommunicator()
-        if assign.rank == 0:
-            hub = ZmqHub(
-                address=self._bootstrap.data_address,
-                keys=self._keys,
-                name="node-0",
-                allowed={key: f"node-{rank}" for rank, key in assign.peer_keys},
-                plane=TENSOR,
-                io_threads=2,
-            )
-            self._data = self._resources.enter_context(hub)
-            self.link.post(Listening(assign.epoch, 0, hub.address))
-            return pair.root(hub, self._liveness, epoch=assign.epoch, size=len(assign.nodes))
-        address = data_endpoint(assign.root_endpoint, self._bootstrap.control_address)
-        spoke = ZmqSpoke(
-            address=address,
-            server_key=assign.root_key,
-            keys=self._keys,
-            name=f"node-{assign.rank}",
-            hub_name="node-0",
-            plane=TENSOR,
+    def _join_data_plane(self, assign: Assign) -> DataPlane:
+        join = DataPlaneJoin(
+            assign,
+            self._bootstrap,
+            self._liveness,
+            self._clock,
+            self.link.post,
+            self._expect_connect,
+            self._resources,
         )
-        self._data = self._resources.enter_context(spoke)
-        if spoke.monitor.wait(_DATA_LINK_S) is not LinkState.UP:
-            # Found here, or else by the first request, which would wait for long.
-            port = address.rpartition(":")[2]
-            raise PeerLost(
-                0, "connecting", f"its port {port} for data cannot be reached: is it open in the firewall?"
-            )
-        return pair.leaf(spoke, self._liveness, epoch=assign.epoch, rank=assign.rank, size=len(assign.nodes))
+        plane = join.run()
+        self._data = plane.endpoint
+        return plane
 
-    def _build(self, assign: Assign, communicator: Communicator) -> Engine:
+    def _build(self, assign: Assign, plane: DataPlane) -> Engine:
+        communicator = plane.communicator
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
@@ -237,8 +227,20 @@ class Node:
             self._meter.trace(self._tracer)
             self._weights.trace(self._tracer)
         load_s = time.perf_counter() - started
-        self.link.post(Ready(assign.epoch, assign.rank, self._weights.weight_bytes, load_s))
+        self.link.post(self._ready(assign, config, plane, load_s))
         return engine
+
+    def _ready(self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> Ready:
+        """What the master is told, and on rank 0 the decision on which way the all-reduces go."""
+        weight_bytes = self._weights.weight_bytes if self._weights else 0
+        if assign.rank != 0 or len(assign.nodes) == 1:
+            return Ready(assign.epoch, assign.rank, weight_bytes, load_s)
+        row_bytes = 4 * config.hidden_size
+        chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
+        size = len(assign.nodes)
+        self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
+        small, bulk = self._route.small, self._route.bulk
+        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000])
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self.link.post(Loading(self._epoch, communicator.rank, done_bytes, total_bytes))

@@ -8,7 +8,7 @@ from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
 from tpiedge.wire.control import ALL_PINNED, Assign, WeightMemory
 from tpiedge.wire.epochs import Prepare
-from tpiedge.wire.fields import Compute
+from tpiedge.wire.fields import Choice, Compute, WirePrecision
 
 __all__ = ["Arrangement", "Fetching", "Seat", "Served"]
 
@@ -64,6 +64,8 @@ class Served:
     pack_id: str
     compute: Compute
     capacity_tokens: int
+    collective: Choice = "auto"
+    wire: WirePrecision = "f32"
 
     def prepare(self, epoch: int, seats: tuple[Seat, ...], rank: int, timing: Timing) -> Prepare:
         """What the worker of `rank` is asked to have ready."""
@@ -89,11 +91,9 @@ class Served:
         epoch: int,
         seats: tuple[Seat, ...],
         rank: int,
-        root_endpoint: str,
-        root_key: str,
         keys: Mapping[int, str],
     ) -> Assign:
-        """What the node of `rank` is told once rank 0 listens at `root_endpoint`; `keys` are the others' by rank."""
+        """What the node of `rank` is told; `keys` are those of all nodes by rank."""
         seat = seats[rank]
         return Assign(
             epoch=epoch,
@@ -106,8 +106,8 @@ class Served:
             threads=seat.threads,
             capacity_tokens=self.capacity_tokens,
             slots=1,
-            root_endpoint=root_endpoint if rank else "",
-            root_key=root_key,
-            peer_keys=tuple(sorted(keys.items())) if rank == 0 else (),
+            peer_keys=tuple(sorted(keys.items())),
             weights=seat.weights,
+            collective=self.collective,
+            wire=self.wire,
         )

@@ -18,7 +18,6 @@ from tpiedge.nodes.watch import RequestWatch
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import (
     AskStats,
-    Assign,
     Failed,
     Finished,
     Generate,
@@ -145,7 +144,7 @@ class Session:
             self.number,
             self._clock,
             membership,
-            lambda rank, endpoint: self._assign(rank, endpoint, root_key),
+            lambda rank: self._served.assign(self.number, self.seats, rank, {**self._keys, 0: root_key}),
             self._to_node,
             self._event,
         )
@@ -293,6 +292,3 @@ class Session:
     def _look_prepared(self) -> None:
         if self.phase is Phase.PREPARING and len(self._keys) == len(self._ranks):
             self.phase = Phase.PREPARED
-
-    def _assign(self, rank: int, root_endpoint: str, root_key: str) -> Assign:
-        return self._served.assign(self.number, self.seats, rank, root_endpoint, root_key, self._keys)

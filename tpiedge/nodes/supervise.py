@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
@@ -36,17 +36,23 @@ _log = logging.getLogger(__name__)
 class Child:
     """A running `python -m MODULE`. The parent must call `stop`.
 
-    With `reports` its standard output is a pipe on which it writes one line, for `read_report`. Raises ResourceError
-    if the system starts no process.
+    With `reports` its standard output is a pipe on which it writes one line, for `read_report`. `prefix`: a command
+    that becomes (exec) what follows it, in another place. Raises ResourceError if the system starts no process.
     """
 
     def __init__(
-        self, module: str, first_line: bytes, environment: Mapping[str, str], *, reports: bool = False
+        self,
+        module: str,
+        first_line: bytes,
+        environment: Mapping[str, str],
+        *,
+        reports: bool = False,
+        prefix: Sequence[str] = (),
     ) -> None:
         self._oom_kills = Cgroups.own().oom_kills()
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
         try:
-            self._process = _start(module, self._log, environment, reports)
+            self._process = _start(module, self._log, environment, reports, prefix)
         except OSError as error:
             self._log.close()
             raise ResourceError(
@@ -151,11 +157,11 @@ class Child:
 
 
 def _start(
-    module: str, log: IO[bytes], environment: Mapping[str, str], reports: bool
+    module: str, log: IO[bytes], environment: Mapping[str, str], reports: bool, prefix: Sequence[str]
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # -P: a folder named numpy in the user's working directory must not be imported.
-        [sys.executable, "-P", "-m", module],
+        [*prefix, sys.executable, "-P", "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
         stderr=log,

@@ -7,7 +7,7 @@ transport knows better who sent a message, and the receiver compares.
 from dataclasses import dataclass
 from typing import Annotated
 
-from tpiedge.wire.fields import U8, U32, U64, Collective, MaxItems, Range, Rank, Seconds, WirePrecision
+from tpiedge.wire.fields import U8, U32, U64, Collective, MaxItems, Name, Range, Rank, Seconds, WirePrecision
 from tpiedge.wire.limits import MAX_NODES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
@@ -144,8 +144,11 @@ class MeasuredLink:
 
 @dataclass(frozen=True, slots=True)
 class LinkReport:
-    """Node to rank 0, after its turn in a survey: its links to those ranks below it that it can reach."""
+    """Node to rank 0, after its turn in a survey: its links to those ranks below it that it can reach, and on which
+    machine, with how many cores, it runs."""
 
     epoch: U32
     sender: Rank
+    host: Name
+    cores: U32
     links: Annotated[tuple[MeasuredLink, ...], MaxItems(MAX_NODES)]

@@ -1,0 +1,138 @@
+"""How a node joins the tensor plane of its epoch: it listens, learns where others do, connects, measures its links."""
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.clock import Clock
+from tpiedge.collectives.communicator import Communicator, Liveness
+from tpiedge.collectives.courier import node_name
+from tpiedge.collectives.group import Group
+from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.errors import PeerLost
+from tpiedge.nodes.addresses import data_endpoint
+from tpiedge.nodes.bootstrap import NodeBootstrap
+from tpiedge.nodes.link_survey import LinkSurvey
+from tpiedge.nodes.linking import are_linked, listens
+from tpiedge.planner.network import NetworkFacts
+from tpiedge.transport.context import ZmqContext
+from tpiedge.transport.endpoint import Endpoint
+from tpiedge.transport.framing import TENSOR
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.mesh import ZmqMesh
+from tpiedge.transport.monitor import LinkState
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.control import Assign, Connect, Listening
+
+__all__ = ["DataPlane", "DataPlaneJoin"]
+
+_LINK_S: Final = 5.0
+_IO_THREADS: Final = 2
+
+
+@dataclass(frozen=True)
+class DataPlane:
+    """`facts`: what rank 0 knows of all links, where there is a choice between collectives."""
+
+    communicator: Communicator
+    endpoint: Endpoint | None = None
+    facts: NetworkFacts | None = None
+
+
+class DataPlaneJoin:
+    """One node's. `listening` tells the master where this node listens, `await_connect` waits for the master's word.
+    What is opened is closed by `resources`."""
+
+    def __init__(
+        self,
+        assign: Assign,
+        bootstrap: NodeBootstrap,
+        liveness: Liveness,
+        clock: Clock,
+        listening: Callable[[Listening], None],
+        await_connect: Callable[[], Connect],
+        resources: ExitStack,
+    ) -> None:
+        self._assign = assign
+        self._bootstrap = bootstrap
+        self._liveness = liveness
+        self._clock = clock
+        self._listening = listening
+        self._await_connect = await_connect
+        self._resources = resources
+        self._keys = CurveKeys(bootstrap.public_key, bootstrap.secret_key)
+        self._peer_keys = dict(assign.peer_keys)
+        self._name = node_name(assign.rank)
+
+    def run(self) -> DataPlane:
+        """Raises PeerLost, ProtocolError, UserError."""
+        assign = self._assign
+        size = len(assign.nodes)
+        if size == 1:
+            return DataPlane(LocalCommunicator())
+        context = ZmqContext(_IO_THREADS)
+        self._resources.callback(context.close)
+        hub = self._listen(context) if listens(assign.rank, size, assign.collective) else None
+        spokes = self._connect(context) if assign.rank else {}
+        endpoint = self._joined(hub, spokes)
+        linked = are_linked(size, assign.collective)
+        facts = None
+        if linked and size > 2:
+            survey = LinkSurvey(endpoint, self._liveness, self._clock, assign.epoch, assign.rank, size)
+            facts = survey.run(spokes)
+            linked = len(spokes) == assign.rank
+        group = Group(
+            endpoint, self._liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked
+        )
+        return DataPlane(group, endpoint, facts)
+
+    def _listen(self, context: ZmqContext) -> ZmqHub:
+        rank = self._assign.rank
+        hub = ZmqHub(
+            address=self._bootstrap.data_address,
+            keys=self._keys,
+            name=self._name,
+            allowed={key: node_name(peer) for peer, key in self._peer_keys.items() if peer > rank},
+            plane=TENSOR,
+            context=context,
+        )
+        self._resources.enter_context(hub)
+        self._listening(Listening(self._assign.epoch, rank, hub.address))
+        return hub
+
+    def _connect(self, context: ZmqContext) -> dict[int, ZmqSpoke]:
+        """Spokes to the ranks that listen for this node, as far as they can be reached; to rank 0 in any case."""
+        endpoints = dict(self._await_connect().endpoints)
+        spokes = {rank: self._spoke(rank, endpoint, context) for rank, endpoint in endpoints.items()}
+        deadline = self._clock.now() + _LINK_S
+        for rank, spoke in list(spokes.items()):
+            if spoke.monitor.wait(max(0.0, deadline - self._clock.now())) is LinkState.UP:
+                continue
+            if rank == 0:
+                # Found here, or else by the first request, which would wait for long.
+                port = spoke.address.rpartition(":")[2]
+                cause = f"its port {port} for data cannot be reached: is it open in the firewall?"
+                raise PeerLost(0, "connecting", cause)
+            spoke.close()
+            del spokes[rank]
+        return spokes
+
+    def _spoke(self, rank: int, endpoint: str, context: ZmqContext) -> ZmqSpoke:
+        spoke = ZmqSpoke(
+            address=data_endpoint(endpoint, self._bootstrap.control_address) if rank == 0 else endpoint,
+            server_key=self._peer_keys.get(rank, ""),
+            keys=self._keys,
+            name=self._name,
+            hub_name=node_name(rank),
+            plane=TENSOR,
+            context=context,
+        )
+        return self._resources.enter_context(spoke)
+
+    def _joined(self, hub: ZmqHub | None, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
+        if hub is not None and not spokes:
+            return hub
+        if hub is None and len(spokes) == 1:
+            return spokes[0]
+        return ZmqMesh(self._name, hub, {node_name(rank): spoke for rank, spoke in spokes.items()})
