@@ -2,83 +2,137 @@
 
 import gc
 import json
-import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from types import TracebackType
+from typing import Self
 
 import torch
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives import pair
-from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.courier import node_name
+from tpiedge.collectives.group import Group
 from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.collectives.star import node_name
+from tpiedge.errors import PeerError
+from tpiedge.nodes.cluster import Place
+from tpiedge.nodes.link_survey import LinkSurvey
+from tpiedge.nodes.reduce_leaf import EPOCH, WAIT_S
 from tpiedge.nodes.supervise import Child
+from tpiedge.planner.network import NetworkFacts
 from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.data import StepPlan
+from tpiedge.wire.fields import Collective, WirePrecision
 
-__all__ = ["measure_allreduce"]
+__all__ = ["ReduceCluster"]
 
-_WAIT_S = 60.0
+_START_S = 60.0
 _WARM_UP = 20
 
 
-def measure_allreduce(nodes: int, payloads: Sequence[int], rounds: int) -> dict[int, float]:
-    """Median seconds of one all-reduce of each payload (bytes, f32) among `nodes` processes, this one included."""
-    torch.set_num_threads(1)
-    # As the leaves do.
-    gc.freeze()
-    keys = CurveKeys.generate()
-    leaf_keys = {rank: CurveKeys.generate() for rank in range(1, nodes)}
-    allowed = {pair.public: node_name(rank) for rank, pair in leaf_keys.items()}
-    with ZmqHub(
-        address="tcp://127.0.0.1:*", keys=keys, name=node_name(0), allowed=allowed, plane=TENSOR, io_threads=2
-    ) as hub:
-        children = [
-            _leaf(rank, nodes, hub.address, keys.public, pair, payloads, rounds)
-            for rank, pair in leaf_keys.items()
-        ]
+class ReduceCluster:
+    """`nodes` processes, this one included, each at its place (here without `places`). A context manager.
+
+    With places this thread is at the first of them already. Two nodes and more.
+    """
+
+    def __init__(self, nodes: int, places: Sequence[Place] = ()) -> None:
+        self.size = nodes
+        self._places = tuple(places) or (Place(),) * nodes
+        self._keys = [CurveKeys.generate() for _ in range(nodes)]
+        self._resources = ExitStack()
+        self._step = 0
+        #: What the survey of the links found, two nodes' too.
+        self.facts: NetworkFacts
+
+    def __enter__(self) -> Self:
+        torch.set_num_threads(1)
         try:
-            root = pair.root(hub, DeadlineLiveness(MonotonicClock(), _WAIT_S), epoch=1, size=nodes)
-            return {
-                payload: _median(root, step, payload, rounds)
-                for step, payload in enumerate(payloads, start=1)
-            }
-        finally:
-            for child in children:
-                child.stop(time.monotonic() + 1.0)
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+        # As the others do.
+        gc.freeze()
+        return self
 
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
-def _median(root: Communicator, step: int, payload: int, rounds: int) -> float:
-    partial = torch.zeros(1, payload // 4)
-    root.announce(StepPlan(epoch=1, step=step, segments=(), chunk_tokens=1, tokens=1))
-    samples = []
-    for block in range(_WARM_UP + rounds):
-        started = time.perf_counter()
-        root.all_reduce(partial, Tag(step, block, 0))
-        samples.append(time.perf_counter() - started)
-    return statistics.median(samples[_WARM_UP:])
+    def close(self) -> None:
+        """End the processes. Idempotent."""
+        self._resources.close()
 
+    def measure(
+        self, collective: Collective, payload_bytes: int, rounds: int, wire: WirePrecision = "f32"
+    ) -> list[float]:
+        """Seconds of each of `rounds` all-reduces of so many bytes (as f32, a multiple of 4), after a few to warm up.
+        Raises PeerLost."""
+        self._step += 1
+        elements = payload_bytes // 4
+        plan = StepPlan(
+            EPOCH,
+            self._step,
+            (),
+            _WARM_UP + rounds,
+            elements,
+            collective=collective,
+            bulk_collective=collective,
+            wire=wire,
+        )
+        self._group.announce(plan)
+        partial = torch.zeros(1, elements)
+        samples = []
+        for block in range(_WARM_UP + rounds):
+            started = time.perf_counter()
+            self._group.all_reduce(partial, Tag(self._step, block, 0))
+            samples.append(time.perf_counter() - started)
+        return samples[_WARM_UP:]
 
-def _leaf(
-    rank: int,
-    nodes: int,
-    address: str,
-    server_key: str,
-    keys: CurveKeys,
-    payloads: Sequence[int],
-    rounds: int,
-) -> Child:
-    job = {
-        "rank": rank,
-        "size": nodes,
-        "address": address,
-        "server_key": server_key,
-        "public_key": keys.public,
-        "secret_key": keys.secret,
-        "elements": [payload // 4 for payload in payloads],
-        "rounds": _WARM_UP + rounds,
-    }
-    return Child("tpiedge.nodes.reduce_leaf", json.dumps(job).encode(), {"OMP_NUM_THREADS": "1"})
+    def survey(self) -> NetworkFacts:
+        """As at the start."""
+        return self.facts
+
+    def _start(self) -> None:
+        allowed = {keys.public: node_name(rank) for rank, keys in enumerate(self._keys) if rank}
+        address = f"tcp://{self._places[0].host}:*"
+        hub = ZmqHub(address, self._keys[0], node_name(0), allowed, plane=TENSOR, io_threads=2)
+        self._resources.enter_context(hub)
+        children = {rank: self._child(rank) for rank in range(1, self.size)}
+        addresses = {0: hub.address}
+        deadline = time.monotonic() + _START_S
+        for rank, child in children.items():
+            report = child.read_report(deadline)
+            if report is None:
+                raise PeerError(f"rank {rank} of the benchmark did not start within {_START_S:.0f} s")
+            addresses[rank] = json.loads(report)["address"]
+        for rank, child in children.items():
+            lower = {str(peer): addresses[peer] for peer in range(rank)}
+            child.send_line(json.dumps({"addresses": lower}).encode())
+        clock = MonotonicClock()
+        liveness = DeadlineLiveness(clock, WAIT_S)
+        facts = LinkSurvey(hub, liveness, clock, EPOCH, 0, self.size).run(())
+        assert facts is not None
+        self.facts = facts
+        self._group = Group(hub, liveness, epoch=EPOCH, rank=0, size=self.size, linked=True)
+
+    def _child(self, rank: int) -> Child:
+        keys, place = self._keys[rank], self._places[rank]
+        job = {
+            "rank": rank,
+            "size": self.size,
+            "host": place.host,
+            "public_key": keys.public,
+            "secret_key": keys.secret,
+            "peer_keys": {str(peer): peer_keys.public for peer, peer_keys in enumerate(self._keys)},
+        }
+        environment = {"OMP_NUM_THREADS": "1"}
+        module, line = "tpiedge.nodes.reduce_leaf", json.dumps(job).encode()
+        child = Child(module, line, environment, reports=True, prefix=place.prefix)
+        self._resources.callback(lambda: child.stop(time.monotonic() + 1.0))
+        return child
