@@ -33,6 +33,10 @@ class Recorder(LocalCommunicator):
         self.rows[tag.block, tag.chunk] = partial.shape[0]
         return super().all_reduce(partial, tag, contributes=contributes)
 
+    def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
+        self.rows[tag.block, tag.chunk] = partial.shape[0]
+        super().begin_all_reduce(partial, tag, contributes=contributes)
+
 
 @pytest.fixture
 def engine(

@@ -9,16 +9,14 @@ the same order (TPI-LLM, section 3.1; design, section 9).
 
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 import torch.nn.functional as functional
 from torch import Tensor
 
-from tpiedge.collectives.arrays import Array
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.meter import Meter
+from tpiedge.engine.reductions import Part, Reductions
 from tpiedge.engine.steps import Chunk, chunks, last_rows
-from tpiedge.errors import Cancelled
 from tpiedge.kernels.attention import attention, kv_of_heads
 from tpiedge.kernels.ffn import Biases, ffn
 from tpiedge.kernels.linear import Linear
@@ -32,22 +30,9 @@ from tpiedge.model.rope import rope_frequencies
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["ForwardPass", "StepCancelled"]
+__all__ = ["ForwardPass"]
 
 _FFN_TILE = 128
-
-
-class StepCancelled(Cancelled):
-    """Rank 0 ended the step; every node leaves it after the same block and chunk."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Part:
-    """A chunk of the step and its rows of the residual stream, as torch and as numpy see them."""
-
-    chunk: Chunk
-    x_CH: Tensor
-    rows_CH: Array
 
 
 @dataclass(frozen=True)
@@ -76,6 +61,7 @@ class ForwardPass:
         self._communicator = communicator
         self._linear = linear
         self._meter = meter
+        self._reductions = Reductions(communicator, meter)
         self._attention_blocks = tuple(Block(layer, "attention") for layer in range(config.num_layers))
         self._ffn_blocks = tuple(Block(layer, "ffn") for layer in range(config.num_layers))
         group_size = config.num_heads // config.num_kv_heads
@@ -94,69 +80,61 @@ class ForwardPass:
                 segment.slot, segment.start, segment.start + segment.length, segment.rope_length
             )
         self._weights.make_room(self._cache.held_bytes)
-        parts = tuple(_part(x_TH, chunk) for chunk in chunks(plan))
+        parts = tuple(Part.of(x_TH, chunk) for chunk in chunks(plan))
         rotary = self._rotary(plan)
         self._meter.step = plan.step
+        self._reductions = Reductions(self._communicator, self._meter)
         last = self._config.num_layers - 1
         for layer in range(last):
             self._attention_block(plan.step, layer, parts, rotary)
             self._ffn_block(plan.step, layer, parts)
         self._attention_block(plan.step, last, parts, rotary)
         self._last_ffn_block(x_TH, plan, parts)
+        self._reductions.settle()
         for segment in plan.segments:
             self._cache.commit(segment.slot, segment.start + segment.length)
         self._meter.steps += 1
         self._meter.tokens += plan.tokens
 
-    def _attention_block(self, step: int, layer: int, parts: tuple[_Part, ...], rotary: _Rotary) -> None:
+    def _attention_block(self, step: int, layer: int, parts: tuple[Part, ...], rotary: _Rotary) -> None:
         with self._weights.resident(self._attention_blocks[layer]) as weights:
             for part in parts:
                 if layer == 0:
                     self._receive(part.x_CH, Tag(step, 0, part.chunk.index))
+                self._reductions.settle(part)
                 with self._meter.attending(layer):
                     partial_CH = self._attention(part.x_CH, weights, layer, part.chunk, rotary)
-                tag = Tag(step, 2 * layer, part.chunk.index)
-                self._reduce(part, partial_CH, tag, weights.vectors.get("o_bias"))
+                tag, bias_H = Tag(step, 2 * layer, part.chunk.index), weights.vectors.get("o_bias")
+                self._reductions.add(part, partial_CH, tag, bias_H, wait=len(parts) == 1)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
-        """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduce of a chunk paces the
-        next one, so that no more than a message waits for a slow node."""
+        """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
+        the next one, so that no more than a few messages wait for a slow node."""
         with self._meter.receiving():
             hidden_CH = self._communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
 
-    def _ffn_block(self, step: int, layer: int, parts: tuple[_Part, ...]) -> None:
+    def _ffn_block(self, step: int, layer: int, parts: tuple[Part, ...]) -> None:
         with self._weights.resident(self._ffn_blocks[layer]) as weights:
             for part in parts:
+                self._reductions.settle(part)
                 with self._meter.feeding(layer):
                     partial_CH = self._ffn(part.x_CH, weights)
-                tag = Tag(step, 2 * layer + 1, part.chunk.index)
-                self._reduce(part, partial_CH, tag, weights.vectors.get("down_bias"))
+                tag, bias_H = Tag(step, 2 * layer + 1, part.chunk.index), weights.vectors.get("down_bias")
+                self._reductions.add(part, partial_CH, tag, bias_H, wait=len(parts) == 1)
 
-    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, parts: tuple[_Part, ...]) -> None:
+    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, parts: tuple[Part, ...]) -> None:
         """Computes and reduces those rows alone whose hidden states anybody will look at (MOM, section 3.1)."""
         layer = self._config.num_layers - 1
         rows, row_chunks = last_rows(plan)
         if plan.every_row or len(rows) == plan.tokens:
             return self._ffn_block(plan.step, layer, parts)
+        self._reductions.settle()
         x_MH = x_TH[list(rows)]
-        self._ffn_block(plan.step, layer, tuple(_part(x_MH, chunk) for chunk in row_chunks))
+        self._ffn_block(plan.step, layer, tuple(Part.of(x_MH, chunk) for chunk in row_chunks))
+        self._reductions.settle()
         x_TH[list(rows)] = x_MH
-
-    def _reduce(self, part: _Part, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None) -> None:
-        """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once)."""
-        self._meter.block = tag.block
-        with self._meter.reducing(tag.block):
-            sum_CH = self._communicator.all_reduce(
-                part.x_CH if partial_CH is None else partial_CH, tag, contributes=partial_CH is not None
-            )
-        if self._communicator.cancelled:
-            raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
-        # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
-        np.add(part.rows_CH, sum_CH.numpy(), out=part.rows_CH)
-        if bias_H is not None:
-            np.add(part.rows_CH, bias_H.numpy(), out=part.rows_CH)
 
     def _attention(
         self, x_CH: Tensor, weights: BlockWeights, layer: int, chunk: Chunk, rotary: _Rotary
@@ -237,8 +215,3 @@ class ForwardPass:
             positions = torch.arange(segment.start, segment.start + segment.length)
             parts.append(tables(positions, torch.from_numpy(inv_freq), scale))
         return _Rotary(torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
-
-
-def _part(x_TH: Tensor, chunk: Chunk) -> _Part:
-    x_CH = x_TH[chunk.first_row : chunk.last_row]
-    return _Part(chunk, x_CH, x_CH.numpy())

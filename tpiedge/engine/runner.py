@@ -12,9 +12,10 @@ from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
-from tpiedge.engine.forward import ForwardPass, StepCancelled
+from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
+from tpiedge.engine.reductions import StepCancelled
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
@@ -184,7 +185,7 @@ class Leader:
             epoch=self._epoch,
             step=self._step,
             segments=(Segment(_SLOT, start, len(token_ids), rope_length),),
-            chunk_tokens=self._limits.chunk_tokens,
+            chunk_tokens=self._limits.chunk_of(len(token_ids), shared=self._communicator.size > 1),
             tokens=len(token_ids),
             every_row=every_row,
             collective=self._route.small,

@@ -17,6 +17,7 @@ __all__ = ["ACTIVATION_BYTES", "Chunk", "Piece", "StepLimits", "chunks", "last_r
 ACTIVATION_BYTES = 64 << 20
 
 _MESSAGE_BYTES = 1 << 20
+_PRODUCT_ROWS = 16
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,14 @@ class StepLimits:
         """A step's f32 hidden states take at most ACTIVATION_BYTES, a message's 1 MiB (design, section 7)."""
         row_bytes = 4 * hidden_size
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
+
+    def chunk_of(self, tokens: int, *, shared: bool) -> int:
+        """Tokens of a chunk in a step of so many. Where nodes share the work there are two at least, if that leaves
+        enough rows for efficient products: then one computes while the other's partials travel."""
+        if not shared or tokens < 2 * _PRODUCT_ROWS:
+            return self.chunk_tokens
+        half = -(-tokens // 2)
+        return min(self.chunk_tokens, -(-half // _PRODUCT_ROWS) * _PRODUCT_ROWS)
 
 
 @dataclass(frozen=True)

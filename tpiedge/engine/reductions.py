@@ -1,0 +1,91 @@
+"""The all-reduces of a step's chunks: one at a time, or some under way while other chunks are computed.
+
+A chunk's sum is needed where the chunk's next block begins. Until then its parts travel while this node computes the
+same block for other chunks; so with two chunks and more the network costs time only where it takes longer than the
+arithmetic.
+"""
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from torch import Tensor
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.steps import Chunk
+from tpiedge.errors import Cancelled
+
+__all__ = ["Part", "Reductions", "StepCancelled"]
+
+#: What is under way is in memory, here and as messages that came early.
+_MOST: Final = 2
+
+
+class StepCancelled(Cancelled):
+    """Rank 0 ended the step; every node leaves it after the same block and chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A chunk of the step and its rows of the residual stream, as torch and as numpy see them."""
+
+    chunk: Chunk
+    x_CH: Tensor
+    rows_CH: Array
+
+    @staticmethod
+    def of(x_TH: Tensor, chunk: Chunk) -> "Part":
+        x_CH = x_TH[chunk.first_row : chunk.last_row]
+        return Part(chunk, x_CH, x_CH.numpy())
+
+
+class Reductions:
+    """Of one node and step. Every method raises PeerLost, ProtocolError or StepCancelled."""
+
+    def __init__(self, communicator: Communicator, meter: Meter) -> None:
+        self._communicator = communicator
+        self._meter = meter
+        self._under_way: deque[tuple[Part, Tag, Tensor | None]] = deque()
+
+    def add(
+        self, part: Part, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None, *, wait: bool
+    ) -> None:
+        """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once): at once (`wait`), or by the
+        time that `settle` is called."""
+        given = part.x_CH if partial_CH is None else partial_CH
+        contributes = partial_CH is not None
+        self._meter.block = tag.block
+        if wait:
+            self.settle()
+            with self._meter.reducing(tag.block):
+                sum_CH = self._communicator.all_reduce(given, tag, contributes=contributes)
+            self._take(part, sum_CH, tag, bias_H)
+            return
+        with self._meter.reducing(tag.block):
+            self._communicator.begin_all_reduce(given, tag, contributes=contributes)
+        self._under_way.append((part, tag, bias_H))
+        while len(self._under_way) > _MOST:
+            self._finish()
+
+    def settle(self, part: Part | None = None) -> None:
+        """Return once nothing (of this part) is under way."""
+        while self._under_way and (part is None or any(part is other for other, _, _ in self._under_way)):
+            self._finish()
+
+    def _finish(self) -> None:
+        """The oldest: all ranks finish in the same order."""
+        part, tag, bias_H = self._under_way.popleft()
+        with self._meter.reducing(tag.block):
+            sum_CH = self._communicator.finish_all_reduce(tag)
+        self._take(part, sum_CH, tag, bias_H)
+
+    def _take(self, part: Part, sum_CH: Tensor, tag: Tag, bias_H: Tensor | None) -> None:
+        if self._communicator.cancelled:
+            raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
+        # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
+        np.add(part.rows_CH, sum_CH.numpy(), out=part.rows_CH)
+        if bias_H is not None:
+            np.add(part.rows_CH, bias_H.numpy(), out=part.rows_CH)
