@@ -115,7 +115,7 @@ def test_figures_for_people(traced):
     assert (ended.status, ended.err) == (0, "")
     lines = ended.out.splitlines()
     assert f"{TOKENS} steps" in lines[0]
-    assert lines[2].split() == ["node", *LANES, "read", "I/O", "hidden"]
+    assert lines[2].split() == ["node", *LANES, "read", "I/O", "hidden", "travel", "hidden"]
     assert [line.split()[0] for line in lines[4:]] == ["0", "1"]
 
 

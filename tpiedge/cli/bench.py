@@ -1,7 +1,6 @@
 """`tpiedge bench`: what a cluster on this computer reaches, in numbers that can be compared within one run."""
 
 import json
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,9 +8,10 @@ from typing import Any
 
 import click
 
+from tpiedge.cli.bench_allreduce import allreduce
 from tpiedge.cli.bench_memory import memory, memory_run
 from tpiedge.cli.benching import ask, check_lengths, milliseconds, spread
-from tpiedge.cli.launch import Layout, collective_name, launch, plan_cluster
+from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
@@ -20,14 +20,13 @@ from tpiedge.wire.fields import Compute
 
 __all__ = ["bench"]
 
-_MAX_ALLREDUCE_BYTES = 16 << 20
-
 
 @click.group()
 def bench() -> None:
     """Measure this computer."""
 
 
+bench.add_command(allreduce)
 bench.add_command(memory)
 bench.add_command(memory_run)
 
@@ -160,57 +159,3 @@ def _print_decode(record: dict[str, Any]) -> None:
         for name, summary in record["settings"].items()
     ]
     print_table(["nodes x threads", "prefill tok/s", "ms/token", "layers", "head", "peak memory"], rows)
-
-
-@bench.command()
-@click.option("--nodes", default="2,4", show_default=True, help="Cluster sizes, comma-separated.")
-@click.option("--bytes", "sizes", default="4,8192,16384,32768,262144", show_default=True, help="Payloads.")
-@click.option("--rounds", type=click.IntRange(10, 100_000), default=500, show_default=True)
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
-def allreduce(nodes: str, sizes: str, rounds: int, repeats: int, as_json: bool) -> None:
-    """Latency of an all-reduce among local processes, over encrypted links."""
-    # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
-    from tpiedge.nodes.reduce_root import measure_allreduce
-
-    counts, payloads = (
-        _integers("--nodes", nodes, 2, 64),
-        _integers("--bytes", sizes, 4, _MAX_ALLREDUCE_BYTES),
-    )
-    if any(payload % 4 for payload in payloads):
-        raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
-    results: list[dict[str, Any]] = []
-    started = time.monotonic()
-    for count in counts:
-        medians: dict[int, list[float]] = {payload: [] for payload in payloads}
-        for _ in range(repeats):
-            for payload, seconds in measure_allreduce(count, payloads, rounds).items():
-                medians[payload].append(seconds)
-        results += [
-            {
-                "nodes": count,
-                "bytes": payload,
-                "collective": collective_name(count),
-                "seconds": spread(values),
-            }
-            for payload, values in medians.items()
-        ]
-    if as_json:
-        click.echo(json.dumps({"rounds": rounds, "repeats": repeats, "results": results}))
-        return
-    rows = [
-        [str(item["nodes"]), format_bytes(item["bytes"]), milliseconds(item["seconds"], 3)]
-        for item in results
-    ]
-    print_table(["nodes", "payload", "ms per all-reduce (median of medians, min-max)"], rows)
-    click.echo(f"{repeats} x {rounds} rounds each, {time.monotonic() - started:.0f} s", err=True)
-
-
-def _integers(flag: str, text: str, low: int, high: int) -> list[int]:
-    try:
-        values = [int(item) for item in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} {text!r} is not a list of numbers like 2,4") from None
-    if any(not low <= value <= high for value in values):
-        raise UserError(f"{flag} {text!r} is out of range: {low} to {high}")
-    return values

@@ -4,7 +4,7 @@ import time
 from dataclasses import dataclass
 from types import TracebackType
 
-from tpiedge.tracing.tracer import COMPUTE, REDUCE, Tracer
+from tpiedge.tracing.tracer import COMPUTE, REDUCE, TRAVEL, Tracer
 
 __all__ = ["Meter"]
 
@@ -34,6 +34,7 @@ class Meter:
         self._heading = _Lap(self, "head_s")
         self._announcing = _Lap(self, "reduce_wait_s", ahead=1)
         self._receiving = _Lap(self, "reduce_wait_s")
+        self._travelling: tuple[Tracer, tuple[int, int]] | None = None
         self._reducing = (_Lap(self, "reduce_wait_s"), _Lap(self, "reduce_wait_s"))
 
     @property
@@ -57,6 +58,7 @@ class Meter:
             ("reduce ffn", self._reducing[1]),
         ):
             lap.trace(tracer, REDUCE, name)
+        self._travelling = tracer, (tracer.name("attention"), tracer.name("ffn"))
 
     def attending(self, layer: int) -> "_Lap":
         """Time a `with` block as the arithmetic of an attention block."""
@@ -86,6 +88,13 @@ class Meter:
         """Time a `with` block as the all-reduce of a block; attention and FFN blocks take turns."""
         layer, kind = divmod(block, 2)
         return self._reducing[kind].of(layer)
+
+    def travelled(self, block: int, begun: float) -> None:
+        """Note in the trace that the all-reduce of a block, which began at `begun` (perf_counter), is over."""
+        if self._travelling is not None:
+            tracer, names = self._travelling
+            layer, kind = divmod(block, 2)
+            tracer.add(TRAVEL, names[kind], begun, time.perf_counter(), layer, self.step)
 
 
 class _Lap:

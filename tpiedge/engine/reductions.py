@@ -5,6 +5,7 @@ same block for other chunks; so with two chunks and more the network costs time 
 arithmetic.
 """
 
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Final
@@ -42,13 +43,21 @@ class Part:
         return Part(chunk, x_CH, x_CH.numpy())
 
 
+@dataclass(frozen=True, slots=True)
+class _UnderWay:
+    part: Part
+    tag: Tag
+    bias_H: Tensor | None
+    begun: float
+
+
 class Reductions:
     """Of one node and step. Every method raises PeerLost, ProtocolError or StepCancelled."""
 
     def __init__(self, communicator: Communicator, meter: Meter) -> None:
         self._communicator = communicator
         self._meter = meter
-        self._under_way: deque[tuple[Part, Tag, Tensor | None]] = deque()
+        self._under_way: deque[_UnderWay] = deque()
 
     def add(
         self, part: Part, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None, *, wait: bool
@@ -64,23 +73,25 @@ class Reductions:
                 sum_CH = self._communicator.all_reduce(given, tag, contributes=contributes)
             self._take(part, sum_CH, tag, bias_H)
             return
+        begun = time.perf_counter()
         with self._meter.reducing(tag.block):
             self._communicator.begin_all_reduce(given, tag, contributes=contributes)
-        self._under_way.append((part, tag, bias_H))
+        self._under_way.append(_UnderWay(part, tag, bias_H, begun))
         while len(self._under_way) > _MOST:
             self._finish()
 
     def settle(self, part: Part | None = None) -> None:
         """Return once nothing (of this part) is under way."""
-        while self._under_way and (part is None or any(part is other for other, _, _ in self._under_way)):
+        while self._under_way and (part is None or any(part is one.part for one in self._under_way)):
             self._finish()
 
     def _finish(self) -> None:
         """The oldest: all ranks finish in the same order."""
-        part, tag, bias_H = self._under_way.popleft()
-        with self._meter.reducing(tag.block):
-            sum_CH = self._communicator.finish_all_reduce(tag)
-        self._take(part, sum_CH, tag, bias_H)
+        one = self._under_way.popleft()
+        with self._meter.reducing(one.tag.block):
+            sum_CH = self._communicator.finish_all_reduce(one.tag)
+        self._meter.travelled(one.tag.block, one.begun)
+        self._take(one.part, sum_CH, one.tag, one.bias_H)
 
     def _take(self, part: Part, sum_CH: Tensor, tag: Tag, bias_H: Tensor | None) -> None:
         if self._communicator.cancelled:

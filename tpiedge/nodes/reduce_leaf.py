@@ -3,8 +3,8 @@
 import gc
 import json
 import os
-import sys
 from contextlib import ExitStack
+from typing import NoReturn
 
 import torch
 
@@ -23,13 +23,13 @@ from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["EPOCH", "WAIT_S", "main", "take_part"]
+__all__ = ["EPOCH", "WAIT_S", "main"]
 
 EPOCH = 1
 WAIT_S = 60.0
 
 
-def main() -> int:
+def main() -> NoReturn:
     """The first line of standard input says who this is; the answer, where it listens. The second, where others do."""
     lines = Lines()
     guard(lambda: os._exit(0), on_bytes=lines.feed)
@@ -63,20 +63,19 @@ def main() -> int:
         endpoint = spokes[0] if size == 2 else ZmqMesh(node_name(rank), hub, ends)
         clock = MonotonicClock()
         liveness = DeadlineLiveness(clock, WAIT_S)
-        LinkSurvey(endpoint, liveness, clock, EPOCH, rank, size).run(spokes)
-        take_part(Group(endpoint, liveness, epoch=EPOCH, rank=rank, size=size, linked=True))
-    return 0
+        group = Group(endpoint, liveness, epoch=EPOCH, rank=rank, size=size, linked=True)
+        survey = LinkSurvey(endpoint, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, rank, size)
+        # What exists by now stays: the collector need not look at it again between two all-reduces.
+        gc.freeze()
+        while True:  # the lifeline ends the process
+            plan = group.next_plan()
+            if plan.tokens:
+                _take_part(group, plan)
+            else:
+                survey.run(spokes)
 
 
-def take_part(group: Communicator) -> None:
-    """Never returns: the lifeline ends the process."""
-    # What exists by now stays: the collector need not look at it again between two all-reduces.
-    gc.freeze()
-    while True:
-        run_plan(group, group.next_plan())
-
-
-def run_plan(group: Communicator, plan: StepPlan) -> None:
+def _take_part(group: Communicator, plan: StepPlan) -> None:
     """`chunk_tokens` all-reduces of `tokens` numbers each."""
     # Zeros stay zeros, however often the sum takes the place of the partial.
     partial = torch.zeros(1, plan.tokens)
@@ -85,4 +84,4 @@ def run_plan(group: Communicator, plan: StepPlan) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -45,8 +45,6 @@ class ReduceCluster:
         self._keys = [CurveKeys.generate() for _ in range(nodes)]
         self._resources = ExitStack()
         self._step = 0
-        #: What the survey of the links found, two nodes' too.
-        self.facts: NetworkFacts
 
     def __enter__(self) -> Self:
         torch.set_num_threads(1)
@@ -95,8 +93,10 @@ class ReduceCluster:
         return samples[_WARM_UP:]
 
     def survey(self) -> NetworkFacts:
-        """As at the start."""
-        return self.facts
+        """Measure the links, again. Raises PeerLost."""
+        self._step += 1
+        self._group.announce(StepPlan(EPOCH, self._step, (), 1, 0))
+        return self._survey()
 
     def _start(self) -> None:
         allowed = {keys.public: node_name(rank) for rank, keys in enumerate(self._keys) if rank}
@@ -114,12 +114,16 @@ class ReduceCluster:
         for rank, child in children.items():
             lower = {str(peer): addresses[peer] for peer in range(rank)}
             child.send_line(json.dumps({"addresses": lower}).encode())
-        clock = MonotonicClock()
-        liveness = DeadlineLiveness(clock, WAIT_S)
-        facts = LinkSurvey(hub, liveness, clock, EPOCH, 0, self.size).run(())
-        assert facts is not None
-        self.facts = facts
+        self._hub = hub
+        liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)
         self._group = Group(hub, liveness, epoch=EPOCH, rank=0, size=self.size, linked=True)
+
+    def _survey(self) -> NetworkFacts:
+        clock = MonotonicClock()
+        survey = LinkSurvey(self._hub, DeadlineLiveness(clock, WAIT_S), clock, EPOCH, 0, self.size)
+        facts = survey.run(())
+        assert facts is not None  # as on any rank 0
+        return facts
 
     def _child(self, rank: int) -> Child:
         keys, place = self._keys[rank], self._places[rank]

@@ -1,9 +1,9 @@
 """From measured links to the collectives of an epoch's all-reduces. Pure."""
 
-from tpiedge.collectives.codec import CODECS
 from tpiedge.collectives.route import Route
 from tpiedge.planner.network import NetworkFacts, choose, predict
 from tpiedge.wire.fields import Choice, WirePrecision
+from tpiedge.wire.tensors import wire_bytes
 
 __all__ = ["route"]
 
@@ -27,12 +27,12 @@ def route(
             cut = _unreachable(facts)
             return _one_way("star", wire), f"{wanted} is not possible: {cut} cannot reach each other"
         return _one_way(wanted, wire), ""
-    small = choose(_wire_bytes(row_bytes, wire), facts)
-    bulk = choose(_wire_bytes(chunk_bytes, wire), facts)
+    small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)
+    bulk = choose(wire_bytes(wire, 1, chunk_bytes // 4), facts)
     small_bytes = row_bytes
     while (
         2 * small_bytes < chunk_bytes
-        and choose(_wire_bytes(2 * small_bytes, wire), facts).collective == small.collective
+        and choose(wire_bytes(wire, 1, small_bytes // 2), facts).collective == small.collective
     ):
         small_bytes *= 2
     return Route(small.collective, bulk.collective, small_bytes, wire), small.why
@@ -41,10 +41,6 @@ def route(
 def _one_way(name: Choice, wire: WirePrecision) -> Route:
     assert name != "auto"
     return Route(name, name, 0, wire)
-
-
-def _wire_bytes(nbytes: int, wire: WirePrecision) -> int:
-    return CODECS[wire].header((1, nbytes // 4)).nbytes
 
 
 def _unreachable(facts: NetworkFacts) -> str:

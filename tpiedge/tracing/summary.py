@@ -14,12 +14,14 @@ __all__ = ["NodeSummary", "summarize"]
 class NodeSummary:
     """Of one node, in seconds. `busy_s` by lane; several reads at once count once.
 
-    `load_during_s`: how long it read while that lane was busy. `read_bytes` of reads that ended in the time.
+    `load_during_s`: how long it read while that lane was busy; `travel_during_compute_s`: how long it computed while
+    an all-reduce was under way. `read_bytes` of reads that ended in the time.
     """
 
     rank: int
     busy_s: dict[str, float]
     load_during_s: dict[str, float]
+    travel_during_compute_s: float
     read_bytes: int
     events: int
     dropped: int
@@ -29,6 +31,12 @@ class NodeSummary:
         """Part of the reading during which the engine did not wait for weights; None where nothing was read."""
         load_s = self.busy_s["load"]
         return 100 * (1 - self.load_during_s["wait"] / load_s) if load_s else None
+
+    @property
+    def travel_hidden_percent(self) -> float | None:
+        """Part of the travelling of all-reduces during which the node computed; None where it waited for each."""
+        travel_s = self.busy_s["travel"]
+        return 100 * self.travel_during_compute_s / travel_s if travel_s else None
 
 
 def summarize(trace: Trace, start_s: float, end_s: float) -> list[NodeSummary]:
@@ -50,7 +58,12 @@ def _summary(rank: int, events: Sequence[Event], dropped: int, within: Interval)
     return NodeSummary(
         rank,
         {lane: total(stretches) for lane, stretches in busy.items()},
-        {lane: total(overlap(load, stretches)) for lane, stretches in busy.items() if lane != "load"},
+        {
+            lane: total(overlap(load, stretches))
+            for lane, stretches in busy.items()
+            if lane not in ("load", "travel")
+        },
+        total(overlap(busy["travel"], busy["compute"])),
         sum(event.nbytes for event in inside if event.end_s <= end_s),
         len(inside),
         dropped,

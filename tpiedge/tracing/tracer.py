@@ -15,11 +15,12 @@ from pathlib import Path
 from tpiedge.errors import InternalError
 from tpiedge.tracing.intervals import Interval
 
-__all__ = ["COMPUTE", "LANES", "LOAD", "REDUCE", "WAIT", "Event", "Part", "Tracer", "read_part"]
+__all__ = ["COMPUTE", "LANES", "LOAD", "REDUCE", "TRAVEL", "WAIT", "Event", "Part", "Tracer", "read_part"]
 
-#: As in figure 4 of TPI-LLM, and what the engine waits for weights.
-LANES = ("compute", "reduce", "load", "wait")
-COMPUTE, REDUCE, LOAD, WAIT = range(len(LANES))
+#: As in figure 4 of TPI-LLM; what the engine waits for weights; all-reduces from their beginning to their end, where
+#: the engine does something else in between.
+LANES = ("compute", "reduce", "load", "wait", "travel")
+COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
 
 _LIMIT = 1 << 18
 _MAX_NAMES = 1 << 16

@@ -6,10 +6,13 @@ from math import prod
 from typing import Annotated, Literal
 
 from tpiedge.errors import ProtocolError
-from tpiedge.wire.fields import U32, MaxItems
+from tpiedge.wire.fields import U32, MaxItems, WirePrecision
 from tpiedge.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
-__all__ = ["DType", "TensorHeader", "check_tensors"]
+__all__ = ["INT8_GROUP", "DType", "TensorHeader", "check_tensors", "wire_bytes"]
+
+INT8_GROUP = 64
+"""Elements of a row that share an f32 scale where they travel as int8; a row's last group may be short."""
 
 DType = Literal["f32", "bf16", "u8"]
 _ITEM_SIZES = {"f32": 4, "bf16": 2, "u8": 1}
@@ -25,6 +28,11 @@ class TensorHeader:
     @property
     def nbytes(self) -> int:
         return prod(self.shape) * _ITEM_SIZES[self.dtype]
+
+
+def wire_bytes(wire: WirePrecision, rows: int, columns: int) -> int:
+    """Of an f32 matrix that travels so."""
+    return rows * (_ITEM_SIZES[wire] * columns if wire != "int8" else columns + 4 * -(-columns // INT8_GROUP))
 
 
 def check_tensors(headers: Sequence[TensorHeader], sizes: Sequence[int]) -> None:

@@ -13,6 +13,8 @@ EVENTS = (
     Event("reduce", "reduce attention", 3.0, 4.0, 0, 1),
     Event("wait", "ffn", 4.5, 6.0, 0),
     Event("compute", "ffn", 6.0, 8.0, 0, 2),
+    Event("travel", "ffn", 5.0, 7.0, 0, 2),
+    Event("travel", "ffn", 6.5, 7.5, 0, 2),  # at the same time as the other: counts once
 )
 TRACE = Trace({0: EVENTS, 2: (Event("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
 
@@ -23,19 +25,21 @@ def test_the_whole_of_a_trace() -> None:
     zero, two = summarize(TRACE, 0.0, 8.0)
     assert zero == NodeSummary(
         rank=0,
-        busy_s={"compute": 4.0, "reduce": 1.0, "load": 6.0, "wait": 1.5},
+        busy_s={"compute": 4.0, "reduce": 1.0, "load": 6.0, "wait": 1.5, "travel": 2.5},
         load_during_s={"compute": 2.0, "reduce": 1.0, "wait": 1.5},
+        travel_during_compute_s=1.5,
         read_bytes=150,
-        events=6,
+        events=8,
         dropped=7,
     )
     assert zero.hidden_percent == pytest.approx(75)
-    assert (two.rank, two.hidden_percent, two.read_bytes) == (2, None, 0)
+    assert zero.travel_hidden_percent == pytest.approx(60)
+    assert (two.rank, two.hidden_percent, two.travel_hidden_percent, two.read_bytes) == (2, None, None, 0)
 
 
 def test_a_part_of_a_trace() -> None:
     zero, two = summarize(TRACE, 3.0, 5.0)
-    assert zero.busy_s == {"compute": 0.0, "reduce": 1.0, "load": 2.0, "wait": 0.5}
+    assert zero.busy_s == {"compute": 0.0, "reduce": 1.0, "load": 2.0, "wait": 0.5, "travel": 0.0}
     assert zero.load_during_s == {"compute": 0.0, "reduce": 1.0, "wait": 0.5}
     assert zero.hidden_percent == pytest.approx(75)
     assert (zero.events, zero.read_bytes) == (4, 100)

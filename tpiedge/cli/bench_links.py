@@ -1,0 +1,124 @@
+"""What the benches over a testbed have in common: links that are varied, and the round trip while it works."""
+
+import contextlib
+import statistics
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tpiedge.errors import UserError
+from tpiedge.testbed.description import Link
+from tpiedge.testbed.measuring import rtts_s
+from tpiedge.testbed.running import RunningTestbed
+
+__all__ = ["AS_THEY_ARE", "Dial", "LinkSetting", "LoadedTrips", "latencies", "rates"]
+
+
+@dataclass(frozen=True)
+class LinkSetting:
+    """Links of a testbed as they are to be: one-way latency from device to device, and rate. None: as they are; a rate
+    of 0: without a limit."""
+
+    latency_s: float | None = None
+    bytes_per_s: float | None = None
+
+    def __str__(self) -> str:
+        latency = "" if self.latency_s is None else f"{1e3 * self.latency_s:g} ms"
+        rate = "" if self.bytes_per_s is None else _rate_text(self.bytes_per_s)
+        return ", ".join(filter(None, (latency, rate)))
+
+
+AS_THEY_ARE = LinkSetting()
+
+
+def latencies(text: str | None) -> list[float | None]:
+    """Seconds, of "0.5,1,5" in milliseconds. Raises UserError."""
+    return [None] if text is None else [value / 1e3 for value in _numbers("--latency", text, "ms")]
+
+
+def rates(text: str | None) -> list[float | None]:
+    """Bytes per second, of "100,300,none" in Mbit/s. Raises UserError."""
+    if text is None:
+        return [None]
+    return [value * 1e6 / 8 for value in _numbers("--rate", text.replace("none", "0"), "Mbit/s")]
+
+
+class Dial:
+    """Changes the links of a testbed while it runs, and puts them back as they were."""
+
+    def __init__(self, testbed: RunningTestbed) -> None:
+        self._testbed = testbed
+        self._links = testbed.links
+        self._latency_s = testbed.expected(*testbed.devices[:2]).latency_s
+
+    @contextlib.contextmanager
+    def turned(self, setting: LinkSetting) -> Iterator[None]:
+        """Within the block latencies are in proportion to what they were, the first two devices `latency_s` apart.
+        Raises UserError, ResourceError."""
+        if setting == AS_THEY_ARE:
+            yield
+            return
+        if setting.latency_s and not self._latency_s:
+            raise UserError(f"the links of {self._testbed.name} have no latency that could be varied")
+        for name, link in self._links.items():
+            self._testbed.set_links(name, **self._changes(setting, link))
+        try:
+            yield
+        finally:
+            for name, link in self._links.items():
+                self._testbed.set_links(name, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+
+    def _changes(self, setting: LinkSetting, link: Link) -> dict[str, float | None]:
+        changes: dict[str, float | None] = {}
+        if setting.latency_s is not None:
+            factor = setting.latency_s / self._latency_s if self._latency_s else 0.0
+            changes["latency_s"] = link.latency_s * factor
+        if setting.bytes_per_s is not None:
+            changes["bytes_per_s"] = setting.bytes_per_s or None
+        return changes
+
+
+class LoadedTrips:
+    """Round trips between the first two devices, measured now and then while something else keeps the testbed busy."""
+
+    def __init__(self, testbed: RunningTestbed) -> None:
+        self._testbed = testbed
+        self._over = threading.Event()
+        self._found: list[float] = []
+
+    @contextlib.contextmanager
+    def measured(self) -> Iterator[None]:
+        """Measure for as long as the block."""
+        self._over.clear()
+        thread = threading.Thread(target=self._measure, name="round-trips")
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            thread.join()
+
+    @property
+    def median_s(self) -> float | None:
+        """Of all so far; None before the first."""
+        return statistics.median(self._found) if self._found else None
+
+    def _measure(self) -> None:
+        first, second = self._testbed.devices[:2]
+        while not self._over.wait(0.2):
+            trips, _ = rtts_s(self._testbed, first, second, 5)
+            self._found += trips
+
+
+def _numbers(flag: str, text: str, unit: str) -> list[float]:
+    try:
+        values = [float(item) for item in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r} is not a list of numbers in {unit} like 1,3,5") from None
+    if any(not 0 <= value < 1e6 for value in values):
+        raise UserError(f"{flag} {text!r} is out of range: 0 to 1000000 {unit}")
+    return values
+
+
+def _rate_text(bytes_per_s: float) -> str:
+    return f"{bytes_per_s * 8 / 1e6:g} Mbit/s" if bytes_per_s else "no limit"
