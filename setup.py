@@ -1,7 +1,8 @@
 """Builds the native code and takes configs/ along; everything else is in pyproject.toml.
 
-That of the kernels and that of the transport are a shared library each, with a C interface, loaded with ctypes.
-Optional: without a C++ compiler the package installs without them, computes with torch and talks in Python.
+That of the kernels, the transport and the switch is a shared library each, with a C interface, loaded with ctypes.
+Optional: without a C++ compiler the package installs without them, computes with torch, talks in Python and has no
+switch.
 """
 
 import shutil
@@ -46,5 +47,5 @@ class BuildWithConfigs(build_py):
 
 setup(
     cmdclass={"build_py": BuildWithConfigs},
-    ext_modules=[native("tpiedge.kernels"), native("tpiedge.transport")],
+    ext_modules=[native("tpiedge.kernels"), native("tpiedge.transport"), native("tpiedge.testbed")],
 )

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.process.command import run_command
+from tests.process.network.namespaces import why_impossible
 
 
 def test_bench_decode_reports_every_setting() -> None:
@@ -26,12 +27,51 @@ def test_bench_decode_reports_every_setting() -> None:
 def test_bench_allreduce_reports_every_payload() -> None:
     ended = run_command(
         *("bench", "allreduce", "--nodes", "2,3", "--bytes", "4,4096", "--rounds", "10"),
-        *("--repeats", "1", "--json"),
+        *("--collective", "mesh", "--repeats", "1", "--json"),
     )
     assert ended.status == 0, ended.err
     results = json.loads(ended.out)["results"]
     assert [(item["nodes"], item["bytes"]) for item in results] == [(2, 4), (2, 4096), (3, 4), (3, 4096)]
     assert all(item["seconds"]["median"] > 0 for item in results)
+
+
+def test_bench_allreduce_measures_and_predicts_every_collective() -> None:
+    ended = run_command(
+        *("bench", "allreduce", "--nodes", "4", "--bytes", "4096", "--rounds", "10", "--wire", "f32,bf16"),
+        *("--repeats", "2", "--json"),
+    )
+    assert ended.status == 0, ended.err
+    results = json.loads(ended.out)["results"]
+    cases = [(item["collective"], item["wire"]) for item in results]
+    names = ["star", "mesh", "two-shot", "tree", "ring"]
+    assert cases == [(name, wire) for name in names for wire in ("f32", "bf16")]
+    for item in results:
+        assert 0 < item["seconds"]["min"] <= item["seconds"]["median"] <= item["seconds"]["max"]
+        assert item["predicted_s"] > 0
+        assert item["testbed"] is None
+
+
+@pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
+def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
+    ended = run_command(
+        *("bench", "allreduce", "--testbed", "pair", "--nodes", "2", "--bytes", "4", "--latency", "1,4"),
+        *("--rate", "none", "--collective", "mesh", "--rounds", "20", "--repeats", "2", "--json"),
+    )
+    assert ended.status == 0, ended.err
+    near, far = json.loads(ended.out)["results"]
+    assert (near["latency_s"], far["latency_s"], far["rate_bytes_per_s"]) == (0.001, 0.004, None)
+    for item in (near, far):
+        assert item["seconds"]["min"] > item["latency_s"]
+        assert item["loaded_round_trip_s"] > 2 * item["latency_s"]
+    ended = run_command(
+        *("bench", "decode", "--model", "demo", "--testbed", "pair", "--settings", "2x1", "--latency", "3"),
+        *("--prompt-tokens", "8", "--tokens", "4", "--repeats", "1", "--json"),
+    )
+    assert ended.status == 0, ended.err
+    (found,) = json.loads(ended.out)["settings"].values()
+    assert (found["latency_s"], found["chosen"]) == (0.003, "mesh")
+    assert found["s_per_token"]["min"] > found["least_network_s_per_token"] > 0
+    assert run_command("testbed", "status", "--json").out.strip() in ("[]", '{"testbeds": []}')
 
 
 @pytest.mark.parametrize(
@@ -40,6 +80,10 @@ def test_bench_allreduce_reports_every_payload() -> None:
         (["decode", "--model", "demo", "--settings", "two"], "write NODESxTHREADS"),
         (["allreduce", "--nodes", "1"], "out of range"),
         (["allreduce", "--bytes", "a"], "not a list of numbers"),
+        (["allreduce", "--collective", "star,x"], "'x' is none of star"),
+        (["allreduce", "--latency", "3"], "give --testbed"),
+        (["decode", "--model", "demo", "--rate", "3"], "give --testbed"),
+        (["decode", "--model", "demo", "--wire", "f16"], "'f16' is none of f32"),
     ],
 )
 def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:

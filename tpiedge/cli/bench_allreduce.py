@@ -12,7 +12,7 @@ from typing import Any, get_args
 import click
 
 from tpiedge.cli.bench_links import AS_THEY_ARE, Dial, LinkSetting, LoadedTrips, latencies, rates
-from tpiedge.cli.benching import milliseconds, spread
+from tpiedge.cli.benching import check_names, milliseconds, spread
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.nodes.cluster import Place
@@ -79,8 +79,8 @@ def allreduce(
     if any(payload % 4 for payload in payloads):
         raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
     collectives: Sequence[Any] = get_args(Collective) if names == "all" else names.split(",")
-    _check("--collective", collectives, get_args(Collective))
-    _check("--wire", wire.split(","), get_args(WirePrecision))
+    check_names("--collective", collectives, get_args(Collective))
+    check_names("--wire", wire.split(","), get_args(WirePrecision))
     cases = [_Case(*case) for case in itertools.product(payloads, collectives, wire.split(","))]  # type: ignore[arg-type]
     settings = [LinkSetting(*pair) for pair in itertools.product(latencies(latency), rates(rate))]
     if testbed_name is None and settings != [AS_THEY_ARE]:
@@ -205,12 +205,6 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
     ]
     columns = ["nodes", "latency ms", "Mbit/s", "payload", "wire", "collective"]
     print_table([*columns, "ms per all-reduce (median of medians, min-max)", "model"], rows)
-
-
-def _check(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
-    for item in given:
-        if item not in known:
-            raise UserError(f"{flag}: {item!r} is none of {', '.join(known)}")
 
 
 def _integers(flag: str, text: str, low: int, high: int) -> list[int]:

@@ -9,7 +9,7 @@ from tpiedge.errors import UserError
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ask", "check_lengths", "milliseconds", "prompt_ids", "spread"]
+__all__ = ["ask", "check_lengths", "check_names", "milliseconds", "prompt_ids", "spread"]
 
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
@@ -18,6 +18,13 @@ def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None
         raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
     if model.config.rope.depends_on_length:
         raise UserError("models with dynamic RoPE cannot keep a prompt, which this benchmark relies on")
+
+
+def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Raises UserError for the first that is not known."""
+    for item in given:
+        if item not in known:
+            raise UserError(f"{flag}: {item!r} is none of {', '.join(known)}")
 
 
 def ask(

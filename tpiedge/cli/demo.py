@@ -9,6 +9,7 @@ from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.once import positions
 from tpiedge.cli.prepare import cache_option, prepare
 from tpiedge.cli.table import print_table
+from tpiedge.cli.testbed_nodes import emulated, testbed_option
 from tpiedge.model.source import DEMO
 from tpiedge.planner.solve import Plan
 from tpiedge.units import format_bytes, format_seconds
@@ -20,23 +21,26 @@ __all__ = ["demo"]
 _PROMPT = "Once upon a time"
 _TOKENS = 200
 _NODES = 3
-_SHARES = "3,2,1"
+_SHARES = ("3", "2", "1")
 
 
 @click.command()
 @click.option("--prompt", default=_PROMPT, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1, 400), default=_TOKENS, show_default=True)
+@testbed_option
 @cache_option
-def demo(prompt: str, max_tokens: int, cache: Path | None) -> None:
+def demo(prompt: str, max_tokens: int, testbed_name: str | None, cache: Path | None) -> None:
     """Watch three nodes of unequal shares answer together with the bundled model."""
+    testbed = emulated(testbed_name, None)
+    nodes = _NODES if testbed is None else min(_NODES, len(testbed.devices))
     model = prepare(DEMO, None, None, cache)
-    layout = Layout(_NODES, _SHARES, 1, None)
+    layout = Layout(nodes, ",".join(_SHARES[:nodes]), 1, None, testbed=testbed)
     prompt_ids = tuple(model.tokenizer.encode(prompt))
     capacity = positions(model, None, prompt_ids, max_tokens)
     plan = plan_cluster(model, layout, capacity)
     tokens = capacity - len(prompt_ids)
     request = GenerationRequest("demo", prompt_ids, tokens, stop_ids=model.config.eos_ids)
-    click.echo(f"Starting {_NODES} processes, joined by encrypted links ...", err=True)
+    click.echo(f"Starting {nodes} processes, joined by encrypted links ...", err=True)
     with launch(model, layout, plan, capacity) as cluster:
         click.echo(prompt, nl=False)
         answer = collect(cluster, request, model.tokenizer, (), lambda text: click.echo(text, nl=False))

@@ -1,27 +1,28 @@
 """From a prepared model and what the user allows to a plan and a running cluster."""
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpiedge.cli.prepare import PreparedModel
 from tpiedge.cli.progress import ByteProgress
+from tpiedge.cli.testbed_nodes import Emulated, places_on
 from tpiedge.errors import OutOfMemory, UserError
-from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
+from tpiedge.nodes.cluster import ClusterSpec, LocalCluster, Place
 from tpiedge.nodes.device import available_memory_bytes, default_memory_bytes, default_threads
 from tpiedge.nodes.usage import rss_bytes
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
-from tpiedge.wire.control import Keeping
+from tpiedge.wire.control import Keeping, Ready
+from tpiedge.wire.fields import Choice, WirePrecision
 
 __all__ = [
     "Layout",
     "check_context",
-    "collective_name",
     "launch",
     "model_facts_of",
     "plan_cluster",
@@ -34,20 +35,25 @@ _DISK_SPEED = 0.1  # of the speed of computing; all nodes have the same disk
 
 @dataclass(frozen=True)
 class Layout:
-    """How many nodes, of which size."""
+    """How many nodes, of which size, on the devices of which testbed, and how they add up their parts."""
 
     nodes: int
     shares: str | None
     threads: int | None
     memory_bytes: int | None
     keeping: Keeping = field(default_factory=Keeping)
+    testbed: Emulated | None = None
+    collective: Choice = "auto"
+    wire: WirePrecision = "f32"
 
     @property
     def threads_per_node(self) -> int:
-        """As given, or the physical cores that this process may use, divided among the nodes."""
+        """As given, or the physical cores that this process may use, divided among the nodes; of a testbed's devices no
+        more than they have processors."""
         if self.threads is not None:
             return self.threads
-        return max(1, default_threads() // self.nodes)
+        threads = max(1, default_threads() // self.nodes)
+        return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
     def check(self) -> None:
         """Raises UserError for any flag that is out of range."""
@@ -92,12 +98,19 @@ def _plan(
 ) -> Plan | Infeasible:
     weights = layout.weights
     facts = model_facts_of(model)
-    node = NodeFacts(1.0, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
     # This process is counted with rank 0.
-    nodes = [node, *[replace(node, alone=True)] * (layout.nodes - 1)]
+    nodes = [replace(_node(layout, rank, memory_bytes), alone=rank > 0) for rank in range(layout.nodes)]
     if weights is None:
         return solve(facts, nodes, capacity_tokens)
     return evaluate(facts, nodes, weights, capacity_tokens)
+
+
+def _node(layout: Layout, rank: int, memory_bytes: int | None) -> NodeFacts:
+    speed = 1.0
+    if layout.testbed is not None:
+        speed = layout.testbed.speeds[rank]
+        memory_bytes = layout.testbed.memory_bytes(rank, memory_bytes)
+    return NodeFacts(speed, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
 
 
 def model_facts_of(model: PreparedModel) -> ModelFacts:
@@ -137,20 +150,34 @@ def _available_bytes() -> int:
 
 @contextmanager
 def launch(
-    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, traces: tuple[Path, ...] = ()
+    model: PreparedModel,
+    layout: Layout,
+    plan: Plan,
+    capacity_tokens: int,
+    traces: tuple[Path, ...] = (),
+    places: tuple[Place, ...] = (),
 ) -> Iterator[LocalCluster]:
-    """The running cluster; ended at the end of the block in any case. `traces` as in ClusterSpec."""
+    """The running cluster; ended at the end of the block in any case. `traces` as in ClusterSpec; `places` on a testbed
+    that is open already."""
+    with nullcontext(places) if places else places_on(layout.testbed) as places:
+        spec = ClusterSpec(
+            pack=model.pack.path.absolute(),
+            shares=plan.shares,
+            compute=model.compute,
+            threads=layout.threads_per_node,
+            capacity_tokens=capacity_tokens,
+            weights=tuple(need.weights for need in plan.needs),
+            traces=traces,
+            places=places,
+            collective=layout.collective,
+            wire=layout.wire,
+        )
+        yield from _run(spec, [need.weight_bytes for need in plan.needs])
+
+
+def _run(spec: ClusterSpec, weight_bytes: Sequence[int]) -> Iterator[LocalCluster]:
     progress = ByteProgress("loading weights")
-    spec = ClusterSpec(
-        pack=model.pack.path.absolute(),
-        shares=plan.shares,
-        compute=model.compute,
-        threads=layout.threads_per_node,
-        capacity_tokens=capacity_tokens,
-        weights=tuple(need.weights for need in plan.needs),
-        traces=traces,
-    )
-    cluster = LocalCluster(spec, [need.weight_bytes for need in plan.needs], progress)
+    cluster = LocalCluster(spec, weight_bytes, progress)
     try:
         cluster.start()
     finally:
@@ -161,17 +188,17 @@ def launch(
         cluster.close()
 
 
-def collective_name(nodes: int) -> str:
-    """Two nodes exchange their parts, more send them to rank 0."""
-    return ("none", "exchange")[nodes - 1] if nodes <= 2 else "star"
-
-
-def plan_json(model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int) -> dict[str, object]:
-    """The plan as `--json` prints it."""
+def plan_json(
+    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, routing: Ready | None
+) -> dict[str, object]:
+    """The plan as `--json` prints it. `routing`: what rank 0 said when it was ready."""
     return {
         "precision": model.pack.precision.value,
         "compute": model.compute,
-        "collective": collective_name(len(plan.shares)),
+        "collective": (routing.collective if routing else "") or "none",
+        "bulk_collective": (routing.bulk_collective if routing else "") or "none",
+        "collective_why": routing.why if routing else "",
+        "wire": layout.wire,
         "context": capacity_tokens,
         "threads": layout.threads_per_node,
         "shares": [

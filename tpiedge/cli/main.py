@@ -27,6 +27,7 @@ from tpiedge.cli.pack import pack, unpack
 from tpiedge.cli.pull import pull
 from tpiedge.cli.run import run
 from tpiedge.cli.shards import shards
+from tpiedge.cli.testbed import testbed
 from tpiedge.cli.token import token
 from tpiedge.cli.trace import trace
 from tpiedge.cli.worker import worker
@@ -63,6 +64,7 @@ for command in (
     chat,
     nodes,
     trace,
+    testbed,
 ):
     cli.add_command(command)
 

@@ -67,9 +67,8 @@ def once(
             click.echo("" if tokenizer else ",".join(map(str, answer.token_ids)))
         stats = cluster.stats()
     if as_json:
-        click.echo(
-            json.dumps(_record(model, request, answer, stats, plan_json(model, layout, plan, capacity)))
-        )
+        described = plan_json(model, layout, plan, capacity, cluster.routing)
+        click.echo(json.dumps(_record(model, request, answer, stats, described)))
     else:
         _summary(answer, stats)
 

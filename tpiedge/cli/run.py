@@ -7,6 +7,7 @@ import click
 
 from tpiedge.cli.chat import chat
 from tpiedge.cli.launch import Layout
+from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
     BYTES,
@@ -19,10 +20,11 @@ from tpiedge.cli.options import (
 )
 from tpiedge.cli.prepare import cache_option, prepare
 from tpiedge.cli.recording import recording
+from tpiedge.cli.testbed_nodes import emulated, testbed_option
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
-from tpiedge.wire.fields import Compute, Pin
+from tpiedge.wire.fields import Choice, Compute, Pin, WirePrecision
 
 __all__ = ["run"]
 
@@ -31,7 +33,10 @@ __all__ = ["run"]
 @click.option(
     "--model", "model_name", required=True, help="'demo', a pulled model, a checkpoint's folder or a pack."
 )
-@click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")
+@click.option("--nodes", type=int, help="Number of processes.  [default: 1; the testbed's devices]")
+@testbed_option
+@collective_option
+@wire_option
 @click.option("--shares", help="Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
 @click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")
 @click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
@@ -58,7 +63,10 @@ __all__ = ["run"]
 @cache_option
 def run(
     model_name: str,
-    nodes: int,
+    nodes: int | None,
+    testbed_name: str | None,
+    collective: Choice,
+    wire: WirePrecision,
     shares: str | None,
     threads: int | None,
     precision: str | None,
@@ -82,12 +90,14 @@ def run(
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
     _check_together(prompt, prompt_ids, as_json, prompt_logprobs, sampling_flags["logprobs"])
-    layout = Layout(nodes, shares, threads, memory, keeping_of(window, pin, io))
+    testbed = emulated(testbed_name, nodes)
+    count = nodes if nodes is not None else len(testbed.devices) if testbed else 1
+    layout = Layout(count, shares, threads, memory, keeping_of(window, pin, io), testbed, collective, wire)
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)
     ids = token_ids(prompt_ids) if prompt_ids is not None else None
-    with recording(trace, nodes) as traces:
+    with recording(trace, count) as traces:
         model = prepare(model_name, precision, compute, cache)
         check_sampling(sampling, model.config.vocab_size)
         if ids is None and prompt is not None:

@@ -37,6 +37,7 @@ _COLOURS = {
     "reduce": "#59a14f",
     "load": "#9d8ec7",
     "wait": "#e15759",
+    "travel": "#b0b7c3",
 }
 
 
@@ -123,7 +124,9 @@ def _wide(placed: Sequence[tuple[Event, int]], window: Interval) -> Iterator[tup
 
 def _label(event: Event) -> str:
     layer = f"L{event.layer}" if event.layer >= 0 else ""
-    return f"{event.name} {layer}".strip() if event.lane in ("load", "wait") else layer or event.name
+    return (
+        f"{event.name} {layer}".strip() if event.lane in ("load", "wait", "travel") else layer or event.name
+    )
 
 
 def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:

@@ -121,6 +121,8 @@ def _record(found: Trace, window: Interval, nodes: Sequence[NodeSummary]) -> dic
                 **{f"load_during_{lane}_s": both_s for lane, both_s in node.load_during_s.items()},
                 "read_bytes": node.read_bytes,
                 "io_hidden_percent": node.hidden_percent,
+                "travel_during_compute_s": node.travel_during_compute_s,
+                "travel_hidden_percent": node.travel_hidden_percent,
             }
             for node in nodes
         ],
@@ -139,11 +141,14 @@ def _print(found: Trace, window: Interval, nodes: Sequence[NodeSummary]) -> None
                 for lane in LANES
             ),
             format_bytes(node.read_bytes),
-            "-" if node.hidden_percent is None else f"{node.hidden_percent:.0f} %",
+            *(
+                "-" if percent is None else f"{percent:.0f} %"
+                for percent in (node.hidden_percent, node.travel_hidden_percent)
+            ),
         ]
         for node in nodes
     ]
-    print_table(["node", *LANES, "read", "I/O hidden"], rows)
+    print_table(["node", *LANES, "read", "I/O hidden", "travel hidden"], rows)
     for node in nodes:
         if node.dropped:
             click.echo(f"\n{node.dropped} later events of node {node.rank} had no room in the trace")

@@ -1,0 +1,24 @@
+"""How nodes add up their parts: the flags of every verb that starts them."""
+
+from typing import get_args
+
+import click
+
+from tpiedge.wire.fields import Choice, WirePrecision
+
+__all__ = ["collective_option", "wire_option"]
+
+collective_option = click.option(
+    "--collective",
+    type=click.Choice(get_args(Choice)),
+    default="auto",
+    show_default=True,
+    help="How nodes add up their parts; auto: what is fastest over the measured links.",
+)
+wire_option = click.option(
+    "--wire",
+    type=click.Choice(get_args(WirePrecision)),
+    default="f32",
+    show_default=True,
+    help="How parts travel between nodes; all but f32 are rounded.",
+)

@@ -1,0 +1,287 @@
+"""How long an all-reduce takes over given links, and which collective is the fastest (TPI-LLM, section 3.2 and
+appendix A.1).
+
+A collective is a sequence of phases, in each of which some nodes send to some others; a node goes on to the next phase
+once it has received all that is for it, and its own messages have left. A message takes
+
+1. the one-way latency of its link;
+2. its transfer: its bytes at the rate of its link, or all that leaves its sender's port in the same phase at the rate
+   of that port, or all that arrives at its receiver's, whichever takes longest. A port sends and receives at once, at
+   the rate of its fastest link that was measured;
+3. its processing: encryption and copies of all that its sender sends and its receiver receives in the same phase.
+
+The all-reduce is over when the last node has everything. With equal links of latency t and rate r, N nodes and B bytes:
+
+    star      2 t        + 2 (N-1) B / r             all to rank 0, and back
+    mesh      t          + (N-1) B / r               all to all
+    two-shot  2 t        + 2 (N-1)/N B / r           slice s to node s, which sends the sum of it to all
+    tree      4 t        + 2 (heads + children) B / r    by way of about sqrt(N) heads
+    ring      2 (N-1) t  + 2 (N-1)/N B / r           slices, twice around
+
+Star, mesh and two-shot add in the order of ranks and give the same bits, so that `choose` never changes a token. Tree
+and ring put other brackets around the sum. They are predicted to be compared with and never chosen: over equal links
+the ring is never faster than two-shot, and the tree pays only among many nodes with next to no latency.
+"""
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import combinations
+from math import inf, isfinite
+from typing import Final, get_args
+
+from tpiedge.collectives.shape import Hop, phases
+from tpiedge.errors import InternalError
+from tpiedge.units import format_bytes, format_seconds
+from tpiedge.wire.fields import Collective
+
+__all__ = [
+    "BYTE_S",
+    "MESSAGE_S",
+    "TIE",
+    "WAKE_S",
+    "Choice",
+    "Costs",
+    "NetworkFacts",
+    "PairFacts",
+    "Prediction",
+    "choose",
+    "predict",
+]
+
+# Fitted to `tpiedge bench allreduce` over loopback on two Zen 4 cores (CURVE, f32, 4 B to 1 MiB): star among 4 nodes
+# 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and
+# 0.42 ms. A bare ping-pong of pyzmq with CURVE used 29 to 35 us of CPU for a small message at either end.
+MESSAGE_S: Final = 20e-6
+"""What sending or receiving a message costs, whatever its size."""
+BYTE_S: Final = 0.65e-9
+"""What every byte of it adds: encryption or decryption, copies, the kernel."""
+WAKE_S: Final = 25e-6
+"""Once per phase: what waking up a receiver that waited costs."""
+
+TIE: Final = 0.05
+"""Of two collectives whose predictions differ by no more than this part, the simpler one is chosen."""
+
+_CHOICES: Final[tuple[Collective, ...]] = ("star", "mesh", "two-shot")
+"""From the simplest on."""
+
+Host = str | int
+_Port = tuple[str, Host]
+_PortSide = tuple[_Port, str]
+"""A port sends ("out") and receives ("in")."""
+
+
+@dataclass(frozen=True, slots=True)
+class PairFacts:
+    """The link between two nodes. `bytes_per_s`: None where it is unlimited or not known."""
+
+    one_way_latency_s: float
+    bytes_per_s: float | None = None
+
+    def __post_init__(self) -> None:
+        rate = self.bytes_per_s
+        sane = self.one_way_latency_s >= 0 and isfinite(self.one_way_latency_s)
+        if not sane or (rate is not None and not 0 < rate < inf):
+            raise InternalError(f"no link has {self}")
+
+    @staticmethod
+    def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
+        """From echoes over a connection of ours: an empty one, and the rate at which the bytes of another came on top.
+
+        Processing is taken out, because predictions add it. No limit is known where hardly more than that remains.
+        """
+        latency_s = max(0.0, round_trip_s / 2 - 2 * MESSAGE_S - WAKE_S)
+        byte_s = 1 / bytes_per_s - 2 * BYTE_S if bytes_per_s > 0 else 0.0
+        return PairFacts(latency_s, 1 / byte_s if byte_s > BYTE_S else None)
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Of processing messages, in seconds: per message and per byte, at either end, and per phase."""
+
+    message_s: float = MESSAGE_S
+    byte_s: float = BYTE_S
+    wake_s: float = WAKE_S
+
+
+@dataclass(frozen=True)
+class NetworkFacts:
+    """The nodes of a cluster by rank, and their links.
+
+    `links`: by pair of ranks, in one order for both directions or in both orders; a pair that is missing cannot reach
+    each other. Rank 0 and every other rank can. `hosts`: on which machine each rank runs. Those on one machine share
+    its `cores` (1 where nothing is said) and the port by which it reaches other machines; a link within a machine is
+    limited only if it has a rate, as the links of emulated devices have.
+    """
+
+    links: Mapping[tuple[int, int], PairFacts]
+    hosts: tuple[Host, ...]
+    cores: Mapping[Host, int] = field(default_factory=dict)
+    costs: Costs = field(default_factory=Costs)
+
+    def __post_init__(self) -> None:
+        for rank in range(1, self.size):
+            if self.link(0, rank) is None or self.link(rank, 0) is None:
+                raise InternalError(f"no link between rank 0 and rank {rank} was described")
+
+    @property
+    def size(self) -> int:
+        return len(self.hosts)
+
+    def link(self, source: int, target: int) -> PairFacts | None:
+        """In this direction; None where there is none."""
+        return self.links.get((source, target)) or self.links.get((target, source))
+
+    @cached_property
+    def port_rates(self) -> Mapping[_PortSide, float]:
+        """Bytes per second of every port whose rate is known, out and in."""
+        rates: dict[_PortSide, float] = {}
+        for source in range(self.size):
+            for target in range(self.size):
+                link = self.link(source, target) if source != target else None
+                if link is None or link.bytes_per_s is None:
+                    continue
+                for port in self.ports(source, target):
+                    rates[port] = max(rates.get(port, 0.0), link.bytes_per_s)
+        return rates
+
+    def ports(self, source: int, target: int) -> tuple[_PortSide, _PortSide]:
+        """By which a message leaves and arrives."""
+        return (self._port(source, target), "out"), (self._port(target, source), "in")
+
+    def _port(self, rank: int, other: int) -> _Port:
+        host = self.hosts[rank]
+        return ("node", rank) if host == self.hosts[other] else ("host", host)
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of one all-reduce: the parts of its longest chain of messages that wait for each other."""
+
+    latency_s: float = 0.0
+    transfer_s: float = 0.0
+    processing_s: float = 0.0
+
+    @property
+    def seconds(self) -> float:
+        return self.latency_s + self.transfer_s + self.processing_s
+
+    def __add__(self, other: "Prediction") -> "Prediction":
+        latency_s, transfer_s = self.latency_s + other.latency_s, self.transfer_s + other.transfer_s
+        return Prediction(latency_s, transfer_s, self.processing_s + other.processing_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """`predictions`: of every collective that the links allow. `why` is a sentence for people."""
+
+    collective: Collective
+    predictions: Mapping[Collective, Prediction]
+    why: str
+
+
+def choose(nbytes: int, facts: NetworkFacts) -> Choice:
+    """The fastest of star, mesh and two-shot for `nbytes` per node, as they travel: half of them with bf16 on the wire.
+
+    Two nodes always exchange their parts: that is one latency, and no more bytes or messages than any other way.
+    """
+    known = {name: predict(name, nbytes, facts) for name in get_args(Collective)}
+    predictions = {name: found for name, found in known.items() if found is not None}
+    able = [name for name in _CHOICES if name in predictions]
+    least_s = min(predictions[name].seconds for name in able)
+    near = [name for name in able if predictions[name].seconds <= (1 + TIE) * least_s]
+    chosen: Collective = "mesh" if facts.size == 2 else near[0]
+    return Choice(chosen, predictions, _why(chosen, near, nbytes, predictions, facts))
+
+
+def predict(collective: Collective, nbytes: int, facts: NetworkFacts) -> Prediction | None:
+    """One all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot reach each
+    other."""
+    ready = [Prediction()] * facts.size
+    for phase in phases(collective, facts.size):
+        if any(facts.link(hop.source, hop.target) is None for hop in phase):
+            return None
+        ready = _after(phase, nbytes, ready, facts)
+    return max(ready, key=lambda found: found.seconds)
+
+
+def _after(
+    phase: Sequence[Hop], nbytes: int, ready: Sequence[Prediction], facts: NetworkFacts
+) -> list[Prediction]:
+    """When every node is through with `phase`, if it was `ready` for it at those times."""
+    load = _Load(phase, nbytes, facts)
+    after = list(ready)
+    for hop in phase:
+        start, message = ready[hop.source], load.prediction(hop)
+        # A sender goes on once the message has left.
+        for rank, end in (
+            (hop.target, start + message),
+            (hop.source, start + replace(message, latency_s=0.0)),
+        ):
+            if end.seconds > after[rank].seconds:
+                after[rank] = end
+    return after
+
+
+class _Load:
+    """What all messages of a phase together ask of ports and processors."""
+
+    def __init__(self, phase: Sequence[Hop], nbytes: int, facts: NetworkFacts) -> None:
+        self._nbytes = nbytes
+        self._facts = facts
+        self._port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
+        self._rank_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._host_s: defaultdict[tuple[Host, str], float] = defaultdict(float)
+        for source, target, part in phase:
+            for port in facts.ports(source, target):
+                self._port_bytes[port] += nbytes * part
+            work_s = facts.costs.message_s + nbytes * part * facts.costs.byte_s
+            for rank, side in ((source, "out"), (target, "in")):
+                self._rank_s[rank, side] += work_s
+                self._host_s[facts.hosts[rank], side] += work_s
+
+    def prediction(self, hop: Hop) -> Prediction:
+        source, target, part = hop
+        link = self._facts.link(source, target)
+        assert link is not None  # `predict` has looked
+        return Prediction(
+            link.one_way_latency_s,
+            max(
+                self._nbytes * part / (link.bytes_per_s or inf),
+                *map(self._port_s, self._facts.ports(source, target)),
+            ),
+            self._work_s(source, "out") + self._work_s(target, "in") + self._facts.costs.wake_s,
+        )
+
+    def _port_s(self, port: _PortSide) -> float:
+        return self._port_bytes[port] / self._facts.port_rates.get(port, inf)
+
+    def _work_s(self, rank: int, side: str) -> float:
+        host = self._facts.hosts[rank]
+        return max(self._rank_s[rank, side], self._host_s[host, side] / self._facts.cores.get(host, 1))
+
+
+def _why(
+    chosen: Collective,
+    near: Sequence[Collective],
+    nbytes: int,
+    predictions: Mapping[Collective, Prediction],
+    facts: NetworkFacts,
+) -> str:
+    if facts.size == 1:
+        return "one node has nobody to send to"
+    if facts.size == 2:
+        return "two nodes exchange their parts"
+    apart = _apart(facts)
+    if apart:
+        return "all goes by node 0: nodes {} and {} cannot reach each other".format(*apart)
+    times = ", ".join(f"{name} {format_seconds(predictions[name].seconds)}" for name in _CHOICES)
+    simplest = f"; {chosen} is the simplest within {TIE:.0%} of the fastest" if len(near) > 1 else ""
+    return f"predicted for {format_bytes(nbytes)}: {times}{simplest}"
+
+
+def _apart(facts: NetworkFacts) -> tuple[int, int] | None:
+    """The first two nodes that cannot reach each other."""
+    pairs = combinations(range(facts.size), 2)
+    return next((pair for pair in pairs if facts.link(*pair) is None), None)

@@ -1,0 +1,54 @@
+// What is to happen, earliest first; of what is due at the same time, what was put in first.
+#ifndef TPIEDGE_DELAY_QUEUE_H
+#define TPIEDGE_DELAY_QUEUE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+namespace tpiedge {
+
+class DelayQueue {
+public:
+    static constexpr int64_t NEVER = std::numeric_limits<int64_t>::max();
+
+    explicit DelayQueue(size_t capacity) { heap_.reserve(capacity); }
+
+    bool empty() const { return heap_.empty(); }
+    size_t size() const { return heap_.size(); }
+    int64_t next_ns() const { return heap_.empty() ? NEVER : heap_.front().when_ns; }
+
+    void push(int64_t when_ns, uint32_t item) {
+        heap_.push_back({when_ns, count_++, item});
+        std::push_heap(heap_.begin(), heap_.end(), later);
+    }
+
+    // Of a queue that is not empty.
+    uint32_t pop() {
+        std::pop_heap(heap_.begin(), heap_.end(), later);
+        const uint32_t item = heap_.back().item;
+        heap_.pop_back();
+        return item;
+    }
+
+private:
+    struct Entry {
+        int64_t when_ns;
+        uint64_t number;
+        uint32_t item;
+    };
+
+    static bool later(const Entry &one, const Entry &other) {
+        return one.when_ns != other.when_ns ? one.when_ns > other.when_ns : one.number > other.number;
+    }
+
+    std::vector<Entry> heap_;
+    uint64_t count_ = 0;
+};
+
+}  // namespace tpiedge
+
+#endif

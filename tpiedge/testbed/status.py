@@ -1,0 +1,93 @@
+"""What a testbed is and does at the moment, as one record for people and programs. Linux."""
+
+import contextlib
+from typing import Any
+
+from tpiedge.errors import TpiedgeError
+from tpiedge.testbed import forwarding
+from tpiedge.testbed.description import Device, Link
+from tpiedge.testbed.groups import Controllers, processors
+from tpiedge.testbed.state import State, prefix_of
+from tpiedge.testbed.testbed import members, namespaces_of
+from tpiedge.testbed.topology import Expected, Topology
+
+__all__ = ["status_of"]
+
+
+def status_of(made: State) -> dict[str, Any]:
+    """`state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer restarted);
+    broken (its switch has ended)."""
+    topology = made.topology
+    switch_pids = sorted(forwarding.switches(made.name))
+    return {
+        "name": made.name,
+        "state": _state(made, switch_pids),
+        "network": made.network,
+        "switch_pids": switch_pids,
+        "owner_pid": made.owner.pid if made.owner else None,
+        "devices": [_device(made, topology, device) for device in topology.description.devices],
+        "links": _links(made, topology),
+        "pairs": [
+            {"from": source, "to": target} | _expected(expected)
+            for (source, target), expected in topology.expected_pairs().items()
+        ],
+    }
+
+
+def _state(made: State, switch_pids: list[int]) -> str:
+    if made.abandoned:
+        return "abandoned"
+    if not made.ready:
+        return "starting"
+    return "up" if switch_pids or made.network == "netem" else "broken"
+
+
+def _device(made: State, topology: Topology, device: Device) -> dict[str, Any]:
+    namespace = namespaces_of(made)[device.name]
+    use = Controllers.here().use(f"{prefix_of(made.name)}{device.name}")
+    return {
+        "name": device.name,
+        "address": topology.addresses[device.name],
+        "namespace": namespace.name,
+        "there": namespace.exists(),
+        "cpus": device.cpus,
+        "cpus_limited": device.cpus is not None and device.cpus < processors(),
+        "memory_limit_bytes": use.limit_bytes,
+        "swap_bytes": device.swap_bytes,
+        "memory_used_bytes": use.used_bytes,
+        "memory_peak_bytes": use.peak_bytes,
+        "oom_kills": use.oom_kills,
+        "processes": sorted(members(made.name, device.name)),
+    }
+
+
+def _links(made: State, topology: Topology) -> list[dict[str, Any]]:
+    counted: dict[str, dict[str, Any]] = {}
+    with contextlib.suppress(TpiedgeError, OSError):  # a switch that has ended counts nothing
+        counted = forwarding.counters(made, namespaces_of(made))
+    return [
+        {"member": member.name, "uplink": member.uplink, "way": way}
+        | _link(topology.link(member.name, way))
+        | {"counters": counted.get(f"{member.name} {way}")}
+        for member in topology.description.members
+        if member.uplink is not None
+        for way in ("up", "down")
+    ]
+
+
+def _link(link: Link) -> dict[str, Any]:
+    return {
+        "latency_s": link.latency_s,
+        "jitter_s": link.jitter_s,
+        "loss": link.loss,
+        "bytes_per_s": link.bytes_per_s,
+    }
+
+
+def _expected(expected: Expected) -> dict[str, Any]:
+    return {
+        "latency_s": expected.latency_s,
+        "jitter_s": expected.jitter_s,
+        "loss": expected.loss,
+        "bytes_per_s": expected.bytes_per_s,
+    }

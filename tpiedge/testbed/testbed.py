@@ -1,0 +1,161 @@
+"""Bringing a testbed up and down, and changing its links. Linux, root; one command at a time per testbed."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from tpiedge.errors import ResourceError, UserError
+from tpiedge.testbed import forwarding, state
+from tpiedge.testbed.description import Link
+from tpiedge.testbed.groups import Controllers, processors
+from tpiedge.testbed.namespaces import NAMESPACES, add_namespace, members_of, remove_namespace
+from tpiedge.testbed.processes import end_all
+from tpiedge.testbed.scenarios import Scenario
+from tpiedge.testbed.state import Network, Owner, State, locked, prefix_of, read_state
+
+__all__ = ["change_link", "down", "known_names", "members", "namespaces_of", "up"]
+
+_POLITE_S = 3.0
+
+Say = Callable[[str], object]
+
+
+def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | None = None) -> State:
+    """It stays until `down`, or as long as `owner` lives. What a killed command left of it is removed before.
+
+    Raises UserError where it is up already or this computer cannot have it, ResourceError; then nothing is left.
+    """
+    name = scenario.name
+    with locked(name):
+        _clear(name, say)
+        chosen = network or forwarding.best_network()
+        made = State(name, scenario.text, chosen, maker=Owner.own())
+        made.write()
+        try:
+            _build(made, say)
+            made = replace(made, owner=owner, ready=True)
+            made.write()
+        except BaseException:
+            _remove(name)
+            raise
+    return made
+
+
+def down(name: str) -> bool:
+    """End all processes in it and remove it, or what is left of it. Whether there was anything. Raises UserError,
+    ResourceError."""
+    with locked(name):
+        return _remove(name)
+
+
+def known_names() -> list[str]:
+    """Of all testbeds that are there or of which something is left."""
+    marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
+    marked |= Controllers.here().found("tpiedge.")
+    return sorted({*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)})
+
+
+def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> State:
+    """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on.
+
+    Raises UserError, ResourceError.
+    """
+    with locked(name):
+        found = read_state(name)
+        if found is None or found.abandoned or not found.ready:
+            raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
+        known = found.topology.members.get(member)
+        if known is None or known.uplink is None:
+            wired = [other.name for other in found.topology.description.members if other.uplink is not None]
+            raise UserError(f"{member[:40]!r} has no link in the testbed {name}: choose {', '.join(wired)}")
+        up_link, down_link = change(known.up, known.down)
+        changed = replace(found, links={**found.links, member: (up_link, down_link)})
+        forwarding.set_link(changed, member, namespaces_of(changed))
+        changed.write()
+        return changed
+
+
+def namespaces_of(made: State) -> dict[str, Path]:
+    """Of its members: routers have one only where the kernel emulates the network."""
+    description = made.topology.description
+    with_one = description.members if made.network == "netem" else description.devices
+    return {member.name: NAMESPACES / f"{prefix_of(made.name)}{member.name}" for member in with_one}
+
+
+def members(name: str, device: str) -> set[int]:
+    """The processes in a device."""
+    full = f"{prefix_of(name)}{device}"
+    return members_of([NAMESPACES / full]) | Controllers.here().members(full)
+
+
+def _clear(name: str, say: Say) -> None:
+    """Room for a new one. Raises UserError if there is one."""
+    found = read_state(name)
+    if found is None or found.abandoned:
+        if _remove(name):
+            say(f"removed what an earlier command left of {name}")
+        return
+    if found.owner is not None:
+        raise UserError(
+            f"the testbed {name} belongs to a running command (process {found.owner.pid}) and ends with it: "
+            "wait, or give yours another --name"
+        )
+    raise UserError(f"the testbed {name} is up already: tpiedge testbed down {name} ends it")
+
+
+def _build(made: State, say: Say) -> None:
+    topology, namespaces = made.topology, namespaces_of(made)
+    say(f"{made.name}: {len(topology.description.devices)} devices, network by {made.network}")
+    for path in namespaces.values():
+        add_namespace(path.name)
+    _make_groups(made, say)
+    forwarding.start(made, namespaces)
+
+
+def _make_groups(made: State, say: Say) -> None:
+    """A group for each device, with its limits."""
+    controllers, prefix = Controllers.here(), prefix_of(made.name)
+    devices = made.topology.description.devices
+    try:
+        for device in devices:
+            controllers.make(prefix + device.name)
+    except OSError as error:
+        say(f"devices have no limits: this computer lets nobody make control groups ({error.strerror})")
+        return
+    missing = [
+        what for what, top in (("processors", controllers.cpu), ("memory", controllers.memory)) if top is None
+    ]
+    if missing:
+        say(f"devices have no limit of {' and '.join(missing)}: this computer has no control groups for that")
+    for device in devices:
+        _limit(controllers, prefix + device.name, device.cpus, device.memory_bytes, device.swap_bytes)
+
+
+def _limit(
+    controllers: Controllers, group: str, cpus: float | None, memory_bytes: int | None, swap_bytes: int
+) -> None:
+    """As many processors as there are, or more, are no limit."""
+    try:
+        if cpus is not None and cpus < processors():
+            controllers.limit_cpus(group, cpus)
+        if memory_bytes is not None:
+            controllers.limit_memory(group, memory_bytes, swap_bytes)
+    except OSError as error:
+        raise ResourceError(f"cannot limit the control group {group}: {error.strerror}") from None
+
+
+def _remove(name: str) -> bool:
+    """By names alone, in whatever state it is: see `state`."""
+    controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
+    paths = sorted(NAMESPACES.glob(f"{prefix}*"))
+    groups = sorted(controllers.found(prefix))
+    end_all(lambda: members_of(paths).union(*map(controllers.members, groups)), _POLITE_S)
+    end_all(lambda: forwarding.switches(name), _POLITE_S)
+    for path in paths:
+        remove_namespace(path)
+    for group in groups:
+        controllers.remove(group)
+    there = folder.is_dir()
+    shutil.rmtree(folder, ignore_errors=True)
+    return bool(there or paths or groups)
