@@ -2,6 +2,7 @@
 
     .venv/bin/python tools/bench_peers.py transformers CHECKPOINT --precision bf16 [--compute bf16] [--threads 2]
     .venv/bin/python tools/bench_peers.py offload [--json] [--limits 60%,90%] [--repeats 5]
+    .venv/bin/python tools/bench_peers.py allreduce [--testbed paper-8] [--nodes 2,4,8] [--bytes 4]
 
 transformers: both hold the same weights at the same time and answer in alternation (A B A B ...), so that a noisy
 neighbour hits both. Make the checkpoint with tools/make_checkpoint.py.
@@ -11,6 +12,9 @@ with offload_folder) and AirLLM decode with the same bf16 weights, each in a fre
 control group, which counts page cache too; in alternation, with the disk's own rate measured between. The others are
 installed and built on the first run, which takes about ten minutes. Linux, root.
 
+allreduce: torch.distributed's gloo against tpiedge, one process per rank and both over the same links: those of a
+testbed (Linux, root), or loopback.
+
 Printed: medians with minimum and maximum, and the ratio pair by pair.
 """
 
@@ -18,12 +22,14 @@ import argparse
 import json
 import sys
 from pathlib import Path
+from typing import get_args
 
 from peers.offload import PEERS, compare_offload
 from peers.table import table
 from platformdirs import user_cache_path
 
 from tpiedge.errors import TpiedgeError
+from tpiedge.wire.fields import Choice
 
 _INTERRUPTED = 130
 
@@ -48,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True)
     _add_transformers(verbs.add_parser("transformers", help="decode and prefill of one process each"))
     _add_offload(verbs.add_parser("offload", help="decode of a model larger than its memory"))
+    _add_allreduce(verbs.add_parser("allreduce", help="sums over a network"))
     return parser
 
 
@@ -83,6 +90,30 @@ def _add_offload(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
 
 
+def _add_allreduce(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(compare=_allreduce)
+    verb.add_argument(
+        "--testbed", help="its name or file; ranks on its devices in their order [default: none]"
+    )
+    verb.add_argument("--nodes", type=_node_counts, default=(8,), help="like 2,4,8 [default: 8]")
+    verb.add_argument("--bytes", type=_positive, default=4, help="payload [default: 4]")
+    verb.add_argument(
+        "--collective",
+        choices=get_args(Choice),
+        default="auto",
+        help="tpiedge's [default: what it would choose]",
+    )
+    verb.add_argument("--rounds", type=_positive, default=100, help="all-reduces in a repeat [default: 100]")
+    verb.add_argument("--repeats", type=_positive, default=5)
+
+
+def _node_counts(text: str) -> tuple[int, ...]:
+    counts = tuple(_positive(item.strip()) for item in text.split(","))
+    if not all(2 <= count <= 64 for count in counts):
+        raise argparse.ArgumentTypeError(f"{text!r}: from 2 to 64 nodes")
+    return counts
+
+
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
@@ -107,6 +138,13 @@ def _transformers(arguments: argparse.Namespace) -> int:
 def _offload(arguments: argparse.Namespace) -> int:
     record = compare_offload(arguments)
     print(json.dumps(record, indent=2) if arguments.json else table(record))
+    return 0
+
+
+def _allreduce(arguments: argparse.Namespace) -> int:
+    from peers.allreduce import compare_allreduces  # imports torch
+
+    print(json.dumps(compare_allreduces(arguments), indent=2))
     return 0
 
 

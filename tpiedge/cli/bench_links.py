@@ -14,6 +14,9 @@ from tpiedge.testbed.running import RunningTestbed
 __all__ = ["AS_THEY_ARE", "Dial", "LinkSetting", "LoadedTrips", "latencies", "rates"]
 
 
+_PAUSE_S = 0.2
+
+
 @dataclass(frozen=True)
 class LinkSetting:
     """Links of a testbed as they are to be: one-way latency from device to device, and rate. None: as they are; a rate
@@ -105,9 +108,11 @@ class LoadedTrips:
 
     def _measure(self) -> None:
         first, second = self._testbed.devices[:2]
-        while not self._over.wait(0.2):
+        while True:
             trips, _ = rtts_s(self._testbed, first, second, 5)
             self._found += trips
+            if self._over.wait(_PAUSE_S):
+                return
 
 
 def _numbers(flag: str, text: str, unit: str) -> list[float]:

@@ -4,6 +4,7 @@ An all-reduce runs right after a wake-up, when every call of Python costs severa
 of one shape have in common is made once: the header that goes out, the headers that should come in.
 """
 
+import ctypes
 from dataclasses import dataclass
 from typing import Final
 
@@ -16,7 +17,6 @@ from tpiedge.collectives.courier import Courier, node_name
 from tpiedge.transport.reduction import DONE, Combine, Exchange, Reduce, Reduces
 from tpiedge.wire.data import Partial, Reduced
 from tpiedge.wire.fields import Collective
-from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.stencil import PLACE_AT, PLACE_BYTES, Stencil, place_of
 from tpiedge.wire.tensors import TensorHeader
 
@@ -24,12 +24,13 @@ __all__ = ["FastPath"]
 
 _Kind = tuple[Collective, str, Shape]
 _MOST_KINDS: Final = 8
+_Byte = ctypes.c_char
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
     reduce: Reduce
-    #: A frame whose tensor is the sum once the root of a star has begun to send it.
+    #: The sum, once the root of a star has begun to send it.
     scratch: bytearray
 
 
@@ -42,15 +43,17 @@ class FastPath:
 
     def reduce(self, name: Collective, codec: Codec, own: Array, tag: Tag) -> tuple[int, Array | None]:
         """To how many peers this rank's first message went, and the sum: `own`, in place, where all is done; None, or
-        (at the root of a star) the sum that these peers have, where the caller is to go on."""
+        (at the root of a star) the sum that these peers have, not rounded yet, where the caller is to go on."""
         prepared = self._prepare((name, codec.name, own.shape), codec)
         if prepared is None:
             return 0, None
-        sent = prepared.reduce(place_of(tag.step, tag.block, tag.chunk), own.ctypes.data)
+        # Half the time of `own.ctypes.data`.
+        address = ctypes.addressof(_Byte.from_buffer(own))  # type: ignore[arg-type]
+        sent = prepared.reduce(place_of(tag.step, tag.block, tag.chunk), address)
         if sent == DONE:
             return 0, own
         if sent and name == "star" and self._courier.rank == 0:
-            return sent, np.ndarray(own.shape, np.float32, prepared.scratch, FLAT_BYTES).copy()
+            return sent, np.frombuffer(prepared.scratch, np.float32).reshape(own.shape).copy()
         return sent, None
 
     def _prepare(self, kind: _Kind, codec: Codec) -> _Prepared | None:
@@ -62,10 +65,9 @@ class FastPath:
 
     def _made(self, name: Collective, codec: Codec, shape: Shape) -> _Prepared | None:
         endpoint = self._courier.endpoint
-        if not isinstance(endpoint, Reduces) or name not in ("star", "mesh") or not codec.exact:
+        if not isinstance(endpoint, Reduces) or name not in ("star", "mesh"):
             return None
         header = codec.header(shape)
-        scratch = bytearray(FLAT_BYTES + header.nbytes)
         rank = self._courier.rank
         if name == "mesh":
             combine, outgoing, peers = Combine.EXCHANGE, self._partial(rank, header), self._courier.peers
@@ -74,13 +76,14 @@ class FastPath:
             combine, outgoing = Combine.SUM, self._reduced(header)
             incoming = {peer: self._partial(peer, header) for peer in self._courier.peers}
         else:
-            combine, outgoing, incoming = (
-                Combine.TAKE,
-                self._partial(rank, header),
-                {0: self._reduced(header)},
-            )
+            combine, outgoing = Combine.TAKE, self._partial(rank, header)
+            incoming = {0: self._reduced(header)}
         answers = {node_name(peer): message for peer, message in incoming.items()}
-        exchange = Exchange(combine, rank, outgoing, answers, PLACE_AT, PLACE_BYTES, scratch)
+        rows, columns = shape
+        scratch = bytearray(4 * rows * columns)
+        exchange = Exchange(
+            combine, rank, codec.name, (rows, columns), outgoing, answers, PLACE_AT, PLACE_BYTES, scratch
+        )
         reduce = endpoint.reducer(exchange)
         return None if reduce is None else _Prepared(reduce, scratch)
 

@@ -18,7 +18,10 @@ from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.job import Collective, Job
 from tpiedge.collectives.mesh import Mesh
+from tpiedge.collectives.ring import Ring
 from tpiedge.collectives.star import Star
+from tpiedge.collectives.tree import Tree
+from tpiedge.collectives.two_shot import TwoShot
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.wire import fields
@@ -26,7 +29,13 @@ from tpiedge.wire.data import Gathered, Hidden, StepPlan
 
 __all__ = ["COLLECTIVES", "Group"]
 
-COLLECTIVES: Final[Mapping[str, Callable[[Courier], Collective]]] = {"star": Star, "mesh": Mesh}
+COLLECTIVES: Final[Mapping[str, Callable[[Courier], Collective]]] = {
+    "star": Star,
+    "mesh": Mesh,
+    "two-shot": TwoShot,
+    "tree": Tree,
+    "ring": Ring,
+}
 
 _BELOW_BF16 = np.uint32(0xFFFF)
 

@@ -69,8 +69,16 @@ class Inbox:
         codec: Codec | None = None,
         hop: int = 0,
     ) -> Iterator[Part]:
-        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival, its tensor of `shape`
-        (None: any matrix) as `codec` reads it (None: f32 or bf16, as it says itself).
+        """As `await_all`, read: each tensor of `shape` (None: any matrix) as `codec` reads it (None: f32 or bf16, as it
+        says itself)."""
+        for rank, envelope in self.await_all(kind, tag, ranks, what, hop):
+            array = read_array(envelope, rank, shape, codec) if envelope.tensors else None
+            yield rank, array, envelope.message
+
+    def await_all(
+        self, kind: type, tag: Tag, ranks: set[int], what: Doing, hop: int = 0
+    ) -> Iterator[tuple[int, Envelope]]:
+        """One message of `kind` for `tag` from each of `ranks`, in the order of arrival.
 
         Raises PeerLost, ProtocolError (Misconduct where one rank is to blame), and whatever the endpoint raises.
         """
@@ -81,7 +89,7 @@ class Inbox:
                 early = self._held.pop((*place, rank), None)
                 if early is not None:
                     missing.discard(rank)
-                    yield _part(rank, early, shape, codec)
+                    yield rank, early
         while missing:
             envelope = self._read(*self._receive(missing, what))
             key = self._key(envelope)
@@ -89,7 +97,7 @@ class Inbox:
                 self._check(missing, what)  # somebody may send nothing else, without end
             elif key[:-1] == place and key[-1] in missing:
                 missing.discard(key[-1])
-                yield _part(key[-1], envelope, shape, codec)
+                yield key[-1], envelope
             else:
                 self._hold(key, envelope)
 
@@ -182,10 +190,6 @@ class Inbox:
         if rank is None:
             raise ProtocolError(f"{name} has no rank in epoch {self._epoch}")
         return rank
-
-
-def _part(rank: int, envelope: Envelope, shape: Shape | None, codec: Codec | None) -> Part:
-    return rank, read_array(envelope, rank, shape, codec) if envelope.tensors else None, envelope.message
 
 
 def _nbytes(envelope: Envelope) -> int:

@@ -16,7 +16,7 @@ class Job:
 
     `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
     `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which
-    is `total` then) has gone already.
+    is `total` then) has gone already. `total`: the sum, as far as it is there.
     """
 
     tag: Tag

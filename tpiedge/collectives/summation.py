@@ -1,5 +1,7 @@
 """The sum of an all-reduce: begun before all parts are there, yet always in the order of ranks."""
 
+from collections.abc import Iterable
+from itertools import count
 from math import isfinite
 
 import numpy as np
@@ -7,22 +9,31 @@ import numpy as np
 from tpiedge.collectives.arrays import Array
 from tpiedge.errors import Misconduct, ProtocolError
 
-__all__ = ["OrderedSum"]
+__all__ = ["OrderedSum", "is_finite"]
 
 
 class OrderedSum:
     """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.
 
     `own` is the part of `rank`; None where it has no share. No part is written to: the sum grows in `out`. Call within
-    `np.errstate(over="ignore", invalid="ignore")`.
+    `np.errstate(over="ignore", invalid="ignore")`. `order`: the ranks whose parts there will be, `rank` among them;
+    None: all.
     """
 
-    def __init__(self, own: Array | None, out: Array, rank: int = 0) -> None:
+    def __init__(
+        self, own: Array | None, out: Array, rank: int = 0, order: Iterable[int] | None = None
+    ) -> None:
         self._out = out
         self._sum: Array | None = None
         self._parts: dict[int, Array | None] = {}
-        self._next = 0
+        self._order = count() if order is None else iter(order)
+        self._next = next(self._order, None)
         self.put(rank, own)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nobody so far has a share."""
+        return self._sum is None
 
     def put(self, rank: int, part: Array | None) -> None:
         """The part of `rank`, None where it has no share. Each rank once, in any order."""
@@ -30,7 +41,7 @@ class OrderedSum:
         parts[rank] = part
         while self._next in parts:
             part = parts[self._next]
-            self._next += 1
+            self._next = next(self._order, None)
             if part is None:
                 continue
             self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
@@ -46,12 +57,12 @@ class OrderedSum:
         """As `complete`; Misconduct names who sent a value that is not finite; ProtocolError where all did, or
         nobody."""
         self.complete()
-        if not _is_finite(self._out):
+        if not is_finite(self._out):
             raise self._blame(what)
 
     def _blame(self, what: object) -> ProtocolError:
         given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
-        guilty = [rank for rank, part in given.items() if not _is_finite(part)]
+        guilty = [rank for rank, part in given.items() if not is_finite(part)]
         if not guilty:
             return ProtocolError(f"the sum of {what} overflows f32")
         if guilty[0] == 0 and len(guilty) == len(given) > 1:
@@ -60,6 +71,6 @@ class OrderedSum:
         return Misconduct(guilty[0], f"node {guilty[0]} contributed a value that is not finite to {what}")
 
 
-def _is_finite(array: Array) -> bool:
+def is_finite(array: Array) -> bool:
     """A sum is cheaper than a test of every element; where it overflows the elements decide."""
     return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())

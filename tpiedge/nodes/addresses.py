@@ -33,7 +33,11 @@ DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
 _IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
 _MAX_PORT = 65535
-_ANYWHERE = "tcp://0.0.0.0:"
+_ANYWHERE = ("tcp://0.0.0.0:", "tcp://[::]:")
+_ENDPOINT = re.compile(
+    r"tcp://(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]+)(?:%[0-9A-Za-z._-]{1,64})?\]):([0-9]{1,5})", re.ASCII
+)
+_SCOPE = re.compile(r"%[0-9A-Za-z._-]{1,64}(?=\])", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +109,11 @@ def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
 
 def check_endpoint(text: str) -> str:
     """The address at which a node says that it listens. Raises ProtocolError unless it is tcp://IP:PORT."""
-    host, _, port = text.removeprefix("tcp://").rpartition(":")
+    found = _ENDPOINT.fullmatch(text)
     try:
-        ipaddress.ip_address(host.removeprefix("[").removesuffix("]").partition("%")[0])
-        if not text.startswith("tcp://") or not 1 <= int(port) <= _MAX_PORT:
+        if found is None or not 1 <= int(found[3]) <= _MAX_PORT:
+            raise ValueError
+        if ipaddress.ip_address(found[1] or found[2]).is_multicast:
             raise ValueError
     except ValueError:
         raise ProtocolError(f"it says that it listens at {text[:80]!r}, which is no address") from None
@@ -121,22 +126,27 @@ def listening_address(control_address: str) -> str:
     host, _, port = control_address.removeprefix("tcp://").rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        try:
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
             probe.connect((host, int(port)))
-        except OSError:
-            return "tcp://127.0.0.1:*"
-        own = str(probe.getsockname()[0])
-    return f"tcp://[{own}]:*" if ":" in own else f"tcp://{own}:*"
+            own = probe.getsockname()
+    except OSError:
+        return "tcp://127.0.0.1:*"
+    if family == socket.AF_INET:
+        return f"tcp://{own[0]}:*"
+    # A link-local address says nothing without the interface.
+    scope = f"%{socket.if_indextoname(own[3])}" if own[3] and "%" not in own[0] else ""
+    return f"tcp://[{own[0]}{scope}]:*"
 
 
 def data_endpoint(endpoint: str, control_address: str) -> str:
-    """Where others reach rank 0, which says that it listens at `endpoint`: where that is every address of its machine,
-    at the one that they know of the master."""
-    port = endpoint.removeprefix(_ANYWHERE)
-    if port == endpoint:
-        return endpoint
-    return f"{control_address.rpartition(':')[0]}:{port}"
+    """Where another node reaches a node that says that it listens at `endpoint`, given the address at which it reaches
+    the master: that one where rank 0 listens at every address of its machine, and by the same interface."""
+    for anywhere in _ANYWHERE:
+        if endpoint.startswith(anywhere):
+            return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
+    scope = _SCOPE.search(control_address)
+    return _SCOPE.sub(scope[0], endpoint) if scope else endpoint
 
 
 def _split(text: str) -> tuple[str, str | None]:

@@ -10,11 +10,11 @@ from tpiedge.collectives.communicator import Communicator, Liveness
 from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.errors import PeerLost
+from tpiedge.errors import PeerLost, ProtocolError, UserError
 from tpiedge.nodes.addresses import data_endpoint
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link_survey import LinkSurvey
-from tpiedge.nodes.linking import are_linked, listens
+from tpiedge.nodes.linking import are_linked, connects_to, listens
 from tpiedge.planner.network import NetworkFacts
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Endpoint
@@ -103,8 +103,14 @@ class DataPlaneJoin:
 
     def _connect(self, context: ZmqContext) -> dict[int, ZmqSpoke]:
         """Spokes to the ranks that listen for this node, as far as they can be reached; to rank 0 in any case."""
+        assign = self._assign
         endpoints = dict(self._await_connect().endpoints)
-        spokes = {rank: self._spoke(rank, endpoint, context) for rank, endpoint in endpoints.items()}
+        others = connects_to(assign.rank, len(assign.nodes), assign.collective)
+        if endpoints.keys() != set(others):
+            raise ProtocolError(
+                f"the master sent the addresses of {sorted(endpoints)}, not of {list(others)}"
+            )
+        spokes = self._spokes(endpoints, context)
         deadline = self._clock.now() + _LINK_S
         for rank, spoke in list(spokes.items()):
             if spoke.monitor.wait(max(0.0, deadline - self._clock.now())) is LinkState.UP:
@@ -118,9 +124,20 @@ class DataPlaneJoin:
             del spokes[rank]
         return spokes
 
+    def _spokes(self, endpoints: Mapping[int, str], context: ZmqContext) -> dict[int, ZmqSpoke]:
+        spokes = {}
+        for rank, endpoint in endpoints.items():
+            try:
+                spokes[rank] = self._spoke(rank, endpoint, context)
+            except UserError:
+                if rank == 0:
+                    raise
+                # What another node calls its address is none here.
+        return spokes
+
     def _spoke(self, rank: int, endpoint: str, context: ZmqContext) -> ZmqSpoke:
         spoke = ZmqSpoke(
-            address=data_endpoint(endpoint, self._bootstrap.control_address) if rank == 0 else endpoint,
+            address=data_endpoint(endpoint, self._bootstrap.control_address),
             server_key=self._peer_keys.get(rank, ""),
             keys=self._keys,
             name=self._name,

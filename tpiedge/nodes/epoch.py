@@ -20,7 +20,7 @@ from tpiedge.errors import (
 )
 from tpiedge.nodes.addresses import check_endpoint
 from tpiedge.nodes.hearsay import hearsay
-from tpiedge.nodes.linking import connects_to
+from tpiedge.nodes.linking import connects_to, listens
 from tpiedge.nodes.membership import Loss, Member, Membership, State
 from tpiedge.wire.control import (
     Accused,
@@ -79,7 +79,8 @@ class Epoch:
         self._assign = assign
         self._post = post
         self._tell = tell
-        #: Where nodes listen, and to which others each is yet to be connected.
+        #: Who is yet to say where it listens, where the others do, and to whom each is yet to be connected.
+        self._listeners: set[int] = set()
         self._endpoints: dict[int, str] = {}
         self._unconnected: dict[int, range] = {}
         #: The nodes that gave up over another one, and what they said.
@@ -145,8 +146,7 @@ class Epoch:
                 self._membership.reach(rank, State.JOINED, now)
                 self._assign_to(rank)
             case Listening(endpoint=endpoint):
-                self._endpoints[rank] = check_endpoint(endpoint)
-                self._connect()
+                self._listens(rank, endpoint)
             case Heartbeat(step=step, block=block, bytes_read=bytes_read):
                 self._membership.heartbeat(rank, step, block, bytes_read, now)
             case Loading():
@@ -169,10 +169,20 @@ class Epoch:
 
     def _assign_to(self, rank: int) -> None:
         part = self._assign(rank)
+        size = len(part.nodes)
         self._post(part, rank)
+        if listens(rank, size, part.collective):
+            self._listeners.add(rank)
         if rank:
-            self._unconnected[rank] = connects_to(rank, len(part.nodes), part.collective)
+            self._unconnected[rank] = connects_to(rank, size, part.collective)
             self._connect()
+
+    def _listens(self, rank: int, endpoint: str) -> None:
+        if rank not in self._listeners:
+            raise ProtocolError("it says that it listens, where nobody is to connect to it or it has said so")
+        self._listeners.remove(rank)
+        self._endpoints[rank] = check_endpoint(endpoint)
+        self._connect()
 
     def _connect(self) -> None:
         """Tell those nodes where to connect to of which all others listen."""

@@ -14,7 +14,7 @@ from tpiedge.collectives.courier import node_name
 from tpiedge.errors import Misconduct, PeerLost
 from tpiedge.nodes.probing import Link, Probing
 from tpiedge.planner.network import NetworkFacts, PairFacts
-from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage, Unreachable
+from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage, Unreachable
 from tpiedge.units import KIB
 from tpiedge.wire.data import LinkReport, MeasuredLink, Survey
 from tpiedge.wire.epochs import Echo, Probe
@@ -23,13 +23,21 @@ from tpiedge.wire.messages import Message
 __all__ = ["LinkSurvey"]
 
 _SLICE_S: Final = 0.05
-_PAIR_S: Final = 2.0
+#: For all nodes to be there: the slowest of them may still be starting.
+_START_S: Final = 180.0
+#: For one node's turn, beside what its links to others than rank 0 may take, for each of which it has _PAIR_S.
+_TURN_S: Final = 60.0
+_PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
 _PAYLOADS: Final = 6
 
 
 class LinkSurvey:
-    """One rank's part. `endpoint` has nothing else to receive until it is over."""
+    """One rank's part. `endpoint` has nothing else to receive until it is over.
+
+    Rank 0 begins once every other node answers; then each has its turn. A node hears rank 0, whom it measures, and
+    probes, which it answers; what others send out of turn is dropped, and at rank 0 it is a crime.
+    """
 
     def __init__(
         self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
@@ -47,39 +55,49 @@ class LinkSurvey:
         it returns. Raises PeerLost, ProtocolError."""
         if self._rank == 0:
             return self._lead()
+        deadline = self._clock.now() + _START_S + self._size * (_TURN_S + self._size * _PAIR_S)
         while True:
-            message = self._next(0, "its turn in the survey of the links").message
+            message = self._await(0, "its turn in the survey of the links", deadline)
             if isinstance(message, Survey):
                 if message.turn == 0:
                     return None
                 if message.turn == self._rank:
-                    self._send(self._measured(reached), 0)
+                    self._send(self._measured(reached), 0, self._clock.now() + _TURN_S)
 
     def _lead(self) -> NetworkFacts:
+        self._await_all()
         links: dict[tuple[int, int], PairFacts] = {}
         hosts: list[str] = [_machine()]
         cores: dict[str | int, int] = {hosts[0]: os.cpu_count() or 1}
         for turn in range(1, self._size):
-            self._tell(Survey(self._epoch, turn))
-            report = self._report_of(turn)
+            deadline = self._clock.now() + _TURN_S + turn * _PAIR_S
+            self._send(Survey(self._epoch, turn), turn, deadline)
+            report = self._report_of(turn, deadline)
             hosts.append(report.host)
-            cores[report.host] = max(1, report.cores)
+            cores.setdefault(report.host, max(1, report.cores))
             for link in report.links:
-                rate = link.bytes_per_s or None
-                links[link.rank, turn] = PairFacts(link.round_trip_s / 2, rate)
-        self._tell(Survey(self._epoch, 0))
+                links[link.rank, turn] = PairFacts(link.round_trip_s / 2, _rate(link))
+        for rank in range(1, self._size):
+            self._send(Survey(self._epoch, 0), rank, self._clock.now() + _TURN_S)
         return NetworkFacts(links, tuple(hosts), cores)
 
-    def _report_of(self, turn: int) -> LinkReport:
-        what = f"the links of node {turn}"
-        while True:
-            message = self._next(turn, what).message
-            if not isinstance(message, LinkReport):
-                continue
-            ranks = [link.rank for link in message.links]
-            if message.sender != turn or not set(ranks) <= set(range(turn)) or 0 not in ranks:
-                raise Misconduct(turn, f"node {turn} reports links that it cannot have: {message}")
-            return message
+    def _await_all(self) -> None:
+        """Whoever has its turn finds all others listening, and nobody's start counts as a slow link."""
+        deadline = self._clock.now() + _START_S
+        for rank in range(1, self._size):
+            self._send(Probe(self._epoch, 0, 0, b""), rank, deadline)
+            while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
+                pass
+
+    def _report_of(self, turn: int, deadline: float) -> LinkReport:
+        message = self._await(turn, f"the links of node {turn}", deadline)
+        if not isinstance(message, LinkReport):
+            raise Misconduct(turn, f"node {turn} sent {type(message).__name__} instead of its links")
+        ranks = [link.rank for link in message.links]
+        once = len(set(ranks)) == len(ranks)
+        if message.sender != turn or not once or 0 not in ranks or max(ranks) >= turn:
+            raise Misconduct(turn, f"node {turn} reports links that it cannot have: {message}")
+        return message
 
     def _measured(self, reached: Collection[int]) -> LinkReport:
         found = {rank: self._measure(rank) for rank in sorted(reached)}
@@ -93,56 +111,84 @@ class LinkSurvey:
     def _measure(self, rank: int) -> Link | None:
         """None where the other does not answer; rank 0's silence is a loss."""
         probing = Probing(_PAYLOAD_BYTES, _PAYLOADS, self._epoch)
-        deadline = self._clock.now() + _PAIR_S
-        self._send(probing.begin(self._clock.now()), rank)
-        while rank == 0 or self._clock.now() < deadline:
-            envelope = self._receive(rank, f"an echo of node {rank}")
-            if envelope is None or not isinstance(envelope.message, Echo):
-                continue
-            if self._ranks[envelope.sender] != rank:
-                continue
-            result = probing.heard(envelope.message, self._clock.now())
-            if isinstance(result, Link):
-                return result
-            if result is not None:
-                self._send(result, rank)
+        what = f"an echo of node {rank}"
+        deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
+        step: Probe | Link | None = probing.begin(self._clock.now())
+        while not isinstance(step, Link):
+            if step is not None and not self._try_send(step, rank, deadline):
+                break
+            echo = self._next(rank, what, deadline)
+            if echo is None:
+                break
+            step = probing.heard(echo, self._clock.now()) if isinstance(echo, Echo) else None
+        else:
+            return step
+        if rank == 0:
+            raise _silent(rank, what)
         return None
 
-    def _next(self, rank: int, what: str) -> Envelope:
-        """The next message that is no probe, while `rank` lives."""
-        while True:
-            envelope = self._receive(rank, what)
-            if envelope is not None:
-                return envelope
+    def _await(self, rank: int, what: str, deadline: float) -> Message:
+        message = self._next(rank, what, deadline)
+        if message is None:
+            raise _silent(rank, what)
+        return message
 
-    def _receive(self, rank: int, what: str) -> Envelope | None:
-        """None where nothing came for a moment, or what came has been answered."""
-        try:
-            envelope = self._endpoint.recv(_SLICE_S)
-        except (LinkReset, MalformedMessage) as error:
-            raise PeerLost(self._ranks[error.peer], what, str(error)) from error
-        if envelope is None:
-            self._liveness.check(rank, what)
-        elif isinstance(envelope.message, Probe):
-            probe = envelope.message
-            payload = bytes(min(probe.answer_bytes, _PAYLOAD_BYTES))
-            self._send(Echo(self._epoch, probe.number, payload), self._ranks[envelope.sender])
-        elif getattr(envelope.message, "epoch", self._epoch) == self._epoch:
-            return envelope
-        return None
+    def _send(self, message: Message, rank: int, deadline: float) -> None:
+        if not self._try_send(message, rank, deadline):
+            raise _silent(rank, f"sending {type(message).__name__} to it")
 
-    def _tell(self, message: Message) -> None:
-        for rank in range(1, self._size):
-            self._send(message, rank)
-
-    def _send(self, message: Message, rank: int) -> None:
-        what = f"sending {type(message).__name__} to node {rank}"
+    def _try_send(self, message: Message, rank: int, deadline: float) -> bool:
+        """False where it could not be sent by then. Raises PeerLost where a node is lost."""
         while True:
             try:
                 self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
-                return
+                return True
             except Unreachable:
-                self._liveness.check(rank, what)
+                # Not `check`: a node that starts, or waits for its turn, has no progress to show.
+                self._liveness.check_idle(rank, f"sending {type(message).__name__} to it")
+                if self._clock.now() >= deadline:
+                    return False
+
+    def _next(self, rank: int, what: str, deadline: float) -> Message | None:
+        """The next message of `rank` that is no probe; None where there was none by then. Raises PeerLost where a node
+        is lost."""
+        while True:
+            message = self._receive(rank, what)
+            if message is not None:
+                return message
+            self._liveness.check_idle(rank, what)
+            if self._clock.now() >= deadline:
+                return None
+
+    def _receive(self, rank: int, what: str) -> Message | None:
+        """None where nothing of `rank` came for a moment; whatever else came has been seen to."""
+        try:
+            envelope = self._endpoint.recv(_SLICE_S)
+        except LinkReset as error:
+            raise PeerLost(self._ranks[error.peer], what, f"its connection {error.broke}") from error
+        except MalformedMessage as error:
+            raise Misconduct(self._ranks[error.peer], str(error)) from error
+        if envelope is None:
+            return None
+        sender, message = self._ranks[envelope.sender], envelope.message
+        if getattr(message, "epoch", self._epoch) != self._epoch:
+            return None
+        if isinstance(message, Probe):
+            payload = bytes(min(message.answer_bytes, _PAYLOAD_BYTES))
+            self._send(Echo(self._epoch, message.number, payload), sender, self._clock.now() + _TURN_S)
+            return None
+        if sender != rank and self._rank == 0:
+            raise Misconduct(sender, f"node {sender} sent {type(message).__name__} out of its turn")
+        return message if sender == rank else None
+
+
+def _silent(rank: int, what: str) -> PeerLost:
+    return PeerLost(rank, what, "it does not answer")
+
+
+def _rate(link: MeasuredLink) -> float | None:
+    """What no link has is what nobody has measured."""
+    return link.bytes_per_s if link.bytes_per_s >= 1.0 else None
 
 
 def _machine() -> str:

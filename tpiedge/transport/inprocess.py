@@ -6,7 +6,8 @@ Everything is encoded and copied on sending, as if it crossed a network.
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, LinkReset, Unreachable
@@ -14,7 +15,19 @@ from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
 from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
 from tpiedge.wire.messages import Message
 
-__all__ = ["InProcessHub", "InProcessPeer", "InProcessSpoke"]
+__all__ = ["Carry", "InProcessHub", "InProcessPeer", "InProcessSpoke", "Receiver"]
+
+
+class Receiver(Protocol):
+    """The end of a link that a frame goes to."""
+
+    name: str
+
+    def deliver(self, sender: str, frame: bytes | None) -> None: ...
+
+
+Carry = Callable[[str, Receiver, bytes], None]
+"""Takes a frame of this sender to its receiver, in the end."""
 
 
 class _Mailbox:
@@ -35,6 +48,8 @@ class _InProcessEndpoint(Messaging):
     def __init__(self, name: str, address: str, plane: Plane) -> None:
         super().__init__(name, plane)
         self.address = address
+        #: At once; a shaped network takes its time (shaped.py).
+        self.carry: Carry = _hand_over
         self._mailbox = _Mailbox()
 
     def send_frame(
@@ -120,8 +135,12 @@ class _InProcessEndpoint(Messaging):
         peer = self._find(to, time.monotonic() + wait_s)
         if peer is None or peer._mailbox.closed:
             raise Unreachable(str(to), wait_s)
-        peer.deliver(self.name, frame)
+        self.carry(self.name, peer, frame)
         self.bytes_sent += len(frame)
+
+
+def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
+    receiver.deliver(sender, frame)
 
 
 class InProcessHub(_InProcessEndpoint):
@@ -151,7 +170,7 @@ class InProcessHub(_InProcessEndpoint):
         with self._joined:
             spoke = self._spokes.pop(name, None)
         if spoke is not None and farewell is not None:
-            spoke.deliver(self.name, frame_of(farewell, (), self._plane))
+            self.carry(self.name, spoke, frame_of(farewell, (), self._plane))
 
     def _admits(self, peer: str) -> bool:
         return not self._checks or peer in self.admission.admitted

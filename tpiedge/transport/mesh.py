@@ -11,6 +11,8 @@ import zmq
 
 from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
 from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
+from tpiedge.transport.reducing import Reducing
+from tpiedge.transport.reduction import Exchange, Reduce
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 from tpiedge.transport.zeromq_options import SLICE_S
@@ -37,6 +39,8 @@ class ZmqMesh:
         self._next = 0
         self._closed = False
         self._lock = threading.Lock()
+        # The hub, where there is one, comes first: it alone admits others.
+        self._reducing = Reducing(self._ends, lambda name: self._spokes.get(name, self._hub), self._lock)
 
     @property
     def address(self) -> str:
@@ -75,6 +79,8 @@ class ZmqMesh:
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
+        if self._reducing.keeps:
+            self._reducing.hand_over()
         for name in names_of(to):
             self._end(name).send_frame(frame, name, timeout_s)
 
@@ -84,6 +90,8 @@ class ZmqMesh:
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
+        if self._reducing.keeps:
+            self._reducing.hand_over()
         with self._lock:
             while True:
                 if self._closed:
@@ -95,6 +103,10 @@ class ZmqMesh:
                 if remaining_s <= 0:
                     return None
                 self._poller.poll(int(min(remaining_s, SLICE_S) * 1000) + 1)
+
+    def reducer(self, exchange: Exchange) -> Reduce | None:
+        """As in Reduces."""
+        return None if self._plane.prompt else self._reducing.reducer(exchange)
 
     def read(self, sender: str, frame: memoryview) -> Envelope:
         return self._end(sender).read(sender, frame)

@@ -2,7 +2,8 @@
 
 It works on pyzmq's own sockets, so it must call the very libzmq that pyzmq calls. Where that is not certain - another
 system than Linux, libzmq inside pyzmq's extension, a second libzmq in the process - or where it was not built, or is
-switched off, there is none, and Python does the same step by step. The reason is in the debug log.
+switched off, there is none, and Python does the same step by step. The reason is in the debug log. What packs tensors
+for the wire needs no libzmq, and is there wherever it was built.
 
 TPIEDGE_FAST_LINK=0 switches it off, and so does TPIEDGE_NATIVE=0, together with the kernels.
 """
@@ -19,19 +20,24 @@ from typing import Any, Final
 import zmq
 import zmq.backend
 
-__all__ = ["Library", "View", "native_library"]
+from tpiedge.wire.fields import WirePrecision
 
-_ABI: Final = 2
-# As `Zmq` in native/reducer.h.
-_FUNCTIONS: Final = ("init", "init_size", "data", "size", "more", "gets", "send", "recv", "close")
+__all__ = ["PRECISIONS", "Library", "Plan", "View", "native_library", "packing_library"]
+
+PRECISIONS: Final[dict[WirePrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2}
+"""The numbering of Precision in native/wire.h."""
+
+_ABI: Final = 3
+# As `Zmq` in native/message.h.
+_FUNCTIONS: Final = ("init", "init_size", "copy", "data", "size", "more", "gets", "send", "recv", "close")
 
 _int, _size, _pointer, _bytes = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
 _SIGNATURES: Final[dict[str, tuple[list[Any], Any]]] = {
-    "tpiedge_reducer_open": (
-        [_pointer, _pointer, _int, _pointer, _size, _bytes, _size, _size, _pointer, ctypes.c_uint32],
-        _pointer,
-    ),
-    "tpiedge_reducer_add_peer": ([_pointer, _bytes, _size, _bytes], _int),
+    "tpiedge_wire_bytes": ([_size, _size, _size], _size),
+    "tpiedge_wire_encode": ([_size, _size, _size, _pointer, _pointer], None),
+    "tpiedge_wire_decode": ([_size, _size, _size, _pointer, _pointer], None),
+    "tpiedge_reducer_open": ([_pointer, _pointer], _pointer),
+    "tpiedge_reducer_add_peer": ([_pointer, _pointer, _bytes, _size, _bytes], _int),
     "tpiedge_reducer_run": ([_pointer, _bytes, _pointer], _int),
     "tpiedge_reducer_received": ([_pointer], _size),
     "tpiedge_reducer_view": ([_pointer, _size, _pointer], None),
@@ -42,10 +48,29 @@ _SIGNATURES: Final[dict[str, tuple[list[Any], Any]]] = {
 _log = logging.getLogger(__name__)
 
 
+class Plan(ctypes.Structure):
+    """What the all-reduces of one shape have in common, as in native/interface.cpp."""
+
+    _fields_ = (
+        ("combine", _size),
+        ("rank", _size),
+        ("precision", _size),
+        ("rows", _size),
+        ("columns", _size),
+        ("sum", _pointer),
+        ("header", _bytes),
+        ("place_at", _size),
+        ("place_bytes", _size),
+        ("changes", _pointer),
+        ("seen", _size),
+    )
+
+
 class View(ctypes.Structure):
     """A received message, as in native/interface.cpp."""
 
     _fields_ = (
+        ("socket", _pointer),
         ("route", _pointer),
         ("route_bytes", _size),
         ("frame", _pointer),
@@ -70,19 +95,38 @@ class _Uncertain(Exception):
 
 def native_library() -> Library | None:
     """None where there is none, see above."""
+    return None if _is_off() else _library()
+
+
+def packing_library() -> ctypes.CDLL | None:
+    """What packs tensors, of `native/wire.h`."""
+    return None if _is_off() else _dll()
+
+
+def _is_off() -> bool:
     for variable in ("TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"):
         if os.environ.get(variable) == "0":
             _log.debug("all-reduces step by step: %s=0", variable)
-            return None
-    return _library()
+            return True
+    return False
 
 
 @functools.cache
 def _library() -> Library | None:
+    dll = _dll()
     try:
-        return Library(_load(Path(__file__).parent), _zmq_functions())
+        return None if dll is None else Library(dll, _zmq_functions())
     except (_Uncertain, OSError, AttributeError) as error:
         _log.debug("all-reduces step by step: %s", error)
+        return None
+
+
+@functools.cache
+def _dll() -> ctypes.CDLL | None:
+    try:
+        return _load(Path(__file__).parent)
+    except (_Uncertain, OSError, AttributeError) as error:
+        _log.debug("no native side of the transport: %s", error)
         return None
 
 

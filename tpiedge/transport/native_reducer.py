@@ -1,11 +1,11 @@
-"""The all-reduces of one shape on one socket, as `native/reducer.h` does them."""
+"""The all-reduces of one shape on one or several sockets, as `native/reducer.h` does them."""
 
 import ctypes
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tpiedge.transport.native_library import Library, View
+from tpiedge.transport.native_library import PRECISIONS, Library, Plan, View
 from tpiedge.transport.reduction import Combine, Exchange
 from tpiedge.wire.flat import FLAT_BYTES
 
@@ -31,65 +31,73 @@ class ReceivedFrame:
 class NativeReducer:
     """Opened for the routes and the admissions of a moment, and closed when anything unforeseen has happened.
 
-    Belongs to the endpoint of the socket, which calls it only while that is open, and one method at a time.
+    Belongs to the owner of the sockets, who calls it only while they are open, and one method at a time.
     """
 
     def __init__(self, library: Library, exchange: Exchange) -> None:
         self.names: Final = tuple(exchange.answers)
-        self.frame_bytes: Final = len(exchange.scratch)
+        precision, (rows, columns) = PRECISIONS[exchange.precision], exchange.shape
+        self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(precision, rows, columns)
         self._dll = library.dll
         self._run = library.dll.tpiedge_reducer_run
         self._zmq = library.zmq
         self._exchange = exchange
-        self._frame = (ctypes.c_char * len(exchange.scratch)).from_buffer(exchange.scratch)
+        self._sum = (ctypes.c_char * (4 * rows * columns)).from_buffer(exchange.scratch)
+        self._plan = Plan(
+            exchange.combine,
+            exchange.rank,
+            precision,
+            rows,
+            columns,
+            ctypes.addressof(self._sum),
+            exchange.header,
+            exchange.place_at,
+            exchange.place_bytes,
+        )
         self.handle: int | None = None
         """None while it is closed."""
         self._changes = ctypes.c_uint32()
 
-    def open(self, socket: int, routes: Sequence[bytes], changes: ctypes.c_uint32, seen: int) -> bool:
-        """`routes`: of each peer, empty on a DEALER. `run` does nothing once `changes` differs from `seen`."""
-        exchange = self._exchange
-        handle = self._dll.tpiedge_reducer_open(
-            self._zmq,
-            socket,
-            exchange.combine,
-            ctypes.addressof(self._frame) + FLAT_BYTES,
-            self.frame_bytes - FLAT_BYTES,
-            exchange.header,
-            exchange.place_at,
-            exchange.place_bytes,
-            ctypes.addressof(changes),
-            seen,
-        )
+    def open(self, ways: Sequence[tuple[int, bytes]], changes: ctypes.c_uint32, seen: int) -> bool:
+        """`ways`: to each peer, a socket and a route, which is empty on a DEALER. `run` does nothing once `changes`
+        differs from `seen`."""
+        plan = self._plan
+        plan.changes, plan.seen = ctypes.addressof(changes), seen
+        handle = self._dll.tpiedge_reducer_open(self._zmq, ctypes.byref(plan))
         if not handle:
             return False
         self.handle = handle
         self._finalizer = weakref.finalize(self, self._dll.tpiedge_reducer_close, handle)
         # Must live as long as the handle.
         self._changes = changes
-        for route, header in zip(routes, exchange.answers.values(), strict=True):
-            if not self._dll.tpiedge_reducer_add_peer(handle, route, len(route), header):
+        for (socket, route), header in zip(ways, self._exchange.answers.values(), strict=True):
+            if not self._dll.tpiedge_reducer_add_peer(handle, socket, route, len(route), header):
                 self.close()
                 return False
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """As `Reduce`."""
+        """As `Reduce`; below DONE where it is done and has more in `received`, for itself or for whoever receives
+        next."""
         return int(self._run(self.handle, place, tensor))
 
-    def used(self, sent: int) -> int:
-        """How many messages a run used up that left off after sending `sent`."""
-        return len(self.names) if sent and self._exchange.combine is Combine.SUM else 0
+    def used_up(self, sent: int) -> bool:
+        """Whether a run that left off after sending `sent` messages has used up those of all peers."""
+        return sent > 0 and self._exchange.combine is Combine.SUM
 
-    def received(self) -> Iterator[tuple[bytes, ReceivedFrame]]:
-        """What the last run received and did not use: route and frame, in the order of arrival.
+    def received(self) -> Iterator[tuple[int, bytes, ReceivedFrame]]:
+        """What was received and not used: socket, route and frame, in the order of arrival.
 
         Only the last one can be of more than one frame; the rest of it is still in the socket.
         """
         view = View()
         for index in range(self._dll.tpiedge_reducer_received(self.handle)):
             self._dll.tpiedge_reducer_view(self.handle, index, ctypes.byref(view))
-            yield ctypes.string_at(view.route, view.route_bytes), ReceivedFrame(view)
+            yield view.socket, ctypes.string_at(view.route, view.route_bytes), ReceivedFrame(view)
+
+    def release(self) -> None:
+        """Forget what was received."""
+        self._dll.tpiedge_reducer_release(self.handle)
 
     def close(self) -> None:
         """Idempotent; may be opened again."""

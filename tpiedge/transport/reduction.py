@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol, runtime_checkable
 
+from tpiedge.wire.fields import WirePrecision
+
 __all__ = ["DONE", "Combine", "Exchange", "Reduce", "Reduces"]
 
 DONE: Final = -1
@@ -32,7 +34,11 @@ class Exchange:
 
     combine: Combine
     rank: int
-    """Of this endpoint, whose part has this place in the order of summation (with EXCHANGE; SUM: 0)."""
+    """Of this endpoint, whose part has this place in the order of summation (SUM: 0)."""
+    precision: WirePrecision
+    """How tensors travel. Every rank computes on with what the others get: of its own part with EXCHANGE, of the sum
+    with SUM."""
+    shape: tuple[int, int]
     header: bytes
     """Of the frame that is sent."""
     answers: Mapping[str, bytes]
@@ -41,15 +47,15 @@ class Exchange:
     """Where every header has the bytes that change, at the beginning of a call, for `place`."""
     place_bytes: int
     scratch: bytearray
-    """A frame as it is sent. What follows its header is overwritten, also in calls that leave off."""
+    """For a tensor of f32. Overwritten, also in calls that leave off."""
 
 
 Reduce = Callable[[bytes, int], int]
 """`reduce(place, tensor)`: the all-reduce of the contiguous f32 tensor at this address, in place. DONE.
 
 Otherwise the tensor is as it was, and the result says to how many peers, in their order, this rank's frame went. With
-Combine.SUM that frame has the sum, which is then in `scratch`; where it went to nobody, the parts are yet to be
-received. Raises nothing: whatever is wrong shows when the caller goes on.
+Combine.SUM that frame has the sum, which is then in `scratch`, not rounded yet; where it went to nobody, the parts are
+yet to be received. Raises nothing: whatever is wrong shows when the caller goes on.
 """
 
 

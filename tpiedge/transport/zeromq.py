@@ -10,7 +10,7 @@ the hub sees breaks: libzmq itself mends a connection silently and loses what wa
 
 import errno
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq
@@ -79,7 +79,7 @@ class ZmqHub(ZmqEndpoint):
         self.admission = Admission(allowed, guests)
         super().__init__(zmq.ROUTER, name, keys, plane, context, io_threads)
         self.counters = self.admission.counters
-        self._changes = self.admission.changes
+        self.changes = self.admission.changes
         self._routes: dict[str, bytes] = {}
         self._known: dict[bytes, _Peer] = {}
         self._cutter = Cutter()
@@ -102,12 +102,17 @@ class ZmqHub(ZmqEndpoint):
     def peers(self) -> tuple[str, ...]:
         return tuple(self._routes)
 
+    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+        route = self._routes.get(name, b"")
+        peer = self._known.get(route)
+        return None if peer is None or name not in self.admission.admitted else (route, peer.flow)
+
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear.
 
         The connection ends at once, or, after a farewell, within the next calls of `recv`. For the owner.
         """
-        with self._lock:
+        with self.lock:
             route = self._routes.pop(name, None)
             if route is None or self._closed:
                 return
@@ -183,11 +188,6 @@ class ZmqHub(ZmqEndpoint):
             raise
         return self._sort(route, recv(RECV, False))
 
-    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
-        admitted = self.admission.admitted
-        routes = [self._routes[name] for name in names if name in self._routes and name in admitted]
-        return routes if len(routes) == len(names) else None
-
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
         # Every connection begins with a probe, and so passes `_introduce`; from then on its route is its name.
         peer = self._known.get(route)
@@ -199,12 +199,6 @@ class ZmqHub(ZmqEndpoint):
             self._skip_rest(frame)
             return None
         return self._received(peer.name, frame)
-
-    def _used(self, names: Sequence[str], frame_bytes: int) -> None:
-        for name in names:
-            peer = self._known.get(self._routes.get(name, b""))
-            if peer is not None:
-                peer.flow.taken += wire_bytes(frame_bytes)
 
     def _introduce(self, route: bytes, frame: Frame) -> Item | None:
         """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""

@@ -1,7 +1,6 @@
 """What the hub and the spoke over ZeroMQ share: sending, receiving, waiting and closing."""
 
 import ctypes
-import functools
 import threading
 import time
 from collections import deque
@@ -12,17 +11,17 @@ from typing import Any, Self
 import zmq
 
 from tpiedge.errors import PeerError, UserError
+from tpiedge.transport.backlog import Flow
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage, Unreachable
 from tpiedge.transport.framing import Plane, frame_of, names_of
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
-from tpiedge.transport.native_library import native_library
-from tpiedge.transport.native_reducer import NativeReducer, ReceivedFrame
-from tpiedge.transport.reduction import DONE, Exchange, Reduce
+from tpiedge.transport.native_reducer import ReceivedFrame
+from tpiedge.transport.reducing import Reducing
+from tpiedge.transport.reduction import Exchange, Reduce
 from tpiedge.transport.wakeup import Wakeup
 from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, configure
-from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.messages import Message
 
 __all__ = ["DUPLICATE", "PROBE", "RECV", "SEND_LAST", "SEND_MORE", "Frame", "Item", "ZmqEndpoint"]
@@ -32,8 +31,6 @@ Frame = zmq.Frame | ReceivedFrame
 Item = tuple[str, memoryview] | PeerError
 """What the owner of an endpoint needs to know of: a sender and its frame, or what went wrong."""
 
-# For more than this the copies and the waiting count, and not the calls.
-_REDUCE_BYTES = 1 << 18
 # Plain integers: combining the enum costs 2 us each time.
 RECV = int(zmq.NOBLOCK)
 RECV_SLICE = 0
@@ -61,10 +58,10 @@ class ZmqEndpoint(Messaging):
         super().__init__(name, plane)
         self._posted: deque[tuple[bytes, str | None]] = deque()
         self._held: deque[Item] = deque()
-        self._changes = ctypes.c_uint32()
+        self.changes = ctypes.c_uint32()
         self._closed = False
         self._woken = False
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
         self._wakeup = Wakeup()
         self._context = context or ZmqContext(io_threads)
         self._owns_context = context is None
@@ -76,11 +73,14 @@ class ZmqEndpoint(Messaging):
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
+        self._reducing = Reducing((self,), lambda _name: self)
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        with self._lock:
+        if self._reducing.keeps:
+            self._reducing.hand_over()
+        with self.lock:
             if self._closed or self._posted:
                 self._flush()
             for name in names_of(to):
@@ -91,7 +91,9 @@ class ZmqEndpoint(Messaging):
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
         remaining_s = timeout_s
-        with self._lock:
+        if self._reducing.keeps:
+            self._reducing.hand_over()
+        with self.lock:
             while True:
                 if self._closed or self._posted:
                     self._flush()
@@ -118,9 +120,24 @@ class ZmqEndpoint(Messaging):
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
         """As in Reduces."""
-        suits = not self._plane.prompt and FLAT_BYTES < len(exchange.scratch) <= _REDUCE_BYTES
-        library = native_library() if suits else None
-        return None if library is None else functools.partial(self._reduce, NativeReducer(library, exchange))
+        return None if self._plane.prompt else self._reducing.reducer(exchange)
+
+    @property
+    def is_free(self) -> bool:
+        """As in ReduceLink, like the next three."""
+        return not (self._closed or self._posted or self._held)
+
+    @property
+    def underlying(self) -> int:
+        return self._socket.underlying
+
+    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+        raise NotImplementedError
+
+    def put_back(self, route: bytes, frame: ReceivedFrame) -> None:
+        item = self._sort(route, frame)
+        if item is not None:
+            self._held.append(item)
 
     def wake(self) -> None:
         """From any thread, on a prompt plane: end a wait in `recv` that is under way, as if its time were up."""
@@ -135,7 +152,7 @@ class ZmqEndpoint(Messaging):
     def close(self) -> None:
         self._closed = True
         self._wakeup.ring()
-        with self._lock:
+        with self.lock:
             if self._socket.closed:
                 return
             self._drain()
@@ -152,49 +169,9 @@ class ZmqEndpoint(Messaging):
     ) -> None:
         self.close()
 
-    def _reduce(self, native: NativeReducer, place: bytes, tensor: int) -> int:
-        with self._lock:
-            if self._closed or self._posted or self._held or not (native.handle or self._open(native)):
-                return 0
-            sent = native.run(place, tensor)
-            if sent != DONE:
-                self._take_back(native, sent)
-                return sent
-            self._used(native.names, native.frame_bytes)
-            moved = native.frame_bytes * len(native.names)
-            self.bytes_sent += moved
-            self.bytes_received += moved
-            return DONE
-
-    def _open(self, native: NativeReducer) -> bool:
-        # Read first: a change from here on shows.
-        seen = self._changes.value
-        routes = self._routes_to(native.names)
-        return routes is not None and native.open(self._socket.underlying, routes, self._changes, seen)
-
-    def _take_back(self, native: NativeReducer, sent: int) -> None:
-        """What was received and not used comes out of `recv_frame` next."""
-        self.bytes_sent += native.frame_bytes * sent
-        used = native.names[: native.used(sent)]
-        self._used(used, native.frame_bytes)
-        self.bytes_received += native.frame_bytes * len(used)
-        for route, frame in native.received():
-            item = self._sort(route, frame)
-            if item is not None:
-                self._held.append(item)
-        # The next one is opened for the routes that there are then.
-        native.close()
-
-    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
-        """Of each of `names`, empty on a DEALER; None where one of them may not be spoken with."""
-        raise NotImplementedError
-
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
         """A received message, of which `frame` is the first frame; None where nobody needs to know of it."""
         raise NotImplementedError
-
-    def _used(self, names: Sequence[str], frame_bytes: int) -> None:
-        """A frame of each of `names` was received and used up by the native side."""
 
     def _receive(self, flags: int) -> Item | None:
         """One message; None where nobody needs to know of it. zmq.Again where there is none."""

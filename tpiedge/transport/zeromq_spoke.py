@@ -3,11 +3,11 @@
 import contextlib
 import secrets
 import time
-from collections.abc import Sequence
 
 import zmq
 
 from tpiedge.errors import UserError
+from tpiedge.transport.backlog import Flow
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, DuplicateName
 from tpiedge.transport.framing import Plane
@@ -41,6 +41,7 @@ class ZmqSpoke(ZmqEndpoint):
         self.address = address
         self.peers = (hub_name,)
         self._hub_name = hub_name
+        self._flow = Flow()  # nobody looks at it
         self._writable = zmq.Poller()
         self._writable.register(self._socket, zmq.POLLOUT)
         self._writable.register(self._wakeup, zmq.POLLIN)
@@ -56,6 +57,9 @@ class ZmqSpoke(ZmqEndpoint):
     def close(self) -> None:
         self.monitor.close()
         super().close()
+
+    def way_to(self, name: str) -> tuple[bytes, Flow] | None:
+        return (b"", self._flow) if name == self._hub_name else None
 
     def _idle(self) -> None:
         """A link over which something came that cannot be read is the one that libzmq does not mend."""
@@ -91,9 +95,6 @@ class ZmqSpoke(ZmqEndpoint):
 
     def _receive(self, flags: int) -> Item | None:
         return self._sort(b"", self._recv_part(flags, False))
-
-    def _routes_to(self, names: Sequence[str]) -> list[bytes] | None:
-        return [b"" for _ in names]
 
     def _sort(self, _route: bytes, frame: Frame) -> Item | None:
         if len(frame) <= len(DUPLICATE) and not frame.more:

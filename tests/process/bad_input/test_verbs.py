@@ -61,7 +61,7 @@ def test_a_flag_that_no_verb_has(fails, words):
 @pytest.mark.parametrize("words", LEAVES, ids=" ".join)
 def test_one_argument_too_many(fails, words):
     said = "No such command 'one'" if isinstance(LEAVES[words], click.Group) else "unexpected extra argument"
-    if words != ("config", "show"):  # which takes any number of words
+    if words not in (("config", "show"), ("testbed", "exec")):  # which take any number of words
         assert said in fails(*filled(words), "one", "two")
 
 
@@ -162,6 +162,22 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         (("chat", "--prompt", "x", "--url", f"http://{CLOSED}"), "no master answers at", USER),
         (("chat", "--prompt", "x", "--url", f"http://{NOWHERE}"), "no master answers at", USER),
         (("chat", "--prompt", "x", "--url", f"http://{CLOSED}", "--api-key", "a\nb"), "characters", USER),
+        (("testbed", "up", ""), "there is no testbed ''", USER),
+        (("testbed", "up", "nope"), "there is no testbed 'nope': give a file (./NAME.toml) or one of", USER),
+        (("testbed", "up", "missing.toml"), "cannot read the testbed's file missing.toml", USER),
+        (("testbed", "up", "pair", "--name", "a.b"), "'a.b' is no name for a testbed", USER),
+        (("testbed", "down"), "name a testbed, or say --all", USER),
+        (("testbed", "down", "x" * 500), "is no name for a testbed", USER),
+        (("testbed", "status", "nope"), "the testbed nope is not up", USER),
+        (("testbed", "exec", "nope", "x", "true"), "the testbed nope is not up", USER),
+        (("testbed", "check", "nope"), "the testbed nope is not up", USER),
+        (("testbed", "link", "nope", "x"), "say what to change: --latency", USER),
+        (
+            ("testbed", "link", "nope", "x", "--latency", "5"),
+            "'5' is not a time; write it like 0.25 ms",
+            USER,
+        ),
+        (("testbed", "link", "nope", "x", "--loss", "95%"), "'95%' is out of range: 0 % to 90%", USER),
         (("worker",), "say whom to join", USER),
         (("worker", "--connect", ""), "not an address: ''", USER),
         (("worker", "--connect", NOWHERE), f"the host {NOWHERE} is not known here", USER),

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from tpiedge.nodes.linking import listens
 from tpiedge.nodes.session import node_name
 from tpiedge.transport.inprocess import InProcessSpoke
 from tpiedge.transport.keys import CurveKeys
@@ -213,9 +214,9 @@ class FakeNode(_Player):
 
     def answer(self, message: Message) -> None:
         match message:
-            case Assign():
-                if self.rank == 0:
-                    self.say(Listening(self.epoch, 0, "tcp://127.0.0.1:7071"))
+            case Assign(nodes=nodes, collective=collective):
+                if listens(self.rank, len(nodes), collective):
+                    self.say(Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
                 if self.loads:
                     self.ready()
             case AskStats():

@@ -14,6 +14,7 @@ from tpiedge.transport.inprocess import InProcessHub, InProcessSpoke
 from tpiedge.wire.control import (
     ALL_PINNED,
     Assign,
+    Connect,
     Failed,
     Hello,
     Listening,
@@ -26,6 +27,7 @@ from tpiedge.wire.control import (
 from tpiedge.wire.messages import PROTOCOL, Message
 
 WAIT_S = 5.0
+ROOT = "tcp://127.0.0.1:7071"
 
 
 class Master:
@@ -46,7 +48,7 @@ class Master:
             exit_causes=lambda: self.causes,
         )
 
-    def assign(self, rank: int, root_endpoint: str) -> Assign:
+    def assign(self, rank: int) -> Assign:
         return Assign(
             epoch=1,
             rank=rank,
@@ -58,8 +60,6 @@ class Master:
             threads=1,
             capacity_tokens=1,
             slots=1,
-            root_endpoint=root_endpoint,
-            root_key="",
             peer_keys=(),
             weights=ALL_PINNED,
         )
@@ -71,7 +71,7 @@ class Master:
         """Both nodes join and are ready."""
         for rank in range(2):
             self.hello(rank)
-        self.spokes[0].send(Listening(1, 0, "tcp://root"))
+        self.spokes[0].send(Listening(1, 0, ROOT))
         for rank in range(2):
             expect(self.spokes[rank], Assign)
             self.spokes[rank].send(Ready(1, rank, 1, 0.1))
@@ -101,15 +101,15 @@ def expect(spoke: InProcessSpoke, kind: type) -> Message:
     raise AssertionError(f"no {kind.__name__} among 1000 messages")
 
 
-def test_a_follower_gets_its_part_once_rank_0_listens(master: Master) -> None:
+def test_a_follower_connects_once_rank_0_listens(master: Master) -> None:
     master.hello(1)
+    part = expect(master.spokes[1], Assign)
+    assert isinstance(part, Assign)
+    assert part.rank == 1
     master.hello(0)
-    first = expect(master.spokes[0], Assign)
-    assert isinstance(first, Assign)
-    master.spokes[0].send(Listening(1, 0, "tcp://root"))
-    second = expect(master.spokes[1], Assign)
-    assert isinstance(second, Assign)
-    assert second.root_endpoint == "tcp://root"
+    expect(master.spokes[0], Assign)
+    master.spokes[0].send(Listening(1, 0, ROOT))
+    assert expect(master.spokes[1], Connect) == Connect(1, ((0, ROOT),))
 
 
 def test_everyone_is_told_how_everyone_does(master: Master) -> None:
@@ -153,7 +153,7 @@ def test_a_node_that_gave_up_says_why(master: Master) -> None:
         (lambda m: m.spokes[0].send(Hello(0, 1, 1, PROTOCOL, "0", 1, "cpu")), "speaks for another node"),
         (lambda m: m.spokes[0].send(Shutdown(1)), "not a node's to send"),
         (lambda m: m.spokes[0].send(Ready(1, 0, 1, 0.1)) or m.hello(0), "already"),
-        (lambda m: m.spokes[1].send(Listening(1, 1, "tcp://x")), "not a node's to send"),
+        (lambda m: m.hello(0) or m.spokes[0].send(Listening(1, 0, "tcp://x")), "which is no address"),
     ],
 )
 def test_what_breaks_the_protocol_is_a_loss_in_words(
@@ -177,14 +177,14 @@ def test_a_nodes_own_fault_keeps_its_kind(master: Master) -> None:
 
 def test_a_defect_of_the_thread_itself_becomes_an_event() -> None:
     master = Master()
-    master.assign = lambda rank, root: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    master.assign = lambda rank: 1 / 0  # type: ignore[method-assign, assignment, return-value]
     master.controller = Controller(
         master.hub,
         MonotonicClock(),
         Membership(2, 0.0, timeout_s=1e9, start_s=1e9),
         1,
         0.02,
-        lambda rank, root: master.assign(rank, root),
+        lambda rank: master.assign(rank),
         lambda: [None, None],
     )
     master.controller.start()

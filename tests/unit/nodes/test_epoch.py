@@ -3,14 +3,18 @@
 from collections.abc import Callable
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tpiedge.errors import InternalError, OutOfMemory, PeerLost, ResourceError, TpiedgeError, UserError
 from tpiedge.nodes.epoch import Epoch, Event
+from tpiedge.nodes.linking import listens
 from tpiedge.nodes.membership import Membership
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import (
     ALL_PINNED,
     Assign,
+    Connect,
     Failed,
     Finished,
     Heartbeat,
@@ -25,15 +29,19 @@ from tpiedge.wire.control import (
     Stats,
     Token,
 )
+from tpiedge.wire.fields import Choice
 from tpiedge.wire.messages import PROTOCOL, Message
 
-ROOT = "tcp://127.0.0.1:7071"
+
+def at(rank: int) -> str:
+    return f"tcp://127.0.0.1:{7071 + rank}"
 
 
 class Nodes:
     """An epoch of `count` nodes, and what went out."""
 
-    def __init__(self, count: int = 2) -> None:
+    def __init__(self, count: int = 2, collective: Choice = "auto") -> None:
+        self.collective = collective
         self.clock = ManualClock()
         self.posted: list[tuple[int, Message]] = []
         self.events: list[Event] = []
@@ -48,9 +56,9 @@ class Nodes:
             self.events.append,
         )
 
-    def _assign(self, rank: int, root: str) -> Assign:
+    def _assign(self, rank: int) -> Assign:
         nodes = tuple(range(self.count))
-        return Assign(3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, root, "", (), ALL_PINNED)
+        return Assign(3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, (), ALL_PINNED, self.collective)
 
     def hello(self, rank: int, protocol: int = PROTOCOL) -> None:
         self.epoch.handle(rank, Hello(0, rank, 1, protocol, "0", 1, "cpu"))
@@ -58,14 +66,26 @@ class Nodes:
     def start(self) -> None:
         for rank in range(self.count):
             self.hello(rank)
-        self.epoch.handle(0, Listening(3, 0, ROOT))
+        for rank in range(self.count):
+            if listens(rank, self.count, self.collective):
+                self.listening(rank)
         for rank in range(self.count):
             self.epoch.handle(rank, Ready(3, rank, 1, 0.1))
         self.posted.clear()
         self.events.clear()
 
-    def assigned(self) -> list[tuple[int, str]]:
-        return [(rank, message.root_endpoint) for rank, message in self.posted if isinstance(message, Assign)]
+    def listening(self, rank: int) -> None:
+        self.epoch.handle(rank, Listening(3, rank, at(rank)))
+
+    def assigned(self) -> list[int]:
+        """Who has its part of the plan."""
+        return [rank for rank, message in self.posted if isinstance(message, Assign)]
+
+    def connected(self) -> dict[int, dict[int, str]]:
+        """Who was told where others listen."""
+        told = [(rank, message) for rank, message in self.posted if isinstance(message, Connect)]
+        assert len({rank for rank, _ in told}) == len(told), "told twice"
+        return {rank: dict(message.endpoints) for rank, message in told}
 
     def error(self) -> TpiedgeError:
         (found,) = [event for event in self.events if isinstance(event, TpiedgeError)]
@@ -75,25 +95,86 @@ class Nodes:
 @pytest.mark.parametrize(
     "order",
     [
-        ("hello 0", "listening", "hello 1"),
-        ("hello 0", "hello 1", "listening"),
-        ("hello 1", "hello 0", "listening"),
+        ("hello 0", "listening 0", "hello 1"),
+        ("hello 0", "hello 1", "listening 0"),
+        ("hello 1", "hello 0", "listening 0"),
     ],
 )
-def test_rank_0_gets_its_part_when_it_joins_and_the_others_once_it_listens(order: tuple[str, ...]) -> None:
+def test_everyone_gets_its_part_when_it_joins_and_an_address_once_rank_0_listens(
+    order: tuple[str, ...],
+) -> None:
     nodes = Nodes()
     for event in order:
-        if event == "listening":
-            nodes.epoch.handle(0, Listening(3, 0, ROOT))
-        else:
-            nodes.hello(int(event[-1]))
-    assert nodes.assigned() == [(0, ""), (1, ROOT)]
+        assert nodes.connected() == {}
+        kind, rank = event.split()
+        nodes.hello(int(rank)) if kind == "hello" else nodes.listening(int(rank))
+    assert sorted(nodes.assigned()) == [0, 1]
+    assert nodes.connected() == {1: {0: at(0)}}
+
+
+@given(st.permutations([("hello", 0), ("hello", 1), ("hello", 2), ("listening", 0), ("listening", 1)]))
+def test_in_every_order_nobody_is_told_of_a_node_that_does_not_listen_yet(
+    order: list[tuple[str, int]],
+) -> None:
+    nodes, done = Nodes(3), set()
+    for event in order:
+        if event[0] == "listening" and ("hello", event[1]) not in done:
+            return  # nobody listens before it has its part; that is another test
+        done.add(event)
+        nodes.hello(event[1]) if event[0] == "hello" else nodes.listening(event[1])
+        expected = {
+            rank: {other: at(other) for other in range(rank)}
+            for rank in (1, 2)
+            if ("hello", rank) in done and all(("listening", other) in done for other in range(rank))
+        }
+        assert nodes.connected() == expected
+    assert nodes.events == []
+
+
+def test_by_the_star_alone_everyone_connects_to_rank_0() -> None:
+    nodes = Nodes(4, "star")
+    for rank in range(4):
+        nodes.hello(rank)
+    nodes.listening(0)
+    assert nodes.connected() == {rank: {0: at(0)} for rank in (1, 2, 3)}
+
+
+@pytest.mark.parametrize(
+    ("rank", "endpoint", "words"),
+    [
+        (1, "tcp://somewhere.example:80", "which is no address"),
+        (1, "tcp://127.0.0.1:*", "which is no address"),
+        (2, "tcp://127.0.0.1:7073", "nobody is to connect to it"),
+        (0, "tcp://127.0.0.1:7071", "it has said so"),
+    ],
+)
+def test_where_a_node_listens_is_checked(rank: int, endpoint: str, words: str) -> None:
+    """The last rank has nobody to listen for, and nobody says so twice."""
+    nodes = Nodes(3)
+    for joined in range(3):
+        nodes.hello(joined)
+    nodes.listening(0)
+    nodes.epoch.handle(rank, Listening(3, rank, endpoint))
+    error = nodes.error()
+    assert isinstance(error, PeerLost)
+    assert (error.rank, words in str(error)) == (rank, True)
+    assert rank in nodes.epoch.offences
+    assert 2 not in nodes.connected()
+
+
+def test_who_has_no_part_yet_does_not_listen() -> None:
+    nodes = Nodes()
+    nodes.listening(0)
+    assert isinstance(nodes.error(), PeerLost)
+    nodes.hello(1)
+    assert nodes.connected() == {}
 
 
 def test_a_single_node_needs_no_listener() -> None:
     nodes = Nodes(1)
     nodes.hello(0)
-    assert nodes.assigned() == [(0, "")]
+    assert nodes.assigned() == [0]
+    assert nodes.connected() == {}
     nodes.epoch.handle(0, Loading(3, 0, 1, 2))
     nodes.epoch.handle(0, Ready(3, 0, 1, 0.1))
     assert nodes.epoch.all_ready
@@ -159,10 +240,11 @@ def test_a_request_that_is_refused_ends_nothing_else() -> None:
     assert nodes.epoch.all_ready
 
 
-def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_end() -> None:
+@pytest.mark.parametrize("kind", ["PeerLost", "Misconduct"])
+def test_that_a_node_lost_another_counts_only_where_nothing_else_explains_its_end(kind: str) -> None:
     nodes = Nodes()
     nodes.start()
-    nodes.epoch.handle(1, Failed(3, 1, "", "PeerLost", "node 0 was silent"))
+    nodes.epoch.handle(1, Failed(3, 1, "", kind, "node 0 was silent"))
     assert nodes.events == []
     nodes.epoch.ended(1, "status 3")
     assert "it gave up, because node 0 was silent" in str(nodes.error())
@@ -204,7 +286,9 @@ def test_a_loss_is_read_as_it_was_said(host: str) -> None:
         (1, Token(3, "r-1", 0, 5, ())),
         (1, PromptScores(3, "r-1", 0, (0.5,))),
         (1, Finished(3, "r-1", "stop", 1, 1, 0.1, 0.1)),
-        (1, Listening(3, 1, ROOT)),
+        (1, Listening(3, 1, at(1))),
+        (0, Listening(3, 0, at(0))),
+        (0, Connect(3, ())),
         (1, Hello(3, 0, 1, PROTOCOL, "0", 1, "cpu")),
         (1, Ready(3, 0, 1, 0.1)),
         (1, Shutdown(3)),

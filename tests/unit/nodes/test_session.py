@@ -72,7 +72,8 @@ class Run:
         self.launched()
         for rank in range(len(self.workers) + 1):
             self.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
-        self.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
+        for rank in range(len(self.workers)):
+            self.node(rank, Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
         for rank in range(len(self.workers) + 1):
             self.node(rank, Ready(EPOCH, rank, 1, 0.1))
 
@@ -98,9 +99,9 @@ def test_the_phases_of_a_good_epoch() -> None:
         run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
     run.node(0, Listening(EPOCH, 0, "tcp://127.0.0.1:7071"))
     parts = {rank: message for rank, message in run.to_nodes if isinstance(message, Assign)}
-    assert parts[0].peer_keys == ((1, KEYS[0]), (2, KEYS[1]))
-    assert (parts[0].root_endpoint, parts[0].pack) == ("", str(SERVED.pack))
-    assert (parts[2].root_key, parts[2].pack, parts[2].peer_keys) == (KEYS[2], "", ())
+    assert {part.peer_keys for part in parts.values()} == {((0, KEYS[2]), (1, KEYS[0]), (2, KEYS[1]))}
+    assert [part.pack for part in parts.values()] == [str(SERVED.pack), "", ""]
+    assert {(part.collective, part.wire) for part in parts.values()} == {("auto", "f32")}
     for rank in range(3):
         assert session.phase is Phase.LAUNCHED
         run.node(rank, Ready(EPOCH, rank, 1, 0.1))
@@ -385,7 +386,7 @@ class Sessions(RuleBasedStateMachine):
             return
         made: dict[str, Message] = {
             "hello": Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"),
-            "listening": Listening(EPOCH, rank, "tcp://x"),
+            "listening": Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"),
             "ready": Ready(EPOCH, rank, 1, 0.1),
             "beat": Heartbeat(EPOCH, rank, 1, 1, 1),
             "failed": Failed(EPOCH, rank, "", "OutOfMemory", "x"),

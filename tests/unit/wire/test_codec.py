@@ -35,5 +35,5 @@ def test_encoding_keeps_the_limit() -> None:
 
 def test_tensors_of() -> None:
     assert tensors_of(Hidden(1, 1, 0, ROW)) == (ROW,)
-    assert tensors_of(Partial(1, 1, 0, 0, 1, None)) == ()
+    assert tensors_of(Partial(1, 1, 0, 0, 0, 1, None)) == ()
     assert tensors_of(Shutdown(1)) == ()

@@ -19,8 +19,8 @@ from tests.unit.wire.golden import (
 )
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode
-from tpiedge.wire.control import Generate, Heartbeat, Lost
-from tpiedge.wire.data import Hidden, Partial, Reduced, Segment
+from tpiedge.wire.control import Connect, Generate, Heartbeat, Lost
+from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, Segment, Slice, StepPlan
 from tpiedge.wire.epochs import Echo
 from tpiedge.wire.limits import MAX_BLOB, MAX_CONTROL_HEADER
 from tpiedge.wire.messages import PROTOCOL, Message
@@ -98,11 +98,31 @@ def test_sender_refuses_what_the_receiver_would() -> None:
 @pytest.mark.parametrize(
     ("message", "cause"),
     [
-        (Partial(1, 1, 0, 0, 128, None), r"Partial\.sender: 128"),
-        (Partial(1, 2**64, 0, 0, 1, None), r"Partial\.step"),
-        (Partial(-1, 1, 0, 0, 1, None), r"Partial\.epoch: -1"),
-        (Partial(True, 1, 0, 0, 1, None), r"Partial\.epoch: True"),
-        (Partial(1, 1, 0.0, 0, 1, None), r"Partial\.block: 0\.0"),  # type: ignore[arg-type]
+        (LinkReport(1, 1, "h", 4, (MeasuredLink(0, float("nan"), 1e9),)), "nan is not a finite"),
+        (LinkReport(1, 1, "h", 4, (MeasuredLink(0, float("inf"), 1e9),)), "inf is not a finite"),
+        (LinkReport(1, 1, "h", 4, (MeasuredLink(0, -0.1, 1e9),)), r"MeasuredLink\.round_trip_s: -0\.1"),
+        (LinkReport(1, 1, "h", 4, (MeasuredLink(0, 0.1, 1e19),)), r"MeasuredLink\.bytes_per_s: 1e\+19"),
+        (LinkReport(1, 1, "h", 4, (MeasuredLink(0, 0.1, 1e9),) * 129), "at most 128 elements"),
+        (Connect(1, ((0, "x" * 257),)), "at most 256 characters"),
+        (StepPlan(1, 1, (), 1, 1, False, "auto"), r"StepPlan\.collective: .* is none of"),  # type: ignore[arg-type]
+        (StepPlan(1, 1, (), 1, 1, False, "star", "star", 0, "f16"), r"StepPlan\.wire: .* is none of"),  # type: ignore[arg-type]
+    ],
+)  # fmt: skip
+def test_sender_refuses_links_and_ways_that_the_receiver_would(message: Message, cause: str) -> None:
+    with pytest.raises(ProtocolError, match=cause):
+        encode(message)
+
+
+@pytest.mark.parametrize(
+    ("message", "cause"),
+    [
+        (Partial(1, 1, 0, 0, 0, 128, None), r"Partial\.sender: 128"),
+        (Partial(1, 2**64, 0, 0, 0, 1, None), r"Partial\.step"),
+        (Partial(-1, 1, 0, 0, 0, 1, None), r"Partial\.epoch: -1"),
+        (Partial(True, 1, 0, 0, 0, 1, None), r"Partial\.epoch: True"),
+        (Partial(1, 1, 0.0, 0, 0, 1, None), r"Partial\.block: 0\.0"),  # type: ignore[arg-type]
+        (Partial(1, 1, 0, 0, 256, 1, None), r"Partial\.flags: 256"),
+        (Slice(1, 1, 0, 0, 0, 256, 1, None), r"Slice\.hop: 256"),
         (Reduced(1, 1, 0, 0, 256, ROW), r"Reduced\.flags: 256"),
         (Reduced(1, 1, 0, 0, 0, None), r"Reduced\.tensor"),  # type: ignore[arg-type]
         (Hidden(1, 1, 0, TensorHeader("f64", (1,))), "f64|none of"),  # type: ignore[arg-type]

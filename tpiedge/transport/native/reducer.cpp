@@ -1,195 +1,211 @@
 #include "reducer.h"
 
-#include <errno.h>
 #include <string.h>
 
 namespace tpiedge {
 
 namespace {
 
-constexpr int DONT_WAIT = 1;  // ZMQ_DONTWAIT
-constexpr int MORE = 2;       // ZMQ_SNDMORE
-
-// A received tensor starts wherever libzmq put the message.
-typedef float Loose __attribute__((aligned(1), may_alias));
-typedef uint32_t LooseBits __attribute__((aligned(1), may_alias));
-
-constexpr uint32_t EXPONENT = 0x7f800000;  // all ones: infinity or not a number
-
-bool is_finite(const void *values, size_t count) {
-    const LooseBits *bits = static_cast<const LooseBits *>(values);
-    uint32_t found = 0;
-    for (size_t i = 0; i < count; i++) found |= (bits[i] & EXPONENT) == EXPONENT;
-    return !found;
-}
-
-// Until it has done its work or failed; none of them waits. Python's handlers run when the call is over.
-template <typename Call>
-bool despite_signals(Call call) {
-    int result;
-    do {
-        result = call();
-    } while (result < 0 && errno == EINTR);
-    return result >= 0;
-}
+// Of one peer, on average: the part of the next all-reduce; or, after the last one of a step, a plan and hidden states.
+constexpr size_t MOST_KEPT = 3;
+// What is not longer may be of the transport itself, which Python must see at once.
+constexpr size_t NOTE_BYTES = 9;
 
 }  // namespace
 
-bool Message::resize(size_t bytes) {
-    if (zmq_->init_size(raw_, bytes) == 0) return true;
-    // Closing what libzmq leaves behind then would follow a null pointer.
-    zmq_->init(raw_);
-    return false;
-}
+Reducer::Reducer(const Zmq &zmq, const Layout &layout, const char *header, const uint32_t *changes, uint32_t seen)
+    : zmq_(zmq), layout_(layout), header_(header, HEADER_BYTES), changes_(changes), seen_(seen) {}
 
-bool Message::send(void *socket) {
-    return despite_signals([&] { return zmq_->send(raw_, socket, DONT_WAIT); });
-}
-
-bool Message::send_more(void *socket) {
-    return despite_signals([&] { return zmq_->send(raw_, socket, DONT_WAIT | MORE); });
-}
-
-bool Message::recv_rest(void *socket) {
-    return despite_signals([&] { return zmq_->recv(raw_, socket, DONT_WAIT); });
-}
-
-void Message::clear() {
-    zmq_->close(raw_);
-    zmq_->init(raw_);
-}
-
-Reducer::Reducer(const Zmq &zmq, void *socket, Combine combine, const Layout &layout, const char *header,
-                 const uint32_t *changes, uint32_t seen)
-    : zmq_(zmq),
-      socket_(socket),
-      combine_(combine),
-      layout_(layout),
-      header_(header, HEADER_BYTES),
-      changes_(changes),
-      seen_(seen) {}
-
-Reducer::~Reducer() {
-    for (Received *received : received_) delete received;
-}
-
-void Reducer::add_peer(const char *route, size_t route_bytes, const char *header) {
-    received_.reserve(received_.size() + 1);
-    peers_.push_back(Peer{std::string(route, route_bytes), std::string(header, HEADER_BYTES)});
-    received_.push_back(new Received(&zmq_));
+void Reducer::add_peer(void *socket, const char *route, size_t route_bytes, const char *header) {
+    size_t link = 0;
+    while (link < links_.size() && links_[link].socket != socket) link++;
+    if (link == links_.size()) links_.push_back(Link{socket, route_bytes != 0, 0, 0});
+    links_[link].peers++;
+    peers_.push_back(Peer{link, std::string(route, route_bytes), std::string(header, HEADER_BYTES), nullptr});
+    for (size_t i = 0; i <= MOST_KEPT; i++) received_.push_back(std::make_unique<Received>(&zmq_));
 }
 
 int Reducer::run(const char *place, float *own) {
-    release();
     if (peers_.empty() || changed()) return 0;
-    address(place);
-    const int outcome = combine_ == Combine::SUM ? sum_and_answer(own) : exchange(own);
-    if (outcome == DONE) release();
-    return outcome;
+    begin(place);
+    const int outcome = layout_.combine == Combine::TAKE       ? take(own)
+                        : layout_.combine == Combine::EXCHANGE ? exchange(own)
+                                                               : sum_and_answer(own);
+    if (outcome != DONE) return outcome;
+    drop_used();
+    return count_ ? DONE_AND_KEPT : DONE;
 }
 
-// Of a leaf, and of both ranks of a pair.
-int Reducer::exchange(float *own) {
-    if (!send(peers_.front(), own)) return 0;
-    const Peer *peer = receive_expected();
-    if (!peer) return 1;
-    if (combine_ == Combine::TAKE) {
-        memcpy(own, peer->part, layout_.payload_bytes);
-        return DONE;
+void Reducer::begin(const char *place) {
+    header_.replace(layout_.place_at, layout_.place_bytes, place, layout_.place_bytes);
+    for (Peer &peer : peers_) {
+        peer.header.replace(layout_.place_at, layout_.place_bytes, place, layout_.place_bytes);
+        peer.part = nullptr;
     }
-    if (!add(own, peer->part)) return 1;
-    memcpy(own, layout_.payload, layout_.payload_bytes);
+    for (Link &link : links_) link.missing = link.peers;
+    own_part_ = nullptr;
+    summed_ = 0;
+}
+
+// Of a leaf of a star.
+int Reducer::take(float *own) {
+    Message frame(&zmq_);
+    if (!make(frame, own)) return 0;
+    const int sent = send_to_all(frame);
+    if (!sent || !collect()) return sent;
+    layout_.tensor.decode(peers_.front().part, own);
+    return DONE;
+}
+
+// Of every rank of a mesh.
+int Reducer::exchange(float *own) {
+    Message frame(&zmq_);
+    if (!make(frame, own)) return 0;
+    const int sent = send_to_all(frame);
+    if (static_cast<size_t>(sent) < peers_.size()) return sent;
+    own_part_ = frame.data() + HEADER_BYTES;
+    if (!collect() || !is_finite(layout_.sum, layout_.tensor.count())) return sent;
+    memcpy(own, layout_.sum, layout_.tensor.count() * sizeof(float));
     return DONE;
 }
 
 // Of the root of a star.
 int Reducer::sum_and_answer(float *own) {
-    for (size_t i = 0; i < peers_.size(); i++) {
-        if (!receive_expected()) return 0;
+    memcpy(layout_.sum, own, layout_.tensor.count() * sizeof(float));
+    summed_ = 1;
+    Message frame(&zmq_);
+    if (!collect() || !is_finite(layout_.sum, layout_.tensor.count()) || !make(frame, layout_.sum)) return 0;
+    const int sent = send_to_all(frame);
+    if (static_cast<size_t>(sent) < peers_.size()) {
+        // Once one peer has the sum, the parts are of no more use.
+        if (sent) drop_used();
+        return sent;
     }
-    const void *sum = own;
-    bool finite = true;
-    for (const Peer &peer : peers_) {
-        finite = add(sum, peer.part);
-        sum = layout_.payload;
-    }
-    if (!finite) return 0;
-    int sent = 0;
-    for (const Peer &peer : peers_) {
-        if (!send(peer, sum)) {
-            // Once one peer has the sum, the parts are of no more use.
-            if (sent) release();
-            return sent;
-        }
-        sent++;
-    }
-    memcpy(own, sum, layout_.payload_bytes);
+    layout_.tensor.decode(frame.data() + HEADER_BYTES, own);
     return DONE;
 }
 
-void Reducer::address(const char *place) {
-    header_.replace(layout_.place_at, layout_.place_bytes, place, layout_.place_bytes);
-    for (Peer &peer : peers_) peer.header.replace(layout_.place_at, layout_.place_bytes, place, layout_.place_bytes);
+bool Reducer::make(Message &frame, const float *values) const {
+    if (!frame.resize(HEADER_BYTES + layout_.tensor.wire_bytes())) return false;
+    memcpy(frame.data(), header_.data(), HEADER_BYTES);
+    layout_.tensor.encode(values, frame.data() + HEADER_BYTES);
+    return true;
 }
 
-bool Reducer::send(const Peer &peer, const void *payload) {
-    Message frame(&zmq_);
-    if (!frame.resize(HEADER_BYTES + layout_.payload_bytes)) return false;
-    memcpy(frame.data(), header_.data(), HEADER_BYTES);
-    memcpy(frame.data() + HEADER_BYTES, payload, layout_.payload_bytes);
+// To how many, in their order.
+int Reducer::send_to_all(Message &frame) {
+    int sent = 0;
+    for (const Peer &peer : peers_) {
+        if (!send(peer, frame)) break;
+        sent++;
+    }
+    return sent;
+}
+
+bool Reducer::send(const Peer &peer, Message &frame) {
+    Message copy(&zmq_);
+    if (!copy.share(frame)) return false;
+    void *socket = links_[peer.link].socket;
     if (!peer.route.empty()) {
         Message route(&zmq_);
         if (!route.resize(peer.route.size())) return false;
         memcpy(route.data(), peer.route.data(), peer.route.size());
-        if (!route.send_more(socket_)) return false;
+        if (!route.send_more(socket)) return false;
     }
-    return frame.send(socket_);
+    return copy.send(socket);
 }
 
-// The next message, kept whatever it is: its sender where it is just what is expected of him, otherwise null.
-const Reducer::Peer *Reducer::receive_expected() {
-    Received &received = *received_[count_];
-    if (is_router()) {
+// True once the part of every peer is there. Otherwise something unforeseen came last, or nothing in time.
+bool Reducer::collect() {
+    add_up();
+    for (size_t i = 0; i < count_; i++) {
+        if (!is_foreseen(*received_[i])) return false;
+    }
+    // In whatever order: all of them are needed.
+    for (const Link &link : links_) {
+        while (link.missing) {
+            Received *received = receive(link);
+            if (!received || !is_foreseen(*received)) return false;
+        }
+    }
+    return true;
+}
+
+// The next message, kept whatever it is.
+Received *Reducer::receive(const Link &link) {
+    if (count_ == received_.size()) return nullptr;
+    Received *received = received_[count_].get();
+    received->socket = link.socket;
+    if (link.is_router) {
         // The second part of a message is there together with the first.
-        if (!received.route.recv(socket_) || !received.frame.recv_rest(socket_)) return nullptr;
-    } else if (!received.frame.recv(socket_)) {
+        if (!received->route.recv(link.socket) || !received->frame.recv_rest(link.socket)) return nullptr;
+    } else if (!received->frame.recv(link.socket)) {
         return nullptr;
     }
     count_++;
-    Peer *peer = changed() ? nullptr : sender_of(received);
-    if (peer) peer->part = received.frame.data() + HEADER_BYTES;
-    return peer;
+    return received;
+}
+
+// A part, which is then taken, or what its sender may well send after it.
+bool Reducer::is_foreseen(Received &received) {
+    Message &frame = received.frame;
+    Peer *peer = changed() || frame.more() ? nullptr : sender_of(received);
+    if (!peer) return false;
+    if (peer->part) {
+        return frame.size() > NOTE_BYTES && frame.size() <= HEADER_BYTES + layout_.tensor.count() * sizeof(float);
+    }
+    if (frame.size() != HEADER_BYTES + layout_.tensor.wire_bytes()) return false;
+    if (memcmp(frame.data(), peer->header.data(), HEADER_BYTES)) return false;
+    peer->part = frame.data() + HEADER_BYTES;
+    received.used = true;
+    links_[peer->link].missing--;
+    add_up();
+    return true;
 }
 
 Reducer::Peer *Reducer::sender_of(Received &received) {
-    Message &frame = received.frame;
-    if (frame.size() != HEADER_BYTES + layout_.payload_bytes || frame.more()) return nullptr;
     for (Peer &peer : peers_) {
-        if (peer.part || peer.route.size() != received.route.size()) continue;
-        if (memcmp(peer.route.data(), received.route.data(), peer.route.size())) continue;
-        return memcmp(frame.data(), peer.header.data(), HEADER_BYTES) ? nullptr : &peer;
+        if (links_[peer.link].socket != received.socket || peer.route.size() != received.route.size()) continue;
+        if (!memcmp(peer.route.data(), received.route.data(), peer.route.size())) return &peer;
     }
     return nullptr;
 }
 
-// Into the scratch, which may be `left`; false where the sum is not finite (neither is it then where one part is not).
-bool Reducer::add(const void *left, const void *right) {
-    const size_t count = layout_.payload_bytes / sizeof(float);
-    const Loose *a = static_cast<const Loose *>(left);
-    const Loose *b = static_cast<const Loose *>(right);
-    for (size_t i = 0; i < count; i++) layout_.payload[i] = a[i] + b[i];
-    return is_finite(layout_.payload, count);
+// As many parts as can be added yet; a sum is not finite where one of its parts is not.
+void Reducer::add_up() {
+    if (layout_.combine == Combine::TAKE) return;
+    for (; summed_ <= peers_.size(); summed_++) {
+        const bool own = summed_ == layout_.rank;
+        const char *part = own ? own_part_ : peers_[summed_ - (summed_ > layout_.rank)].part;
+        if (!part) return;
+        if (summed_) {
+            layout_.tensor.add(part, layout_.sum);
+        } else {
+            layout_.tensor.decode(part, layout_.sum);
+        }
+    }
+}
+
+void Reducer::drop_used() {
+    size_t kept = 0;
+    for (size_t i = 0; i < count_; i++) {
+        Received &received = *received_[i];
+        if (received.used) {
+            received.used = false;
+            received.route.clear();
+            received.frame.clear();
+        } else {
+            received_[kept++].swap(received_[i]);
+        }
+    }
+    count_ = kept;
+}
+
+void Reducer::release() {
+    for (size_t i = 0; i < count_; i++) received_[i]->used = true;
+    drop_used();
 }
 
 bool Reducer::changed() const { return changes_ && __atomic_load_n(changes_, __ATOMIC_ACQUIRE) != seen_; }
-
-void Reducer::release() {
-    for (size_t i = 0; i < count_; i++) {
-        received_[i]->route.clear();
-        received_[i]->frame.clear();
-    }
-    count_ = 0;
-    for (Peer &peer : peers_) peer.part = nullptr;
-}
 
 }  // namespace tpiedge

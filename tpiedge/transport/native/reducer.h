@@ -1,123 +1,108 @@
-// One all-reduce of a fixed size in one call: send, receive and add, over the libzmq and the socket of pyzmq.
+// One all-reduce of a fixed size in one call: send, receive and add, over the libzmq and the sockets of pyzmq.
 #ifndef TPIEDGE_REDUCER_H
 #define TPIEDGE_REDUCER_H
 
 #include <stddef.h>
 #include <stdint.h>
 
+#include <memory>
 #include <string>
 #include <vector>
+
+#include "message.h"
+#include "wire.h"
 
 namespace tpiedge {
 
 constexpr size_t HEADER_BYTES = 64;  // FLAT_BYTES in wire/flat.py
 
-// Functions of the libzmq in use, in the order of native_library.py.
-struct Zmq {
-    int (*init)(void *message);
-    int (*init_size)(void *message, size_t bytes);
-    void *(*data)(void *message);
-    size_t (*size)(const void *message);
-    int (*more)(const void *message);
-    const char *(*gets)(const void *message, const char *property);
-    int (*send)(void *message, void *socket, int flags);
-    int (*recv)(void *message, void *socket, int flags);
-    int (*close)(void *message);
-};
-
-// A zmq_msg_t.
-class Message {
-public:
-    explicit Message(const Zmq *zmq) : zmq_(zmq) { zmq_->init(raw_); }
-    ~Message() { zmq_->close(raw_); }
-    Message(const Message &) = delete;
-    Message &operator=(const Message &) = delete;
-
-    // Makes an empty message one of `bytes`; false where there is no memory, and it is empty then.
-    bool resize(size_t bytes);
-    // A signal does not end these: of a message of two parts, either both have gone through or neither.
-    bool send(void *socket);
-    bool send_more(void *socket);
-    bool recv_rest(void *socket);
-    // Waits for as long as the socket's ZMQ_RCVTIMEO, or until a signal comes.
-    bool recv(void *socket) { return zmq_->recv(raw_, socket, 0) >= 0; }
-    void clear();
-    char *data() { return static_cast<char *>(zmq_->data(raw_)); }
-    size_t size() const { return zmq_->size(raw_); }
-    bool more() const { return zmq_->more(raw_) != 0; }
-    const char *property(const char *name) const { return zmq_->gets(raw_, name); }
-
-private:
-    const Zmq *zmq_;
-    alignas(8) unsigned char raw_[64];
-};
-
-// What was received: by a ROUTER with the route of its sender, by a DEALER without.
-struct Received {
-    explicit Received(const Zmq *zmq) : route(zmq), frame(zmq) {}
-    Message route;
-    Message frame;
-};
-
 // The numbering of Combine in tpiedge/transport/reduction.py.
-enum class Combine { TAKE = 0, ADD = 1, SUM = 2 };
+enum class Combine { TAKE = 0, EXCHANGE = 1, SUM = 2 };
 
 struct Layout {
-    float *payload;  // scratch, of the frame's tensor
-    size_t payload_bytes;
+    Combine combine;
+    size_t rank;  // the own part's place in the order of summation
+    Matrix tensor;
+    float *sum;  // scratch, as large as the tensor in f32
     size_t place_at;  // in every header
     size_t place_bytes;
 };
 
+// What was received: over a ROUTER with the route of its sender, over a DEALER without.
+struct Received {
+    explicit Received(const Zmq *zmq) : route(zmq), frame(zmq) {}
+    void *socket = nullptr;
+    bool used = false;  // as the part of its sender
+    Message route;
+    Message frame;
+};
+
+// Receives what every peer sends for one all-reduce. What a peer sends after that is kept for the next one.
 class Reducer {
 public:
     static constexpr int DONE = -1;
+    static constexpr int DONE_AND_KEPT = -2;
 
     // `changes` counts whatever may make a peer unwelcome; a call does nothing once it differs from `seen`.
-    Reducer(const Zmq &zmq, void *socket, Combine combine, const Layout &layout, const char *header,
-            const uint32_t *changes, uint32_t seen);
-    ~Reducer();
+    Reducer(const Zmq &zmq, const Layout &layout, const char *header, const uint32_t *changes, uint32_t seen);
     Reducer(const Reducer &) = delete;
     Reducer &operator=(const Reducer &) = delete;
 
-    // In the order of ranks. `header`: what this peer should send, whatever the place. No route: the socket is a DEALER.
-    void add_peer(const char *route, size_t route_bytes, const char *header);
+    // In the order of ranks. `header`: what this peer should send, whatever the place. No route: the socket is a DEALER,
+    // and nobody else speaks over it.
+    void add_peer(void *socket, const char *route, size_t route_bytes, const char *header);
 
-    // The all-reduce of `own` in place: DONE. Otherwise how many peers have what it sent to them; `own` is as it was, and
-    // what was received and is still of use is in `received`.
+    // The all-reduce of `own` in place: DONE, or DONE_AND_KEPT where there is more in `received`. Otherwise how many
+    // peers have what it sent to them; `own` is as it was, and whatever was received and is still of use is in
+    // `received`.
     int run(const char *place, float *own);
 
+    // In the order of arrival.
     size_t received_count() const { return count_; }
     Received &received(size_t index) { return *received_[index]; }
     void release();
 
 private:
     struct Peer {
+        size_t link;
         std::string route;
         std::string header;
-        const char *part = nullptr;  // in what was received
+        const char *part;  // in what was received
     };
 
+    struct Link {
+        void *socket;
+        bool is_router;
+        size_t peers;
+        size_t missing;  // parts
+    };
+
+    void begin(const char *place);
+    int take(float *own);
     int exchange(float *own);
     int sum_and_answer(float *own);
-    void address(const char *place);
-    bool send(const Peer &peer, const void *payload);
-    const Peer *receive_expected();
+    bool make(Message &frame, const float *values) const;
+    int send_to_all(Message &frame);
+    bool send(const Peer &peer, Message &frame);
+    bool collect();
+    Received *receive(const Link &link);
+    bool is_foreseen(Received &received);
     Peer *sender_of(Received &received);
-    bool add(const void *left, const void *right);
+    void add_up();
+    void drop_used();
     bool changed() const;
-    bool is_router() const { return !peers_.front().route.empty(); }
 
     const Zmq zmq_;
-    void *const socket_;
-    const Combine combine_;
     const Layout layout_;
     std::string header_;
     const uint32_t *const changes_;
     const uint32_t seen_;
+    std::vector<Link> links_;
     std::vector<Peer> peers_;
-    std::vector<Received *> received_;  // the first `count_` are in use
+    std::vector<std::unique_ptr<Received>> received_;  // the first `count_` are in use
     size_t count_ = 0;
+    const char *own_part_ = nullptr;  // as the others get it
+    size_t summed_ = 0;  // so many parts are in the sum, in the order of ranks
 };
 
 }  // namespace tpiedge
