@@ -15,15 +15,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any, Protocol
 
 from tpiedge.errors import ResourceError
-from tpiedge.testbed.running import RunningDevice, RunningTestbed
 from tpiedge.testbed.topology import Expected
 
 __all__ = [
     "MTU_BYTES",
+    "End",
     "Measured",
+    "Ways",
     "expected_payload",
     "expected_rtt_s",
     "measure_pair",
@@ -45,6 +48,22 @@ _PING_S = 30.0
 _PING_RTT = re.compile(r"= [\d.]+/([\d.]+)/")
 
 
+class End(Protocol):
+    """A device."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def address(self) -> str: ...
+
+
+class Ways(Protocol):
+    """A testbed: whoever is `inside` a device makes sockets there."""
+
+    def inside(self, device: Any, /) -> AbstractContextManager[None]: ...
+
+
 @dataclass(frozen=True)
 class Measured:
     """Of one pair, `source` first. `rtt_s` is a median; `bytes_per_s` the payload that arrived."""
@@ -57,7 +76,7 @@ class Measured:
     ping_rtt_s: float | None
 
 
-def measure_pair(testbed: RunningTestbed, source: RunningDevice, target: RunningDevice) -> Measured:
+def measure_pair(testbed: Ways, source: End, target: End) -> Measured:
     """Takes about three seconds. Raises ResourceError where nothing arrives."""
     times, lost = rtts_s(testbed, source, target)
     return Measured(
@@ -82,9 +101,7 @@ def expected_payload(expected: Expected) -> float | None:
     return expected.bytes_per_s * (MTU_BYTES - _HEADERS_BYTES) / MTU_BYTES
 
 
-def rtts_s(
-    testbed: RunningTestbed, source: RunningDevice, target: RunningDevice, count: int = _RTTS
-) -> tuple[list[float], int]:
+def rtts_s(testbed: Ways, source: End, target: End, count: int = _RTTS) -> tuple[list[float], int]:
     """(round trips of small datagrams, how many got no answer). Raises ResourceError where none did."""
     with _datagram_socket(testbed, source) as here, _datagram_socket(testbed, target) as there:
         here.connect(there.getsockname())
@@ -95,7 +112,7 @@ def rtts_s(
     return times[1:] or times, count - len(times)  # the first one pays for what is set up on the way
 
 
-def ping_rtt_s(testbed: RunningTestbed, source: RunningDevice, target: RunningDevice) -> float | None:
+def ping_rtt_s(testbed: Ways, source: End, target: End) -> float | None:
     """The mean that the system's own `ping` says; None where it is not installed, or gets no answer."""
     if shutil.which("ping") is None:
         return None
@@ -112,7 +129,7 @@ def ping_rtt_s(testbed: RunningTestbed, source: RunningDevice, target: RunningDe
 
 
 @contextlib.contextmanager
-def _datagram_socket(testbed: RunningTestbed, device: RunningDevice) -> Iterator[socket.socket]:
+def _datagram_socket(testbed: Ways, device: End) -> Iterator[socket.socket]:
     with testbed.inside(device):
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with made:
@@ -143,7 +160,7 @@ def _await(end: socket.socket, number: int) -> bool:
     return False
 
 
-def _payload_per_s(testbed: RunningTestbed, source: RunningDevice, target: RunningDevice) -> float:
+def _payload_per_s(testbed: Ways, source: End, target: End) -> float:
     """Once the connection has found its speed."""
     with testbed.inside(target):
         listener = socket.create_server((target.address, 0))

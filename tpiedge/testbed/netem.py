@@ -20,6 +20,7 @@ Command = tuple[str, tuple[str, ...]]
 
 _UPLINK = "uplink"
 _FORWARD = ("sh", "-c", "echo 1 > /proc/sys/net/ipv4/ip_forward")
+_NO_LIMIT = 12.5e9
 _PACKET = 1500
 _MOST_PACKETS = 100_000
 #: At least what a kernel timer's tick lets through at once, and one burst of TSO.
@@ -54,8 +55,8 @@ def link_commands(topology: Topology, name: str) -> Iterator[Command]:
 def shaping(interface: str, link: Link) -> tuple[str, ...]:
     """The tc command of one direction, whatever it was before.
 
-    netem counts its rate from the end of the packet before, so that jitter does not change their order; tbf is for
-    links that have a rate and nothing else.
+    netem with a rate counts from the end of the packet before, so that jitter does not change their order: a link with
+    jitter always has one. tbf is for links that have a rate and nothing else.
     """
     root = ("tc", "qdisc", "replace", "dev", interface, "root")
     rate = link.bytes_per_s
@@ -80,8 +81,9 @@ def _netem(link: Link) -> Iterator[str]:
         yield _us(link.jitter_s / 2)
     if link.loss:
         yield from ("loss", f"{link.loss * 100:g}%")
-    if link.bytes_per_s is not None:
-        yield from ("rate", f"{round(link.bytes_per_s * 8)}bit")
+    rate = link.bytes_per_s or (_NO_LIMIT if link.jitter_s else None)
+    if rate is not None:
+        yield from ("rate", f"{round(rate * 8)}bit")
 
 
 def _us(seconds: float) -> str:
@@ -116,6 +118,8 @@ def _cable(topology: Topology, member: Router | Device, uplink: Path) -> Iterato
             str(uplink),
         ),
     )
+    if isinstance(member, Device) and not topology.lossless(member.name):  # packets get lost one by one
+        yield member.name, ("ip", "link", "set", "dev", interface, "gso_max_segs", "1")
     yield member.name, ("ip", "link", "set", "dev", interface, "up")
     yield member.name, ("ip", "addr", "add", f"{own}/32", "dev", interface)
     yield member.uplink or "", ("ip", "link", "set", "dev", member.name, "up")

@@ -38,6 +38,8 @@ class Switch:
         self._taps: list[int] = []
         #: Becomes readable when the switch is to end.
         self.wake_fd, self._wake_writer = -1, -1
+        #: Why it ended by itself.
+        self.error: TpiedgeError | None = None
 
     def __enter__(self) -> "Switch":
         with contextlib.ExitStack() as stack:
@@ -80,8 +82,7 @@ class Switch:
         try:
             self._native.run()
         except TpiedgeError as error:
-            print(f"error: {error}", file=sys.stderr, flush=True)  # noqa: T201
-        finally:
+            self.error = error
             self.end()
 
     def _set(self, changed: list[SwitchLink]) -> None:
@@ -121,6 +122,8 @@ def main(arguments: list[str]) -> int:
             )
             print("ready", flush=True)  # noqa: T201
             control.serve(switch.wake_fd)
+            if switch.error is not None:
+                raise switch.error
     except TpiedgeError as error:
         print(f"error: {' '.join(str(error).split())}", flush=True)  # noqa: T201
         return 1

@@ -146,8 +146,9 @@ def _limit(
 
 
 def _remove(name: str) -> bool:
-    """By names alone, in whatever state it is: see `state`."""
+    """By names alone, in whatever state it is: see `state`. From here on it is none that could be used."""
     controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
+    (folder / "state.json").unlink(missing_ok=True)
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))
     groups = sorted(controllers.found(prefix))
     end_all(lambda: members_of(paths).union(*map(controllers.members, groups)), _POLITE_S)

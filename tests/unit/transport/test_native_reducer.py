@@ -4,8 +4,12 @@ import ctypes
 import errno
 import struct
 from collections import deque
+from typing import ClassVar
 
+import numpy as np
 import pytest
+from hypothesis import event, given
+from hypothesis import strategies as st
 
 from tpiedge.transport.native_library import Library, native_library
 from tpiedge.transport.native_reducer import NativeReducer
@@ -17,22 +21,25 @@ pytestmark = pytest.mark.skipif(native_library() is None, reason="not built")
 _int, _size, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 PLACE = bytes(range(16))
 PLACE_AT = 7
+HUB, SPOKE = 1, 2
 ROUTE = b"node-1/nonce"
 OWN, OTHER = (1.0, 2.0), (10.0, 20.0)
 
 
-def header(first: int) -> bytes:
+def header(first: int, place: bytes = PLACE) -> bytes:
     data = bytearray([first] * FLAT_BYTES)
-    data[PLACE_AT : PLACE_AT + len(PLACE)] = PLACE
+    data[PLACE_AT : PLACE_AT + len(place)] = place
     return bytes(data)
 
 
 class FakeZmq:
-    """Keeps what is sent in `sent`, and gives what is in `incoming`. Messages are known by their addresses."""
+    """Keeps what is sent in `sent`, gives what is in `incoming` of a socket. Messages are known by their addresses."""
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
-        self.incoming: deque[bytes] = deque()
+        self.incoming: dict[int, deque[bytes]] = {HUB: deque(), SPOKE: deque()}
+        #: How many more frames are taken.
+        self.taken = 100
         #: The calls of send and recv that a signal interrupts, by number.
         self.interrupted: set[int] = set()
         #: How many messages there is memory for.
@@ -42,6 +49,7 @@ class FakeZmq:
         kinds = [
             (self.init, _int, _pointer),
             (self.init_size, _int, _pointer, _size),
+            (self.copy, _int, _pointer, _pointer),
             (self.data, _pointer, _pointer),
             (self.size, _size, _pointer),
             (self.more, _int, _pointer),
@@ -56,6 +64,11 @@ class FakeZmq:
     def addresses(self) -> list[int]:
         return [ctypes.cast(function, _pointer).value or 0 for function in self._functions]
 
+    @property
+    def open(self) -> int:
+        """How many messages nobody has closed."""
+        return len(self._messages)
+
     def init(self, message: int) -> int:
         self._messages[message] = (ctypes.c_char * 0)()
         return 0
@@ -64,6 +77,10 @@ class FakeZmq:
         self.room -= 1
         self._messages[message] = (ctypes.c_char * count)() if self.room >= 0 else None
         return 0 if self.room >= 0 else -1
+
+    def copy(self, to: int, source: int) -> int:
+        self._messages[to] = self._buffer(source)
+        return 0
 
     def data(self, message: int) -> int:
         return ctypes.addressof(self._buffer(message))
@@ -78,15 +95,16 @@ class FakeZmq:
         return None
 
     def send(self, message: int, _socket: int, _flags: int) -> int:
-        if self._is_interrupted():
+        if self._is_interrupted() or not self.taken:
             return -1
+        self.taken -= 1
         self.sent.append(self._buffer(message).raw)
         return self.init(message)
 
-    def recv(self, message: int, _socket: int, _flags: int) -> int:
-        if self._is_interrupted() or not self.incoming:
+    def recv(self, message: int, socket: int, _flags: int) -> int:
+        if self._is_interrupted() or not self.incoming[socket]:
             return -1
-        data = self.incoming.popleft()
+        data = self.incoming[socket].popleft()
         self._messages[message] = (ctypes.c_char * len(data)).from_buffer_copy(data)
         return len(data)
 
@@ -108,60 +126,83 @@ class FakeZmq:
 
 
 class Rank:
-    """One of a pair: `run` does its all-reduce."""
+    """`run` does its all-reduces. `ways`: of each peer; their ranks are all but the own."""
 
-    def __init__(self, zmq: FakeZmq, route: bytes) -> None:
+    def __init__(self, zmq: FakeZmq, *ways: tuple[int, bytes], rank: int = 0) -> None:
         library = native_library()
         assert library is not None
-        payload = 4 * len(OWN)
-        answers = {"node-1": header(2)}
+        others = [peer for peer in range(len(ways) + 1) if peer != rank]
         exchange = Exchange(
-            Combine.ADD, header(1), answers, PLACE_AT, len(PLACE), bytearray(FLAT_BYTES + payload)
+            Combine.EXCHANGE,
+            rank,
+            "f32",
+            (1, len(OWN)),
+            header(100 + rank),
+            {f"node-{peer}": header(100 + peer) for peer in others},
+            PLACE_AT,
+            len(PLACE),
+            bytearray(4 * len(OWN)),
         )
+        self._zmq = zmq
         self._reducer = NativeReducer(Library(library.dll, zmq.addresses), exchange)
         self._tensor = (ctypes.c_float * len(OWN))(*OWN)
-        assert self._reducer.open(0, [route], ctypes.c_uint32(), 0)
+        assert self._reducer.open(ways, ctypes.c_uint32(), 0)
 
-    def run(self) -> int:
-        return self._reducer.run(PLACE, ctypes.addressof(self._tensor))
+    def run(self, place: bytes = PLACE) -> int:
+        self._tensor[:] = OWN
+        return self._reducer.run(place, ctypes.addressof(self._tensor))
 
     @property
     def tensor(self) -> tuple[float, ...]:
         return tuple(self._tensor)
 
+    def received(self) -> list[tuple[int, bytes, bytes]]:
+        """Hands over what was received and not used."""
+        found = [(socket, route, bytes(frame.buffer)) for socket, route, frame in self._reducer.received()]
+        self._reducer.release()
+        return found
+
     def close(self) -> None:
         self._reducer.close()
+        assert self._zmq.open == 0
 
 
-OWN_FRAME = header(1) + struct.pack("<2f", *OWN)
-OTHER_FRAME = header(2) + struct.pack("<2f", *OTHER)
+def frame(rank: int, values: tuple[float, ...], place: bytes = PLACE) -> bytes:
+    return header(100 + rank, place) + struct.pack("<2f", *values)
+
+
+OWN_FRAME, OTHER_FRAME = frame(0, OWN), frame(1, OTHER)
 SUM = tuple(a + b for a, b in zip(OWN, OTHER, strict=True))
 
 
-@pytest.fixture(params=[ROUTE, b""], ids=["router", "dealer"])
-def route(request: pytest.FixtureRequest) -> bytes:
-    route: bytes = request.param
-    return route
+@pytest.fixture(params=[(HUB, ROUTE), (SPOKE, b"")], ids=["router", "dealer"])
+def way(request: pytest.FixtureRequest) -> tuple[int, bytes]:
+    way: tuple[int, bytes] = request.param
+    return way
 
 
 def parts(route: bytes, frame: bytes) -> list[bytes]:
     return [route, frame] if route else [frame]
 
 
-def test_it_is_done_in_one_call(route: bytes) -> None:
+def give(zmq: FakeZmq, way: tuple[int, bytes], frame: bytes) -> None:
+    zmq.incoming[way[0]].extend(parts(way[1], frame))
+
+
+def test_it_is_done_in_one_call(way: tuple[int, bytes]) -> None:
     zmq = FakeZmq()
-    rank = Rank(zmq, route)
-    zmq.incoming.extend(parts(route, OTHER_FRAME))
+    rank = Rank(zmq, way)
+    give(zmq, way, OTHER_FRAME)
     assert rank.run() == DONE
     assert rank.tensor == SUM
-    assert zmq.sent == parts(route, OWN_FRAME)
+    assert zmq.sent == parts(way[1], OWN_FRAME)
     rank.close()
 
 
-def test_without_memory_nothing_is_sent_and_nothing_is_freed_twice(route: bytes) -> None:
-    for room in range(len(parts(route, OWN_FRAME))):
+def test_without_memory_nothing_is_sent_and_nothing_is_freed_twice(way: tuple[int, bytes]) -> None:
+    for room in range(len(parts(way[1], OWN_FRAME))):
         zmq = FakeZmq()
-        rank = Rank(zmq, route)
+        rank = Rank(zmq, way)
         zmq.room = room
         assert rank.run() == 0
         assert zmq.sent == []
@@ -173,8 +214,8 @@ def test_a_signal_does_not_tear_a_message_apart() -> None:
     """Otherwise the next message would be taken for the second part of this one, of either direction."""
     for call in (1, 2, 4):  # both parts that are sent; the second one that is received
         zmq = FakeZmq()
-        rank = Rank(zmq, ROUTE)
-        zmq.incoming.extend(parts(ROUTE, OTHER_FRAME))
+        rank = Rank(zmq, (HUB, ROUTE))
+        give(zmq, (HUB, ROUTE), OTHER_FRAME)
         zmq.interrupted = {call, call + 1}
         assert rank.run() == DONE
         assert zmq.sent == parts(ROUTE, OWN_FRAME)
@@ -182,12 +223,155 @@ def test_a_signal_does_not_tear_a_message_apart() -> None:
         rank.close()
 
 
-def test_a_signal_ends_a_wait_and_nothing_is_lost(route: bytes) -> None:
+def test_a_signal_ends_a_wait_and_nothing_is_lost(way: tuple[int, bytes]) -> None:
     zmq = FakeZmq()
-    rank = Rank(zmq, route)
-    zmq.incoming.extend(parts(route, OTHER_FRAME))
-    zmq.interrupted = {len(parts(route, OWN_FRAME)) + 1}
+    rank = Rank(zmq, way)
+    give(zmq, way, OTHER_FRAME)
+    zmq.interrupted = {len(parts(way[1], OWN_FRAME)) + 1}
     assert rank.run() == 1
-    assert list(zmq.incoming) == parts(route, OTHER_FRAME)
+    assert list(zmq.incoming[way[0]]) == parts(way[1], OTHER_FRAME)
     assert rank.tensor == OWN
     rank.close()
+
+
+ROUTES = [b"node-2/nonce", b"node-3/nonce"]
+MESH = [(SPOKE, b""), *((HUB, route) for route in ROUTES)]
+"""The ways of rank 1 of four."""
+VALUES = [(1e8, 1.0), OWN, (-1e8, 2.0), (3.0, 4.0)]
+
+
+def test_the_own_part_has_its_place_in_the_sum() -> None:
+    zmq = FakeZmq()
+    rank = Rank(zmq, *MESH, rank=1)
+    for peer in (3, 2, 0):
+        give(zmq, MESH[peer - (peer > 1)], frame(peer, VALUES[peer]))
+    assert rank.run() == DONE
+    summed = np.float32(VALUES[0])
+    for values in VALUES[1:]:
+        summed = summed + np.float32(values)
+    assert rank.tensor == tuple(summed)
+    own = frame(1, OWN)
+    assert zmq.sent == [own, ROUTES[0], own, ROUTES[1], own]
+    rank.close()
+
+
+def test_it_says_how_many_have_its_part() -> None:
+    own = frame(1, OWN)
+    for taken, sent in ((0, 0), (1, 1), (2, 1), (3, 2), (4, 2)):
+        zmq = FakeZmq()
+        zmq.taken = taken
+        rank = Rank(zmq, *MESH, rank=1)
+        give(zmq, MESH[0], frame(0, VALUES[0]))
+        assert rank.run() == sent
+        assert zmq.sent == [own, ROUTES[0], own, ROUTES[1], own][:taken]
+        # Whoever cannot send does not wait.
+        assert len(zmq.incoming[SPOKE]) == 1
+        assert rank.received() == []
+        rank.close()
+
+
+@pytest.mark.parametrize("note", [b"", b"duplicate", bytes(FLAT_BYTES + 5 * len(OWN))])
+def test_notes_of_the_transport_and_what_is_too_large_are_not_kept(note: bytes) -> None:
+    zmq = FakeZmq()
+    rank = Rank(zmq, *MESH, rank=1)
+    first = [(SPOKE, b"", frame(0, VALUES[0])), (HUB, ROUTES[0], frame(2, VALUES[2]))]
+    for socket, route, data in [*first, (HUB, ROUTES[0], note)]:
+        give(zmq, (socket, route), data)
+    give(zmq, MESH[2], frame(3, VALUES[3]))
+    assert rank.run() == 3
+    assert rank.received() == [*first, (HUB, ROUTES[0], note)]
+    assert rank.run() == 3  # the last part alone is there
+    assert rank.received() == []
+    rank.close()
+
+
+class Mesh:
+    """Rank 1 of four, natively, and a Python that goes on where that leaves off.
+
+    What peers have sent is in `sent`; what was used, or came to Python, in `heard`.
+    """
+
+    peers: ClassVar = {b"": 0, ROUTES[0]: 2, ROUTES[1]: 3}
+
+    def __init__(self) -> None:
+        self.zmq = FakeZmq()
+        self.rank = Rank(self.zmq, *MESH, rank=1)
+        self.sent: dict[int, list[bytes]] = {0: [], 2: [], 3: []}
+        self.heard: dict[int, list[bytes]] = {0: [], 2: [], 3: []}
+        self.parts = dict.fromkeys(self.sent, 0)
+        self.holds = False
+
+    def send(self, peer: int, data: bytes | None) -> None:
+        """The next part, or something else."""
+        if data is None:
+            data = frame(peer, VALUES[peer], bytes([self.parts[peer]] * 16))
+            self.parts[peer] += 1
+        self.sent[peer].append(data)
+        give(self.zmq, MESH[peer - (peer > 1)], data)
+
+    def reduce(self, block: int) -> int:
+        place = bytes([block] * 16)
+        outcome = 0 if self.holds else self.rank.run(place)
+        if outcome < 0:
+            for peer in self.heard:
+                self.heard[peer].append(frame(peer, VALUES[peer], place))
+            assert self.rank.tensor[1] == sum(values[1] for values in VALUES)
+            return outcome
+        assert self.rank.tensor == OWN
+        for peer, count in self.parts.items():
+            if count <= block:
+                self.send(peer, None)
+        self.hand_over()
+        # Until Python has no part of a later block the native side has no chance.
+        self.holds = max(self.parts.values()) > block + 1
+        return outcome
+
+    def hand_over(self) -> None:
+        """Python receives everything."""
+        for _socket, route, data in self.rank.received():
+            self.heard[self.peers[route]].append(data)
+        while self.zmq.incoming[SPOKE]:
+            self.heard[0].append(self.zmq.incoming[SPOKE].popleft())
+        while self.zmq.incoming[HUB]:
+            route, data = (self.zmq.incoming[HUB].popleft() for _ in range(2))
+            self.heard[self.peers[route]].append(data)
+
+
+NOTES = [bytes(20), header(50), frame(2, OWN, bytes([255] * 16)), b"duplicate"]
+send_part = st.tuples(st.sampled_from([0, 2, 3]), st.none())
+send_note = st.tuples(st.sampled_from([0, 2, 3]), st.sampled_from(NOTES))
+in_step = st.permutations([(0, None), (2, None), (3, None)])
+
+
+@given(
+    st.lists(
+        st.one_of(in_step, in_step, st.lists(send_part | send_part | send_note)), min_size=1, max_size=20
+    )
+)
+def test_nothing_is_lost_and_nothing_heard_in_another_order(
+    calls: list[list[tuple[int, bytes | None]]],
+) -> None:
+    mesh = Mesh()
+    for block, events in enumerate(calls):
+        for peer, data in events:
+            mesh.send(peer, data)
+        outcome = mesh.reduce(block)
+        event(f"outcome {outcome}")
+    mesh.hand_over()
+    assert mesh.heard == mesh.sent
+    mesh.rank.close()
+
+
+def test_peers_that_are_a_block_ahead_stay_so_without_python() -> None:
+    mesh = Mesh()
+    for block in range(10):
+        if block == 0:
+            mesh.send(0, None)
+        for peer in (2, 3, 0):
+            if peer == 3 and block == 0:
+                mesh.send(2, None)
+            mesh.send(peer, None)
+        assert mesh.reduce(block) == DONE - 1
+    mesh.hand_over()
+    assert mesh.heard == mesh.sent
+    mesh.rank.close()

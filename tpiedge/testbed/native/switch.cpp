@@ -25,6 +25,9 @@ constexpr size_t SLOTS = 16384;
 constexpr int FRAMES_PER_TURN = 64;
 constexpr int64_t MIN_LONG_WAIT_NS = 20000;
 constexpr int64_t MAX_LEAD_NS = 200000;
+// What this computer itself takes from one socket to the other, waking up included, is part of the way: measured
+// between 36 and 56 us. Without it a round trip over 1 ms each way took 2.15 ms.
+constexpr int64_t HOST_NS = 45000;
 
 int64_t clock_ns() {
     timespec now;
@@ -197,7 +200,7 @@ void Switch::enter(size_t source, uint32_t slot, size_t size) {
     }
     readdress(pool_.frame(slot), ports_[target].mac);
     packet.frame_bytes = static_cast<uint32_t>(size);
-    packet.burst.head_ns = packet.burst.tail_ns = now_ns_;
+    packet.burst.head_ns = packet.burst.tail_ns = now_ns_ - HOST_NS;
     packet.hop = 0;
     travel(slot);
 }

@@ -1,0 +1,64 @@
+"""Testbeds of tests: names that no other run uses, and what may be left of one."""
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tpiedge.testbed.forwarding import switches
+from tpiedge.testbed.groups import Controllers
+from tpiedge.testbed.namespaces import NAMESPACES, members_of, scratch_namespace
+from tpiedge.testbed.state import ROOT, folder_of, prefix_of
+from tpiedge.testbed.testbed import down
+
+__all__ = ["bed_name", "left_of", "removed", "why_no_testbed", "written"]
+
+_numbers = itertools.count()
+
+
+def why_no_testbed() -> str | None:
+    """Why there can be none here, in words."""
+    if os.geteuid():
+        return "a testbed needs root"
+    if not Path("/dev/net/tun").exists():
+        return "there is no /dev/net/tun, which the switch needs"
+    if not Path("/sbin/ip").exists() and not Path("/usr/sbin/ip").exists():
+        return "iproute2 is not installed"
+    try:
+        with scratch_namespace():
+            return None
+    except OSError as error:
+        return f"no network namespaces here: {error}"
+
+
+def bed_name() -> str:
+    return f"t{os.getpid()}-{next(_numbers)}"
+
+
+@contextmanager
+def removed(name: str) -> Iterator[str]:
+    """Whatever the test leaves is gone afterwards."""
+    try:
+        yield name
+    finally:
+        down(name)
+
+
+def left_of(name: str) -> list[str]:
+    """Everything of a testbed that is still there, in words."""
+    prefix = prefix_of(name)
+    namespaces = sorted(NAMESPACES.glob(f"{prefix}*")) if NAMESPACES.is_dir() else []
+    left = [f"namespace {path.name}" for path in namespaces]
+    left += [f"process {pid} in a namespace" for pid in members_of(namespaces)]
+    left += [f"control group {group}" for group in Controllers.here().found(prefix)]
+    left += [f"switch {pid}" for pid in switches(name)]
+    files = (folder_of(name), ROOT / f"{name}.lock")
+    return left + [str(path) for path in files if path.exists()]
+
+
+def written(folder: Path, name: str, text: str) -> str:
+    """A description as a file; its path."""
+    path = folder / f"{name}.toml"
+    path.write_text(text)
+    return str(path)

@@ -1,0 +1,143 @@
+"""In-process endpoints behind links of a model: late, in order, never lost; and nothing stays behind."""
+
+import itertools
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+
+import pytest
+
+from tpiedge.transport.endpoint import EndpointClosed
+from tpiedge.transport.inprocess import InProcessHub, InProcessPeer
+from tpiedge.transport.link_model import LinkModel, LinkSettings, PathModel
+from tpiedge.transport.shaped import LEAST_RETRANSMISSION_S, ShapedNetwork
+
+_WAIT_S = 10.0
+_SLACK_S = 0.1
+
+
+def _links(settings: LinkSettings, seed: int = 1) -> Callable[[str, str], LinkModel]:
+    """A link of its own for each pair."""
+    seeds = itertools.count(seed)
+    return lambda sender, receiver: LinkModel(settings, next(seeds))
+
+
+@contextmanager
+def _mesh(size: int, path: Callable[[str, str], LinkModel | PathModel]) -> Iterator[list[InProcessPeer]]:
+    with closing(ShapedNetwork(path)) as network:
+        peers = InProcessPeer.group([f"node-{rank}" for rank in range(size)])
+        network.join(*peers)
+        yield peers
+        for peer in peers:
+            peer.close()
+
+
+def test_a_frame_takes_the_latency_there_and_back() -> None:
+    with (
+        closing(ShapedNetwork(_links(LinkSettings(latency_s=0.03)))) as network,
+        closing(InProcessHub("hub")) as hub,
+    ):
+        spoke = hub.spoke("spoke")
+        network.join(hub, spoke)
+        started_s = time.monotonic()
+        spoke.send_frame(b"ping")
+        assert hub.recv_frame(_WAIT_S) == ("spoke", b"ping")
+        assert 0.03 <= time.monotonic() - started_s < 0.03 + _SLACK_S
+        hub.send_frame(b"pong", "spoke")
+        assert spoke.recv_frame(_WAIT_S) == ("hub", b"pong")
+        assert 0.06 <= time.monotonic() - started_s < 0.06 + _SLACK_S
+        spoke.close()
+
+
+def test_the_sender_does_not_wait_and_the_frame_is_a_copy() -> None:
+    with _mesh(2, _links(LinkSettings(latency_s=0.2))) as (one, other):
+        frame = bytearray(b"as sent")
+        started_s = time.monotonic()
+        one.send_frame(frame, "node-1")
+        assert time.monotonic() - started_s < 0.1
+        frame[:] = b"changed"
+        assert other.recv_frame(0.0) is None
+        assert other.recv_frame(_WAIT_S) == ("node-0", b"as sent")
+
+
+def test_large_frames_take_their_time() -> None:
+    with _mesh(2, _links(LinkSettings(bytes_per_s=1e6))) as (one, other):
+        started_s = time.monotonic()
+        for _ in range(2):
+            one.send_frame(bytes(50_000), "node-1")
+        for number in (1, 2):
+            assert other.recv_frame(_WAIT_S)
+            assert 0.05 * number <= time.monotonic() - started_s < 0.05 * number + _SLACK_S
+
+
+def test_jitter_and_loss_keep_the_order_and_lose_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpiedge.transport.shaped.LEAST_RETRANSMISSION_S", 0.01)
+    frames = [number.to_bytes(2) for number in range(300)]
+    with _mesh(2, _links(LinkSettings(jitter_s=0.002, loss=0.2))) as (one, other):
+        for frame in frames:
+            one.send_frame(frame, "node-1")
+        assert [other.recv_frame(_WAIT_S) for _ in frames] == [("node-0", frame) for frame in frames]
+
+
+class _LosesTheFirst(LinkModel):
+    """Loses the first message and no other."""
+
+    def __init__(self) -> None:
+        super().__init__(LinkSettings(latency_s=0.001))
+        self._lost = 0
+
+    def arrival_ns(self, now_ns: int, nbytes: int) -> int | None:
+        self._lost += 1
+        return None if self._lost == 1 else super().arrival_ns(now_ns, nbytes)
+
+
+def test_a_lost_frame_comes_a_timeout_later_and_holds_up_its_own_link_only() -> None:
+    def path(sender: str, _receiver: str) -> LinkModel:
+        return _LosesTheFirst() if sender == "node-0" else LinkModel(LinkSettings())
+
+    with _mesh(3, path) as (one, other, third):
+        started_s = time.monotonic()
+        one.send_frame(b"lost", "node-1")
+        one.send_frame(b"behind", "node-1")
+        third.send_frame(b"elsewhere", "node-1")
+        assert other.recv_frame(_WAIT_S) == ("node-2", b"elsewhere")
+        assert time.monotonic() - started_s < LEAST_RETRANSMISSION_S
+        assert [other.recv_frame(_WAIT_S) for _ in range(2)] == [("node-0", b"lost"), ("node-0", b"behind")]
+        waited_s = time.monotonic() - started_s
+        assert LEAST_RETRANSMISSION_S + 0.001 <= waited_s < LEAST_RETRANSMISSION_S + _SLACK_S
+
+
+def test_pairs_that_share_a_link_share_its_rate() -> None:
+    core = LinkModel(LinkSettings(bytes_per_s=1e6))
+    with _mesh(3, lambda _sender, _receiver: PathModel([core])) as (one, other, third):
+        started_s = time.monotonic()
+        one.send_frame(bytes(50_000), "node-2")
+        other.send_frame(bytes(50_000), "node-2")
+        assert third.recv_frame(_WAIT_S)
+        assert third.recv_frame(_WAIT_S)
+        assert time.monotonic() - started_s >= 0.1
+
+
+def test_closing_with_frames_under_way_leaves_nothing() -> None:
+    before = set(threading.enumerate())
+    network = ShapedNetwork(_links(LinkSettings(latency_s=30.0)))
+    one, other = InProcessPeer.group(["node-0", "node-1"])
+    network.join(one, other)
+    one.send_frame(b"never seen", "node-1")
+    network.close()
+    network.close()
+    assert set(threading.enumerate()) == before
+    assert other.recv_frame(0.0) is None
+    one.close()
+    with pytest.raises(EndpointClosed):
+        one.send_frame(b"", "node-1")
+    other.close()
+
+
+def test_a_link_that_loses_everything_does_not_keep_it_busy() -> None:
+    with _mesh(2, _links(LinkSettings(loss=1.0))) as (one, other):
+        one.send_frame(b"gone", "node-1")
+        started_s = time.process_time()
+        assert other.recv_frame(0.5) is None
+        assert time.process_time() - started_s < 0.1

@@ -1,0 +1,126 @@
+"""In-process endpoints whose frames take as long as links of a model would: networks for tests without root.
+
+A frame passes the links of its sender and receiver as one message. The transport is a reliable one: a frame that is
+lost or dropped is sent again, after twice the round trip or 200 ms, whichever is longer, then twice as long and so on;
+what the same sender sends to the same receiver meanwhile waits for it. A sender of this kind waits for its link, so the
+links should have no limit of their queue. In-process endpoints of any make can be shaped.
+"""
+
+import heapq
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import count
+from typing import Final
+
+from tpiedge.transport.inprocess import InProcessHub, InProcessPeer, InProcessSpoke, Receiver
+from tpiedge.transport.link_model import LinkModel, PathModel
+
+__all__ = ["LEAST_RETRANSMISSION_S", "ShapedNetwork"]
+
+LEAST_RETRANSMISSION_S: Final = 0.2
+
+
+@dataclass(slots=True)
+class _Flight:
+    """A frame on its way; `timeout_s` is how long it takes to be missed."""
+
+    way: "_Way"
+    receiver: Receiver
+    frame: bytes
+    timeout_s: float
+    arrived: bool = False
+
+
+class _Way:
+    """From one endpoint to another one, in order."""
+
+    def __init__(self, sender: str, path: PathModel) -> None:
+        self.sender = sender
+        self.path = path
+        self.flights: deque[_Flight] = deque()
+
+    @property
+    def timeout_s(self) -> float:
+        return max(LEAST_RETRANSMISSION_S, 4 * self.path.latency_s)
+
+    def arrive(self, flight: _Flight) -> None:
+        """Hand over what waits for nothing any more."""
+        flight.arrived = True
+        while self.flights and self.flights[0].arrived:
+            first = self.flights.popleft()
+            first.receiver.deliver(self.sender, first.frame)
+
+
+class ShapedNetwork:
+    """Endpoints that have joined send over `path(sender, receiver)`, which is asked once for each pair of names.
+
+    Paths may share links. One thread delivers. Close the network first or last: what is under way then is gone.
+    """
+
+    def __init__(self, path: Callable[[str, str], PathModel | LinkModel]) -> None:
+        self._path = path
+        self._ways: dict[tuple[str, str], _Way] = {}
+        self._changed = threading.Condition()
+        # When, a number against ties, what, and whether it is sent or arrives then.
+        self._events: list[tuple[float, int, _Flight, bool]] = []
+        self._numbers = count()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="shaped network", daemon=True)
+        self._thread.start()
+
+    def join(self, *endpoints: InProcessHub | InProcessSpoke | InProcessPeer) -> None:
+        """From now on what these send takes its time."""
+        for endpoint in endpoints:
+            endpoint.carry = self._carry
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify()
+        self._thread.join()
+
+    def _carry(self, sender: str, receiver: Receiver, frame: bytes) -> None:
+        with self._changed:
+            way = self._way(sender, receiver.name)
+            flight = _Flight(way, receiver, frame, way.timeout_s)
+            way.flights.append(flight)
+            self._send(flight, time.monotonic())
+            self._changed.notify()
+
+    def _way(self, sender: str, receiver: str) -> _Way:
+        names = sender, receiver
+        if names not in self._ways:
+            path = self._path(*names)
+            self._ways[names] = _Way(sender, PathModel([path]) if isinstance(path, LinkModel) else path)
+        return self._ways[names]
+
+    def _send(self, flight: _Flight, now_s: float) -> None:
+        """For the first time or again; under the lock."""
+        arrival_s = flight.way.path.arrival(now_s, len(flight.frame))
+        if arrival_s is None:
+            heapq.heappush(self._events, (now_s + flight.timeout_s, next(self._numbers), flight, False))
+            flight.timeout_s *= 2
+        else:
+            heapq.heappush(self._events, (arrival_s, next(self._numbers), flight, True))
+
+    def _run(self) -> None:
+        while (flight := self._next_arrival()) is not None:
+            flight.way.arrive(flight)
+
+    def _next_arrival(self) -> _Flight | None:
+        """Waits for it; None once the network is closed."""
+        with self._changed:
+            while not self._closed:
+                wait_s = self._events[0][0] - time.monotonic() if self._events else None
+                if wait_s is not None and wait_s <= 0:
+                    when_s, _, flight, arrives = heapq.heappop(self._events)
+                    if arrives:
+                        return flight
+                    self._send(flight, when_s)
+                else:
+                    self._changed.wait(wait_s)
+        return None
