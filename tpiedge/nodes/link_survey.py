@@ -76,7 +76,7 @@ class LinkSurvey:
             hosts.append(report.host)
             cores.setdefault(report.host, max(1, report.cores))
             for link in report.links:
-                links[link.rank, turn] = PairFacts(link.round_trip_s / 2, _rate(link))
+                links[link.rank, turn] = PairFacts.measured(link.round_trip_s, link.bytes_per_s)
         for rank in range(1, self._size):
             self._send(Survey(self._epoch, 0), rank, self._clock.now() + _TURN_S)
         return NetworkFacts(links, tuple(hosts), cores)
@@ -152,13 +152,12 @@ class LinkSurvey:
     def _next(self, rank: int, what: str, deadline: float) -> Message | None:
         """The next message of `rank` that is no probe; None where there was none by then. Raises PeerLost where a node
         is lost."""
-        while True:
+        while self._clock.now() < deadline:  # also where it sends something else without end
             message = self._receive(rank, what)
             if message is not None:
                 return message
             self._liveness.check_idle(rank, what)
-            if self._clock.now() >= deadline:
-                return None
+        return None
 
     def _receive(self, rank: int, what: str) -> Message | None:
         """None where nothing of `rank` came for a moment; whatever else came has been seen to."""
@@ -184,11 +183,6 @@ class LinkSurvey:
 
 def _silent(rank: int, what: str) -> PeerLost:
     return PeerLost(rank, what, "it does not answer")
-
-
-def _rate(link: MeasuredLink) -> float | None:
-    """What no link has is what nobody has measured."""
-    return link.bytes_per_s if link.bytes_per_s >= 1.0 else None
 
 
 def _machine() -> str:

@@ -39,6 +39,7 @@ from tpiedge.wire.fields import Collective
 __all__ = [
     "BYTE_S",
     "MESSAGE_S",
+    "STEPWISE_S",
     "TIE",
     "WAKE_S",
     "Choice",
@@ -54,7 +55,9 @@ __all__ = [
 # 0.21 ms for 4 B, 0.40 for 32 KiB, 1.64 for 256 KiB; among 8 nodes 0.44, 0.89 and 3.42 ms; two nodes 0.09, 0.12 and
 # 0.42 ms. A bare ping-pong of pyzmq with CURVE used 29 to 35 us of CPU for a small message at either end.
 MESSAGE_S: Final = 20e-6
-"""What sending or receiving a message costs, whatever its size."""
+"""What sending or receiving a message costs, whatever its size, where an all-reduce is one native call."""
+STEPWISE_S: Final = 70e-6
+"""The same where it is not. Two-shot, tree and ring on the same cores: 50 to 100 us."""
 BYTE_S: Final = 0.65e-9
 """What every byte of it adds: encryption or decryption, copies, the kernel."""
 WAKE_S: Final = 25e-6
@@ -65,6 +68,7 @@ TIE: Final = 0.05
 
 _CHOICES: Final[tuple[Collective, ...]] = ("star", "mesh", "two-shot")
 """From the simplest on."""
+_NATIVE: Final = frozenset[Collective](("star", "mesh"))
 
 Host = str | int
 _Port = tuple[str, Host]
@@ -103,6 +107,10 @@ class Costs:
     message_s: float = MESSAGE_S
     byte_s: float = BYTE_S
     wake_s: float = WAKE_S
+    stepwise_s: float = STEPWISE_S
+
+    def per_message_s(self, collective: Collective) -> float:
+        return self.message_s if collective in _NATIVE else self.stepwise_s
 
 
 @dataclass(frozen=True)
@@ -199,26 +207,22 @@ def predict(collective: Collective, nbytes: int, facts: NetworkFacts) -> Predict
     """One all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot reach each
     other."""
     ready = [Prediction()] * facts.size
+    message_s = facts.costs.per_message_s(collective)
     for phase in phases(collective, facts.size):
         if any(facts.link(hop.source, hop.target) is None for hop in phase):
             return None
-        ready = _after(phase, nbytes, ready, facts)
+        ready = _after(_Load(phase, nbytes, message_s, facts), ready)
     return max(ready, key=lambda found: found.seconds)
 
 
-def _after(
-    phase: Sequence[Hop], nbytes: int, ready: Sequence[Prediction], facts: NetworkFacts
-) -> list[Prediction]:
-    """When every node is through with `phase`, if it was `ready` for it at those times."""
-    load = _Load(phase, nbytes, facts)
+def _after(load: "_Load", ready: Sequence[Prediction]) -> list[Prediction]:
+    """When every node is through with a phase, if it was `ready` for it at those times."""
     after = list(ready)
-    for hop in phase:
+    for hop in load.phase:
         start, message = ready[hop.source], load.prediction(hop)
         # A sender goes on once the message has left.
-        for rank, end in (
-            (hop.target, start + message),
-            (hop.source, start + replace(message, latency_s=0.0)),
-        ):
+        left = start + replace(message, latency_s=0.0)
+        for rank, end in ((hop.target, start + message), (hop.source, left)):
             if end.seconds > after[rank].seconds:
                 after[rank] = end
     return after
@@ -227,7 +231,8 @@ def _after(
 class _Load:
     """What all messages of a phase together ask of ports and processors."""
 
-    def __init__(self, phase: Sequence[Hop], nbytes: int, facts: NetworkFacts) -> None:
+    def __init__(self, phase: Sequence[Hop], nbytes: int, message_s: float, facts: NetworkFacts) -> None:
+        self.phase = phase
         self._nbytes = nbytes
         self._facts = facts
         self._port_bytes: defaultdict[_PortSide, float] = defaultdict(float)
@@ -236,7 +241,7 @@ class _Load:
         for source, target, part in phase:
             for port in facts.ports(source, target):
                 self._port_bytes[port] += nbytes * part
-            work_s = facts.costs.message_s + nbytes * part * facts.costs.byte_s
+            work_s = message_s + nbytes * part * facts.costs.byte_s
             for rank, side in ((source, "out"), (target, "in")):
                 self._rank_s[rank, side] += work_s
                 self._host_s[facts.hosts[rank], side] += work_s

@@ -198,6 +198,29 @@ def test_one_that_belongs_to_a_running_program_is_not_shared(bed: str) -> None:
     assert left_of(bed) == []
 
 
+def test_who_is_not_root_is_told_so(bed: str) -> None:
+    """One clear line each; what comes along may be listed by everybody."""
+    run("up", "pair", "--name", bed)
+    for arguments in (("up", "pair"), ("down", bed), ("status", bed), ("status",), ("check", bed), ("ls",)):
+        status, err = as_nobody("testbed", *arguments)
+        assert status == (0 if arguments == ("ls",) else 2), err
+        assert err == ("" if arguments == ("ls",) else f"tpiedge: {NEEDS_ROOT}\n")
+    status, err = as_nobody("run", "--model", "demo", "--prompt", "x", "--testbed", bed)
+    assert (status, err) == (2, f"tpiedge: {NEEDS_ROOT}\n")
+
+
+NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it with sudo"
+
+
+def as_nobody(*arguments: str) -> tuple[int, str]:
+    """Status and errors. The id changes once all is imported: the sources may be closed to others."""
+    code = "import os, sys; from tpiedge.cli.main import main; os.setgid(65534); os.setuid(65534); main()"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
+    )
+    return ended.returncode, ended.stderr
+
+
 def test_up_is_quick(bed: str) -> None:
     started = time.monotonic()
     run("up", "paper-8", "--name", bed)

@@ -1,0 +1,140 @@
+"""All-reduces against torch.distributed's gloo: its processes, the record, and both on loopback."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.process.testbed.beds import bed_name, left_of, removed, why_no_testbed, written
+from tools.peers.allreduce import report, required_ratio
+from tools.peers.allreduce_gloo import GlooGroup
+from tpiedge.errors import PeerError
+from tpiedge.nodes.cluster import Place
+
+REASON = why_no_testbed()
+PAIR = """
+[defaults]
+latency = "2 ms"
+[[router]]
+name = "router"
+[[device]]
+name = "one"
+uplink = "router"
+[[device]]
+name = "two"
+uplink = "router"
+"""
+TOOL = Path(__file__).parents[4] / "tools" / "bench_peers.py"
+
+
+def compare(*flags: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(TOOL), "allreduce", *flags]
+    return subprocess.run(command, capture_output=True, text=True, timeout=55, check=False)
+
+
+def test_ratios_are_those_of_neighbours():
+    found = report(8, 4, "mesh", 0.001, theirs=[0.016, 0.020, 0.024], ours=[0.002, 0.004, 0.002])
+    assert found == {
+        "nodes": 8,
+        "bytes": 4,
+        "latency_s": 0.001,
+        "collective": "mesh",
+        "gloo_s": {"median": 0.020, "min": 0.016, "max": 0.024},
+        "tpiedge_s": {"median": 0.002, "min": 0.002, "max": 0.004},
+        "times_slower_than_tpiedge": {
+            "ratio": {"median": 8.0, "min": 5.0, "max": 12.0},
+            "required": 5.0,
+            "met": True,
+        },
+    }
+
+
+@pytest.mark.parametrize(
+    ("nodes", "nbytes", "latency_s", "ratio"),
+    [
+        (8, 4, 4 * 0.00025, 5.0),
+        (8, 4, None, None),
+        (8, 4, 0.003, None),
+        (4, 4, 0.001, None),
+        (8, 8, 0.001, None),
+    ],
+)
+def test_what_is_asked_for(nodes, nbytes, latency_s, ratio):
+    assert required_ratio(nodes, nbytes, latency_s) == ratio
+
+
+def test_gloo_sums_among_processes_and_leaves_none():
+    with GlooGroup([Place()] * 3) as group:
+        seconds = group.measure(4096, warm_up=1, rounds=7)
+        again = group.measure(4, warm_up=0, rounds=3)
+        processes = [rank._process for rank in group._ranks]
+    assert (len(seconds), len(again)) == (7, 3)
+    assert all(0 < one < 5 for one in seconds + again)
+    assert [process.poll() for process in processes] == [0, 0, 0]
+
+
+def test_a_rank_that_cannot_start_is_named_with_its_last_words():
+    cannot = Place(prefix=("sh", "-c", "echo 'no way in' >&2; exit 1"))
+    started = time.monotonic()
+    with pytest.raises(PeerError, match="gloo's rank 0 ended: no way in"), GlooGroup([cannot, Place()]):
+        pass
+    assert time.monotonic() - started < 20
+
+
+def test_an_address_that_no_interface_has_is_refused():
+    with pytest.raises(PeerError, match=r"no network interface here has the address 192\.0\.2\.1"):
+        GlooGroup([Place("192.0.2.1"), Place()]).__enter__()
+
+
+def test_both_over_loopback():
+    ended = compare("--nodes", "2", "--repeats", "2", "--rounds", "20", "--bytes", "8192")
+    assert ended.returncode == 0, ended.stderr
+    record = json.loads(ended.stdout)
+    (found,) = record.pop("results")
+    assert record == {"testbed": None, "rounds": 20, "repeats": 2}
+    assert (found["nodes"], found["bytes"], found["collective"], found["latency_s"]) == (
+        2,
+        8192,
+        "mesh",
+        None,
+    )
+    for name in ("gloo_s", "tpiedge_s"):
+        assert 0 < found[name]["min"] <= found[name]["median"] <= found[name]["max"] < 1
+    assert found["times_slower_than_tpiedge"]["met"] is None
+
+
+@pytest.mark.skipif(REASON is not None, reason=str(REASON))
+def test_both_go_over_the_links_of_a_testbed_which_is_taken_down(tmp_path):
+    with removed(bed_name()) as bed:
+        file = written(tmp_path, bed, PAIR)
+        ended = compare("--testbed", file, "--nodes", "2", "--repeats", "1", "--rounds", "10")
+        assert left_of(bed) == []
+        refused = compare("--testbed", file, "--nodes", "3", "--repeats", "1", "--rounds", "10")
+        assert left_of(bed) == []
+    assert ended.returncode == 0, ended.stderr
+    (found,) = json.loads(ended.stdout)["results"]
+    assert found["latency_s"] == pytest.approx(0.004)
+    for name in ("gloo_s", "tpiedge_s"):
+        assert 0.004 < found[name]["min"] < 0.1
+    assert refused.returncode == 2
+    assert refused.stderr.endswith(f"error: --nodes 3: the testbed {bed} has 2 devices\n")
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--bytes", "6"), "payloads are f32, multiples of 4"),
+        (("--nodes", "1"), "from 2 to 64 nodes"),
+        (("--nodes", "2,x"), "'x' is no whole number above 0"),
+        (("--collective", "gossip"), "invalid choice: 'gossip'"),
+        (("--testbed", "no-such-bed"), "no-such-bed"),
+    ],
+)
+def test_what_cannot_be_meant(flags, words):
+    ended = compare(*flags)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert words in ended.stderr
+    assert "Traceback" not in ended.stderr

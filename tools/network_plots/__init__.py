@@ -1,0 +1,1 @@
+"""What tools/plot_network.py is made of."""
