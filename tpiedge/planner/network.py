@@ -96,7 +96,7 @@ class PairFacts:
         Processing is taken out, because predictions add it. No limit is known where hardly more than that remains.
         """
         latency_s = max(0.0, round_trip_s / 2 - 2 * MESSAGE_S - WAKE_S)
-        byte_s = 1 / bytes_per_s - 2 * BYTE_S if bytes_per_s > 0 else 0.0
+        byte_s = 1 / bytes_per_s - 2 * BYTE_S if bytes_per_s >= 1 else 0.0
         return PairFacts(latency_s, 1 / byte_s if byte_s > BYTE_S else None)
 
 
