@@ -169,8 +169,10 @@ def compute(size: int) -> None:
     assert not size or (matrix @ matrix)[0, 0] == size
 
 
-def test_some_finish_before_others_begin(three: Ranks) -> None:
+@pytest.mark.parametrize("way", WAYS[1:])
+def test_some_finish_before_others_begin(network: Any, way: str) -> None:
     """Two jobs of the other ranks are under way before rank 2 begins its first."""
+    three = Ranks(network, way, 3).begun().meet()
     begun = [threading.Event() for _ in range(3)]
     begun[2].set()
 

@@ -265,7 +265,7 @@ def test_tensors_must_fit_their_message(network: Any) -> None:
     with pytest.raises(ProtocolError, match="0 tensors for 1"):
         spoke.send(hidden(np.zeros((1, 1), np.float32)))
     with pytest.raises(ProtocolError, match="1 tensors for 0"):
-        spoke.send(Partial(1, 1, 0, 0, 1, None), (b"",))
+        spoke.send(Partial(1, 1, 0, 0, 0, 1, None), (b"",))
     assert spoke_of.recv(0.0) is None
 
 
@@ -290,10 +290,10 @@ def send_raw(endpoint: Any, hub: Any, frames: list[bytes]) -> None:
         [b"\xc1"],
         [b"GET / HTTP/1.1\r\n\r\n"],
         [b"\x93\x01\x2f\x01", b"more"],
-        [encode(Partial(1, 1, 0, 0, 1, None)) + b"more"],
-        [encode(Partial(1, 1, 0, 0, 1, TensorHeader("f32", (1, 1))))],
-        [encode(Partial(1, 1, 0, 0, 1, TensorHeader("f32", (1, 1)))), bytes(4) + b"more"],
-        [encode(Partial(1, 1, 0, 0, 1, None))[:-1]],
+        [encode(Partial(1, 1, 0, 0, 0, 1, None)) + b"more"],
+        [encode(Partial(1, 1, 0, 0, 0, 1, TensorHeader("f32", (1, 1))))],
+        [encode(Partial(1, 1, 0, 0, 0, 1, TensorHeader("f32", (1, 1)))), bytes(4) + b"more"],
+        [encode(Partial(1, 1, 0, 0, 0, 1, None))[:-1]],
         [b"\x93\x01\x2f\x01", *[b""] * 19, b"x"],
         [b"duplicate"],
     ],

@@ -145,8 +145,8 @@ def test_large_messages_that_come_too_early_are_blamed_on_their_sender() -> None
     inbox = Inbox(hub, {"node-1": 1, "node-2": 2}, 1, DeadlineLiveness(MonotonicClock(), WAIT_S))
     large = TensorHeader("u8", (MAX_HELD_BYTES // 4,))
     for block in range(1, 5):
-        spokes[1].send(Partial(1, 1, block, 0, 1, large), (bytes(large.nbytes),))
-    spokes[2].send(Partial(1, 1, 1, 0, 2, None))
+        spokes[1].send(Partial(1, 1, block, 0, 0, 1, large), (bytes(large.nbytes),))
+    spokes[2].send(Partial(1, 1, 1, 0, 0, 2, None))
     with pytest.raises(Misconduct, match="too far ahead") as caught:
         list(inbox.collect(Partial, Tag(1, 0, 0), {1, 2}, Doing("all-reduce", Tag(1, 0, 0))))
     assert caught.value.rank == 1

@@ -9,10 +9,10 @@ import pytest
 
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
+from tpiedge.collectives.group import Group
 from tpiedge.collectives.inbox import Inbox
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.collectives.star import StarLeaf, StarRoot
 from tpiedge.errors import InternalError, Misconduct, PeerLost
 from tpiedge.transport.endpoint import Envelope, LinkReset
 from tpiedge.transport.framing import TENSOR, frame_of, read_frame
@@ -58,7 +58,7 @@ def inbox(what: Message | Exception) -> tuple[Inbox, Any]:
     return made, hub
 
 
-LATE = Partial(EPOCH, 1, 0, 0, 1, None)
+LATE = Partial(EPOCH, 1, 0, 0, 0, 1, None)
 
 
 def test_messages_that_come_too_late_do_not_keep_a_wait_going() -> None:
@@ -85,18 +85,18 @@ def test_a_link_that_broke_says_why() -> None:
     assert PeerLost.read(str(caught.value)) is not None
 
 
-def star(network: Any) -> tuple[StarRoot, StarLeaf, Any]:
+def star(network: Any) -> tuple[Group, Group, Any]:
     hub, spoke = network.hub(), network.spoke()
     liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)
-    root = StarRoot(hub, liveness, epoch=EPOCH, size=2)
-    leaf = StarLeaf(spoke, liveness, epoch=EPOCH, rank=1, size=2)
+    root = Group(hub, liveness, epoch=EPOCH, rank=0, size=2)
+    leaf = Group(spoke, liveness, epoch=EPOCH, rank=1, size=2)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(leaf.next_plan)  # connects
         root.announce(StepPlan(EPOCH, TAG.step, (), 1, 1))
     return root, leaf, spoke
 
 
-def rest_until(root: StarRoot, condition: Callable[[], bool]) -> None:
+def rest_until(root: Group, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline

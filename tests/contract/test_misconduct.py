@@ -11,30 +11,32 @@ import torch
 from tests.process.imposter.crimes import CRIMES
 from tests.process.imposter.imposter import Node
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives import pair
 from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.group import Group
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.errors import Misconduct
 from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.data import StepPlan
+from tpiedge.wire.fields import Collective
 
 # Of the largest frame: libzmq's copy and ours.
 LARGEST = 3 * TENSOR.frame_limit
 SHAPE = (3, 192)
 
 
-@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize(("size", "collective"), [(2, "mesh"), (2, "star"), (3, "star")])
 @pytest.mark.parametrize("crime", CRIMES)
-def test_the_guilty_one_is_named_at_once(crime: str, size: int) -> None:
+def test_the_guilty_one_is_named_at_once(crime: str, size: int, collective: Collective) -> None:
     act, words = CRIMES[crime]
     keys, guilty = CurveKeys.generate(), size - 1
     orders: dict[int, Any] = {rank: SimpleNamespace(rank=rank, epoch=7) for rank in range(1, size)}
     nodes = {rank: Node(order) for rank, order in orders.items()}
     allowed = {node.keys.public: f"node-{rank}" for rank, node in nodes.items()}
     with ZmqHub("tcp://127.0.0.1:*", keys, "node-0", allowed, plane=TENSOR) as hub:
-        root = pair.root(hub, DeadlineLiveness(MonotonicClock(), 10.0), epoch=7, size=size)
+        liveness = DeadlineLiveness(MonotonicClock(), 10.0)
+        root = Group(hub, liveness, epoch=7, rank=0, size=size, linked=True)
         for rank, node in nodes.items():
             node.tensors = ZmqSpoke(
                 hub.address, keys.public, node.keys, f"node-{rank}", hub_name="node-0", plane=TENSOR
@@ -43,7 +45,9 @@ def test_the_guilty_one_is_named_at_once(crime: str, size: int) -> None:
             for node in nodes.values():
                 node.shape = SHAPE
                 node.contribute(step=0)  # connects; too late to count
-            root.announce(StepPlan(7, 1, (), SHAPE[0], SHAPE[0]))
+            root.announce(
+                StepPlan(7, 1, (), SHAPE[0], SHAPE[0], collective=collective, bulk_collective=collective)
+            )
             for node in nodes.values():
                 node.step = 1
             before = psutil.Process().memory_info().rss

@@ -8,7 +8,7 @@ import pytest
 
 from tpiedge.collectives.arrays import Array
 from tpiedge.collectives.summation import OrderedSum
-from tpiedge.errors import ProtocolError
+from tpiedge.errors import Misconduct, ProtocolError
 
 SHAPE = (2, 3)
 
@@ -82,3 +82,27 @@ def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: Arra
         parts.put(rank, other)
     with pytest.raises(ProtocolError, match=cause):
         parts.finish("this")
+
+
+def test_only_some_ranks_in_another_order(out: Array) -> None:
+    """As at the head of a tree: its own part first, and blame by rank."""
+    parts = OrderedSum(part(1e8), out, 4, (4, 5, 7))
+    parts.put(7, part(0.3))
+    assert np.isnan(out).all()
+    parts.put(5, part(-1e8))
+    parts.finish("this")
+    assert np.array_equal(out, (part(1e8) + part(-1e8)) + part(0.3))
+    parts = OrderedSum(None, out, 4, (4, 5, 7))
+    parts.put(7, part(np.inf))
+    parts.put(5, None)
+    with pytest.raises(Misconduct) as caught:
+        parts.finish("this")
+    assert caught.value.rank == 7
+
+
+def test_nobody_has_a_share_yet(out: Array) -> None:
+    parts = OrderedSum(None, out)
+    parts.put(1, None)
+    assert parts.empty
+    parts.put(2, part(1.0))
+    assert not parts.empty

@@ -147,6 +147,10 @@ def _groups(columns: int) -> int:
     return -(-columns // GROUP)
 
 
+def _called(codec: Codec) -> str:
+    return f"{'a' if codec.name == 'bf16' else 'an'} {codec.name} tensor"
+
+
 CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
 
 
@@ -161,5 +165,5 @@ def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec 
     if shape is None and header is not None and len(header.shape) == 2:
         shape = header.shape
     if header is None or shape is None or header != codec.header(shape):
-        raise Misconduct(rank, f"node {rank} sent {header} where {codec.name} of shape {shape} belongs")
+        raise Misconduct(rank, f"node {rank} sent {header} where {_called(codec)} of shape {shape} belongs")
     return codec.decode(envelope.tensors[0], shape)

@@ -1,0 +1,108 @@
+"""What a test puts between a rank and its endpoint: a rank that stops, one that changes what it sends, and a slow link.
+
+None of them can do an all-reduce in one call; the ranks around them may.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tpiedge.transport.endpoint import Buffer, Envelope
+from tpiedge.transport.framing import TENSOR, names_of, read_frame
+from tpiedge.wire.messages import Message
+
+__all__ = ["Between", "Changing", "Late", "Stopped", "Stopping"]
+
+
+class Between:
+    """An Endpoint that hands everything on."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    @property
+    def counters(self) -> Any:
+        return self.inner.counters
+
+    def send_frame(self, frame: Buffer, to: str | Sequence[str] | None, timeout_s: float) -> None:
+        for name in names_of(to):
+            self.send_to(bytes(frame), str(name), timeout_s)
+
+    def send_to(self, frame: bytes, name: str, timeout_s: float) -> None:
+        self.inner.send_frame(frame, name, timeout_s)
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+        return self.inner.recv_frame(timeout_s)
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        return self.inner.read(sender, frame)
+
+
+class Stopped(Exception):
+    """The rank of this endpoint computes no more."""
+
+
+class Stopping(Between):
+    """Sends `left` messages more, once that is set, to one peer each; then it is as if its process had frozen."""
+
+    left: int | None = None
+
+    def send_to(self, frame: bytes, name: str, timeout_s: float) -> None:
+        if self.left is not None:
+            if self.left == 0:
+                raise Stopped
+            self.left -= 1
+        super().send_to(frame, name, timeout_s)
+
+
+Change = Callable[[Envelope], Sequence[bytes]]
+
+
+class Changing(Between):
+    """Sends `change(message)` instead of each message, once that is set."""
+
+    change: Change | None = None
+
+    def send_to(self, frame: bytes, name: str, timeout_s: float) -> None:
+        frames: Sequence[bytes] = [frame]
+        if self.change is not None:
+            frames = self.change(read_frame(name, memoryview(frame), TENSOR))
+        for one in frames:
+            super().send_to(one, name, timeout_s)
+
+
+class Late(Between):
+    """Keeps back what `holds(sender, message)`, and whatever `sender` sends after it, until `released`."""
+
+    holds: Callable[[str, Message], bool] | None = None
+
+    def __init__(self, inner: Any) -> None:
+        super().__init__(inner)
+        self.released = threading.Event()
+        #: What was handed on, in this order.
+        self.heard: list[tuple[str, Message]] = []
+        self._held: deque[tuple[str, memoryview]] = deque()
+
+    def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
+        deadline = time.monotonic() + timeout_s
+        while True:
+            if self._held and self.released.is_set():
+                return self._hear(*self._held.popleft())
+            received = self.inner.recv_frame(max(0.0, deadline - time.monotonic()))
+            if received is None:
+                return None
+            if not self._keeps(*received):
+                return self._hear(*received)
+            self._held.append(received)
+
+    def _keeps(self, sender: str, frame: memoryview) -> bool:
+        if self.released.is_set() or self.holds is None:
+            return False
+        message = read_frame(sender, frame, TENSOR).message
+        return sender in {held for held, _ in self._held} or self.holds(sender, message)
+
+    def _hear(self, sender: str, frame: memoryview) -> tuple[str, memoryview]:
+        self.heard.append((sender, read_frame(sender, frame, TENSOR).message))
+        return sender, frame

@@ -1,0 +1,139 @@
+"""What no honest rank sends is refused by whoever gets it, in every collective, and the sender is named."""
+
+import re
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from tests.contract.between import Change, Changing
+from tests.contract.ranks import TAG, WAYS, Ranks, part
+from tpiedge.collectives.inbox import MAX_HELD
+from tpiedge.errors import Misconduct
+from tpiedge.transport.endpoint import Envelope
+from tpiedge.wire.codec import encode
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.limits import MAX_TENSOR_BYTES
+from tpiedge.wire.tensors import TensorHeader
+
+SIZE = 3
+FOUND_OUT_S = 5.0
+
+
+def frame(envelope: Envelope, **changes: Any) -> bytes:
+    """With other fields in the header; the tensor stays."""
+    message: Any = replace(envelope.message, **changes)  # type: ignore[type-var]
+    return encode(message) + b"".join(envelope.tensors)
+
+
+def header(envelope: Envelope) -> TensorHeader:
+    return envelope.message.tensor  # type: ignore[union-attr]
+
+
+def nbytes(envelope: Envelope) -> int:
+    return header(envelope).nbytes
+
+
+@dataclass(frozen=True)
+class Crime:
+    """`words`: of the complaint. `malformed`: whether the endpoint itself refuses the frame, and counts that."""
+
+    change: Change
+    words: str
+    malformed: bool = False
+
+
+def malformed(change: Change) -> Crime:
+    return Crime(change, "malformed", True)
+
+
+CRIMES = {
+    "truncated": malformed(lambda sent: [frame(sent)[:-4]]),
+    "half a header": malformed(lambda sent: [frame(sent)[:20]]),
+    "no tensor": malformed(lambda sent: [frame(sent)[: -nbytes(sent)]]),
+    "too long": malformed(lambda sent: [frame(sent) + bytes(4)]),
+    "a tensor that is not announced": malformed(lambda sent: [frame(sent, tensor=None)]),
+    "more announced than allowed": malformed(
+        lambda sent: [frame(sent, tensor=TensorHeader("f32", (MAX_TENSOR_BYTES, 1)))]
+    ),
+    "junk": malformed(lambda sent: [bytes(range(256))]),
+    "one column": Crime(
+        lambda sent: [frame(sent, tensor=TensorHeader("f32", (nbytes(sent) // 4, 1)))], "node . sent .* where"
+    ),
+    "no matrix": Crime(
+        lambda sent: [frame(sent, tensor=TensorHeader("f32", (nbytes(sent) // 4,)))], "node . sent .* where"
+    ),
+    "bytes": Crime(
+        lambda sent: [frame(sent, tensor=TensorHeader("u8", (nbytes(sent),)))], "node . sent .* where"
+    ),
+    "another precision": Crime(
+        lambda sent: [frame(sent, tensor=TensorHeader("bf16", (2, nbytes(sent) // 4)))],
+        "node . sent .* where",
+    ),
+    "the largest": Crime(
+        lambda sent: [
+            encode(replace(sent.message, tensor=TensorHeader("f32", (MAX_TENSOR_BYTES >> 14, 1 << 12))))  # type: ignore[type-var, arg-type]
+            + bytes(MAX_TENSOR_BYTES)
+        ],
+        "node . sent .* where",
+    ),
+    "another's name": Crime(lambda sent: [frame(sent, sender=2)], "node . speaks for another node"),
+    "a control message": Crime(
+        lambda sent: [encode(Shutdown(1))], "node . sent Shutdown on the tensor plane"
+    ),
+    "twice": Crime(lambda sent: [frame(sent, block=9)] * 2, "node . sent .* twice"),
+    "far ahead": Crime(
+        lambda sent: [frame(sent, block=block) for block in range(1, MAX_HELD + 2)], "node . is too far ahead"
+    ),
+}
+
+
+OF_PARTS = ("another's name", "a tensor that is not announced")
+"""Only a part has a sender, and may come without a tensor."""
+
+
+class Once:
+    """Of what a rank sends, the first message is another."""
+
+    def __init__(self, change: Change) -> None:
+        self._change = change
+        self._done = False
+
+    def __call__(self, envelope: Envelope) -> Sequence[bytes]:
+        if self._done:
+            return [frame(envelope)]
+        self._done = True
+        return self._change(envelope)
+
+
+def check(network: Any, way: str, guilty: int, crime: Crime) -> None:
+    ranks = Ranks(network, way, SIZE, wrap=lambda rank, one: Changing(one) if rank == guilty else one)
+    ranks.begun()
+    ranks.endpoints[guilty].change = Once(crime.change)
+    before = [endpoint.counters.malformed for endpoint in ranks.bare]
+    started = time.monotonic()
+    outcomes = ranks.outcomes(lambda one: one.all_reduce(part(one.rank), TAG))
+    assert time.monotonic() - started < FOUND_OUT_S
+    complaints = {rank: outcome for rank, outcome in enumerate(outcomes) if isinstance(outcome, Misconduct)}
+    assert complaints, outcomes
+    for complaint in complaints.values():
+        assert complaint.rank == guilty
+        assert re.search(crime.words, str(complaint))
+    for rank, endpoint in enumerate(ranks.bare):
+        counted = endpoint.counters.malformed - before[rank]
+        assert counted == (rank in complaints and crime.malformed)
+
+
+@pytest.mark.parametrize("crime", CRIMES)
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_breaks_the_protocol_is_named(network: Any, way: str, crime: str) -> None:
+    check(network, way, 1, CRIMES[crime])
+
+
+@pytest.mark.parametrize("crime", [name for name in CRIMES if name not in OF_PARTS])
+@pytest.mark.parametrize("way", WAYS)
+def test_rank_0_is_no_better(network: Any, way: str, crime: str) -> None:
+    """Also in what only it sends: a sum has no sender, the connection is the name."""
+    check(network, way, 0, CRIMES[crime])

@@ -1,0 +1,52 @@
+"""Matrices in slices: for collectives in which every rank sums a part of the whole."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import GROUP, Shape
+from tpiedge.collectives.courier import Courier
+from tpiedge.collectives.job import Job
+from tpiedge.collectives.summation import is_finite
+from tpiedge.errors import ProtocolError
+from tpiedge.transport.endpoint import Buffer
+from tpiedge.wire.data import CANCEL, Slice
+
+__all__ = ["check_slices", "cut", "send_slice"]
+
+
+def cut(array: Array, count: int) -> list[Array]:
+    """Views of `count` runs of units, as equal as can be, each a matrix of a unit per row; some may be empty.
+
+    A unit is a group of a row where groups fill the rows, else a row: so a cut changes no rounding.
+    """
+    rows, columns = array.shape
+    unit = columns if columns % GROUP else GROUP
+    units = rows * columns // unit
+    matrix = array.reshape(units, unit)
+    return [matrix[at * units // count : (at + 1) * units // count] for at in range(count)]
+
+
+def send_slice(
+    courier: Courier, job: Job, hop: int, shape: Shape, encoded: Buffer | None, to: Sequence[int]
+) -> None:
+    """`encoded`: None where this rank has nothing to add. Raises PeerLost, ProtocolError."""
+    tag = job.tag
+    header = None if encoded is None else job.codec.header(shape)
+    flags = CANCEL if job.cancel else 0
+    message = Slice(courier.epoch, tag.step, tag.block, tag.chunk, flags, hop, courier.rank, header)
+    courier.send(message, () if encoded is None else (encoded,), to, job.what)
+
+
+def check_slices(slices: Sequence[Array], owners: Sequence[int], what: object) -> None:
+    """ProtocolError where a slice of the sum is not finite; `owners`: who summed each. Whose part was at fault only the
+    owner could tell."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        finite = [is_finite(part) for part in slices]
+    for owner, fine in zip(owners, finite, strict=True):
+        if not fine:
+            raise ProtocolError(
+                f"the sum of {what} is not finite in the slice that node {owner} added up; "
+                "run it with --collective star to learn which node is at fault"
+            )

@@ -1,0 +1,98 @@
+"""The tree of depth 2: parts go up to rank 0 by way of the heads, who sum those of their children; the sum comes down.
+
+Four one-way latencies, and no rank has more than about twice sqrt(N) messages per all-reduce in each direction. Summed
+in the order of ranks, but in the brackets of the tree: the bits differ from the star's.
+"""
+
+import numpy as np
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import read_array
+from tpiedge.collectives.courier import Courier
+from tpiedge.collectives.job import Job
+from tpiedge.collectives.shape import tree_children, tree_parent
+from tpiedge.collectives.summation import OrderedSum
+from tpiedge.errors import Misconduct, ProtocolError
+from tpiedge.wire.data import CANCEL, Partial, Reduced
+
+__all__ = ["Tree"]
+
+
+class Tree:
+    """A Collective. Rank 0 is the root; ranks without children send their parts at once."""
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+        self._parent = tree_parent(courier.rank, courier.size)
+        self._children = tree_children(courier.rank, courier.size)
+
+    def begin(self, job: Job) -> None:
+        if self._parent is not None and not self._children:
+            self._send_up(job, self._parent, job.own)
+
+    def advance(self, job: Job) -> None:
+        if not self._children:
+            return
+        out = np.empty(job.shape, np.float32)
+        total = self._sum(job, out)
+        if self._parent is None:
+            self._answer(job, out)
+        else:
+            self._send_up(job, self._parent, None if total.empty else out)
+
+    def finish(self, job: Job) -> Array:
+        if self._parent is None:
+            assert job.total is not None  # since `advance`
+            return job.total
+        courier, parent = self._courier, self._parent
+        ((_, envelope),) = courier.inbox.await_all(Reduced, job.tag, {parent}, job.what)
+        message = envelope.message
+        assert isinstance(message, Reduced)
+        total = read_array(envelope, parent, job.shape, job.codec)
+        job.cancel = bool(message.flags & CANCEL)
+        # The bytes as they came: nothing is rounded twice.
+        courier.send(message, envelope.tensors, self._children, job.what)
+        return total
+
+    def _send_up(self, job: Job, parent: int, part: Array | None) -> None:
+        courier, tag = self._courier, job.tag
+        header = None if part is None else job.codec.header(job.shape)
+        message = Partial(courier.epoch, tag.step, tag.block, tag.chunk, 0, courier.rank, header)
+        courier.send(message, () if part is None else (job.codec.encode(part),), (parent,), job.what)
+
+    def _sum(self, job: Job, out: Array) -> OrderedSum:
+        """Of the own part and the children's, in `out`."""
+        courier = self._courier
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = OrderedSum(job.own, out, courier.rank, (courier.rank, *self._children))
+            children = set(self._children)
+            for rank, part, _ in courier.inbox.collect(
+                Partial, job.tag, children, job.what, job.shape, job.codec
+            ):
+                total.put(rank, part)
+            if courier.rank == 0:
+                self._check(job, total)
+            else:
+                total.complete()  # whom to blame is for rank 0 to say: nobody else is believed
+        return total
+
+    def _check(self, job: Job, total: OrderedSum) -> None:
+        try:
+            total.finish(job.what)
+        except Misconduct as error:
+            children = tree_children(error.rank, self._courier.size) if error.rank else ()
+            if not children:
+                raise
+            # A head passes on what its children gave it.
+            raise ProtocolError(
+                f"the sum of {job.what} is not finite in the part that node {error.rank} added up for itself and "
+                f"{len(children)} others; run it with --collective star to learn which node is at fault"
+            ) from None
+
+    def _answer(self, job: Job, total: Array) -> None:
+        courier, codec, tag = self._courier, job.codec, job.tag
+        flags = CANCEL if job.cancel else 0
+        message = Reduced(courier.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(job.shape))
+        encoded = codec.encode(total)
+        courier.send(message, (encoded,), self._children, job.what)
+        job.total = total if codec.exact else codec.decode(encoded, job.shape)

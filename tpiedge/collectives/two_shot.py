@@ -1,0 +1,82 @@
+"""Two shots over the mesh: every rank sums a slice of the matrix, and then sends it to all.
+
+Two one-way latencies, and over each rank's link about twice the matrix in each direction, however many ranks there are:
+for large matrices. Each slice is summed in the order of ranks, so the bits are those of the star where parts travel as
+they are.
+"""
+
+import numpy as np
+
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import read_array
+from tpiedge.collectives.courier import Courier
+from tpiedge.collectives.job import Job
+from tpiedge.collectives.slices import check_slices, cut, send_slice
+from tpiedge.collectives.summation import OrderedSum
+from tpiedge.wire.data import CANCEL, Slice
+
+__all__ = ["TwoShot"]
+
+_PARTS, _SUMS = 0, 1
+
+
+class TwoShot:
+    """A Collective. Every rank has a link to every other; rank r sums slice r."""
+
+    def __init__(self, courier: Courier) -> None:
+        self._courier = courier
+
+    def begin(self, job: Job) -> None:
+        courier = self._courier
+        if job.own is None:
+            send_slice(courier, job, _PARTS, (), None, courier.peers)
+            return
+        slices = cut(job.own, courier.size)
+        for rank in courier.peers:
+            send_slice(courier, job, _PARTS, slices[rank].shape, job.codec.encode(slices[rank]), (rank,))
+
+    def advance(self, job: Job) -> None:
+        courier, codec = self._courier, job.codec
+        job.total = np.empty(job.shape, np.float32)
+        mine = cut(job.total, courier.size)[courier.rank]
+        self._sum(job, mine)
+        encoded = codec.encode(mine)
+        send_slice(courier, job, _SUMS, mine.shape, encoded, courier.peers)
+        if not codec.exact:
+            np.copyto(mine, codec.decode(encoded, mine.shape))
+
+    def finish(self, job: Job) -> Array:
+        courier, inbox = self._courier, self._courier.inbox
+        assert job.total is not None  # since `advance`
+        slices = cut(job.total, courier.size)
+        for rank, envelope in inbox.await_all(Slice, job.tag, set(courier.peers), job.what, _SUMS):
+            if envelope.tensors:
+                np.copyto(slices[rank], read_array(envelope, rank, slices[rank].shape, job.codec))
+            else:
+                slices[rank].fill(0)
+        if courier.rank == 0:
+            check_slices(slices, range(courier.size), job.what)
+        return job.total
+
+    def _sum(self, job: Job, mine: Array) -> None:
+        """Of everybody's parts of this rank's slice, in `mine`."""
+        courier = self._courier
+        own = None if job.own is None else self._as_sent(job, cut(job.own, courier.size)[courier.rank])
+        others = set(courier.peers)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = OrderedSum(own, mine, courier.rank)
+            for rank, part, message in courier.inbox.collect(
+                Slice, job.tag, others, job.what, mine.shape, job.codec, _PARTS
+            ):
+                assert isinstance(message, Slice)
+                total.put(rank, part)
+                if rank == 0:
+                    job.cancel = bool(message.flags & CANCEL)
+            if courier.rank == 0:
+                total.finish(job.what)
+            else:
+                total.complete()  # whom to blame is for rank 0 to say: nobody else is believed
+
+    def _as_sent(self, job: Job, part: Array) -> Array:
+        """Rounded as the others' parts are: so no value depends on who sums it, that is, on where a slice ends."""
+        return part if job.codec.exact else job.codec.decode(job.codec.encode(part), part.shape)
