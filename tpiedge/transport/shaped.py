@@ -1,9 +1,9 @@
 """In-process endpoints whose frames take as long as links of a model would: networks for tests without root.
 
 A frame passes the links of its sender and receiver as one message. The transport is a reliable one: a frame that is
-lost or dropped is sent again, after twice the round trip or 200 ms, whichever is longer, then twice as long and so on;
-what the same sender sends to the same receiver meanwhile waits for it. A sender of this kind waits for its link, so the
-links should have no limit of their queue. In-process endpoints of any make can be shaped.
+lost or dropped is sent again, after twice the round trip or a least time, whichever is longer, then twice as long and
+so on; what the same sender sends to the same receiver meanwhile waits for it. A sender of this kind waits for its link,
+so the links should have no limit of their queue. In-process endpoints of any make can be shaped.
 """
 
 import heapq
@@ -20,6 +20,7 @@ from tpiedge.transport.link_model import LinkModel, PathModel
 
 __all__ = ["LEAST_RETRANSMISSION_S", "ShapedNetwork"]
 
+#: What Linux takes for the least.
 LEAST_RETRANSMISSION_S: Final = 0.2
 
 
@@ -37,14 +38,11 @@ class _Flight:
 class _Way:
     """From one endpoint to another one, in order."""
 
-    def __init__(self, sender: str, path: PathModel) -> None:
+    def __init__(self, sender: str, path: PathModel, least_timeout_s: float) -> None:
         self.sender = sender
         self.path = path
+        self.timeout_s = max(least_timeout_s, 4 * path.latency_s)
         self.flights: deque[_Flight] = deque()
-
-    @property
-    def timeout_s(self) -> float:
-        return max(LEAST_RETRANSMISSION_S, 4 * self.path.latency_s)
 
     def arrive(self, flight: _Flight) -> None:
         """Hand over what waits for nothing any more."""
@@ -58,10 +56,18 @@ class ShapedNetwork:
     """Endpoints that have joined send over `path(sender, receiver)`, which is asked once for each pair of names.
 
     Paths may share links. One thread delivers. Close the network first or last: what is under way then is gone.
+    `least_retransmission_s`: a lost frame is not sent again sooner.
     """
 
-    def __init__(self, path: Callable[[str, str], PathModel | LinkModel]) -> None:
+    def __init__(
+        self,
+        path: Callable[[str, str], PathModel | LinkModel],
+        least_retransmission_s: float | None = None,
+    ) -> None:
         self._path = path
+        self._least_s = LEAST_RETRANSMISSION_S if least_retransmission_s is None else least_retransmission_s
+        #: How often a frame was lost, so that it is sent again.
+        self.lost = 0
         self._ways: dict[tuple[str, str], _Way] = {}
         self._changed = threading.Condition()
         # When, a number against ties, what, and whether it is sent or arrives then.
@@ -95,13 +101,15 @@ class ShapedNetwork:
         names = sender, receiver
         if names not in self._ways:
             path = self._path(*names)
-            self._ways[names] = _Way(sender, PathModel([path]) if isinstance(path, LinkModel) else path)
+            links = PathModel([path]) if isinstance(path, LinkModel) else path
+            self._ways[names] = _Way(sender, links, self._least_s)
         return self._ways[names]
 
     def _send(self, flight: _Flight, now_s: float) -> None:
         """For the first time or again; under the lock."""
         arrival_s = flight.way.path.arrival(now_s, len(flight.frame))
         if arrival_s is None:
+            self.lost += 1
             heapq.heappush(self._events, (now_s + flight.timeout_s, next(self._numbers), flight, False))
             flight.timeout_s *= 2
         else:

@@ -4,6 +4,7 @@ import ctypes
 import errno
 import struct
 from collections import deque
+from collections.abc import Callable
 from typing import ClassVar
 
 import numpy as np
@@ -45,6 +46,8 @@ class FakeZmq:
         #: How many messages there is memory for.
         self.room = 100
         self.calls = 0
+        #: Called before every message.
+        self.before_recv: Callable[[], None] = lambda: None
         self._messages: dict[int, ctypes.Array[ctypes.c_char] | None] = {}
         kinds = [
             (self.init, _int, _pointer),
@@ -104,6 +107,7 @@ class FakeZmq:
     def recv(self, message: int, socket: int, _flags: int) -> int:
         if self._is_interrupted() or not self.incoming[socket]:
             return -1
+        self.before_recv()
         data = self.incoming[socket].popleft()
         self._messages[message] = (ctypes.c_char * len(data)).from_buffer_copy(data)
         return len(data)
@@ -128,12 +132,20 @@ class FakeZmq:
 class Rank:
     """`run` does its all-reduces. `ways`: of each peer; their ranks are all but the own."""
 
-    def __init__(self, zmq: FakeZmq, *ways: tuple[int, bytes], rank: int = 0) -> None:
+    def __init__(
+        self,
+        zmq: FakeZmq,
+        *ways: tuple[int, bytes],
+        rank: int = 0,
+        combine: Combine = Combine.EXCHANGE,
+        changes: ctypes.c_uint32 | None = None,
+    ) -> None:
         library = native_library()
         assert library is not None
+        self.scratch = bytearray(4 * len(OWN))
         others = [peer for peer in range(len(ways) + 1) if peer != rank]
         exchange = Exchange(
-            Combine.EXCHANGE,
+            combine,
             rank,
             "f32",
             (1, len(OWN)),
@@ -141,12 +153,12 @@ class Rank:
             {f"node-{peer}": header(100 + peer) for peer in others},
             PLACE_AT,
             len(PLACE),
-            bytearray(4 * len(OWN)),
+            self.scratch,
         )
         self._zmq = zmq
         self._reducer = NativeReducer(Library(library.dll, zmq.addresses), exchange)
         self._tensor = (ctypes.c_float * len(OWN))(*OWN)
-        assert self._reducer.open(ways, ctypes.c_uint32(), 0)
+        assert self._reducer.open(ways, ctypes.c_uint32() if changes is None else changes, 0)
 
     def run(self, place: bytes = PLACE) -> int:
         self._tensor[:] = OWN
@@ -285,6 +297,42 @@ def test_notes_of_the_transport_and_what_is_too_large_are_not_kept(note: bytes) 
     rank.close()
 
 
+@pytest.mark.parametrize("combine", [Combine.EXCHANGE, Combine.SUM])
+def test_whoever_becomes_unwelcome_in_mid_call_is_not_heard(combine: Combine) -> None:
+    zmq = FakeZmq()
+    changes = ctypes.c_uint32()
+    rank = Rank(zmq, (HUB, ROUTE), combine=combine, changes=changes)
+    give(zmq, (HUB, ROUTE), OTHER_FRAME)
+
+    def change() -> None:
+        changes.value = 1
+
+    zmq.before_recv = change
+    assert rank.run() == (1 if combine is Combine.EXCHANGE else 0)
+    assert rank.tensor == OWN
+    assert rank.received() == [(HUB, ROUTE, OTHER_FRAME)]
+    assert rank.run() == 0
+    rank.close()
+
+
+def test_a_sum_that_some_have_is_in_the_scratch_and_its_parts_are_gone() -> None:
+    ways = [(HUB, b"node-1/nonce"), (HUB, b"node-2/nonce")]
+    for taken, sent in ((0, 0), (2, 1), (4, DONE)):
+        zmq = FakeZmq()
+        zmq.taken = taken
+        rank = Rank(zmq, *ways, combine=Combine.SUM)
+        frames = [frame(1, VALUES[1]), frame(2, VALUES[2])]
+        for way, data in zip(ways, frames, strict=True):
+            give(zmq, way, data)
+        assert rank.run() == sent
+        total = np.float32(OWN) + np.float32(VALUES[1]) + np.float32(VALUES[2])
+        assert rank.scratch == total.tobytes()
+        assert rank.tensor == (tuple(total) if sent == DONE else OWN)
+        left = [] if sent else [(*way, data) for way, data in zip(ways, frames, strict=True)]
+        assert rank.received() == left
+        rank.close()
+
+
 class Mesh:
     """Rank 1 of four, natively, and a Python that goes on where that leaves off.
 
@@ -338,25 +386,26 @@ class Mesh:
 
 
 NOTES = [bytes(20), header(50), frame(2, OWN, bytes([255] * 16)), b"duplicate"]
-send_part = st.tuples(st.sampled_from([0, 2, 3]), st.none())
-send_note = st.tuples(st.sampled_from([0, 2, 3]), st.sampled_from(NOTES))
-in_step = st.permutations([(0, None), (2, None), (3, None)])
+ORDERS = st.permutations([0, 2, 3])
+# Of the peer whose part comes first, before the last part comes: its next part, something else, nothing.
+EXTRAS = st.sampled_from(["part", "part", "nothing", *NOTES])
+LATE = st.sampled_from([False, False, False, True])
 
 
-@given(
-    st.lists(
-        st.one_of(in_step, in_step, st.lists(send_part | send_part | send_note)), min_size=1, max_size=20
-    )
-)
+@given(st.lists(st.tuples(ORDERS, EXTRAS, LATE), min_size=1, max_size=20))
 def test_nothing_is_lost_and_nothing_heard_in_another_order(
-    calls: list[list[tuple[int, bytes | None]]],
+    calls: list[tuple[list[int], str | bytes, bool]],
 ) -> None:
     mesh = Mesh()
-    for block, events in enumerate(calls):
-        for peer, data in events:
-            mesh.send(peer, data)
-        outcome = mesh.reduce(block)
-        event(f"outcome {outcome}")
+    for block, (order, extra, late) in enumerate(calls):
+        for peer in order[:2]:
+            if mesh.parts[peer] == block:
+                mesh.send(peer, None)
+        if extra != "nothing":
+            mesh.send(order[0], extra if isinstance(extra, bytes) else None)
+        if not late and mesh.parts[order[2]] == block:
+            mesh.send(order[2], None)
+        event(f"outcome {mesh.reduce(block)}")
     mesh.hand_over()
     assert mesh.heard == mesh.sent
     mesh.rank.close()
