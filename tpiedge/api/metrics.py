@@ -79,6 +79,11 @@ def _cluster(status: ClusterStatus) -> Iterator[_Family]:
     yield _gauge(
         "epoch", "The plan that serves: a larger number with every new one, 0 before the first.", status.epoch
     )
+    ways = {"token": status.collective, "chunk": status.bulk_collective}
+    chosen = [({"of": of, "collective": name}, 1.0) for of, name in ways.items() if name]
+    yield _Family(
+        "collective", "gauge", "By which the all-reduces of a token and of a whole chunk go.", chosen
+    )
     by_state = [({"state": state}, float(count)) for state, count in sorted(states.items())]
     yield _Family("nodes", "gauge", "Machines by what they do.", by_state)
 

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,12 +13,14 @@ from tpiedge.api.guard import check_bind
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
 from tpiedge.cli.launch import check_context, model_facts_of
+from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.places import master_state, state_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.serving import MasterService
 from tpiedge.cli.token_file import offered, withdraw
 from tpiedge.cli.types import Location, Number
+from tpiedge.cli.watching import watch
 from tpiedge.clock import MonotonicClock
 from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, outgoing_host, parse_address, resolve
 from tpiedge.nodes.device import default_memory_bytes, default_threads
@@ -31,7 +33,6 @@ from tpiedge.nodes.rank_zero import RankZero, RankZeroSettings
 from tpiedge.nodes.seating import OWN_NAME, Seating
 from tpiedge.nodes.seats import Served
 from tpiedge.nodes.shipping import ShipServer
-from tpiedge.nodes.status import ClusterStatus
 from tpiedge.nodes.timing import Timing
 from tpiedge.nodes.token_store import TokenStore
 from tpiedge.nodes.tokens import Token
@@ -40,14 +41,13 @@ from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, Machine
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.control import Keeping
-from tpiedge.wire.fields import Compute, Pin
+from tpiedge.wire.fields import Choice, Compute, Pin, WirePrecision
 
 __all__ = ["master"]
 
 _HTTP_PORT = 8080
 _CONTEXT = 4096
 _REPORT_S = 60.0
-_WATCH_S = 0.1
 _ANYWHERE = "0.0.0.0"
 
 
@@ -65,6 +65,8 @@ class _Flags:
     keeping: Keeping
     threads: int
     context: int | None
+    collective: Choice
+    wire: WirePrecision
 
 
 @click.command()
@@ -84,6 +86,8 @@ class _Flags:
 @click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
 @click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
 @click.option("--context", type=int, help=f"Positions of the KV cache.  [default: up to {_CONTEXT}]")
+@collective_option
+@wire_option
 @click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
@@ -108,6 +112,8 @@ def master(
     precision: str | None,
     compute: Compute | None,
     context: int | None,
+    collective: Choice,
+    wire: WirePrecision,
     api_keys: tuple[str, ...],
     insecure: bool,
     token_file: Path | None,
@@ -127,6 +133,8 @@ def master(
         keeping=keeping_of(window, pin, io),
         threads=default_threads() if threads is None else threads,
         context=context,
+        collective=collective,
+        wire=wire,
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
     with suppress(Terminated):  # as asked: a service that is stopped has done its work
@@ -139,7 +147,7 @@ def master(
         ):
             click.echo(f"serving {model_name} at {api.url}/v1", err=True)
             try:
-                _watch(running)
+                watch(running)
             finally:
                 _drain(running, api, drain)
 
@@ -164,7 +172,12 @@ def _serving(
         files.start()
         stack.callback(files.close)
         served = Served(
-            model.pack.path.absolute(), pack_id(manifest_bytes(model.pack.path)), model.compute, capacity
+            model.pack.path.absolute(),
+            pack_id(manifest_bytes(model.pack.path)),
+            model.compute,
+            capacity,
+            flags.collective,
+            flags.wire,
         )
         running = Master(
             entrance.hub,
@@ -252,38 +265,6 @@ def _lan_host(listen: Address) -> str:
     if listen.host != _ANYWHERE:
         return listen.host
     return outgoing_host() or "127.0.0.1"
-
-
-def _watch(running: Master) -> None:
-    """Say what changes, until somebody ends it. Raises what ended the control thread."""
-    show = _Changes(lambda line: click.echo(line, err=True))
-    while running.failed is None:
-        show(running.status)
-        time.sleep(_WATCH_S)
-    raise running.failed
-
-
-class _Changes:
-    """Turns snapshots into lines."""
-
-    def __init__(self, say: Callable[[str], None]) -> None:
-        self._say = say
-        self._last = ""
-
-    def __call__(self, status: ClusterStatus) -> None:
-        line = _summary(status)
-        if line != self._last:
-            self._last = line
-            self._say(line)
-
-
-def _summary(status: ClusterStatus) -> str:
-    if not status.ready:
-        fetching = [node for node in status.nodes if node.fetched_bytes < node.fetch_total_bytes]
-        return f"not ready: {status.reason}" + "".join(f"; {node.host} fetches" for node in fetching)
-    parts = [node for node in status.nodes if node.rank is not None]
-    names = ", ".join(node.host or node.name for node in parts)
-    return f"ready: {len(parts)} node{'s' if len(parts) > 1 else ''} ({names})"
 
 
 def _drain(running: Master, api: ApiServer, limit_s: float) -> None:

@@ -12,6 +12,7 @@ from tpiedge.cli.places import state_option
 from tpiedge.cli.reach import admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
+from tpiedge.nodes.chosen import ways_of
 from tpiedge.nodes.hearsay import printable
 from tpiedge.units import format_bytes, format_seconds
 
@@ -87,6 +88,9 @@ def _print(status: dict[str, Any], pending: dict[str, Any]) -> None:
         if node["why"]:
             click.echo(f"{_title(node)}: {printable(node['why'])}")
     click.echo(("ready" if status["ready"] else "not ready") + _because(status["reason"]))
+    if status["collective"]:
+        ways = ways_of(printable(status["collective"]), printable(status["bulk_collective"]))
+        click.echo(f"all-reduces: {ways}" + _because(status["collective_why"]))
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for join in pending["pending"]:
         place = f"{printable(join['name'])} ({printable(join['address'])})"

@@ -17,6 +17,7 @@ from tpiedge.wire.requests import Sampling
 __all__ = [
     "BYTES",
     "Ending",
+    "is_default",
     "keeping_of",
     "keeping_options",
     "on_either_side",
@@ -198,6 +199,11 @@ def token_ids(text: str) -> tuple[int, ...]:
     if any(not 0 <= token < _TOKEN_IDS for token in ids):
         raise UserError(f"--prompt-ids {text[:60]!r} holds a number that cannot be a token id")
     return ids
+
+
+def is_default(name: str) -> bool:
+    """Whether neither the command line nor settings say anything of this parameter of the running command."""
+    return click.get_current_context().get_parameter_source(name) is ParameterSource.DEFAULT
 
 
 def on_either_side(context: click.Context, name: str, value: _Value) -> _Value:

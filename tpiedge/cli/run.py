@@ -12,6 +12,7 @@ from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
     BYTES,
     Ending,
+    is_default,
     keeping_of,
     keeping_options,
     sampling_of,
@@ -33,7 +34,9 @@ __all__ = ["run"]
 @click.option(
     "--model", "model_name", required=True, help="'demo', a pulled model, a checkpoint's folder or a pack."
 )
-@click.option("--nodes", type=int, help="Number of processes.  [default: 1; the testbed's devices]")
+@click.option(
+    "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
+)
 @testbed_option
 @collective_option
 @wire_option
@@ -63,7 +66,7 @@ __all__ = ["run"]
 @cache_option
 def run(
     model_name: str,
-    nodes: int | None,
+    nodes: int,
     testbed_name: str | None,
     collective: Choice,
     wire: WirePrecision,
@@ -90,14 +93,14 @@ def run(
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
     _check_together(prompt, prompt_ids, as_json, prompt_logprobs, sampling_flags["logprobs"])
-    testbed = emulated(testbed_name, nodes)
-    count = nodes if nodes is not None else len(testbed.devices) if testbed else 1
-    layout = Layout(count, shares, threads, memory, keeping_of(window, pin, io), testbed, collective, wire)
+    testbed = emulated(testbed_name, None if is_default("nodes") else nodes)
+    nodes = len(testbed.devices) if testbed else nodes
+    layout = Layout(nodes, shares, threads, memory, keeping_of(window, pin, io), testbed, collective, wire)
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)
     ids = token_ids(prompt_ids) if prompt_ids is not None else None
-    with recording(trace, count) as traces:
+    with recording(trace, nodes) as traces:
         model = prepare(model_name, precision, compute, cache)
         check_sampling(sampling, model.config.vocab_size)
         if ids is None and prompt is not None:

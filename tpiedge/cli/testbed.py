@@ -1,10 +1,11 @@
 """`tpiedge testbed`: several devices emulated on this computer, with links between them."""
 
+import itertools
 import json
-import os
-import signal
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NoReturn
 
@@ -12,27 +13,43 @@ import click
 
 from tpiedge.cli.testbed_report import print_check, print_status
 from tpiedge.errors import UserError
+from tpiedge.testbed.backends import (
+    Attached,
+    Backend,
+    NamespaceTestbeds,
+    backend_of,
+    every_backend,
+    require_free,
+)
+from tpiedge.testbed.containers_backend import DockerTestbeds
+from tpiedge.testbed.containers_engine import Engine
+from tpiedge.testbed.containers_plan import DEFAULT_IMAGE
 from tpiedge.testbed.description import Link, check_name
-from tpiedge.testbed.measuring import Measured, measure_pair
+from tpiedge.testbed.measuring import Measured
 from tpiedge.testbed.quantities import parse_part, parse_rate, parse_time
-from tpiedge.testbed.running import RunningTestbed, attach
 from tpiedge.testbed.scenarios import load_scenario, shipped_scenarios
-from tpiedge.testbed.state import Network, read_state
-from tpiedge.testbed.status import status_of
-from tpiedge.testbed.testbed import change_link, down, known_names, up
+from tpiedge.testbed.state import Network
 
-__all__ = ["network_option", "testbed"]
+__all__ = ["testbed"]
 
 _json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object on standard output."
 )
 
-network_option = click.option(
+_network_option = click.option(
     "--network",
     type=click.Choice(["auto", "netem", "switch"]),
     default="auto",
     show_default=True,
     help="Links by the kernel's netem, or by tpiedge's own switch where the kernel has none.",
+)
+
+_backend_option = click.option(
+    "--backend",
+    type=click.Choice(["namespaces", "docker"]),
+    default="namespaces",
+    show_default=True,
+    help="Devices are namespaces and control groups of this computer, or containers of a docker engine.",
 )
 
 
@@ -50,22 +67,30 @@ class _Quantity(click.ParamType[float]):
             self.fail(str(error), param, ctx)
 
 
+def _rate(text: str) -> float:
+    """Infinite: no limit."""
+    return math.inf if text == "none" else parse_rate(text)
+
+
 @click.group()
 def testbed() -> None:
-    """Emulate several devices on this computer: their networks, processors and memory. Linux, needs root."""
+    """Emulate several devices on this computer: their networks, processors and memory. Linux, needs root, or docker."""
 
 
 @testbed.command("up")
 @click.argument("given", metavar="FILE_OR_NAME")
 @click.option("--name", help="Of the testbed.  [default: that of the file]")
-@network_option
-def bring_up(given: str, name: str | None, network: str) -> None:
+@_backend_option
+@click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
+@_network_option
+def bring_up(given: str, name: str | None, backend: str, image: str | None, network: str) -> None:
     """Bring up the testbed of a file (./home.toml), or one that comes along (see 'tpiedge testbed ls')."""
     scenario = load_scenario(given, name)
-    made = up(scenario, chosen_network(network), say)
-    say(
-        f"{made.name} is up: tpiedge testbed exec {made.name} {scenario.description.devices[0].name} -- COMMAND"
-    )
+    with _chosen_backend(backend, image, network) as chosen:
+        require_free(scenario.name, chosen)
+        chosen.up(scenario, _say)
+    first = scenario.description.devices[0].name
+    _say(f"{scenario.name} is up: tpiedge testbed exec {scenario.name} {first} -- COMMAND")
 
 
 @testbed.command("down")
@@ -75,8 +100,10 @@ def take_down(name: str | None, everything: bool) -> None:
     """End all processes in a testbed and remove it, also what a command that was killed left of one."""
     if (name is not None) == everything:
         raise UserError("name a testbed, or say --all")
-    for each in known_names() if name is None else [_plain(name)]:
-        say(f"{each} is down" if down(each) else f"there is no testbed {each}")
+    with _backends(name) as backends:
+        for backend in backends:
+            for each in backend.names() if name is None else [_plain(name)]:
+                _say(f"{each} is down" if backend.down(each) else f"there is no testbed {each}")
 
 
 @testbed.command()
@@ -84,17 +111,24 @@ def take_down(name: str | None, everything: bool) -> None:
 @_json_option
 def status(name: str | None, as_json: bool) -> None:
     """Show devices, links and what each pair of devices should have, of one testbed or of all."""
-    names = known_names() if name is None else [_plain(name)]
-    found = [status_of(made) for each in names if (made := read_state(each)) is not None]
+    found: list[dict[str, Any]] = []
+    names: list[str] = []
+    with _backends(name) as backends:
+        for backend in backends:
+            known = backend.names() if name is None else [_plain(name)]
+            found += [record for each in known if (record := backend.status(each)) is not None]
+            names += known
     if name is not None and not found:
         raise UserError(f"the testbed {name} is not up: tpiedge testbed up {name}")
     if as_json:
         click.echo(json.dumps(found[0] if name is not None else {"testbeds": found}))
         return
     if not found:
-        click.echo("no testbed is up", err=True)
+        _say("no testbed is up")
     for record in found:
         print_status(record)
+    for left in set(names) - {record["name"] for record in found}:
+        _say(f"something is left of {left}: tpiedge testbed down {left}")
 
 
 @testbed.command("exec")
@@ -103,13 +137,8 @@ def status(name: str | None, as_json: bool) -> None:
 @click.argument("command", nargs=-1, required=True)
 def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
     """Run COMMAND on the device NODE: tpiedge testbed exec pair device1 -- ping 10.77.0.2"""
-    where = attach(_plain(name)).device(device)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for number in (signal.SIGTSTP, signal.SIGPIPE):  # the command's own business
-        signal.signal(number, signal.SIG_DFL)
-    words = [*where.enter_command, *command]
-    os.execv(words[0], words)
+    with backend_of(_plain(name)) as backend:
+        sys.exit(backend.attach(_plain(name)).execute(device, command))
 
 
 @testbed.command()
@@ -117,18 +146,20 @@ def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
 def ls(as_json: bool) -> None:
     """List the testbeds that come along, and those that are up."""
     shipped = {name: load_scenario(name).description for name in shipped_scenarios()}
-    running = {name: made for name in known_names() if (made := read_state(name)) is not None}
+    with every_backend() as backends:
+        seen = [backend.status(name) for backend in backends for name in backend.names() if backend.may_look]
+    running = [record for record in seen if record is not None]
     if as_json:
         records = [
             {"name": name, "about": found.about, "devices": len(found.devices)}
             for name, found in shipped.items()
         ]
-        click.echo(json.dumps({"shipped": records, "up": [status_of(made) for made in running.values()]}))
+        click.echo(json.dumps({"shipped": records, "up": running}))
         return
     for name, found in shipped.items():
         click.echo(f"{name:<16}{found.about}")
-    for name, made in running.items():
-        click.echo(f"{name}: {status_of(made)['state']}", err=True)
+    for record in running:
+        _say(f"{record['name']}: {record['state']}")
 
 
 @testbed.command()
@@ -137,7 +168,7 @@ def ls(as_json: bool) -> None:
 @click.option("--latency", type=_Quantity("TIME", parse_time), help="One way, like 2ms.")
 @click.option("--jitter", type=_Quantity("TIME", parse_time), help="At most so much is added.")
 @click.option("--loss", type=_Quantity("PART", parse_part), help="Of all packets, like 1%.")
-@click.option("--rate", type=_Quantity("RATE", parse_rate), help="Like 300Mbit/s.")
+@click.option("--rate", type=_Quantity("RATE", _rate), help="Like 300Mbit/s; none: no limit.")
 @click.option("--up", "only_up", is_flag=True, help="Only towards the uplink.")
 @click.option("--down", "only_down", is_flag=True, help="Only from the uplink.")
 def link(
@@ -151,20 +182,12 @@ def link(
     only_down: bool,
 ) -> None:
     """Change the link of a device or router to its uplink while it runs, in both directions unless told."""
-    values = {"latency_s": latency, "jitter_s": jitter, "loss": loss, "bytes_per_s": rate}
-    changes: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
-    if not changes:
-        raise UserError("say what to change: --latency, --jitter, --loss or --rate")
-
-    def changed(up_link: Link, down_link: Link) -> tuple[Link, Link]:
-        return (
-            up_link if only_down else replace(up_link, **changes),
-            down_link if only_up else replace(down_link, **changes),
-        )
-
     if only_up and only_down:
         raise UserError("give --up or --down, or neither for both directions")
-    change_link(_plain(name), member, changed)
+    values = {"latency_s": latency, "jitter_s": jitter, "loss": loss, "bytes_per_s": rate}
+    changed = _changer({key: value for key, value in values.items() if value is not None}, only_up, only_down)
+    with backend_of(_plain(name)) as backend:
+        backend.change_link(_plain(name), member, changed)
 
 
 @testbed.command()
@@ -173,35 +196,71 @@ def link(
 @_json_option
 def check(name: str, everything: bool, as_json: bool) -> None:
     """Measure round trips and throughput between devices and compare them with what the file says."""
-    found = attach(_plain(name))
-    measured = [measured_pair(found, *pair) for pair in _pairs(found, everything)]
-    print_check(found, measured, as_json)
+    with backend_of(_plain(name)) as backend:
+        found = backend.attach(_plain(name))
+        measured = [_measured_pair(found, *pair) for pair in _pairs(found.device_names, everything)]
+        print_check(found, measured, as_json)
 
 
-def measured_pair(found: RunningTestbed, source: int, target: int) -> Measured:
-    first, second = found.devices[source], found.devices[target]
-    say(f"measuring {first.name} -> {second.name} ...")
-    return measure_pair(found, first, second)
+def _changer(
+    given: dict[str, float], only_up: bool, only_down: bool
+) -> Callable[[Link, Link], tuple[Link, Link]]:
+    """Of (up, down). Raises UserError where nothing is given."""
+    if not given:
+        raise UserError("say what to change: --latency, --jitter, --loss or --rate")
+    changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}
+
+    def changed(up_link: Link, down_link: Link) -> tuple[Link, Link]:
+        return (
+            up_link if only_down else replace(up_link, **changes),
+            down_link if only_up else replace(down_link, **changes),
+        )
+
+    return changed
 
 
-def chosen_network(network: str) -> Network | None:
+def _measured_pair(found: Attached, source: str, target: str) -> Measured:
+    _say(f"measuring {source} -> {target} ...")
+    return found.measure(source, target)
+
+
+@contextmanager
+def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Backend]:
+    if kind == "docker":
+        if network == "netem":
+            raise UserError("containers are linked by the switch: leave --network out")
+        with Engine.connect() as engine:
+            yield DockerTestbeds(engine, image or DEFAULT_IMAGE)
+        return
+    if image is not None:
+        raise UserError("--image is for containers: add --backend docker")
+    yield NamespaceTestbeds(_chosen_network(network))
+
+
+@contextmanager
+def _backends(name: str | None) -> Iterator[tuple[Backend, ...]]:
+    """That of the testbed, or all."""
+    if name is None:
+        with every_backend() as backends:
+            yield backends
+        return
+    with backend_of(_plain(name)) as backend:
+        yield (backend,)
+
+
+def _chosen_network(network: str) -> Network | None:
     """None: whatever is best."""
     return None if network == "auto" else "netem" if network == "netem" else "switch"
 
 
-def say(line: str) -> None:
+def _say(line: str) -> None:
     """Progress, on standard error."""
     click.echo(line, err=True)
 
 
-def _pairs(found: RunningTestbed, everything: bool) -> list[tuple[int, int]]:
-    count = len(found.devices)
-    return [
-        (a, b)
-        for a in range(count if everything else 1)
-        for b in range(count)
-        if a != b and (everything or b > a)
-    ]
+def _pairs(devices: Sequence[str], everything: bool) -> list[tuple[str, str]]:
+    pairs = itertools.permutations(devices, 2)
+    return [pair for pair in pairs if everything or pair[0] == devices[0]]
 
 
 def _plain(name: str) -> str:

@@ -7,9 +7,9 @@ from typing import Any
 import click
 
 from tpiedge.cli.table import print_table
+from tpiedge.testbed.backends import Attached
 from tpiedge.testbed.measuring import Measured, expected_payload, expected_rtt_s
 from tpiedge.testbed.quantities import format_part, format_rate, format_time
-from tpiedge.testbed.running import RunningTestbed
 from tpiedge.units import format_bytes
 
 __all__ = ["print_check", "print_status"]
@@ -22,7 +22,8 @@ _CHECK = ("pair", "RTT", "ping", "should be", "off", "throughput", "should be", 
 def print_status(record: dict[str, Any]) -> None:
     """Of `status_of`."""
     owner = f", belongs to process {record['owner_pid']}" if record["owner_pid"] else ""
-    click.echo(f"{record['name']}: {record['state']}, network by {record['network']}{owner}\n")
+    kind = "containers" if record["backend"] == "docker" else "namespaces"
+    click.echo(f"{record['name']}: {record['state']}, of {kind}, network by {record['network']}{owner}\n")
     print_table(_DEVICES, [_device_row(device) for device in record["devices"]])
     click.echo()
     print_table(_LINKS, [_link_row(link) for link in record["links"]])
@@ -30,7 +31,7 @@ def print_status(record: dict[str, Any]) -> None:
     _print_matrix(record)
 
 
-def print_check(testbed: RunningTestbed, measured: Sequence[Measured], as_json: bool) -> None:
+def print_check(testbed: Attached, measured: Sequence[Measured], as_json: bool) -> None:
     """Beside what the file says; `off` is the deviation."""
     records = [_check_record(testbed, item) for item in measured]
     if as_json:
@@ -39,7 +40,7 @@ def print_check(testbed: RunningTestbed, measured: Sequence[Measured], as_json: 
     print_table(_CHECK, [_check_row(record) for record in records])
 
 
-def _check_record(testbed: RunningTestbed, item: Measured) -> dict[str, Any]:
+def _check_record(testbed: Attached, item: Measured) -> dict[str, Any]:
     there = testbed.expected(item.source, item.target)
     rtt_s = expected_rtt_s(there, testbed.expected(item.target, item.source))
     payload = expected_payload(there)

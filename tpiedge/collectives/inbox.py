@@ -17,6 +17,7 @@ from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage
 from tpiedge.units import MIB
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Slice, StepPlan
+from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 
 __all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox"]
@@ -153,6 +154,9 @@ class Inbox:
         """Where the message belongs; None (and counted) where it is too late."""
         rank = self._rank(envelope.sender)
         message = envelope.message
+        if isinstance(message, Probe | Echo):
+            self.dropped += 1  # of the survey of the links, on a slow one
+            return None
         if not isinstance(message, DataMessage):
             raise Misconduct(rank, f"node {rank} sent {type(message).__name__} on the tensor plane")
         if message.epoch != self._epoch or message.step < self._step:

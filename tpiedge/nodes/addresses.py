@@ -113,7 +113,8 @@ def check_endpoint(text: str) -> str:
     try:
         if found is None or not 1 <= int(found[3]) <= _MAX_PORT:
             raise ValueError
-        if ipaddress.ip_address(found[1] or found[2]).is_multicast:
+        ip = ipaddress.IPv4Address(found[1]) if found[1] else ipaddress.IPv6Address(found[2])
+        if ip.is_multicast:
             raise ValueError
     except ValueError:
         raise ProtocolError(f"it says that it listens at {text[:80]!r}, which is no address") from None

@@ -28,6 +28,8 @@ from tpiedge.wire.control import Assign, Connect, Listening
 __all__ = ["DataPlane", "DataPlaneJoin"]
 
 _LINK_S: Final = 5.0
+#: How many times as long as the master takes to find a machine that is cut off.
+_PATIENCE: Final = 2
 _IO_THREADS: Final = 2
 
 
@@ -38,6 +40,33 @@ class DataPlane:
     communicator: Communicator
     endpoint: Endpoint | None = None
     facts: NetworkFacts | None = None
+
+
+class _LinkLiveness:
+    """A Liveness that also looks after the links between workers: the master, whom both reach, does not see them.
+
+    A link may be broken for `patience_s` first: the master's word on whose machine is cut off says more.
+    """
+
+    def __init__(
+        self, liveness: Liveness, spokes: Mapping[int, ZmqSpoke], clock: Clock, patience_s: float
+    ) -> None:
+        self._liveness = liveness
+        self._monitors = {rank: spoke.monitor for rank, spoke in spokes.items() if rank}
+        self._clock = clock
+        self._patience_s = patience_s
+        self._broken: dict[int, float] = {}
+
+    def check(self, rank: int, waiting_for: str) -> None:
+        self._liveness.check(rank, waiting_for)
+        monitor = self._monitors.get(rank)
+        if monitor is None or monitor.poll() is LinkState.UP:
+            self._broken.pop(rank, None)
+        elif self._clock.now() - self._broken.setdefault(rank, self._clock.now()) >= self._patience_s:
+            raise PeerLost(rank, waiting_for, "its connection broke")
+
+    def check_idle(self, rank: int, waiting_for: str) -> None:
+        self._liveness.check_idle(rank, waiting_for)
 
 
 class DataPlaneJoin:
@@ -82,9 +111,9 @@ class DataPlaneJoin:
             survey = LinkSurvey(endpoint, self._liveness, self._clock, assign.epoch, assign.rank, size)
             facts = survey.run(spokes)
             linked = len(spokes) == assign.rank
-        group = Group(
-            endpoint, self._liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked
-        )
+        patience_s = _PATIENCE * self._bootstrap.timeout_s
+        liveness = _LinkLiveness(self._liveness, spokes, self._clock, patience_s)
+        group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
         return DataPlane(group, endpoint, facts)
 
     def _listen(self, context: ZmqContext) -> ZmqHub:

@@ -1,7 +1,7 @@
 """From measured links to the collectives of an epoch's all-reduces. Pure."""
 
 from tpiedge.collectives.route import Route
-from tpiedge.planner.network import NetworkFacts, choose, predict
+from tpiedge.planner.network import NetworkFacts, choose
 from tpiedge.wire.fields import Choice, WirePrecision
 from tpiedge.wire.tensors import wire_bytes
 
@@ -23,8 +23,9 @@ def route(
     if size <= 2 or facts is None:
         return _one_way("star" if wanted == "auto" else wanted, wire), ""
     if wanted != "auto":
-        if predict(wanted, row_bytes, facts) is None:
-            cut = _unreachable(facts)
+        # Also where this one could do without: a node that lacks a link takes part in the star alone.
+        cut = _unreachable(facts)
+        if cut and wanted != "star":
             return _one_way("star", wire), f"{wanted} is not possible: {cut} cannot reach each other"
         return _one_way(wanted, wire), ""
     small = choose(wire_bytes(wire, 1, row_bytes // 4), facts)

@@ -9,6 +9,7 @@ from enum import StrEnum
 
 from tpiedge.clock import Clock
 from tpiedge.errors import InternalError, PeerLost, ResourceError, TpiedgeError, UserError
+from tpiedge.nodes.chosen import log_chosen
 from tpiedge.nodes.epoch import Epoch, Event
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.membership import Membership, State
@@ -78,6 +79,8 @@ class Session:
         self.fallen: str | None = None
         self.fetching: dict[str, Fetching] = {}
         self.epoch: Epoch | None = None
+        #: What rank 0 said of the way that all-reduces go, once it is ready.
+        self.routing: Ready | None = None
         #: What each node said last of what it has done.
         self.counters: dict[int, Stats] = {}
         self._served = served
@@ -244,6 +247,9 @@ class Session:
         now = self._clock.now()
         if self._loading.get(event.rank) != event:
             self._loading[event.rank], self._moved = event, now
+        if isinstance(event, Ready) and event.rank == 0:
+            self.routing = event
+            log_chosen(self.number, self._served.collective, event)
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
             self.phase, self._ready = Phase.READY, now
 

@@ -50,7 +50,11 @@ class Totals:
 
 @dataclass(frozen=True, slots=True)
 class ClusterStatus:
-    """`reason` says, in words, why it is not ready, or what happened last; `epoch` is 0 before the first plan."""
+    """`reason` says, in words, why it is not ready, or what happened last; `epoch` is 0 before the first plan.
+
+    While several nodes serve: `collective` is by which the all-reduces of a token go, `bulk_collective` by which those
+    of a whole chunk do, and `collective_why` a sentence for whoever wonders.
+    """
 
     ready: bool
     reason: str
@@ -59,3 +63,6 @@ class ClusterStatus:
     running: int
     epoch: int = 0
     totals: Totals = Totals()
+    collective: str = ""
+    bulk_collective: str = ""
+    collective_why: str = ""

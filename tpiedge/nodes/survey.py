@@ -30,6 +30,7 @@ def survey(
     """The state of the cluster now. `spare`: why machines have no part in the plan."""
     serving, coming = stage.serving, stage.coming
     ready = serving is not None and serving.phase is Phase.READY
+    routing = serving.routing if ready and serving is not None else None
     workers = [
         _worker(
             machine,
@@ -49,6 +50,9 @@ def survey(
         running=int(desk.running),
         epoch=serving.number if serving is not None else 0,
         totals=desk.totals,
+        collective=routing.collective if routing else "",
+        bulk_collective=routing.bulk_collective if routing else "",
+        collective_why=routing.why if routing else "",
     )
 
 

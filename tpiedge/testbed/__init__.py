@@ -1,1 +1,1 @@
-"""Several devices emulated on one Linux computer: namespaces or containers, links with latency, rate, jitter and loss."""
+"""Several devices on one Linux computer: namespaces or containers, links with latency, rate, jitter and loss."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from tpiedge.errors import UserError
 
-__all__ = ["MAX_DEVICES", "Description", "Device", "Link", "Router", "check_name", "check_tree"]
+__all__ = ["Description", "Device", "Link", "Router", "check_name", "check_tree"]
 
-MAX_DEVICES = 64
+_MAX_DEVICES = 64
 _MAX_ROUTERS = 128
 #: Linux names of network interfaces have at most 15 bytes.
 _NAME = re.compile(r"[a-z](?:[a-z0-9_-]{0,13}[a-z0-9])?", re.ASCII)
@@ -107,8 +107,8 @@ def _check_counts(description: Description) -> None:
         raise UserError("it has no device: add [[device]] tables")
     if not description.routers:
         raise UserError("it has no router: add [[router]] tables, one of them without uplink")
-    if len(description.devices) > MAX_DEVICES or len(description.routers) > _MAX_ROUTERS:
-        raise UserError(f"it is too large: at most {MAX_DEVICES} devices and {_MAX_ROUTERS} routers")
+    if len(description.devices) > _MAX_DEVICES or len(description.routers) > _MAX_ROUTERS:
+        raise UserError(f"it is too large: at most {_MAX_DEVICES} devices and {_MAX_ROUTERS} routers")
 
 
 def _check_ascent(router: Router, routers: Mapping[str, Router]) -> None:

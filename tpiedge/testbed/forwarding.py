@@ -1,5 +1,6 @@
 """The network of a testbed: by the kernel (netem, veth, routers as namespaces) where it can, else by the switch."""
 
+import contextlib
 import os
 import selectors
 import subprocess
@@ -99,33 +100,34 @@ def _run_all(commands: Iterable[Command], namespaces: Mapping[str, Path]) -> Non
 
 
 def _start_switch(made: State, namespaces: Mapping[str, Path]) -> None:
-    """It runs on its own from here on, in a session of its own. Raises ResourceError."""
-    folder = folder_of(made.name)
-    command = (
-        *("sh", "-c", _DETACH, "sh"),
-        *(sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name))),
-    )
-    plan = made.topology.switch_plan(namespaces).to_json()
+    """It runs on its own from here on. Raises ResourceError."""
+    log = folder_of(made.name) / "switch.log"
+    answer = _started(made, made.topology.switch_plan(namespaces).to_json(), log)
+    if answer != "ready":
+        last = log.read_text(errors="replace").strip().rpartition("\n")[2]
+        reason = answer.removeprefix("error: ") or last or "it ended without a word"
+        raise ResourceError(f"the switch of the testbed {made.name} does not start: {reason}")
+
+
+def _started(made: State, plan: str, log: Path) -> str:
+    """What the switch says to the plan; it is in a session of its own, and no child of this process."""
+    switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
     with (
-        (folder / "switch.log").open("wb") as log,
+        log.open("wb") as errors,
         subprocess.Popen(
-            command,
+            ("sh", "-c", _DETACH, "sh", *switch),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=log,
+            stderr=errors,
             cwd="/",
             start_new_session=True,
         ) as shell,
     ):
         if shell.stdin is None or shell.stdout is None:
             raise ResourceError("the switch was started without pipes")
-        shell.stdin.write(plan.encode() + b"\n")
-        shell.stdin.close()
-        answer = _first_line(shell.stdout, time.monotonic() + _READY_S)
-    if answer != "ready":
-        last = (folder / "switch.log").read_text(errors="replace").strip().rpartition("\n")[2]
-        reason = answer.removeprefix("error: ") or last or "it ended without a word"
-        raise ResourceError(f"the switch of the testbed {made.name} does not start: {reason}")
+        with contextlib.suppress(BrokenPipeError), shell.stdin as pipe:  # what it says tells why
+            pipe.write(plan.encode() + b"\n")
+        return _first_line(shell.stdout, time.monotonic() + _READY_S)
 
 
 def _first_line(pipe: IO[bytes], deadline: float) -> str:

@@ -23,7 +23,6 @@ from tpiedge.errors import ResourceError
 from tpiedge.testbed.topology import Expected
 
 __all__ = [
-    "MTU_BYTES",
     "End",
     "Measured",
     "Ways",
@@ -34,7 +33,7 @@ __all__ = [
     "rtts_s",
 ]
 
-MTU_BYTES = 1500
+_MTU_BYTES = 1500
 #: Of each packet: IP and TCP headers with time stamps.
 _HEADERS_BYTES = 52
 _DATAGRAM = struct.Struct("!I")
@@ -98,7 +97,7 @@ def expected_payload(expected: Expected) -> float | None:
     """Of the rate, which counts packets with their headers, what one TCP connection carries."""
     if expected.bytes_per_s is None:
         return None
-    return expected.bytes_per_s * (MTU_BYTES - _HEADERS_BYTES) / MTU_BYTES
+    return expected.bytes_per_s * (_MTU_BYTES - _HEADERS_BYTES) / _MTU_BYTES
 
 
 def rtts_s(testbed: Ways, source: End, target: End, count: int = _RTTS) -> tuple[list[float], int]:
@@ -176,8 +175,9 @@ def _payload_per_s(testbed: Ways, source: End, target: End) -> float:
             try:
                 return _received_per_s(receiver)
             finally:
-                receiver.shutdown(socket.SHUT_RDWR)
-                sender.shutdown(socket.SHUT_RDWR)
+                for end in (receiver, sender):
+                    with contextlib.suppress(OSError):  # the other end may have broken it off by now
+                        end.shutdown(socket.SHUT_RDWR)
                 thread.join()
 
 

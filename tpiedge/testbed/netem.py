@@ -98,32 +98,18 @@ def _packets(link: Link) -> int:
     return min(_MOST_PACKETS, math.ceil((under_way + queue_bytes(link.bytes_per_s)) / _PACKET))
 
 
-def _cable(topology: Topology, member: Router | Device, uplink: Path) -> Iterator[Command]:
-    interface = interface_of(member)
-    own, above = topology.addresses[member.name], topology.addresses[member.uplink or ""]
-    yield (
-        member.name,
-        (
-            "ip",
-            "link",
-            "add",
-            "name",
-            interface,
-            "type",
-            "veth",
-            "peer",
-            "name",
-            member.name,
-            "netns",
-            str(uplink),
-        ),
-    )
+def _cable(topology: Topology, member: Router | Device, namespace: Path) -> Iterator[Command]:
+    """From the member to its uplink, whose namespace it is."""
+    interface, uplink = interface_of(member), member.uplink or ""
+    own, above = topology.addresses[member.name], topology.addresses[uplink]
+    ends = ((member.name, interface, own), (uplink, member.name, above))
+    peer = ("peer", "name", member.name, "netns", str(namespace))
+    yield member.name, ("ip", "link", "add", "name", interface, "type", "veth", *peer)
     if isinstance(member, Device) and not topology.lossless(member.name):  # packets get lost one by one
         yield member.name, ("ip", "link", "set", "dev", interface, "gso_max_segs", "1")
-    yield member.name, ("ip", "link", "set", "dev", interface, "up")
-    yield member.name, ("ip", "addr", "add", f"{own}/32", "dev", interface)
-    yield member.uplink or "", ("ip", "link", "set", "dev", member.name, "up")
-    yield member.uplink or "", ("ip", "addr", "add", f"{above}/32", "dev", member.name)
+    for place, device, address in ends:
+        yield place, ("ip", "link", "set", "dev", device, "up")
+        yield place, ("ip", "addr", "add", f"{address}/32", "dev", device)
     yield member.name, ("ip", "route", "add", "default", "via", above, "dev", interface, "onlink")
 
 

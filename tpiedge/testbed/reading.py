@@ -24,19 +24,19 @@ from tpiedge.testbed.description import Description, Device, Link, Router, check
 from tpiedge.testbed.quantities import parse_part, parse_rate, parse_time
 from tpiedge.units import MIB, parse_bytes
 
-__all__ = ["LINK_FIELDS", "parse_description"]
+__all__ = ["parse_description"]
 
 _LEAST_MEMORY, _MOST_MEMORY = 16 * MIB, 1 << 44
 _LEAST_CPUS, _MOST_CPUS = 0.01, 1024.0
 
 #: Key of a link in a file -> (attribute, what reads it).
-LINK_FIELDS: Mapping[str, tuple[str, Callable[[str], float]]] = {
+_LINK_FIELDS: Mapping[str, tuple[str, Callable[[str], float]]] = {
     "latency": ("latency_s", parse_time),
     "jitter": ("jitter_s", parse_time),
     "loss": ("loss", parse_part),
     "rate": ("bytes_per_s", parse_rate),
 }
-_DIRECTED = tuple(f"{way}{key}" for way in ("", "up_", "down_") for key in LINK_FIELDS)
+_DIRECTED = tuple(f"{way}{key}" for way in ("", "up_", "down_") for key in _LINK_FIELDS)
 _LIMITS = ("cpus", "memory", "swap")
 _KEYS = {
     "router": ("name", "uplink", *_DIRECTED),
@@ -136,7 +136,7 @@ def _links(place: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) ->
 
 def _link(place: str, way: str, table: Mapping[str, Any], defaults: Mapping[str, Any]) -> Link:
     values: dict[str, float] = {}
-    for key, (attribute, parse) in LINK_FIELDS.items():
+    for key, (attribute, parse) in _LINK_FIELDS.items():
         sources = ((table, way + key), (table, key), (defaults, way + key), (defaults, key))
         for source, name in sources:
             if name in source:

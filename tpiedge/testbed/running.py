@@ -9,11 +9,12 @@ from typing import Any
 
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.testbed import enter, forwarding
+from tpiedge.testbed.containers_backend import in_containers
 from tpiedge.testbed.description import Description, Device, Link
 from tpiedge.testbed.groups import Controllers
 from tpiedge.testbed.namespaces import NAMESPACES, inside
 from tpiedge.testbed.scenarios import load_scenario
-from tpiedge.testbed.state import Network, Owner, State, folder_of, prefix_of, read_state
+from tpiedge.testbed.state import Network, Owner, State, names, prefix_of, read_state, require_root
 from tpiedge.testbed.testbed import change_link, down, up
 from tpiedge.testbed.topology import Expected
 
@@ -112,7 +113,9 @@ def open_testbed(
 
 
 def describe(given: str) -> Description:
-    """What `open_testbed` would give, without bringing it up: as it is, where it is up. Raises UserError."""
+    """What `open_testbed` would give, without bringing it up: as it is, where it is up. Raises UserError, also where
+    this user could not open it."""
+    require_root()
     running = _running(given, None)
     return running.topology.description if running is not None else load_scenario(given).description
 
@@ -138,7 +141,12 @@ def _running(given: str, name: str | None) -> State | None:
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None
     wanted = name or (scenario.name if scenario else given)
-    found = read_state(wanted) if folder_of(wanted).is_dir() else None
+    found = read_state(wanted) if wanted in names() else None
+    if found is None and in_containers(wanted):
+        raise UserError(
+            f"the testbed {wanted} is one of containers, and this needs one of namespaces: tpiedge testbed down "
+            f"{wanted}, or start 'tpiedge master' and 'tpiedge worker' on it with 'tpiedge testbed exec'"
+        )
     if found is None or found.abandoned or not found.ready or found.owner is not None:
         return None  # `up` decides
     if scenario is not None and scenario.text != found.text:

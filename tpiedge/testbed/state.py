@@ -33,6 +33,7 @@ __all__ = [
     "names",
     "prefix_of",
     "read_state",
+    "require_root",
     "socket_of",
 ]
 
@@ -40,6 +41,7 @@ ROOT = Path("/run/tpiedge/testbeds")
 
 Network = Literal["switch", "netem"]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it with sudo"
 _LOCK_S = 60.0
 _POLL_S = 0.02
 
@@ -106,7 +108,8 @@ class State:
 
 
 def read_state(name: str) -> State | None:
-    """None where there is no such testbed, or none that says enough to do more than to remove it."""
+    """None where there is no such testbed, or none that says enough to do more than to remove it. Raises UserError
+    without the right to look."""
     try:
         record = json.loads((folder_of(name) / "state.json").read_text())
         owners = {key: record[key] and Owner(**record[key]) for key in ("maker", "owner")}
@@ -114,6 +117,8 @@ def read_state(name: str) -> State | None:
         return State(**(record | owners | {"links": links}))
     except FileNotFoundError:
         return None
+    except PermissionError:
+        raise UserError(_NEEDS_ROOT) from None
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
 
@@ -144,8 +149,7 @@ def prefix_of(name: str) -> str:
 def locked(name: str) -> Iterator[None]:
     """Nobody else changes the testbed meanwhile. Raises UserError without root, ResourceError if another command holds
     it for a minute."""
-    if os.geteuid():
-        raise UserError("a testbed needs root, for namespaces and control groups: run it with sudo")
+    require_root()
     path = ROOT / f"{name}.lock"
     descriptor = _lock(path, time.monotonic() + _LOCK_S)
     try:
@@ -156,6 +160,12 @@ def locked(name: str) -> Iterator[None]:
         for folder in (ROOT, ROOT.parent):
             with contextlib.suppress(OSError):  # others are there
                 folder.rmdir()
+
+
+def require_root() -> None:
+    """Raises UserError."""
+    if os.geteuid():
+        raise UserError(_NEEDS_ROOT)
 
 
 def _lock(path: Path, deadline: float) -> int:

@@ -1,37 +1,58 @@
 """What a testbed is and does at the moment, as one record for people and programs. Linux."""
 
 import contextlib
+from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.testbed import forwarding
-from tpiedge.testbed.description import Device, Link
+from tpiedge.testbed.description import Device
 from tpiedge.testbed.groups import Controllers, processors
 from tpiedge.testbed.state import State, prefix_of
 from tpiedge.testbed.testbed import members, namespaces_of
-from tpiedge.testbed.topology import Expected, Topology
+from tpiedge.testbed.topology import Topology
 
-__all__ = ["status_of"]
+__all__ = ["links_of", "pairs_of", "status_of"]
 
 
 def status_of(made: State) -> dict[str, Any]:
-    """`state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer restarted);
-    broken (its switch has ended)."""
+    """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace`. `state` is one
+    of: up; starting; abandoned (a command that was to end it was killed, or the computer restarted); broken (its switch
+    has ended)."""
     topology = made.topology
     switch_pids = sorted(forwarding.switches(made.name))
     return {
+        "backend": "namespaces",
         "name": made.name,
         "state": _state(made, switch_pids),
         "network": made.network,
         "switch_pids": switch_pids,
         "owner_pid": made.owner.pid if made.owner else None,
         "devices": [_device(made, topology, device) for device in topology.description.devices],
-        "links": _links(made, topology),
-        "pairs": [
-            {"from": source, "to": target} | _expected(expected)
-            for (source, target), expected in topology.expected_pairs().items()
-        ],
+        "links": links_of(topology, _counters(made)),
+        "pairs": pairs_of(topology),
     }
+
+
+def links_of(topology: Topology, counted: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Both directions of every link; `counted` by "laptop up", for those that something is known of."""
+    return [
+        {"member": member.name, "uplink": member.uplink, "way": way}
+        | asdict(topology.link(member.name, way))
+        | {"counters": counted.get(f"{member.name} {way}")}
+        for member in topology.description.members
+        if member.uplink is not None
+        for way in ("up", "down")
+    ]
+
+
+def pairs_of(topology: Topology) -> list[dict[str, Any]]:
+    """What every way between two devices should give."""
+    return [
+        {"from": source, "to": target} | asdict(expected)
+        for (source, target), expected in topology.expected_pairs().items()
+    ]
 
 
 def _state(made: State, switch_pids: list[int]) -> str:
@@ -61,33 +82,8 @@ def _device(made: State, topology: Topology, device: Device) -> dict[str, Any]:
     }
 
 
-def _links(made: State, topology: Topology) -> list[dict[str, Any]]:
-    counted: dict[str, dict[str, Any]] = {}
-    with contextlib.suppress(TpiedgeError, OSError):  # a switch that has ended counts nothing
-        counted = forwarding.counters(made, namespaces_of(made))
-    return [
-        {"member": member.name, "uplink": member.uplink, "way": way}
-        | _link(topology.link(member.name, way))
-        | {"counters": counted.get(f"{member.name} {way}")}
-        for member in topology.description.members
-        if member.uplink is not None
-        for way in ("up", "down")
-    ]
-
-
-def _link(link: Link) -> dict[str, Any]:
-    return {
-        "latency_s": link.latency_s,
-        "jitter_s": link.jitter_s,
-        "loss": link.loss,
-        "bytes_per_s": link.bytes_per_s,
-    }
-
-
-def _expected(expected: Expected) -> dict[str, Any]:
-    return {
-        "latency_s": expected.latency_s,
-        "jitter_s": expected.jitter_s,
-        "loss": expected.loss,
-        "bytes_per_s": expected.bytes_per_s,
-    }
+def _counters(made: State) -> dict[str, dict[str, Any]]:
+    """None of a switch that has ended."""
+    with contextlib.suppress(TpiedgeError, OSError):
+        return forwarding.counters(made, namespaces_of(made))
+    return {}

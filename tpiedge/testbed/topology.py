@@ -9,13 +9,11 @@ from pathlib import Path
 from tpiedge.testbed.description import Description, Device, Link, Router
 from tpiedge.testbed.switch_plan import Port, SwitchLink, SwitchPlan
 
-__all__ = ["INTERFACE", "PREFIX", "Expected", "Topology", "queue_bytes"]
+__all__ = ["INTERFACE", "Expected", "Topology", "queue_bytes"]
 
 INTERFACE = "eth0"
-PREFIX = 16
+_PREFIX = 16
 
-#: What it takes the switch, and who waits for a packet, to wake up: about so much of each way is not the links'.
-_WAKING_S = 40e-6
 #: What waits at a limited rate: half a tenth of a second of it, within bounds.
 _QUEUE_S = 0.05
 _LEAST_QUEUE, _MOST_QUEUE = 1 << 18, 1 << 22
@@ -50,10 +48,6 @@ class Topology:
         self.description = description
         self.members: Mapping[str, Router | Device] = {member.name: member for member in description.members}
         self.addresses = _addresses(description)
-
-    @property
-    def root(self) -> Router:
-        return next(router for router in self.description.routers if router.uplink is None)
 
     def with_links(self, name: str, up: Link, down: Link) -> "Topology":
         """The links of the member `name` to its uplink are others."""
@@ -102,17 +96,14 @@ class Topology:
         return not any(self.expected(name, other).loss or self.expected(other, name).loss for other in others)
 
     def switch_plan(self, namespaces: Mapping[str, Path], seed: int = 1) -> SwitchPlan:
-        """For a switch that is to act as all the routers; `namespaces` of the devices. Links are named "laptop up".
-
-        The first link of each way is a little quicker than described, for what the switch itself takes.
-        """
+        """For a switch that is to act as all the routers; `namespaces` of the devices. Links are named "laptop up"."""
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}
         names = [device.name for device in self.description.devices]
         return SwitchPlan(
             tuple(self._port(number, str(namespaces[name])) for number, name in enumerate(names)),
-            tuple(_switch_link(f"{name} {way}", self._link_of_plan(name, way)) for name, way in keys),
+            tuple(_switch_link(f"{name} {way}", self.link(name, way)) for name, way in keys),
             {
                 source: {
                     target: tuple(numbers[key] for key in self.path(source, target))
@@ -124,12 +115,6 @@ class Topology:
             seed,
         )
 
-    def _link_of_plan(self, name: str, way: str) -> Link:
-        link = self.link(name, way)
-        if way == "down" or isinstance(self.members[name], Router):
-            return link
-        return replace(link, latency_s=max(0.0, link.latency_s - _WAKING_S))
-
     def _port(self, number: int, namespace: str) -> Port:
         device = self.description.devices[number]
         return Port(
@@ -137,7 +122,7 @@ class Topology:
             namespace=namespace,
             interface=INTERFACE,
             address=self.addresses[device.name],
-            prefix=PREFIX,
+            prefix=_PREFIX,
             mac=f"02:74:70:69:{(number + 1) >> 8:02x}:{(number + 1) & 255:02x}",
             segmentation=self.lossless(device.name),
         )

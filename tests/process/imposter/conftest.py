@@ -22,13 +22,11 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:  # noqa: F811
 
 
 @pytest.fixture
-def imposter(cluster: Serving) -> Iterator[Imposter]:
-    """It has a part of the plan. Each one has a key of its own, so that no quarantine is inherited."""
+def outsider(cluster: Serving) -> Iterator[Imposter]:
+    """It is to be started by the test. Each one has a key of its own, so that no quarantine is inherited."""
     cluster.wait_ready(2)
     imposter = Imposter(cluster.token())
-    imposter.start()
     try:
-        cluster.wait_ready(3)
         yield imposter
         assert imposter.failure is None
     finally:
@@ -36,14 +34,22 @@ def imposter(cluster: Serving) -> Iterator[Imposter]:
 
 
 @pytest.fixture
-def fenced(cluster: Serving, imposter: Imposter, exact: Callable[[Serving], None]) -> Callable[[str], None]:  # noqa: F811
+def imposter(cluster: Serving, outsider: Imposter) -> Imposter:
+    """It has a part of the plan."""
+    outsider.start()
+    cluster.wait_ready(3)
+    return outsider
+
+
+@pytest.fixture
+def fenced(cluster: Serving, outsider: Imposter, exact: Callable[[Serving], None]) -> Callable[[str], None]:  # noqa: F811
     """Fails unless the imposter is left out for these words, and the others answer as ever."""
 
     def check(words: str) -> None:
         status = cluster.wait_ready(2)
         nodes = {node["host"] or node["name"]: node for node in status["nodes"]}
-        assert nodes[imposter.name]["state"] == "left out"
-        assert words in nodes[imposter.name]["why"]
+        assert nodes[outsider.name]["state"] == "left out"
+        assert words in nodes[outsider.name]["why"]
         assert nodes["ann"]["rank"] == 1
         exact(cluster)
 

@@ -4,7 +4,7 @@ from tests.process.imposter.imposter import Mischief, Node
 from tpiedge.transport.framing import TENSOR
 from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.data import Reduced
+from tpiedge.wire.data import Reduced, Slice, Survey
 from tpiedge.wire.flat import FLAT_BYTES
 from tpiedge.wire.limits import MAX_TENSOR_BYTES
 from tpiedge.wire.tensors import TensorHeader
@@ -40,6 +40,13 @@ def _as_rank_zero(node: Node) -> None:
     node.raw(encode(answer))
 
 
+def _of_no_hop(node: Node) -> None:
+    """Slices that no collective asks for."""
+    part = Slice(node.epoch, node.step, 0, 0, 0, 200, node.rank, None)
+    node.raw(encode(part))
+    node.raw(encode(part))
+
+
 def _far_ahead(node: Node) -> None:
     for block in range(1, 300):
         node.contribute(block=block)
@@ -60,6 +67,12 @@ CRIMES: dict[str, tuple[Mischief, str]] = {
         "sent Shutdown on the tensor plane",
     ),
     "rank 0's message": (_as_rank_zero, "twice"),
+    "of no hop": (_of_no_hop, "twice"),
+    "a survey": (lambda node: node.raw(encode(Survey(node.epoch, 0))), "sent Survey on the tensor plane"),
+    "links after the survey": (
+        lambda node: node.raw(encode(node.links(0))),
+        "sent LinkReport on the tensor plane",
+    ),
     "junk": (lambda node: node.raw(bytes(range(256))), "malformed"),
     "truncated": (_truncated, "63 bytes, not 64"),
     "half a tensor": (lambda node: node.raw(encode(node.partial()) + bytes(4)), "tensor of 4 bytes where"),

@@ -16,14 +16,15 @@ from tpiedge import __version__
 from tpiedge.errors import PeerError
 from tpiedge.nodes.identity import peer_name
 from tpiedge.nodes.joining import enrol, open_link
+from tpiedge.nodes.linking import listens
 from tpiedge.nodes.session import node_name
 from tpiedge.nodes.tokens import parse_token
 from tpiedge.transport.endpoint import Envelope, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.control import Assign, Heartbeat, Hello, Keeping, Ready
-from tpiedge.wire.data import Hidden, Partial, Reduced, StepPlan
+from tpiedge.wire.control import Assign, Connect, Heartbeat, Hello, Keeping, Ready
+from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, StepPlan, Survey
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -57,7 +58,10 @@ class Node:
     prepare: Prepare
     keys: CurveKeys = field(default_factory=CurveKeys.generate)
     control: ZmqSpoke | None = None
+    assign: Assign | None = None
+    #: To rank 0, and to the worker of rank 1.
     tensors: ZmqSpoke | None = None
+    beside: ZmqSpoke | None = None
     #: Of the step that runs: tokens and hidden size, and where it is.
     shape: tuple[int, int] = (0, 0)
     step: int = 0
@@ -74,8 +78,8 @@ class Node:
     def partial(self, **changes: object) -> Partial:
         """What is awaited of it now, but for `changes`."""
         fields = {
-            "epoch": self.epoch, "step": self.step, "block": self.block, "chunk": 0, "sender": self.rank,
-            "tensor": TensorHeader("f32", self.shape),
+            "epoch": self.epoch, "step": self.step, "block": self.block, "chunk": 0, "flags": 0,
+            "sender": self.rank, "tensor": TensorHeader("f32", self.shape),
         }  # fmt: skip
         return Partial(**{**fields, **changes})
 
@@ -83,12 +87,17 @@ class Node:
         message = self.partial(**changes)
         self.tensors.send(message, [np.full(message.tensor.shape, value, np.float32)])
 
+    def links(self, *ranks: int, sender: int | None = None) -> LinkReport:
+        """As if it had measured links to these."""
+        links = tuple(MeasuredLink(rank, 1e-3, 1e8) for rank in ranks)
+        return LinkReport(self.epoch, self.rank if sender is None else sender, "mallory", 1, links)
+
     def raw(self, *frames: bytes) -> None:
         """Past every check of the sender."""
         self.tensors._socket.send_multipart(frames)
 
     def close(self) -> None:
-        for link in (self.control, self.tensors):
+        for link in (self.control, self.tensors, self.beside):
             if link is not None:
                 link.close()
 
@@ -97,7 +106,9 @@ Mischief = Callable[[Node], None]
 
 
 class Imposter:
-    """`mischief(node)` is called instead of the first contribution of a step; without one it contributes zeros.
+    """`mischief(node)` is called instead of the first contribution of a step; without one it contributes zeros. In the
+    survey of the links it says that it reaches rank 0 alone, so that all goes by the star; or else, once,
+    `on_survey(node)` is called.
 
     `on_agent(link)` and `on_control(link)` are called once, with the agent's and the node's link to the master, by the
     imposter's own thread.
@@ -107,6 +118,7 @@ class Imposter:
         self.keys = CurveKeys.generate()
         self.name = name
         self.mischief: Mischief | None = None
+        self.on_survey: Mischief | None = None
         self.on_agent: Callable[[ZmqSpoke], None] | None = None
         self.on_control: Callable[[ZmqSpoke], None] | None = None
         self.ready = threading.Event()
@@ -210,25 +222,44 @@ class Imposter:
                 self._drop_node()
                 self._say(NodeEnded(epoch, "", "the master released it"))
 
-    def _spoke(self, node: Node, plane: Plane, name: str, assign: Assign | None = None) -> ZmqSpoke:
-        address = assign.root_endpoint if assign else self._token.address.zmq
-        key = assign.root_key if assign else self._token.master_key
-        return ZmqSpoke(address, key, node.keys, name, hub_name="hub", plane=plane)
+    def _spoke(
+        self, node: Node, plane: Plane, name: str, address: str = "", key: str = "", hub_name: str = "hub"
+    ) -> ZmqSpoke:
+        address, key = address or self._token.address.zmq, key or self._token.master_key
+        return ZmqSpoke(address, key, node.keys, name, hub_name=hub_name, plane=plane)
 
     def _hear_control(self, node: Node) -> None:
         with contextlib.suppress(PeerError):
             envelope = node.control.recv(0.0)
-            if envelope is not None and isinstance(envelope.message, Assign):
-                node.tensors = self._spoke(node, TENSOR, f"node-{node.rank}", envelope.message)
-                node.control.send(Ready(node.epoch, node.rank, 1, 0.0))
-                self.ready.set()
+            match envelope.message if envelope is not None else None:
+                case Assign() as assign:
+                    assert not listens(assign.rank, len(assign.nodes), assign.collective)
+                    node.assign = assign
+                case Connect(endpoints=endpoints):
+                    self._connect(node, dict(endpoints))
+                    node.control.send(Ready(node.epoch, node.rank, 1, 0.0))
+                    self.ready.set()
         if self.on_control is not None and self.ready.is_set():
             act, self.on_control = self.on_control, None
             act(node.control)
 
+    def _connect(self, node: Node, endpoints: dict[int, str]) -> None:
+        keys, name = dict(node.assign.peer_keys), f"node-{node.rank}"
+        node.tensors = self._spoke(node, TENSOR, name, endpoints[0], keys[0])
+        if 1 in endpoints:
+            node.beside = self._spoke(node, TENSOR, name, endpoints[1], keys[1])
+
     def _compute(self, node: Node) -> None:
         envelope = node.tensors.recv(0.02)
         match envelope.message if envelope is not None else None:
+            case Probe(number=number, answer_bytes=count):
+                node.tensors.send(Echo(node.epoch, number, bytes(count)))
+            case Survey(turn=turn) if turn == node.rank:
+                if self.on_survey is not None:
+                    act, self.on_survey = self.on_survey, None
+                    act(node)
+                    return
+                node.tensors.send(node.links(0))
             case StepPlan(step=step):
                 node.step, node.block = step, 0
             case Hidden(tensor=header):

@@ -16,7 +16,7 @@ from tpiedge.nodes.tokens import parse_token
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.codec import encode
-from tpiedge.wire.control import Shutdown, Token
+from tpiedge.wire.control import Connect, Listening, Shutdown, Token
 from tpiedge.wire.epochs import AgentPulse, Launch
 from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.limits import MAX_CONTROL_HEADER
@@ -35,9 +35,15 @@ def raw(*frames: bytes) -> Callable[[ZmqSpoke], None]:
     [
         (raw(encode(Shutdown(1))), "it sent Shutdown, which is not a node's to send"),
         (raw(encode(Token(1, "r", 0, 0, ()))), "it sent Token, which is not a node's to send"),
+        (
+            raw(encode(Listening(1, 2, "tcp://203.0.113.1:80"))),
+            "it says that it listens, where nobody is to connect",
+        ),
+        (raw(encode(Listening(1, 0, "tcp://127.0.0.1:80"))), "it speaks for another node"),
+        (raw(encode(Connect(1, ()))), "it sent Connect, which is not a node's to send"),
         (raw(bytes(MAX_CONTROL_HEADER)), "malformed"),
     ],
-    ids=["master's", "rank 0's", "as large as allowed"],
+    ids=["master's", "rank 0's", "listening", "another's", "connect", "as large as allowed"],
 )
 def test_a_node(
     cluster: Serving,

@@ -103,6 +103,14 @@ class Namespaces:
             yield
 
     @contextlib.contextmanager
+    def parted(self, one: str, other: str) -> Iterator[None]:
+        """The bridge swallows what these two machines send each other; all else passes."""
+        ways = ((one, other), (other, one))
+        rules = "\n".join(f'iifname "{a}" oifname "{b}" meta protocol ip drop;' for a, b in ways)
+        with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
+            yield
+
+    @contextlib.contextmanager
     def resetting(self, name: str) -> Iterator[None]:
         """A firewall on the machine answers every TCP packet, of either direction, with a reset."""
         chains = [

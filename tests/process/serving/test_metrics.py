@@ -11,7 +11,8 @@ from tests.process.serving.serving import Serving
 pytestmark = pytest.mark.usefixtures("serving_on")
 
 LIMIT_S = 10.0
-_LINE = re.compile(r'tpiedge_(\w+)(?:\{(?:rank="(\d+)",node="[^"]+"|\w+="(\w+)")\})? (\S+)')
+_LABELS = r'rank="(\d+)",node="[^"]+"|of="(\w+)",collective="mesh"|\w+="(\w+)"'
+_LINE = re.compile(rf"tpiedge_(\w+)(?:\{{(?:{_LABELS})\}})? (\S+)")
 
 
 def look(cluster: Serving) -> dict[tuple[str, str], float]:
@@ -21,13 +22,14 @@ def look(cluster: Serving) -> dict[tuple[str, str], float]:
     lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
     found = [_LINE.fullmatch(line) for line in lines]
     assert all(found)
-    return {(match[1], match[2] or match[3] or ""): float(match[4]) for match in found if match}
+    return {(match[1], match[2] or match[3] or match[4] or ""): float(match[5]) for match in found if match}
 
 
 def test_every_node_tells_what_it_did(cluster: Serving) -> None:
     wait_for(lambda: {("node_steps_total", rank) for rank in "01"} <= look(cluster).keys(), LIMIT_S)
     before = look(cluster)
     assert (before["ready", ""], before["nodes", "ready"]) == (1.0, 2.0)
+    assert (before["collective", "token"], before["collective", "chunk"]) == (1.0, 1.0)
     cluster.ask("Once upon a time", 8)
 
     def counted() -> bool:

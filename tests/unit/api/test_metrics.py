@@ -93,3 +93,11 @@ def test_every_metric_is_described_once_before_its_values() -> None:
 def test_labels_are_escaped() -> None:
     found = lines(node('a"b\\c\nd', 0, "ready", STATS))
     assert 'tpiedge_node_stalls_total{rank="0",node="a\\"b\\\\c\\nd"} 2.0' in found
+
+
+def test_how_nodes_add_up() -> None:
+    status = ClusterStatus(True, "", (), 0, 0, 3, collective="mesh", bulk_collective="two-shot")
+    found = metrics_text(status).splitlines()
+    assert 'tpiedge_collective{of="token",collective="mesh"} 1.0' in found
+    assert 'tpiedge_collective{of="chunk",collective="two-shot"} 1.0' in found
+    assert not [line for line in lines() if line.startswith("tpiedge_collective{")]

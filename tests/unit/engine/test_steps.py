@@ -66,3 +66,35 @@ def test_the_last_rows_of_many_sequences() -> None:
 def test_limits_bound_a_step_and_a_message() -> None:
     assert StepLimits.of(4096) == StepLimits(step_tokens=4096, chunk_tokens=64)
     assert StepLimits.of(1 << 26) == StepLimits(1, 1)
+
+
+@given(
+    tokens=st.integers(1, 5000),
+    chunk_tokens=st.integers(1, 600),
+    shared=st.booleans(),
+    start=st.integers(0, 9),
+)
+def test_the_chunks_of_a_step_cover_it_and_fit_a_message(
+    tokens: int, chunk_tokens: int, shared: bool, start: int
+) -> None:
+    limits = StepLimits(step_tokens=5000, chunk_tokens=chunk_tokens)
+    size = limits.chunk_of(tokens, shared=shared)
+    assert 1 <= size <= chunk_tokens
+    parts = chunks(plan((0, start, tokens), chunk_tokens=size))
+    assert [part.first_row for part in parts] == [0, *(part.last_row for part in parts[:-1])]
+    assert parts[-1].last_row == tokens
+    if not shared or tokens < 32:
+        assert size == chunk_tokens
+    elif chunk_tokens >= 16:
+        assert len(parts) >= 2 or tokens <= 32, "one computes while the other travels"
+        assert size % 16 == 0 or size == chunk_tokens
+
+
+@pytest.mark.parametrize(
+    ("tokens", "sizes"),
+    [(1, [1]), (31, [31]), (32, [16, 16]), (33, [32, 1]), (64, [32, 32]), (100, [64, 36]), (128, [64, 64])],
+)
+def test_two_halves_of_whole_tiles(tokens: int, sizes: list[int]) -> None:
+    size = StepLimits(5000, 128).chunk_of(tokens, shared=True)
+    parts = chunks(plan((0, 0, tokens), chunk_tokens=size))
+    assert [part.last_row - part.first_row for part in parts] == sizes

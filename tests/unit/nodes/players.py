@@ -200,6 +200,7 @@ class FakeNode(_Player):
         self.rank, self.epoch = rank, epoch
         self.loads = story.loads
         self.joined = False
+        self.size = 1
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
@@ -215,6 +216,7 @@ class FakeNode(_Player):
     def answer(self, message: Message) -> None:
         match message:
             case Assign(nodes=nodes, collective=collective):
+                self.size = len(nodes)
                 if listens(self.rank, len(nodes), collective):
                     self.say(Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
                 if self.loads:
@@ -249,7 +251,9 @@ class FakeNode(_Player):
         )
 
     def ready(self) -> None:
-        self.say(Ready(self.epoch, self.rank, 1, 0.1))
+        """Rank 0 has chosen for those beside it."""
+        ways = ("mesh", "two-shot", "measured") if self.rank == 0 and self.size > 1 else ("", "", "")
+        self.say(Ready(self.epoch, self.rank, 1, 0.1, *ways))
 
     @property
     def asked(self) -> list[str]:

@@ -64,3 +64,30 @@ def test_it_ends_once() -> None:
     assert sum(isinstance(step, Link) for step in found) == 1
     assert isinstance(found[5], Link)
     assert found[6:] == [None] * 13
+
+
+def test_of_several_payloads_the_quickest_counts() -> None:
+    """The first ones of a connection that was idle are slow."""
+    probing, now = Probing(payload_bytes=1000, payloads=3, epoch=7), 0.0
+    step: Probe | Link | None = probing.begin(now)
+    sizes = []
+    for trip in [0.01] * 5 + [0.5, 0.02, 0.03]:
+        assert isinstance(step, Probe)
+        assert step.epoch == 7
+        sizes.append(step.answer_bytes)
+        now += trip
+        step = probing.heard(Echo(7, step.number, bytes(step.answer_bytes)), now)
+    assert sizes == [0] * 5 + [1000] * 3
+    assert isinstance(step, Link)
+    assert step.round_trip_s == pytest.approx(0.01)
+    assert step.bytes_per_s == pytest.approx(1000 / 0.01)
+
+
+def test_an_echo_that_comes_again_is_no_payload() -> None:
+    probing = Probing(payload_bytes=10, payloads=2)
+    probing.begin(0.0)
+    for number in range(1, 6):
+        probing.heard(Echo(0, number, b""), 1.0)
+    assert isinstance(probing.heard(Echo(0, 6, bytes(10)), 2.0), Probe)
+    assert probing.heard(Echo(0, 6, bytes(10)), 3.0) is None
+    assert isinstance(probing.heard(Echo(0, 7, bytes(10)), 4.0), Link)

@@ -1,5 +1,7 @@
 """One epoch at the master: from its plan to its end, in every order of events."""
 
+import dataclasses
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -8,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.nodes.stories import SERVED, request, seats_of
 from tpiedge.errors import OutOfMemory, PeerLost, ResourceError
+from tpiedge.nodes.seats import Served
 from tpiedge.nodes.session import Phase, Session, node_name
 from tpiedge.nodes.timing import Timing
 from tpiedge.testing.clock import ManualClock
@@ -26,6 +29,7 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
+from tpiedge.wire.fields import Choice
 from tpiedge.wire.messages import PROTOCOL, Message
 
 EPOCH = 5
@@ -35,7 +39,7 @@ KEYS = [CurveKeys.generate().public for _ in range(3)]
 class Run:
     """A session of rank 0 and `workers`, and what went out."""
 
-    def __init__(self, *workers: str) -> None:
+    def __init__(self, *workers: str, served: Served = SERVED) -> None:
         self.clock = ManualClock()
         self.to_agents: list[tuple[str, Message]] = []
         self.to_nodes: list[tuple[int, Message]] = []
@@ -43,7 +47,7 @@ class Run:
         self.session = Session(
             EPOCH,
             seats_of(*workers),
-            SERVED,
+            served,
             Timing(),
             self.clock,
             lambda message, machine: self.to_agents.append((machine, message)),
@@ -68,10 +72,13 @@ class Run:
         assert self.session.epoch is not None
         self.session.epoch.handle(rank, message)
 
-    def ready(self) -> None:
-        self.launched()
+    def hello(self) -> None:
         for rank in range(len(self.workers) + 1):
             self.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+
+    def ready(self) -> None:
+        self.launched()
+        self.hello()
         for rank in range(len(self.workers)):
             self.node(rank, Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
         for rank in range(len(self.workers) + 1):
@@ -113,6 +120,33 @@ def test_the_phases_of_a_good_epoch() -> None:
     session.end()
     assert session.phase is Phase.ENDED
     assert session.failure is None
+
+
+@pytest.mark.parametrize(
+    ("wanted", "found", "level"),
+    [
+        ("auto", ("mesh", "two-shot", "measured"), "INFO"),
+        ("mesh", ("mesh", "mesh", ""), "INFO"),
+        ("mesh", ("star", "star", "nodes 1 and 2 cannot reach each other"), "WARNING"),
+    ],
+)
+def test_what_rank_0_has_chosen_is_kept_and_told(
+    wanted: Choice, found: tuple[str, str, str], level: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = Run("w-1", "w-2", served=dataclasses.replace(SERVED, collective=wanted, wire="bf16"))
+    run.launched()
+    run.hello()
+    parts = [message for _, message in run.to_nodes if isinstance(message, Assign)]
+    assert {(part.collective, part.wire) for part in parts} == {(wanted, "bf16")}
+    run.node(1, Ready(EPOCH, 1, 1, 0.1, "ring", "ring", "a worker has no say"))
+    assert run.session.routing is None
+    with caplog.at_level(logging.INFO):
+        run.node(0, Ready(EPOCH, 0, 1, 0.1, *found))
+    assert run.session.routing is not None
+    assert run.session.routing.collective == found[0]
+    (record,) = [one for one in caplog.records if "all-reduces" in one.message]
+    assert record.levelname == level
+    assert (found[2] or "as wanted") in record.message
 
 
 def test_a_master_alone_is_prepared_at_once() -> None:

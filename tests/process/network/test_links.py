@@ -1,0 +1,90 @@
+"""Machines whose workers are linked with each other, or cannot be: every way to add up gives the same text."""
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.process.network.cluster import NetworkCluster
+from tests.process.network.namespaces import Namespaces
+from tests.process.network.observed import PROMPT
+from tests.process.serving.serving import words_of_loss
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+
+_LONG = 900
+#: The kernel gives up after 3 s, and another 3 are the master's, in case that a machine is cut off.
+_SEEN_S = 10.0
+_BACK_S = 30.0
+_APART = "nodes 1 and 2 cannot reach each other"
+_BROKEN = re.compile(
+    words_of_loss(r"\d", r"it gave up, because node \d was lost during .*: its connection broke.*")
+)
+
+Start = Callable[..., NetworkCluster]
+
+
+@pytest.fixture
+def start(namespaces: Namespaces, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Start]:
+    """The master and two workers, which serve; ended with the test."""
+    made: list[NetworkCluster] = []
+
+    def begin(*options: object) -> NetworkCluster:
+        folder = tmp_path_factory.mktemp("links")
+        cluster = NetworkCluster(folder, namespaces, "--min-workers", 2, *options)
+        made.append(cluster)
+        cluster.start_master()
+        for name in ("worker1", "worker2"):
+            cluster.join(name)
+        cluster.wait_ready(3)
+        return cluster
+
+    yield begin
+    for cluster in made:
+        cluster.close()
+
+
+def ways(cluster: NetworkCluster) -> tuple[str, str, str]:
+    status = cluster.status()
+    return status["collective"], status["bulk_collective"], status["collective_why"]
+
+
+def test_two_shots_give_the_text_of_one_node(start: Start, exact: Callable[[NetworkCluster], None]) -> None:
+    cluster = start("--collective", "two-shot")
+    assert ways(cluster) == ("two-shot", "two-shot", "")
+    exact(cluster)
+
+
+def test_a_link_between_workers_that_is_cut_leaves_the_star(
+    start: Start, exact: Callable[[NetworkCluster], None]
+) -> None:
+    """The answer under way ends in words; whoever gave up is back at once, and nobody is left out."""
+    cluster = start("--collective", "mesh")
+    assert ways(cluster) == ("mesh", "mesh", "")
+    exact(cluster)
+    epoch = cluster.status()["epoch"]
+    with (
+        cluster.streaming(PROMPT, _LONG) as stream,
+        cluster.namespaces.parted("worker1", "worker2"),
+    ):
+        cut = time.monotonic()
+        stream.join()
+        assert stream.error is not None, f"a clean end after {len(stream.text)} characters"
+        assert _BROKEN.search(str(stream.error)), stream.error
+        assert stream.ended_at - cut < _SEEN_S
+        status = cluster.wait_ready(3, _BACK_S)
+        assert status["epoch"] > epoch
+        assert ways(cluster) == ("star", "star", f"mesh is not possible: {_APART}")
+        assert f"all-reduces go by star: mesh is not possible: {_APART}" in cluster.master.log
+        exact(cluster)
+
+
+def test_workers_that_never_reach_each_other_serve(
+    namespaces: Namespaces, start: Start, exact: Callable[[NetworkCluster], None]
+) -> None:
+    with namespaces.parted("worker1", "worker2"):
+        cluster = start()
+        assert ways(cluster) == ("star", "star", f"all goes by node 0: {_APART}")
+        exact(cluster)

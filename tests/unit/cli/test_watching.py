@@ -1,0 +1,45 @@
+"""What a master and `tpiedge nodes` say of the way that all-reduces go."""
+
+from dataclasses import asdict, replace
+
+import pytest
+
+from tpiedge.cli.nodes import _print
+from tpiedge.cli.watching import _summary
+from tpiedge.nodes.status import ClusterStatus, NodeStatus
+
+NODES = tuple(
+    NodeStatus(name, rank, "ready", (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1)
+    for rank, name in enumerate(("master", "ann"))
+)
+STATUS = ClusterStatus(True, "", NODES, 0, 0, 3, collective="mesh", bulk_collective="two-shot")
+
+
+def test_a_master_says_how_nodes_add_up() -> None:
+    assert _summary(STATUS) == "ready: 2 nodes (master, ann), mesh (prompts: two-shot)"
+    assert _summary(replace(STATUS, bulk_collective="mesh")) == "ready: 2 nodes (master, ann), mesh"
+    assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({}, "all-reduces: mesh (prompts: two-shot)"),
+        (
+            {"collective": "star", "bulk_collective": "star", "collective_why": "nodes 1 and 2 \x07"},
+            "all-reduces: star: nodes 1 and 2 ?",
+        ),
+    ],
+)
+def test_nodes_shows_it_and_why(
+    changes: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _print(asdict(replace(STATUS, **changes)), {"pending": []})  # type: ignore[arg-type]
+    shown = capsys.readouterr().out
+    assert line.rstrip("?") in shown
+    assert "\x07" not in shown
+
+
+def test_nodes_says_nothing_of_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    _print(asdict(replace(STATUS, collective="", bulk_collective="")), {"pending": []})
+    assert "all-reduces" not in capsys.readouterr().out

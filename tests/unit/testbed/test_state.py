@@ -1,0 +1,137 @@
+"""What is remembered of a testbed, when that is worth nothing any more, and who may change it."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tpiedge.errors import ResourceError, UserError
+from tpiedge.testbed import state as module
+from tpiedge.testbed.description import Link
+from tpiedge.testbed.scenarios import load_scenario
+from tpiedge.testbed.state import Owner, State, folder_of, locked, names, read_state
+
+GONE = Owner(2**30, 1.0)
+
+
+@pytest.fixture(autouse=True)
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    root = tmp_path / "tpiedge" / "testbeds"
+    monkeypatch.setattr(module, "ROOT", root)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    return root
+
+
+def made(**changes: object) -> State:
+    return replace(State("x", load_scenario("pair").text, "switch", maker=Owner.own()), **changes)  # type: ignore[arg-type]
+
+
+def test_there_and_back(root: Path) -> None:
+    state = made(owner=Owner.own(), ready=True, links={"device1": (Link(0.5), Link(loss=0.1))})
+    state.write()
+    assert read_state("x") == state
+    assert names() == ["x"]
+    assert (root / "x").stat().st_mode & 0o777 == 0o700
+    assert state.topology.link("device1", "up") == Link(0.5)
+    assert state.topology.link("device1", "down") == Link(loss=0.1)
+    assert state.topology.link("device2", "up") == Link(0.0005, bytes_per_s=37_500_000.0)
+
+
+@pytest.mark.parametrize(
+    "content", [None, "", "{", "[]", "{}", '{"maker": 1}', '{"maker": {"pid": 1}}', "null"]
+)
+def test_a_state_that_says_nothing(content: str | None) -> None:
+    made().write()
+    path = folder_of("x") / "state.json"
+    path.unlink() if content is None else path.write_text(content)
+    assert read_state("x") is None
+    assert names() == ["x"]
+
+
+def test_a_field_too_many() -> None:
+    made().write()
+    path = folder_of("x") / "state.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"zebra": 1}))
+    assert read_state("x") is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "abandoned"),
+    [
+        ({}, False),
+        ({"maker": GONE}, True),
+        ({"maker": GONE, "ready": True}, False),
+        ({"maker": GONE, "ready": True, "owner": GONE}, True),
+        ({"maker": GONE, "ready": True, "owner": Owner(os.getpid(), 1.0)}, True),
+        ({"ready": True, "boot": "before"}, True),
+        ({"boot": "before"}, True),
+    ],
+    ids=str,
+)
+def test_when_only_its_removal_is_left(changes: dict[str, object], abandoned: bool) -> None:
+    assert made(**changes).abandoned is abandoned
+
+
+def test_one_with_a_living_owner_is_its_owners() -> None:
+    assert not made(maker=GONE, ready=True, owner=Owner.own()).abandoned
+
+
+def test_a_lock_leaves_nothing_behind(root: Path) -> None:
+    with locked("x"):
+        assert [path.name for path in root.iterdir()] == ["x.lock"]
+    assert not root.parent.exists()
+
+
+def test_one_at_a_time(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LOCK_S", 0.1)
+    with (
+        locked("x"),
+        pytest.raises(ResourceError, match="another command works on the testbed x"),
+        locked("x"),
+    ):
+        pytest.fail("two at a time")
+    with locked("x"), locked("y"):
+        pass
+    assert not root.parent.exists()
+
+
+def test_many_threads_one_after_the_other() -> None:
+    """Also while each removes the lock's file, and its folders, as it leaves."""
+    busy = threading.Lock()
+    entered: list[int] = []
+
+    def enter(number: int) -> None:
+        for _ in range(20):
+            with locked("x"):
+                assert busy.acquire(blocking=False)
+                entered.append(number)
+                busy.release()
+
+    threads = [threading.Thread(target=enter, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(entered) == 80
+
+
+def test_the_lock_of_a_killed_command_is_free(root: Path) -> None:
+    hold = (
+        "from tpiedge.testbed import state; import os, pathlib, sys; state.ROOT = pathlib.Path(sys.argv[1])\n"
+    )
+    hold += "state._lock(state.ROOT / 'x.lock', 1e9); print(flush=True); os.kill(os.getpid(), 9)"
+    killed = subprocess.run([sys.executable, "-c", hold, str(root)], capture_output=True, check=False)
+    assert killed.returncode == -9
+    with locked("x"):
+        pass
+
+
+def test_who_is_not_root_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(UserError, match="needs root"), locked("x"):
+        pytest.fail("no lock for everybody")
