@@ -11,7 +11,7 @@ import click
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/memory.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/memory.md", "docs/network.md")
 
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -74,6 +74,8 @@ def _check_command(line: str) -> Iterator[str]:
             yield f"`{line}`: there is no verb {words[0]!r}"
             return
         command, words = found, words[1:]
+    if "--" in words:  # what follows is another program's
+        words = words[: words.index("--")]
     known = _all_flags(command) | {"--help"}
     for flag in _flags(" ".join(words)):
         if flag not in known:

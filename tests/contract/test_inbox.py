@@ -18,6 +18,7 @@ from tpiedge.transport.endpoint import Envelope, LinkReset
 from tpiedge.transport.framing import TENSOR, frame_of, read_frame
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import Partial, StepPlan
+from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 
 EPOCH, WAIT_S = 1, 20.0
@@ -59,6 +60,16 @@ def inbox(what: Message | Exception) -> tuple[Inbox, Any]:
 
 
 LATE = Partial(EPOCH, 1, 0, 0, 0, 1, None)
+
+
+@pytest.mark.parametrize(
+    "late", [LATE, Echo(EPOCH, 1, b""), Probe(EPOCH, 1, 0, b"")], ids=lambda late: type(late).__name__
+)
+def test_what_comes_too_late_is_counted(late: Message) -> None:
+    made, _ = inbox(late)
+    with pytest.raises(PeerLost):
+        made.next_plan(0)
+    assert made.dropped > 0
 
 
 def test_messages_that_come_too_late_do_not_keep_a_wait_going() -> None:
