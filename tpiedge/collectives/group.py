@@ -119,20 +119,25 @@ class Group:
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
         own = array_of(partial)
         name, codec = self._way(own)
-        sent, total = 0, None
+        job = Job(tag, own.shape, own if contributes else None, codec)
         if contributes and not self._cancel_requested and not self._courier.inbox.holds and not self._jobs:
-            sent, total = self._fast.reduce(name, codec, own, tag)
-            if total is own:
+            job.sent, job.total = self._fast.reduce(name, codec, own, tag)
+            if job.total is own:
                 # No message of this kind has a flag.
                 self.cancelled = False
                 self.counts[name] += 1
                 return partial
-        self._start(name, codec, own, tag, contributes, sent, total)
+        # What has gone already has no flag: a cancel since then goes with the next all-reduce.
+        job.cancel = self._cancel_requested and not job.sent
+        self._start(name, job)
         return self._result(tag, partial if contributes else None)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
         own = array_of(partial)
-        self._start(*self._way(own), own, tag, contributes, 0, None)
+        name, codec = self._way(own)
+        self._start(
+            name, Job(tag, own.shape, own if contributes else None, codec, cancel=self._cancel_requested)
+        )
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
         return self._result(tag, None)
@@ -142,23 +147,13 @@ class Group:
         name = plan.collective if own.nbytes <= plan.small_bytes else plan.bulk_collective
         return name, CODECS[plan.wire]
 
-    def _start(
-        self,
-        name: fields.Collective,
-        codec: Codec,
-        own: Array,
-        tag: Tag,
-        contributes: bool,
-        sent: int,
-        total: Array | None,
-    ) -> None:
+    def _start(self, name: fields.Collective, job: Job) -> None:
         collective = self._collective(name)
-        job = Job(tag, own.shape, own if contributes else None, codec, self._cancel_requested, sent, total)
         collective.begin(job)
         # Those before have had the time of a computation for their messages.
         for earlier in self._jobs.values():
             _advance(*earlier)
-        self._jobs[tag] = collective, job
+        self._jobs[job.tag] = collective, job
         self.counts[name] += 1
 
     def _result(self, tag: Tag, into: torch.Tensor | None) -> torch.Tensor:

@@ -2,11 +2,11 @@
 too late.
 
 Laws: a message of another epoch or an earlier step is dropped and counted; one that is not awaited yet is
-held, up to MAX_HELD messages or MAX_HELD_BYTES; a message that speaks for another rank than its connection's
-ends the wait. Every wait goes in slices, between which liveness is asked.
+held, up to MAX_HELD messages and MAX_HELD_BYTES of each rank, whatever the others do; a message that speaks for
+another rank than its connection's, or that its rank never sends, ends the wait. Every wait goes in slices, between
+which liveness is asked.
 """
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Final
 
@@ -22,8 +22,9 @@ from tpiedge.wire.messages import Message
 
 __all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox"]
 
-MAX_HELD: Final = 256
-MAX_HELD_BYTES: Final = 128 * MIB
+#: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
+MAX_HELD: Final = 64
+MAX_HELD_BYTES: Final = 32 * MIB
 _SLICE_S: Final = 0.05
 # Messages that are taken in between two looks at something else.
 _BURST: Final = 4096
@@ -41,6 +42,7 @@ class Inbox:
     def __init__(self, endpoint: Endpoint, ranks: Mapping[str, int], epoch: int, liveness: Liveness) -> None:
         self._endpoint = endpoint
         self._ranks = ranks
+        self._is_root = 0 not in ranks.values()
         self._epoch = epoch
         self._liveness = liveness
         self._held: dict[_Key, Envelope] = {}
@@ -106,7 +108,7 @@ class Inbox:
         """The next plan from `rank`, however long it has nothing to do."""
         what = f"the plan of the step after {self._step}"
         while True:
-            plans = [key for key in self._held if key[0] is StepPlan and key[1] > self._step]
+            plans = [key for key in self._held if key[0] is StepPlan and key[1] > self._step and key[-1] == rank]
             if plans:
                 plan = self._held.pop(min(plans, key=lambda key: key[1])).message
                 assert isinstance(plan, StepPlan)
@@ -164,6 +166,10 @@ class Inbox:
             return None
         if getattr(message, "sender", rank) != rank:
             raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
+        if (rank != 0 and isinstance(message, StepPlan | Hidden)) or (
+            self._is_root and isinstance(message, Reduced)
+        ):
+            raise Misconduct(rank, f"node {rank} sent what only node 0 sends: {message}")
         block, chunk, hop = (int(getattr(message, field, 0)) for field in ("block", "chunk", "hop"))
         return type(message), message.step, block, chunk, hop, rank
 
@@ -179,14 +185,11 @@ class Inbox:
         if key in self._held:
             raise Misconduct(key[-1], f"node {key[-1]} sent {envelope.message} twice")
         self._held[key] = envelope
-        costs: Counter[int] = Counter()
-        for (*_, rank), held in self._held.items():
-            costs[rank] += max(_nbytes(held), MAX_HELD_BYTES // MAX_HELD)
-        if costs.total() > MAX_HELD_BYTES:
-            # Not whoever came last: the others are hardly ever ahead, and then by a message or two.
-            rank = costs.most_common(1)[0][0]
+        rank = key[-1]
+        ahead = [held for (*_, sender), held in self._held.items() if sender == rank]
+        if len(ahead) > MAX_HELD or sum(map(_nbytes, ahead)) > MAX_HELD_BYTES:
             raise Misconduct(
-                rank, f"node {rank} is too far ahead: {len(self._held)} messages that nobody awaits yet"
+                rank, f"node {rank} is too far ahead: {len(ahead)} messages that nobody awaits yet"
             )
 
     def _rank(self, name: str) -> int:

@@ -34,7 +34,17 @@ from tpiedge.testbed.scenarios import Scenario
 from tpiedge.testbed.state import Owner
 from tpiedge.testbed.topology import Topology
 
-__all__ = ["Containers", "ask", "bring_up", "change_link", "find", "measure", "remove", "testbeds"]
+__all__ = [
+    "Containers",
+    "ask",
+    "bring_up",
+    "change_link",
+    "current_topology",
+    "find",
+    "known_names",
+    "measure",
+    "remove",
+]
 
 _READY_S = 30.0
 _POLL_S = 0.05
@@ -82,7 +92,7 @@ class Containers:
         return {name: device.pid for name, device in self.devices.items() if device.running}
 
 
-def testbeds(engine: Engine) -> list[str]:
+def known_names(engine: Engine) -> list[str]:
     """The names of all that are there or of which something is left."""
     return sorted({container.labels[LABEL] for container in engine.found(LABEL)})
 
@@ -121,10 +131,10 @@ def bring_up(engine: Engine, scenario: Scenario, image: str, say: Say) -> None:
 def remove(engine: Engine, name: str) -> bool:
     """All its containers, with what runs in them, whatever state they are in. Whether there were any."""
     found = engine.found(f"{LABEL}={name}")
-    for container in sorted(
-        found, key=lambda each: each.labels.get(MEMBER) == SWITCH
-    ):  # its record goes last
-        engine.remove(container.id)
+    for last in (False, True):  # the switch, which says what the testbed is
+        for container in found:
+            if (container.labels.get(MEMBER) == SWITCH) is last:
+                engine.remove(container.id)
     return bool(found)
 
 
@@ -141,7 +151,8 @@ def change_link(
         wired = [other.name for other in topology.description.members if other.uplink is not None]
         raise UserError(f"{member[:40]!r} has no link in the testbed {found.name}: choose {', '.join(wired)}")
     links = change(known.up, known.down)
-    plan = topology.with_links(member, *links).switch_plan(_namespaces(found.pids))
+    nowhere = {device.name: Path() for device in topology.description.devices}  # only links are asked for
+    plan = topology.with_links(member, *links).switch_plan(nowhere)
     wanted = {f"{member} up", f"{member} down"}
     changes = {link.name: _without_name(asdict(link)) for link in plan.links if link.name in wanted}
     ask(

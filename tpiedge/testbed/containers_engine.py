@@ -6,6 +6,8 @@ Every call has a deadline, and fails with an error of ours in one line.
 import contextlib
 import io
 import math
+import os
+import socket
 import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,6 +24,7 @@ _CONNECT_S = 5
 _CALL_S = 60
 _STATUS_S = 10.0
 _POLL_S = 0.02
+_USUAL_SOCKET = "/var/run/docker.sock"
 _INSTALL = "pip install 'tpiedge[docker]'"
 
 
@@ -35,6 +38,7 @@ class Container:
     status: str
     pid: int
     started: tuple[str, str]
+    cpus_limited: bool
 
     @property
     def running(self) -> bool:
@@ -60,6 +64,11 @@ class Engine:
     @staticmethod
     def connect() -> "Engine":
         """The one that DOCKER_HOST or docker's own settings name. Raises UserError where it cannot be used."""
+        path = _socket_path()
+        if path is not None and not _listens(path):
+            raise UserError(
+                f"no docker engine listens at {path}: start it, or say in DOCKER_HOST where one does"
+            )
         try:
             import docker
         except ImportError:
@@ -198,8 +207,14 @@ class Engine:
                 return None
         state = record["State"]
         second, _, fraction = str(state["StartedAt"]).rstrip("Z").partition(".")
-        labels = record["Config"]["Labels"] or {}
-        return Container(record["Id"], labels, state["Status"], int(state["Pid"]), (second, fraction))
+        return Container(
+            record["Id"],
+            record["Config"]["Labels"] or {},
+            state["Status"],
+            int(state["Pid"]),
+            (second, fraction),
+            bool(record["HostConfig"]["CpuQuota"]),
+        )
 
     def _status_of_command(self, made: str, timeout_s: float) -> int:
         """It may go on after its last output."""
@@ -216,6 +231,24 @@ class Engine:
     def _resize(self, made: str, rows: int, columns: int) -> None:
         with _translated("resize a terminal"):
             self._api.exec_resize(made, height=rows, width=columns)
+
+
+def _socket_path() -> str | None:
+    """Of the engine; None where docker's own settings say it, or it is not a socket."""
+    host = os.environ.get("DOCKER_HOST", "")
+    if host:
+        return host.removeprefix("unix://") if host.startswith("unix://") else None
+    settings = os.environ.get("DOCKER_CONFIG") or os.path.expanduser("~/.docker")
+    return None if "DOCKER_CONTEXT" in os.environ or os.path.isdir(settings) else _USUAL_SOCKET
+
+
+def _listens(path: str) -> bool:
+    # docker-py would leave a socket open that it cannot connect.
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            return probe.connect_ex(path) == 0
+        except OSError:  # no path for a socket
+            return False
 
 
 def _host_settings(spec: ContainerSpec) -> dict[str, Any]:

@@ -52,13 +52,23 @@ class CommandStream:
     def fileno(self) -> int:
         return self._connection.fileno()
 
-    def send(self, data: bytes) -> None:
-        self._connection.sendall(data)
+    def send(self, data: bytes) -> int:
+        """How much of it went: not more than fits, for who waits here does not read. Raises OSError."""
+        try:
+            return self._connection.send(data, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+        except ValueError:  # TLS knows no such thing
+            self._connection.sendall(data)
+            return len(data)
 
     def end_input(self) -> None:
         self._connection.shutdown(socket.SHUT_WR)
 
     def receive(self) -> list[tuple[int, bytes]] | None:
         """Pieces of (1 for output or 2 for error, data), perhaps none yet; None once all is closed."""
-        data = self._connection.recv(_RECEIVE_BYTES)
+        try:
+            data = self._connection.recv(_RECEIVE_BYTES)
+        except ConnectionError:  # the engine ended
+            return None
         return self._pieces.feed(data) if data else None

@@ -27,7 +27,8 @@ _SIGNAL = 'kill -s "$0" "$1"'
 
 
 def run_here(engine: Engine, container: str, command: Sequence[str]) -> int:
-    """Its exit status. Signals that this process gets meanwhile are the command's. Raises ResourceError."""
+    """Its exit status. Signals that this process gets meanwhile are the command's, but SIGKILL: then it goes on, until
+    its container ends. Raises ResourceError."""
     terminal = _at_terminal()
     announced = ("sh", "-c", _ANNOUNCED, "sh", *command)
     with engine.open(container, announced, terminal) as stream, _wakeups() as wakeups:
@@ -50,36 +51,40 @@ class _Session:
         self._stream = stream
         self._wakeups = wakeups
         self._terminal = terminal
+        self._reads, self._input = _readable_input(), b""
         self._start: bytes | None = b""  # what came before the line with the id; None: it came
         self._pid = ""
         self._early: list[int] = []
 
     def run(self) -> None:
         """Until the command's outputs are closed."""
-        waited: list[int | CommandStream] = [self._stream, self._wakeups]
-        if _readable_input():
-            waited.append(0)
         self._resize()
         while True:
-            ready, _, _ = select.select(waited, [], [])
+            waited: list[int | CommandStream] = [self._stream, self._wakeups]
+            if self._reads and not self._input:
+                waited.append(0)
+            ready, writable, _ = select.select(waited, [self._stream] if self._input else [], [])
             if self._wakeups in ready:
                 self._signalled(os.read(self._wakeups, 64))
-            if 0 in ready and not self._copy_input():
-                waited.remove(0)
+            if 0 in ready:
+                self._read_input()
+            if writable:
+                self._send_input()
             if self._stream in ready and not self._copy_output():
                 return
 
-    def _copy_input(self) -> bool:
-        """Whether there may be more."""
-        data = os.read(0, _RECEIVE_BYTES)
-        try:
-            if data:
-                self._stream.send(data)
-            else:
+    def _read_input(self) -> None:
+        self._input = os.read(0, _RECEIVE_BYTES)
+        if not self._input:
+            self._reads = False
+            with contextlib.suppress(OSError):  # the command has ended
                 self._stream.end_input()
+
+    def _send_input(self) -> None:
+        try:
+            self._input = self._input[self._stream.send(self._input) :]
         except OSError:  # the command has ended
-            return False
-        return bool(data)
+            self._reads, self._input = False, b""
 
     def _copy_output(self) -> bool:
         pieces = self._stream.receive()

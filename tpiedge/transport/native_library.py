@@ -27,7 +27,7 @@ __all__ = ["PRECISIONS", "Library", "Plan", "View", "native_library", "packing_l
 PRECISIONS: Final[dict[WirePrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2}
 """The numbering of Precision in native/wire.h."""
 
-_ABI: Final = 3
+_ABI: Final = 4
 # As `Zmq` in native/message.h.
 _FUNCTIONS: Final = ("init", "init_size", "copy", "data", "size", "more", "gets", "send", "recv", "close")
 

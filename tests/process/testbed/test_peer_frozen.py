@@ -1,19 +1,78 @@
-"""A device that freezes or is cut off in the middle of an answer: the command ends and names it, and nothing is left."""
+"""A device that freezes, or whose link is cut, in the middle of an answer: the command ends soon, names its node in one
+line and leaves nothing."""
 
 import signal
 import time
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.process.command import Ended, Started, gone, wait_for
+from tests.process.command import Started, gone
 from tests.process.testbed.beds import left_of, why_no_testbed, written
-from tpiedge.testbed.forwarding import switches
 from tpiedge.testbed.running import attach
-from tpiedge.testbed.testbed import change_link, members
+from tpiedge.testbed.testbed import members
 
 REASON = why_no_testbed()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(120)]
+
+# A loss is seen within 1.8 s; what is left then is ended, and the testbed taken down.
+ENDED_S = 5.0
+NODES = 4
+FOUR = '[defaults]\nup_latency = "1 ms"\n[[router]]\nname = "router"\n' + "".join(
+    f'[[device]]\nname = "device{rank}"\nuplink = "router"\n' for rank in range(NODES)
+)
+
+Answering = Callable[[str], tuple[Started, list[psutil.Process]]]
+
+
+@pytest.fixture
+def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> Answering:
+    """A command in the middle of an answer by this collective, and its nodes; the node of rank 2 is on "device2"."""
+
+    def begin(way: str) -> tuple[Started, list[psutil.Process]]:
+        path = written(tmp_path, bed, FOUR)
+        command = start(
+            "run", "--testbed", path, "--collective", way, "--model", "demo", "--prompt", "Once upon a time",
+            "--max-tokens", 400, "--ignore-eos", "--temperature", 0, "--threads", 1,
+        )  # fmt: skip
+        command.wait_for_output()
+        own = {child.pid: child for child in command.children()}
+        # The command itself is on the first device, where its master listens.
+        places = [members(bed, f"device{rank}") - {command.process.pid} for rank in range(NODES)]
+        assert [len(place) for place in places] == [1] * NODES
+        return command, [own[pid] for place in places for pid in place]
+
+    return begin
+
+
+def assert_names(command: Started, rank: int, since: float, bed: str, nodes: list[psutil.Process]) -> None:
+    """It has ended by the loss of this node, soon after `since`, and so has all that it started."""
+    ended = command.finish(4 * ENDED_S)
+    took_s = time.monotonic() - since
+    assert ended.status == 3, ended.err
+    (line,) = [line for line in ended.err.splitlines() if line.startswith("tpiedge: ")]
+    assert f"node {rank} was lost" in line
+    assert ended.err.rstrip().endswith(line)
+    assert took_s < ENDED_S, line
+    assert all(map(gone, nodes))
+    assert left_of(bed) == []
+
+
+@pytest.mark.parametrize(
+    ("way", "rank"), [("star", 3), ("star", 0), ("mesh", 2), ("two-shot", 1), ("tree", 2), ("ring", 2)]
+)
+def test_a_frozen_node_is_named(bed: str, answering: Answering, way: str, rank: int) -> None:
+    command, nodes = answering(way)
+    since = time.monotonic()
+    nodes[rank].send_signal(signal.SIGSTOP)
+    assert_names(command, rank, since, bed, nodes)
+
+
+@pytest.mark.parametrize("way", ["star", "mesh", "ring"])
+def test_a_node_whose_link_is_cut_is_named(bed: str, answering: Answering, way: str) -> None:
+    command, nodes = answering(way)
+    since = time.monotonic()
+    attach(bed).set_links("device2", loss=1.0)
+    assert_names(command, 2, since, bed, nodes)

@@ -14,7 +14,12 @@ constexpr size_t NOTE_BYTES = 9;
 }  // namespace
 
 Reducer::Reducer(const Zmq &zmq, const Layout &layout, const char *header, const uint32_t *changes, uint32_t seen)
-    : zmq_(zmq), layout_(layout), header_(header, HEADER_BYTES), changes_(changes), seen_(seen) {}
+        : zmq_(zmq),
+      layout_(layout),
+      header_(header, HEADER_BYTES),
+      wire_(layout.tensor.wire_bytes(), '\0'),
+      changes_(changes),
+      seen_(seen) {}
 
 void Reducer::add_peer(void *socket, const char *route, size_t route_bytes, const char *header) {
     size_t link = 0;
@@ -65,13 +70,16 @@ int Reducer::exchange(float *own) {
     if (static_cast<size_t>(sent) < peers_.size()) return sent;
     own_part_ = frame.data() + HEADER_BYTES;
     if (!collect() || !is_finite(layout_.sum, layout_.tensor.count())) return sent;
+    layout_.tensor.round(layout_.sum, layout_.sum, &wire_[0]);
+    // Rounding may have carried a value beyond the largest number.
+    if (!is_finite(layout_.sum, layout_.tensor.count())) return sent;
     memcpy(own, layout_.sum, layout_.tensor.count() * sizeof(float));
     return DONE;
 }
 
 // Of the root of a star.
 int Reducer::sum_and_answer(float *own) {
-    memcpy(layout_.sum, own, layout_.tensor.count() * sizeof(float));
+    layout_.tensor.round(own, layout_.sum, &wire_[0]);
     summed_ = 1;
     Message frame(&zmq_);
     if (!collect() || !is_finite(layout_.sum, layout_.tensor.count()) || !make(frame, layout_.sum)) return 0;

@@ -37,7 +37,8 @@ struct Received {
     Message frame;
 };
 
-// Receives what every peer sends for one all-reduce. What a peer sends after that is kept for the next one.
+// Receives what every peer sends for one all-reduce. What a peer sends after that is kept for the next one. Every part is
+// rounded as it travels, the own one too, and so is the sum: the bits are those of every other collective.
 class Reducer {
 public:
     static constexpr int DONE = -1;
@@ -95,6 +96,7 @@ private:
     const Zmq zmq_;
     const Layout layout_;
     std::string header_;
+    std::string wire_;  // scratch
     const uint32_t *const changes_;
     const uint32_t seen_;
     std::vector<Link> links_;

@@ -176,4 +176,13 @@ void Matrix::add(const void *from, float *sum) const {
     }
 }
 
+void Matrix::round(const float *from, float *to, void *wire) const {
+    if (precision == Precision::F32) {
+        if (to != from) memcpy(to, from, wire_bytes());
+    } else {
+        encode(from, wire);
+        decode(wire, to);
+    }
+}
+
 }  // namespace tpiedge

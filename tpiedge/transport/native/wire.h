@@ -22,6 +22,9 @@ struct Matrix {
     void decode(const void *from, float *to) const;
     // To `sum`, what `decode` would give.
     void add(const void *from, float *sum) const;
+    // What comes out at the other end; `to` may be `from`. `wire`: room for what travels, which an exact precision
+    // leaves alone.
+    void round(const float *from, float *to, void *wire) const;
 };
 
 bool is_finite(const float *values, size_t count);
