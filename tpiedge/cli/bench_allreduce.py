@@ -11,7 +11,15 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.bench_links import AS_THEY_ARE, Dial, LinkSetting, LoadedTrips, latencies, rates
+from tpiedge.cli.bench_links import (
+    AS_THEY_ARE,
+    Dial,
+    LinkSetting,
+    LoadedTrips,
+    check_devices,
+    latencies,
+    rates,
+)
 from tpiedge.cli.benching import check_names, milliseconds, spread
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
@@ -72,7 +80,8 @@ def allreduce(
 ) -> None:
     """Latency of an all-reduce among processes on this computer, over encrypted links.
 
-    Every repeat measures everything once, in the same processes. Latencies in the output are one way.
+    Every repeat measures everything once, in the same processes. Latencies in the output are one way. Rank 0 is this
+    process: over a testbed it has the first device's network, but not its limits.
     """
     counts = _integers("--nodes", nodes, 2, 64)
     payloads = _integers("--bytes", sizes, 4, _MAX_BYTES)
@@ -81,8 +90,12 @@ def allreduce(
     collectives: Sequence[Any] = get_args(Collective) if names == "all" else names.split(",")
     check_names("--collective", collectives, get_args(Collective))
     check_names("--wire", wire.split(","), get_args(WirePrecision))
-    cases = [_Case(*case) for case in itertools.product(payloads, collectives, wire.split(","))]  # type: ignore[arg-type]
-    settings = [LinkSetting(*pair) for pair in itertools.product(latencies(latency), rates(rate))]
+    given = itertools.product(payloads, collectives, wire.split(","))
+    cases = list(dict.fromkeys(_Case(*case) for case in given))  # type: ignore[arg-type]
+    links = itertools.product(latencies(latency), rates(rate))
+    settings = list(dict.fromkeys(LinkSetting(*pair) for pair in links))
+    if testbed_name is not None:
+        check_devices(testbed_name, max(counts))
     if testbed_name is None and settings != [AS_THEY_ARE]:
         raise UserError("--latency and --rate vary the links of a testbed: give --testbed")
     started = time.monotonic()
@@ -104,8 +117,6 @@ def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | Non
         yield None, ()
         return
     with open_testbed(name, say=lambda line: click.echo(line, err=True)) as testbed:
-        if count > len(testbed.devices):
-            raise UserError(f"--nodes {count}: the testbed {name} has {len(testbed.devices)} devices")
         places = tuple(Place(device.address, device.enter_command) for device in testbed.devices[:count])
         with testbed.inside(testbed.devices[0]):
             yield testbed, places
@@ -131,10 +142,13 @@ def _measure(
                 facts = cluster.survey()
                 for case in cases:
                     predicted_s = _predicted_s(case, facts)
-                    spent = cluster.measure(
-                        case.collective, case.payload_bytes, _rounds(rounds, predicted_s), case.wire
-                    )
-                    sample = {"seconds": statistics.median(spent), "predicted_s": predicted_s}
+                    count_of_rounds = _rounds(rounds, predicted_s)
+                    spent = cluster.measure(case.collective, case.payload_bytes, count_of_rounds, case.wire)
+                    sample = {
+                        "seconds": statistics.median(spent),
+                        "predicted_s": predicted_s,
+                        "rounds": count_of_rounds,
+                    }
                     found.setdefault((setting, case), []).append(sample)
             for case in cases:
                 found[setting, case][-1]["trip_s"] = trips.median_s if trips else None
@@ -186,6 +200,7 @@ def _result(
         "wire": case.wire,
         "seconds": spread([sample["seconds"] for sample in samples]),
         "predicted_s": statistics.median(sample["predicted_s"] for sample in samples),
+        "rounds": min(sample["rounds"] for sample in samples),
     }
 
 

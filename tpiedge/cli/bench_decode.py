@@ -11,7 +11,15 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.bench_links import AS_THEY_ARE, Dial, LinkSetting, LoadedTrips, latencies, rates
+from tpiedge.cli.bench_links import (
+    AS_THEY_ARE,
+    Dial,
+    LinkSetting,
+    LoadedTrips,
+    check_devices,
+    latencies,
+    rates,
+)
 from tpiedge.cli.benching import ask, check_lengths, check_names, milliseconds, spread
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
@@ -161,13 +169,13 @@ def decode(
     links = [LinkSetting(*pair) for pair in itertools.product(latencies(latency), rates(rate))]
     if testbed_name is None and links != [AS_THEY_ARE]:
         raise UserError("--latency and --rate vary the links of a testbed: give --testbed")
-    wanted = [
-        _Setting(nodes, threads, *rest)
-        for (nodes, threads), *rest in itertools.product(_sizes(settings), collectives, wires, links)
-    ]
+    given = itertools.product(_sizes(settings), collectives, wires, links)
+    wanted = list(dict.fromkeys(_Setting(nodes, threads, *rest) for (nodes, threads), *rest in given))
     described = emulated(testbed_name, max(setting.nodes for setting in wanted))
     for setting in wanted:
         setting.layout(described)
+    if testbed_name is not None:
+        check_devices(testbed_name, max(setting.nodes for setting in wanted))
     model = prepare(model_name, precision, compute, cache)
     check_lengths(model, prompt_tokens, tokens)
     with ExitStack() as stack:

@@ -4,14 +4,14 @@ import contextlib
 import statistics
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tpiedge.errors import UserError
+from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.testbed.description import Link
 from tpiedge.testbed.measuring import rtts_s
-from tpiedge.testbed.running import RunningTestbed
+from tpiedge.testbed.running import RunningTestbed, describe
 
-__all__ = ["AS_THEY_ARE", "Dial", "LinkSetting", "LoadedTrips", "latencies", "rates"]
+__all__ = ["AS_THEY_ARE", "Dial", "LinkSetting", "LoadedTrips", "check_devices", "latencies", "rates"]
 
 
 _PAUSE_S = 0.2
@@ -43,11 +43,12 @@ def rates(text: str | None) -> list[float | None]:
     """Bytes per second, of "100,300,none" in Mbit/s. Raises UserError."""
     if text is None:
         return [None]
-    return [value * 1e6 / 8 for value in _numbers("--rate", text.replace("none", "0"), "Mbit/s")]
+    items = ["0" if item.strip() == "none" else item for item in text.split(",")]
+    return [value * 1e6 / 8 for value in _numbers("--rate", ",".join(items), "Mbit/s")]
 
 
 class Dial:
-    """Changes the links of a testbed while it runs, and puts them back as they were."""
+    """Changes the links of a testbed while it runs, and puts them back as they were. Two devices and more."""
 
     def __init__(self, testbed: RunningTestbed) -> None:
         self._testbed = testbed
@@ -63,22 +64,23 @@ class Dial:
             return
         if setting.latency_s and not self._latency_s:
             raise UserError(f"the links of {self._testbed.name} have no latency that could be varied")
-        for name, link in self._links.items():
-            self._testbed.set_links(name, **self._changes(setting, link))
+        wanted = {
+            name: (self._changed(setting, up), self._changed(setting, down))
+            for name, (up, down) in self._links.items()
+        }
         try:
+            self._testbed.set_all(wanted)
             yield
         finally:
-            for name, link in self._links.items():
-                self._testbed.set_links(name, latency_s=link.latency_s, bytes_per_s=link.bytes_per_s)
+            self._testbed.set_all(self._links)
 
-    def _changes(self, setting: LinkSetting, link: Link) -> dict[str, float | None]:
-        changes: dict[str, float | None] = {}
+    def _changed(self, setting: LinkSetting, link: Link) -> Link:
         if setting.latency_s is not None:
             factor = setting.latency_s / self._latency_s if self._latency_s else 0.0
-            changes["latency_s"] = link.latency_s * factor
+            link = replace(link, latency_s=link.latency_s * factor)
         if setting.bytes_per_s is not None:
-            changes["bytes_per_s"] = setting.bytes_per_s or None
-        return changes
+            link = replace(link, bytes_per_s=setting.bytes_per_s or None)
+        return link
 
 
 class LoadedTrips:
@@ -88,11 +90,11 @@ class LoadedTrips:
         self._testbed = testbed
         self._over = threading.Event()
         self._found: list[float] = []
+        self._failure: TpiedgeError | None = None
 
     @contextlib.contextmanager
     def measured(self) -> Iterator[None]:
-        """Measure for as long as the block."""
-        self._over.clear()
+        """Measure for as long as the block. Raises ResourceError at its end where nothing arrived."""
         thread = threading.Thread(target=self._measure, name="round-trips")
         thread.start()
         try:
@@ -100,6 +102,8 @@ class LoadedTrips:
         finally:
             self._over.set()
             thread.join()
+        if self._failure is not None:
+            raise self._failure
 
     @property
     def median_s(self) -> float | None:
@@ -108,11 +112,21 @@ class LoadedTrips:
 
     def _measure(self) -> None:
         first, second = self._testbed.devices[:2]
-        while True:
-            trips, _ = rtts_s(self._testbed, first, second, 5)
-            self._found += trips
-            if self._over.wait(_PAUSE_S):
-                return
+        try:
+            while True:
+                trips, _ = rtts_s(self._testbed, first, second, 5)
+                self._found += trips
+                if self._over.wait(_PAUSE_S):
+                    return
+        except TpiedgeError as error:
+            self._failure = error
+
+
+def check_devices(name: str, nodes: int) -> None:
+    """Raises UserError unless the testbed has as many devices, and two at least."""
+    devices = len(describe(name).devices)
+    if devices < max(2, nodes):
+        raise UserError(f"the testbed {name} has {devices} devices: {max(2, nodes)} are needed")
 
 
 def _numbers(flag: str, text: str, unit: str) -> list[float]:

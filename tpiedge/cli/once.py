@@ -125,6 +125,8 @@ def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
         "weight_bytes": stats.weight_bytes,
         "disk_read_bytes": stats.disk_read_bytes,
         "bytes_sent": stats.bytes_sent,
+        "messages_dropped": stats.dropped,
+        "messages_refused": stats.refused,
         "disk_reads": stats.reads,
         "prefetch_hits": stats.prefetch_hits,
         "stalls": stats.stalls,

@@ -14,7 +14,7 @@ LINGER_MS = 200
 """How long what was sent last has to leave once a socket is closed."""
 
 _HANDSHAKE_MS = 3000
-_HANG_UP_MS = 3000
+_HANG_UP_MS = 6000
 _RECONNECT_MS = 100
 _RECONNECT_MAX_MS = 5000
 _CURVE_OVERHEAD = 64
@@ -47,8 +47,8 @@ def _limit(socket: zmq.Socket[bytes], plane: Plane) -> None:
 
 
 def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
-    """The kernel finds the connections whose other end is silently gone, within 3 s; who cannot wait for that sends
-    messages of its own.
+    """The kernel finds the connections whose other end is silently gone, within 6 s: five probes must be lost, as links
+    that lose packets lose two in a row too often. Who cannot wait for that sends messages of its own.
 
     libzmq's heartbeats stay off: 4.3.5 aborts the process where one is due on a connection that failed while it was
     not read, because as many messages as may wait did so.
@@ -56,5 +56,5 @@ def _watch_by_kernel(socket: zmq.Socket[bytes]) -> None:
     socket.heartbeat_ivl = 0
     socket.tcp_keepalive = 1
     socket.tcp_keepalive_idle = socket.tcp_keepalive_intvl = 1
-    socket.tcp_keepalive_cnt = 2
+    socket.tcp_keepalive_cnt = 5
     socket.tcp_maxrt = _HANG_UP_MS
