@@ -125,7 +125,8 @@ def test_promoted_nodes_answer_like_others(references, packs, monkeypatch, ready
         standby.start()
         assert not ready or standby.report(soon()) is not None
 
-    def promote(module, line, environment):
+    def promote(module, line, environment, *, prefix):
+        assert prefix == ()
         bootstrap = NodeBootstrap.from_line(line)
         return waiting[bootstrap.rank].promote(bootstrap)
 
