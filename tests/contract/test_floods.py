@@ -12,7 +12,7 @@ from tests.contract.conftest import Network
 from tests.contract.hub_process import HubProcess
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
-from tpiedge.collectives.inbox import MAX_HELD_BYTES, Inbox
+from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES, Inbox, Part
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.errors import Misconduct, PeerError
 from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage, Unreachable
@@ -139,14 +139,47 @@ def test_what_is_kept_while_a_hub_waits_to_send_is_bounded_too(network: Network)
         assert hub.recv_frame(WAIT_S) is not None
 
 
-def test_large_messages_that_come_too_early_are_blamed_on_their_sender() -> None:
-    hub = InProcessHub("node-0")
-    spokes = {rank: hub.spoke(f"node-{rank}") for rank in (1, 2)}
-    inbox = Inbox(hub, {"node-1": 1, "node-2": 2}, 1, DeadlineLiveness(MonotonicClock(), WAIT_S))
-    large = TensorHeader("u8", (MAX_HELD_BYTES // 4,))
-    for block in range(1, 5):
-        spokes[1].send(Partial(1, 1, block, 0, 0, 1, large), (bytes(large.nbytes),))
-    spokes[2].send(Partial(1, 1, 1, 0, 0, 2, None))
-    with pytest.raises(Misconduct, match="too far ahead") as caught:
-        list(inbox.collect(Partial, Tag(1, 0, 0), {1, 2}, Doing("all-reduce", Tag(1, 0, 0))))
+class Early:
+    """Rank 0, which awaits the first block, and two others, who send later ones."""
+
+    def __init__(self) -> None:
+        hub = InProcessHub("node-0")
+        self._spokes = {rank: hub.spoke(f"node-{rank}") for rank in (1, 2)}
+        self._inbox = Inbox(hub, {"node-1": 1, "node-2": 2}, 1, DeadlineLiveness(MonotonicClock(), WAIT_S))
+
+    def send(self, rank: int, blocks: int, byte_count: int) -> None:
+        large = TensorHeader("u8", (byte_count,))
+        for block in range(1, blocks + 1):
+            self.send_one(rank, block, large)
+
+    def send_one(self, rank: int, block: int, header: TensorHeader | None) -> None:
+        tensors = () if header is None else (bytes(header.nbytes),)
+        self._spokes[rank].send(Partial(1, 1, block, 0, 0, rank, header), tensors)
+
+    def receive(self) -> list[Part]:
+        tag = Tag(1, 0, 0)
+        return list(self._inbox.collect(Partial, tag, {1, 2}, Doing("all-reduce", tag)))
+
+
+@pytest.mark.parametrize(
+    ("blocks", "byte_count"), [(3, MAX_HELD_BYTES // 2), (MAX_HELD + 1, 1)], ids=["bytes", "messages"]
+)
+def test_messages_that_come_too_early_are_blamed_on_their_sender(blocks: int, byte_count: int) -> None:
+    early = Early()
+    early.send(1, blocks, byte_count)
+    early.send(2, 1, byte_count)
+    with pytest.raises(Misconduct, match=f"too far ahead: {blocks} messages") as caught:
+        early.receive()
     assert caught.value.rank == 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "byte_count"), [(2, MAX_HELD_BYTES // 2), (MAX_HELD, 1)], ids=["bytes", "messages"]
+)
+def test_what_one_may_be_ahead_does_not_depend_on_others(blocks: int, byte_count: int) -> None:
+    early = Early()
+    for rank in (1, 2):
+        early.send(rank, blocks, byte_count)
+    for rank in (1, 2):
+        early.send_one(rank, 0, None)
+    assert sorted(rank for rank, _, _ in early.receive()) == [1, 2]

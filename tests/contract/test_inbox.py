@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.contract.ranks import Ranks
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
 from tpiedge.collectives.group import Group
@@ -17,9 +18,10 @@ from tpiedge.errors import InternalError, Misconduct, PeerLost
 from tpiedge.transport.endpoint import Envelope, LinkReset
 from tpiedge.transport.framing import TENSOR, frame_of, read_frame
 from tpiedge.wire.control import Shutdown
-from tpiedge.wire.data import Partial, StepPlan
+from tpiedge.wire.data import Hidden, Partial, Reduced, StepPlan
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
+from tpiedge.wire.tensors import TensorHeader
 
 EPOCH, WAIT_S = 1, 20.0
 TAG = Tag(2, 0, 0)
@@ -127,6 +129,33 @@ def test_a_resting_root_finds_out_who_breaks_the_protocol(network: Any) -> None:
     root, _, spoke = star(network)
     spoke.send(Shutdown(1))
     with pytest.raises(Misconduct, match="node 1 sent Shutdown"):
+        rest_until(root, lambda: False)
+
+
+def header() -> TensorHeader:
+    return TensorHeader("f32", (1, 1))
+
+
+@pytest.mark.parametrize(
+    "forged",
+    [StepPlan(EPOCH, 2**64 - 1, (), 1, 1), Hidden(EPOCH, 2, 0, header())],
+    ids=lambda forged: type(forged).__name__,
+)
+def test_only_rank_0_is_followed(network: Any, forged: Message) -> None:
+    """Whatever another node sends, before or after the plan of node 0."""
+    ranks = Ranks(network, "mesh", 3).meet()
+    tensors = (bytes(4),) if isinstance(forged, Hidden) else ()
+    ranks.bare[2].send(forged, tensors, "node-1", WAIT_S)
+    with pytest.raises(Misconduct, match=f"node 2 sent {type(forged).__name__}, which only") as caught:
+        ranks.groups[1].next_plan()
+    assert caught.value.rank == 2
+
+
+@pytest.mark.parametrize("forged", [StepPlan(EPOCH, 9, (), 1, 1), Reduced(EPOCH, 9, 0, 0, 0, header())])
+def test_nobody_leads_rank_0(network: Any, forged: Message) -> None:
+    root, _, spoke = star(network)
+    spoke.send(forged, (bytes(4),) if isinstance(forged, Reduced) else ())
+    with pytest.raises(Misconduct, match=f"node 1 sent {type(forged).__name__}, which only node 0 may send"):
         rest_until(root, lambda: False)
 
 

@@ -9,24 +9,19 @@ import secrets
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import openai
 import pytest
-from docker.errors import DockerException
 
-from tests.deploy.engine import ROOT, Engine, base_image, build_base, running_engine
+from tests.deploy.engine import ROOT, Engine
 from tests.process.command import run_command, wait_for
 from tpiedge.units import GIB
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
 
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
-IMAGE = "tpiedge-test/tpiedge"
 KEY = secrets.token_hex(8)
 WORKERS = ("macbook-air", "dell-1", "dell-2")
 PROMPT = "Once upon a time"
@@ -84,15 +79,9 @@ class Laptops:
         return done.choices[0].text
 
 
-@pytest.fixture(autouse=True)
-def _leak_check() -> None:
-    """Not per test: a container that a test starts again is the engine's, which may be a child of this process. What
-    the module starts it ends: the project with `down`, the engine with `running_engine`."""
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def composes() -> dict[str, list[str]]:
-    """The commands that take a compose file, by name."""
+    """The commands that take a compose file, by name. Asked for before the image: without one nothing is built."""
     found = {}
     if shutil.which("docker") and not _status(["docker", "compose", "version"]):
         found["docker compose"] = ["docker", "compose"]
@@ -108,53 +97,7 @@ def _status(command: list[str]) -> int:
 
 
 @pytest.fixture(scope="module")
-def folder() -> Iterator[Path]:
-    """With a short path, for sockets are in it, on a real disk."""
-    made = Path(tempfile.mkdtemp(prefix="tpiedge-", dir="/var/tmp"))
-    yield made
-    shutil.rmtree(made, ignore_errors=True)
-
-
-@pytest.fixture(scope="module")
-def engine(folder) -> Iterator[Engine]:
-    (folder / "engine").mkdir()
-    with running_engine(folder / "engine") as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def image(engine, folder, composes) -> Iterator[str]:
-    """Built as the compose file builds it; images that were not there before are removed, layers included."""
-    with engine.client() as client:
-        before = {tag for one in client.images.list() for tag in one.tags}
-    try:
-        base = base_image(engine, folder)
-        build, torch_index = build_base(engine, base, folder)
-        arguments = {"BASE": base, "BUILD_BASE": build, "TORCH_INDEX": torch_index}
-        with engine.client() as client:
-            client.images.build(
-                path=str(ROOT),
-                dockerfile="docker/Dockerfile",
-                buildargs=arguments,
-                tag=IMAGE,
-                rm=True,
-                forcerm=True,
-            )
-        yield IMAGE
-    finally:
-        _remove_images(engine, before)
-
-
-def _remove_images(engine: Engine, before: set[str]) -> None:
-    with engine.client() as client:
-        for tag in {tag for one in client.images.list() for tag in one.tags} - before:
-            with suppress(DockerException):
-                client.images.remove(tag, force=True)
-        client.images.prune({"dangling": True, "label": ["org.tpiedge.stage=build"]})
-
-
-@pytest.fixture(scope="module")
-def laptops(engine, image, composes) -> Iterator[Laptops]:
+def laptops(composes, engine, image) -> Iterator[Laptops]:
     """Four of them, ready."""
     name = f"tpiedge-test-{secrets.token_hex(3)}"
     port = _free_port()
@@ -258,11 +201,11 @@ def test_a_worker_that_is_killed_is_taken_back(laptops):
     assert laptops.answer() == before
 
 
-def test_a_worker_without_enough_memory_says_so(laptops):
+def test_a_worker_without_enough_memory_says_so(laptops, image):
     with laptops.engine.client() as client:
         options = {"mem_limit": "150m", "memswap_limit": "150m", "init": True, "name": f"{laptops.name}-tiny"}
         tiny = client.containers.run(
-            IMAGE,
+            image,
             ["worker", "--connect", "master:7070", "--token-file", "/run/tpiedge/token"],
             network=f"{laptops.name}_default",
             volumes={f"{laptops.name}_join": {"bind": "/run/tpiedge", "mode": "ro"}},

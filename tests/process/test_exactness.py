@@ -14,7 +14,7 @@ KEYS = {
 NODE_KEYS = {
     "rank", "attention_units", "ffn_units", "threads", "peak_rss_bytes", "weight_bytes", "disk_read_bytes",
     "compute_s", "attention_s", "ffn_s", "reduce_wait_s", "weight_wait_s", "load_s", "head_s", "bytes_sent",
-    "disk_reads", "prefetch_hits", "stalls",
+    "disk_reads", "prefetch_hits", "stalls", "messages_dropped", "messages_refused",
 }  # fmt: skip
 
 # Every family and every kind of rope, on clusters of every kind: 2, 3 and 5 nodes; even, uneven and FFN-only;

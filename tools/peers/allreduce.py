@@ -54,7 +54,7 @@ def _on_testbed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 def _places(testbed: RunningTestbed, nodes: int) -> list[Place]:
     first, *others = testbed.devices[:nodes]
-    return [Place(first.address), *(Place(device.address, device.enter_command) for device in others)]
+    return [Place(first.address), *(device.place for device in others)]
 
 
 def _compare(

@@ -57,6 +57,12 @@ _COUNTERS: Final = (
     ("head_s", "node_head_seconds_total", "Embedding, LM head and sampling, on rank 0."),
     ("bytes_sent", "node_sent_bytes_total", "Sent to other nodes."),
     ("bytes_received", "node_received_bytes_total", "Received from other nodes."),
+    ("dropped", "node_dropped_messages_total", "Messages of other nodes that came too late."),
+    (
+        "refused",
+        "node_refused_messages_total",
+        "Messages and connections on the tensor plane that no honest node makes.",
+    ),
     ("steps", "node_steps_total", "Sweeps over the model."),
     ("tokens", "node_tokens_total", "Positions computed, those of prompts included."),
 )

@@ -11,7 +11,7 @@ from tpiedge.memory.sweep import Sweep
 from tpiedge.nodes.placing import placed
 from tpiedge.planner.solve import Plan
 from tpiedge.units import MIB, parse_bytes
-from tpiedge.wire.control import Keeping
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["Budget", "budgets", "least", "smallest_budget", "whole"]
 

@@ -20,8 +20,8 @@ from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.errors import OutOfMemory
 from tpiedge.lifeline import guard
 from tpiedge.units import format_bytes
-from tpiedge.wire.control import Keeping
 from tpiedge.wire.fields import Compute, Pin
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["memory", "memory_run"]
 

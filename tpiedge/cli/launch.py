@@ -17,8 +17,9 @@ from tpiedge.planner.facts import model_facts
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
-from tpiedge.wire.control import Keeping, Ready
+from tpiedge.wire.control import Ready
 from tpiedge.wire.fields import Choice, WirePrecision
+from tpiedge.wire.weights import Keeping
 
 __all__ = [
     "Layout",

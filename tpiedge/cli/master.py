@@ -40,8 +40,8 @@ from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, Machine
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.control import Keeping
 from tpiedge.wire.fields import Choice, Compute, Pin, WirePrecision
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["master"]
 

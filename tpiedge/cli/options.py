@@ -10,9 +10,9 @@ from click.core import ParameterSource
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.units import parse_bytes
-from tpiedge.wire.control import Keeping
 from tpiedge.wire.fields import Pin
 from tpiedge.wire.requests import Sampling
+from tpiedge.wire.weights import Keeping
 
 __all__ = [
     "BYTES",

@@ -72,6 +72,11 @@ def _rate(text: str) -> float:
     return math.inf if text == "none" else parse_rate(text)
 
 
+def _loss(text: str) -> float:
+    """A link may be cut while it runs; a file in which one is would say nothing."""
+    return parse_part(text, greatest=1.0)
+
+
 @click.group()
 def testbed() -> None:
     """Emulate several devices on this computer: their networks, processors and memory. Linux, needs root, or docker."""
@@ -167,7 +172,7 @@ def ls(as_json: bool) -> None:
 @click.argument("member", metavar="DEVICE_OR_ROUTER")
 @click.option("--latency", type=_Quantity("TIME", parse_time), help="One way, like 2ms.")
 @click.option("--jitter", type=_Quantity("TIME", parse_time), help="At most so much is added.")
-@click.option("--loss", type=_Quantity("PART", parse_part), help="Of all packets, like 1%.")
+@click.option("--loss", type=_Quantity("PART", _loss), help="Of all packets, like 1%; 100%: none arrives.")
 @click.option("--rate", type=_Quantity("RATE", _rate), help="Like 300Mbit/s; none: no limit.")
 @click.option("--up", "only_up", is_flag=True, help="Only towards the uplink.")
 @click.option("--down", "only_down", is_flag=True, help="Only from the uplink.")

@@ -37,8 +37,8 @@ class Emulated:
 
     @property
     def speeds(self) -> tuple[float, ...]:
-        """The devices' processors."""
-        return tuple(float(processors()) if device.cpus is None else device.cpus for device in self.devices)
+        """The devices' processors, at most those of this computer."""
+        return tuple(min(device.cpus or math.inf, float(processors())) for device in self.devices)
 
     def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
         """The device's limit, or less where less is wanted."""
@@ -65,9 +65,7 @@ def places_on(testbed: Emulated | None) -> Iterator[tuple[Place, ...]]:
         return
     with open_testbed(testbed.given, say=_say) as running:
         devices: Sequence[Device] = testbed.devices
-        places = tuple(
-            Place(device.address, device.enter_command) for device in running.devices[: len(devices)]
-        )
+        places = tuple(device.place for device in running.devices[: len(devices)])
         with running.inside(running.devices[0]):
             yield places
 

@@ -32,8 +32,8 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.control import Keeping
 from tpiedge.wire.fields import Pin
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["worker"]
 

@@ -1,7 +1,9 @@
 """How f32 matrices travel: as they are, rounded to bf16, or as int8 with a scale for every group of a row.
 
-Every rank, the sender included, goes on with the values that the others get, or the residual streams drift apart. Rows
-are rounded independently of each other. What is done here with numpy the native side does with the same bits.
+Every rank, the sender included, goes on with the values that the others get, or the residual streams drift apart. By
+star, mesh and two-shot alike every rank's part is rounded, also where it does not travel, and then the sum is: the bits
+do not depend on the route. Nor do they on other rows: each is rounded by itself. What is done here with numpy the
+native side does with the same bits.
 """
 
 from collections.abc import Mapping
@@ -14,14 +16,11 @@ from tpiedge.collectives.packing import pack, unpack
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.wire.fields import WirePrecision
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.tensors import INT8_GROUP, TensorHeader, wire_bytes
 
-__all__ = ["CODECS", "GROUP", "Codec", "Shape", "read_array"]
+__all__ = ["CODECS", "Codec", "Shape", "read_array", "rounded"]
 
 Shape = tuple[int, ...]
-
-GROUP: Final = 64
-"""Elements of a row that share a scale in int8; the last group of a row may be short."""
 
 _SHIFT = np.uint32(16)
 _ROUND = np.uint32(0x7FFF)
@@ -107,7 +106,7 @@ class _Int8:
 
     def header(self, shape: Shape) -> TensorHeader:
         rows, columns = shape
-        return TensorHeader("u8", (rows, columns + 4 * _groups(columns)))
+        return TensorHeader("u8", (rows, wire_bytes(self.name, 1, columns)))
 
     def encode(self, array: Array) -> Buffer:
         native = pack(self.name, array)
@@ -115,9 +114,9 @@ class _Int8:
             return native
         rows, columns = array.shape
         groups = _groups(columns)
-        padded = np.zeros((rows, groups * GROUP), np.float32)
+        padded = np.zeros((rows, groups * INT8_GROUP), np.float32)
         padded[:, :columns] = array
-        grouped = padded.reshape(rows, groups, GROUP)
+        grouped = padded.reshape(rows, groups, INT8_GROUP)
         with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
             scales = (np.abs(grouped).max(axis=2) / _LARGEST).astype(np.float32)
             scales[np.isnan(scales)] = _NOT_A_NUMBER
@@ -126,7 +125,7 @@ class _Int8:
             scaled = np.rint(grouped * inverse[:, :, None])
             codes = np.clip(np.nan_to_num(scaled, nan=0.0), -127, 127).astype(np.int8)
         packed = np.empty((rows, columns + 4 * groups), np.uint8)
-        packed[:, :columns] = codes.reshape(rows, groups * GROUP)[:, :columns].view(np.uint8)
+        packed[:, :columns] = codes.reshape(rows, groups * INT8_GROUP)[:, :columns].view(np.uint8)
         packed[:, columns:] = np.ascontiguousarray(scales).view(np.uint8)
         return packed.tobytes()
 
@@ -140,11 +139,11 @@ class _Int8:
         codes = np.ascontiguousarray(packed[:, :columns]).view(np.int8).astype(np.float32)
         scales = np.ascontiguousarray(packed[:, columns:]).view(np.float32)
         with np.errstate(invalid="ignore", over="ignore"):
-            return codes * np.repeat(scales, GROUP, axis=1)[:, :columns]
+            return codes * np.repeat(scales, INT8_GROUP, axis=1)[:, :columns]
 
 
 def _groups(columns: int) -> int:
-    return -(-columns // GROUP)
+    return -(-columns // INT8_GROUP)
 
 
 def _called(codec: Codec) -> str:
@@ -152,6 +151,11 @@ def _called(codec: Codec) -> str:
 
 
 CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
+
+
+def rounded(codec: Codec, array: Array) -> Array:
+    """The array as another rank would get it; may be the array itself."""
+    return array if codec.exact else codec.decode(codec.encode(array), array.shape)
 
 
 def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec | None) -> Array:

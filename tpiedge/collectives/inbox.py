@@ -20,7 +20,7 @@ from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Slice, StepPla
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 
-__all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox"]
+__all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox", "Part"]
 
 #: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
 MAX_HELD: Final = 64
@@ -108,7 +108,9 @@ class Inbox:
         """The next plan from `rank`, however long it has nothing to do."""
         what = f"the plan of the step after {self._step}"
         while True:
-            plans = [key for key in self._held if key[0] is StepPlan and key[1] > self._step and key[-1] == rank]
+            plans = [
+                key for key in self._held if key[0] is StepPlan and key[1] > self._step and key[-1] == rank
+            ]
             if plans:
                 plan = self._held.pop(min(plans, key=lambda key: key[1])).message
                 assert isinstance(plan, StepPlan)
@@ -169,7 +171,7 @@ class Inbox:
         if (rank != 0 and isinstance(message, StepPlan | Hidden)) or (
             self._is_root and isinstance(message, Reduced)
         ):
-            raise Misconduct(rank, f"node {rank} sent what only node 0 sends: {message}")
+            raise Misconduct(rank, f"node {rank} sent {type(message).__name__}, which only node 0 may send")
         block, chunk, hop = (int(getattr(message, field, 0)) for field in ("block", "chunk", "hop"))
         return type(message), message.step, block, chunk, hop, rank
 

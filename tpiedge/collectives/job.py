@@ -12,7 +12,7 @@ __all__ = ["Collective", "Job"]
 
 @dataclass(slots=True)
 class Job:
-    """`own` is this rank's part, None where it has none; it must not change before the job is finished.
+    """`own` is this rank's part, not rounded yet, None where it has none; it must not change before the job is done.
 
     `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
     `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which

@@ -1,16 +1,20 @@
 """The ring: slices of the matrix travel from each rank to the next, first growing sums, then whole ones.
 
-2 (N - 1) one-way latencies, and over each rank's link about twice the matrix in each direction. The order of summation
-is fixed, but every slice has its own: it begins at another rank.
+2 (N - 1) one-way latencies, and over each rank's link about twice the matrix in each direction. A slice is a run of
+columns, and each begins at another rank: the order of summation depends on an element's column alone. Where parts
+travel rounded a growing sum is rounded at every hop, so the bits are not those of the star.
+
+For comparisons among nodes that trust each other: every rank believes its neighbour's cancel flag, as it does its sums.
 """
 
 import numpy as np
 
 from tpiedge.collectives.arrays import Array
-from tpiedge.collectives.codec import Shape, read_array
+from tpiedge.collectives.codec import Shape, read_array, rounded
 from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
-from tpiedge.collectives.slices import check_slices, cut, send_slice
+from tpiedge.collectives.slices import check_slices, column_ranges, send_slice
+from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Slice
 
@@ -31,47 +35,53 @@ class Ring:
 
     def begin(self, job: Job) -> None:
         job.total = np.empty(job.shape, np.float32)
-        if job.own is None:
-            send_slice(self._courier, job, 0, (), None, self._next)
-            return
-        first = cut(job.own, self._size)[self._at(0)]
-        send_slice(self._courier, job, 0, first.shape, job.codec.encode(first), self._next)
+        first = self._slice(job, 0)
+        self._send(job, 0, self._shape(job, 0), None if first is None else job.codec.encode(first))
 
     def advance(self, job: Job) -> None:
-        slices = self._slices(job)
-        own = None if job.own is None else cut(job.own, self._size)
         for hop in range(1, self._size):
-            grown = slices[self._at(hop)]
-            received, _ = self._receive(job, hop - 1, grown.shape)
-            _add(received, None if own is None else own[self._at(hop)], grown)
-            encoded = job.codec.encode(grown)
-            send_slice(self._courier, job, hop, grown.shape, encoded, self._next)
-        if not job.codec.exact:
-            np.copyto(grown, job.codec.decode(encoded, grown.shape))
+            received, _ = self._receive(job, hop - 1, self._shape(job, hop))
+            grown = _sum(received, self._slice(job, hop), self._shape(job, hop))
+            self._send(job, hop, grown.shape, job.codec.encode(grown))
+        self._put(job, hop, rounded(job.codec, grown))
 
     def finish(self, job: Job) -> Array:
-        slices = self._slices(job)
         last = 2 * self._size - 2
         for hop in range(self._size, last + 1):
-            whole = slices[self._at(hop)]
-            received, encoded = self._receive(job, hop - 1, whole.shape)
+            shape = self._shape(job, hop)
+            whole, encoded = self._receive(job, hop - 1, shape)
+            if whole is None:
+                raise Misconduct(
+                    self._before, f"node {self._before} sent no tensor where a whole sum belongs"
+                )
             if hop < last:
                 # The bytes as they came: nothing is rounded twice.
-                send_slice(self._courier, job, hop, whole.shape, encoded, self._next)
-            _add(received, None, whole)
+                self._send(job, hop, shape, encoded)
+            self._put(job, hop, whole)
+        assert job.total is not None  # since `begin`
         if self._courier.rank == 0:
-            owners = [(at - 1) % self._size for at in range(self._size)]
-            check_slices(slices, owners, job.what)
-        assert job.total is not None
+            slices = [job.total[:, columns] for columns in column_ranges(job.shape[1], self._size)]
+            check_slices(slices, [(at - 1) % self._size for at in range(self._size)], job.what)
         return job.total
 
-    def _at(self, hop: int) -> int:
-        """Which slice this rank sends at `hop`, and has received at the hop before."""
-        return (self._courier.rank - hop) % self._size
+    def _columns(self, job: Job, hop: int) -> slice:
+        """Of what this rank sends at `hop`, and has received at the hop before."""
+        return column_ranges(job.shape[1], self._size)[(self._courier.rank - hop) % self._size]
 
-    def _slices(self, job: Job) -> list[Array]:
+    def _shape(self, job: Job, hop: int) -> Shape:
+        columns = self._columns(job, hop)
+        return job.shape[0], columns.stop - columns.start
+
+    def _slice(self, job: Job, hop: int) -> Array | None:
+        """Of this rank's part."""
+        return None if job.own is None else np.ascontiguousarray(job.own[:, self._columns(job, hop)])
+
+    def _put(self, job: Job, hop: int, values: Array) -> None:
         assert job.total is not None  # since `begin`
-        return cut(job.total, self._size)
+        job.total[:, self._columns(job, hop)] = values
+
+    def _send(self, job: Job, hop: int, shape: Shape, encoded: Buffer | None) -> None:
+        send_slice(self._courier, job, hop, shape, encoded, self._next)
 
     def _receive(self, job: Job, hop: int, shape: Shape) -> tuple[Array | None, Buffer | None]:
         """A slice of the rank before this one, and the same as it travelled."""
@@ -85,11 +95,10 @@ class Ring:
         return read_array(envelope, self._before, shape, job.codec), envelope.tensors[0]
 
 
-def _add(first: Array | None, second: Array | None, out: Array) -> None:
-    """In `out`; None is nothing to add."""
+def _sum(first: Array | None, second: Array | None, shape: Shape) -> Array:
+    """None is nothing to add."""
     if first is None or second is None:
         only = second if first is None else first
-        np.copyto(out, np.float32(0) if only is None else only)
-        return
+        return np.zeros(shape, np.float32) if only is None else only
     with np.errstate(over="ignore", invalid="ignore"):
-        np.add(first, second, out)
+        return first + second

@@ -1,19 +1,21 @@
 """Matrices in slices: for collectives in which every rank sums a part of the whole."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from tpiedge.collectives.arrays import Array
-from tpiedge.collectives.codec import GROUP, Shape
+from tpiedge.collectives.codec import Shape
 from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.summation import is_finite
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Slice
+from tpiedge.wire.tensors import INT8_GROUP
 
-__all__ = ["check_slices", "cut", "send_slice"]
+__all__ = ["check_slices", "column_ranges", "cut", "send_slice"]
 
 
 def cut(array: Array, count: int) -> list[Array]:
@@ -22,10 +24,20 @@ def cut(array: Array, count: int) -> list[Array]:
     A unit is a group of a row where groups fill the rows, else a row: so a cut changes no rounding.
     """
     rows, columns = array.shape
-    unit = columns if columns % GROUP else GROUP
+    unit = columns if columns % INT8_GROUP else INT8_GROUP
     units = rows * columns // unit
     matrix = array.reshape(units, unit)
     return [matrix[at * units // count : (at + 1) * units // count] for at in range(count)]
+
+
+def column_ranges(columns: int, count: int) -> list[slice]:
+    """`count` runs of the columns, of whole groups but for the last, as equal as such can be; some may be empty.
+
+    So a cut changes no rounding, and where a column belongs does not depend on the number of rows.
+    """
+    groups = -(-columns // INT8_GROUP)
+    bounds = [min(columns, at * groups // count * INT8_GROUP) for at in range(count + 1)]
+    return [slice(*pair) for pair in pairwise(bounds)]
 
 
 def send_slice(

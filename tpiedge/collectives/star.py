@@ -7,6 +7,7 @@ Two one-way latencies and 2 (N - 1) messages per all-reduce, all of them over ra
 import numpy as np
 
 from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import rounded
 from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.summation import OrderedSum
@@ -49,7 +50,7 @@ class Star:
         courier = self._courier
         out = np.empty(job.shape, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(job.own, out)
+            total = OrderedSum(None if job.own is None else rounded(job.codec, job.own), out)
             leaves = set(courier.peers)
             for rank, part, _ in courier.inbox.collect(
                 Partial, job.tag, leaves, job.what, job.shape, job.codec

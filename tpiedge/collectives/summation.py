@@ -24,6 +24,7 @@ class OrderedSum:
         self, own: Array | None, out: Array, rank: int = 0, order: Iterable[int] | None = None
     ) -> None:
         self._out = out
+        self._rank = rank
         self._sum: Array | None = None
         self._parts: dict[int, Array | None] = {}
         self._order = count() if order is None else iter(order)
@@ -53,16 +54,31 @@ class OrderedSum:
         elif self._sum is not self._out:
             np.copyto(self._out, self._sum)
 
-    def finish(self, what: object) -> None:
+    def finish(self, what: object, *, convicts: bool = True) -> None:
         """As `complete`; Misconduct names who sent a value that is not finite; ProtocolError where all did, or
-        nobody."""
+        nobody, or not `convicts`: where a part may be so by the fault of somebody who gave its sender less than he gave
+        this rank."""
         self.complete()
         if not is_finite(self._out):
-            raise self._blame(what)
+            raise self._blame(what) if convicts else self._doubt(what)
+
+    def _doubt(self, what: object) -> ProtocolError:
+        _, guilty = self._contributors()
+        if not guilty:
+            return ProtocolError(f"the sum of {what} overflows f32")
+        names = " and ".join(f"node {rank}" for rank in guilty)
+        return ProtocolError(
+            f"the sum of {what} is not finite where node {self._rank} adds it up: {names} contributed a value that is "
+            "not finite; run it with --collective star to learn which node is at fault"
+        )
+
+    def _contributors(self) -> tuple[list[int], list[int]]:
+        """Who has a share, and whose is not finite."""
+        given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
+        return list(given), [rank for rank, part in given.items() if not is_finite(part)]
 
     def _blame(self, what: object) -> ProtocolError:
-        given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
-        guilty = [rank for rank, part in given.items() if not is_finite(part)]
+        given, guilty = self._contributors()
         if not guilty:
             return ProtocolError(f"the sum of {what} overflows f32")
         if guilty[0] == 0 and len(guilty) == len(given) > 1:

@@ -2,6 +2,8 @@
 
 Four one-way latencies, and no rank has more than about twice sqrt(N) messages per all-reduce in each direction. Summed
 in the order of ranks, but in the brackets of the tree: the bits differ from the star's.
+
+For comparisons among nodes that trust each other: a child believes its head's cancel flag, as it does the sum.
 """
 
 import numpy as np

@@ -21,7 +21,8 @@ from tpiedge.errors import Cancelled
 
 __all__ = ["Part", "Reductions", "StepCancelled"]
 
-#: What is under way is in memory, here and as messages that came early.
+#: How many are under way while this node computes: each is in memory, here and as messages that came early. While the
+#: oldest is awaited there is one more, begun already: its parts travel in that time.
 _MOST: Final = 2
 
 

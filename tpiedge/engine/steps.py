@@ -35,8 +35,12 @@ class StepLimits:
 
     def chunk_of(self, tokens: int, *, shared: bool) -> int:
         """Tokens of a chunk in a step of so many. Where nodes share the work there are two at least, if that leaves
-        enough rows for efficient products: then one computes while the other's partials travel."""
-        if not shared or tokens < 2 * _PRODUCT_ROWS:
+        enough rows for efficient products: then one computes while the other's partials travel.
+
+        The first of two halves has the same number of tiles of products as the second or one more: rounded down, it
+        would leave a few rows for a third chunk.
+        """
+        if not shared or tokens < 3 * _PRODUCT_ROWS:
             return self.chunk_tokens
         half = -(-tokens // 2)
         return min(self.chunk_tokens, -(-half // _PRODUCT_ROWS) * _PRODUCT_ROWS)

@@ -26,7 +26,6 @@ from tpiedge.nodes.slot import NodeSlot
 from tpiedge.nodes.standby import Standby
 from tpiedge.nodes.timing import Timing
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
-from tpiedge.wire.control import Keeping
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -45,6 +44,7 @@ from tpiedge.wire.epochs import (
 )
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["Agent", "AgentSettings", "JoinRefused"]
 
@@ -278,10 +278,8 @@ class Agent:
 
     def _send(self, message: Message) -> None:
         """A master that does not listen is noticed by its silence."""
-        try:
+        with contextlib.suppress(Unreachable):
             self._endpoint.send(message, timeout_s=0.0)
-        except Unreachable:
-            return
 
     def _stop_node(self, grace_s: float = 0.0) -> None:
         if self._running is not None:

@@ -21,7 +21,6 @@ from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import (
-    ALL_PINNED,
     AskStats,
     Assign,
     Cancel,
@@ -34,11 +33,11 @@ from tpiedge.wire.control import (
     Shutdown,
     Stats,
     Token,
-    WeightMemory,
 )
 from tpiedge.wire.fields import Choice, Compute, WirePrecision
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
 __all__ = ["ClusterSpec", "LocalCluster", "Place"]
 

@@ -7,7 +7,6 @@ from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.collectives.communicator import Communicator, Liveness
-from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.errors import PeerLost, ProtocolError, UserError
@@ -15,22 +14,30 @@ from tpiedge.nodes.addresses import data_endpoint
 from tpiedge.nodes.bootstrap import NodeBootstrap
 from tpiedge.nodes.link_survey import LinkSurvey
 from tpiedge.nodes.linking import are_linked, connects_to, listens
+from tpiedge.nodes.tensor_links import TensorLinks
 from tpiedge.planner.network import NetworkFacts
-from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Endpoint
-from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.monitor import LinkState
-from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.control import Assign, Connect, Listening
 
-__all__ = ["DataPlane", "DataPlaneJoin"]
+__all__ = ["DataPlane", "DataPlaneJoin", "Traffic"]
 
 _LINK_S: Final = 5.0
 #: How many times as long as the master takes to find a machine that is cut off.
 _PATIENCE: Final = 2
-_IO_THREADS: Final = 2
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """What has passed. `dropped`: messages that came too late; `refused`: messages and connections that no honest node
+    makes."""
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    dropped: int = 0
+    refused: int = 0
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,18 @@ class DataPlane:
     communicator: Communicator
     endpoint: Endpoint | None = None
     facts: NetworkFacts | None = None
+
+    @property
+    def traffic(self) -> Traffic:
+        """Until now. For any thread."""
+        if self.endpoint is None:
+            return Traffic()
+        counters, group = self.endpoint.counters, self.communicator
+        refused = (
+            counters.rejected + counters.impostor + counters.revoked + counters.duplicate + counters.malformed
+        )
+        dropped = group.dropped if isinstance(group, Group) else 0
+        return Traffic(self.endpoint.bytes_sent, self.endpoint.bytes_received, dropped, refused)
 
 
 class _LinkLiveness:
@@ -90,9 +109,6 @@ class DataPlaneJoin:
         self._listening = listening
         self._await_connect = await_connect
         self._resources = resources
-        self._keys = CurveKeys(bootstrap.public_key, bootstrap.secret_key)
-        self._peer_keys = dict(assign.peer_keys)
-        self._name = node_name(assign.rank)
 
     def run(self) -> DataPlane:
         """Raises PeerLost, ProtocolError, UserError."""
@@ -100,11 +116,13 @@ class DataPlaneJoin:
         size = len(assign.nodes)
         if size == 1:
             return DataPlane(LocalCommunicator())
-        context = ZmqContext(_IO_THREADS)
-        self._resources.callback(context.close)
-        hub = self._listen(context) if listens(assign.rank, size, assign.collective) else None
-        spokes = self._connect(context) if assign.rank else {}
-        endpoint = self._joined(hub, spokes)
+        keys = CurveKeys(self._bootstrap.public_key, self._bootstrap.secret_key)
+        links = TensorLinks(assign.rank, keys, dict(assign.peer_keys), self._resources)
+        if listens(assign.rank, size, assign.collective):
+            hub = links.listen(self._bootstrap.data_address)
+            self._listening(Listening(assign.epoch, assign.rank, hub.address))
+        spokes = self._connect(links) if assign.rank else {}
+        endpoint = links.joined(spokes)
         linked = are_linked(size, assign.collective)
         facts = None
         if linked and size > 2:
@@ -116,21 +134,7 @@ class DataPlaneJoin:
         group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
         return DataPlane(group, endpoint, facts)
 
-    def _listen(self, context: ZmqContext) -> ZmqHub:
-        rank = self._assign.rank
-        hub = ZmqHub(
-            address=self._bootstrap.data_address,
-            keys=self._keys,
-            name=self._name,
-            allowed={key: node_name(peer) for peer, key in self._peer_keys.items() if peer > rank},
-            plane=TENSOR,
-            context=context,
-        )
-        self._resources.enter_context(hub)
-        self._listening(Listening(self._assign.epoch, rank, hub.address))
-        return hub
-
-    def _connect(self, context: ZmqContext) -> dict[int, ZmqSpoke]:
+    def _connect(self, links: TensorLinks) -> dict[int, ZmqSpoke]:
         """Spokes to the ranks that listen for this node, as far as they can be reached; to rank 0 in any case."""
         assign = self._assign
         endpoints = dict(self._await_connect().endpoints)
@@ -139,7 +143,7 @@ class DataPlaneJoin:
             raise ProtocolError(
                 f"the master sent the addresses of {sorted(endpoints)}, not of {list(others)}"
             )
-        spokes = self._spokes(endpoints, context)
+        spokes = self._spokes(endpoints, links)
         deadline = self._clock.now() + _LINK_S
         for rank, spoke in list(spokes.items()):
             if spoke.monitor.wait(max(0.0, deadline - self._clock.now())) is LinkState.UP:
@@ -153,32 +157,14 @@ class DataPlaneJoin:
             del spokes[rank]
         return spokes
 
-    def _spokes(self, endpoints: Mapping[int, str], context: ZmqContext) -> dict[int, ZmqSpoke]:
+    def _spokes(self, endpoints: Mapping[int, str], links: TensorLinks) -> dict[int, ZmqSpoke]:
         spokes = {}
         for rank, endpoint in endpoints.items():
             try:
-                spokes[rank] = self._spoke(rank, endpoint, context)
+                address = data_endpoint(endpoint, self._bootstrap.control_address)
+                spokes[rank] = links.connect(rank, address)
             except UserError:
                 if rank == 0:
                     raise
                 # What another node calls its address is none here.
         return spokes
-
-    def _spoke(self, rank: int, endpoint: str, context: ZmqContext) -> ZmqSpoke:
-        spoke = ZmqSpoke(
-            address=data_endpoint(endpoint, self._bootstrap.control_address),
-            server_key=self._peer_keys.get(rank, ""),
-            keys=self._keys,
-            name=self._name,
-            hub_name=node_name(rank),
-            plane=TENSOR,
-            context=context,
-        )
-        return self._resources.enter_context(spoke)
-
-    def _joined(self, hub: ZmqHub | None, spokes: Mapping[int, ZmqSpoke]) -> Endpoint:
-        if hub is not None and not spokes:
-            return hub
-        if hub is None and len(spokes) == 1:
-            return spokes[0]
-        return ZmqMesh(self._name, hub, {node_name(rank): spoke for rank, spoke in spokes.items()})

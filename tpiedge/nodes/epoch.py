@@ -6,6 +6,7 @@ nodes and becomes one event for the caller. No socket and no thread here: whoeve
 passes on what is posted.
 """
 
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from tpiedge.clock import Clock
@@ -55,6 +56,9 @@ _OWN_FAULTS: Mapping[str, type[TpiedgeError]] = {
     "InternalError": InternalError,
 }
 """Failures of a node that are better shown as what they are than as a lost node."""
+#: More than a node needs to open a port; the others wait for that longer.
+_LISTEN_S = 60.0
+_OF_RANK_0 = re.compile(r"node[- ]0\b")
 
 
 class Epoch:
@@ -79,12 +83,14 @@ class Epoch:
         self._assign = assign
         self._post = post
         self._tell = tell
-        #: Who is yet to say where it listens, where the others do, and to whom each is yet to be connected.
-        self._listeners: set[int] = set()
+        #: Who is yet to say where it listens (and since when), where the others do, and to whom each is yet to be
+        #: connected.
+        self._listeners: dict[int, float] = {}
         self._endpoints: dict[int, str] = {}
         self._unconnected: dict[int, range] = {}
         #: The nodes that gave up over another one, and what they said.
         self._reports: dict[int, str] = {}
+        self._at_odds: set[int] = set()
         self._started = False
         #: The nodes that broke the protocol, and how.
         self.offences: dict[int, str] = {}
@@ -97,6 +103,11 @@ class Epoch:
     def bereft(self) -> Collection[int]:
         """The nodes that gave up over the loss of another one."""
         return self._reports.keys()
+
+    @property
+    def at_odds(self) -> Collection[int]:
+        """The nodes that gave up over what may be another worker's doing, or their own: only the two know."""
+        return self._at_odds
 
     @property
     def all_ready(self) -> bool:
@@ -130,7 +141,12 @@ class Epoch:
 
     def tick(self) -> None:
         """Look for silent nodes, then tell all how everyone does."""
-        self._announce(self._membership.tick(self._clock.now()))
+        now = self._clock.now()
+        self._announce(self._membership.tick(now))
+        for rank, since in list(self._listeners.items()):
+            if now - since >= _LISTEN_S:
+                del self._listeners[rank]
+                self.lose(rank, f"it did not say where it listens within {_LISTEN_S:.0f} s")
         self._pulse()
 
     def _dispatch(self, rank: int, message: Message) -> None:
@@ -172,7 +188,7 @@ class Epoch:
         size = len(part.nodes)
         self._post(part, rank)
         if listens(rank, size, part.collective):
-            self._listeners.add(rank)
+            self._listeners[rank] = self._clock.now()
         if rank:
             self._unconnected[rank] = connects_to(rank, size, part.collective)
             self._connect()
@@ -180,7 +196,7 @@ class Epoch:
     def _listens(self, rank: int, endpoint: str) -> None:
         if rank not in self._listeners:
             raise ProtocolError("it says that it listens, where nobody is to connect to it or it has said so")
-        self._listeners.remove(rank)
+        del self._listeners[rank]
         self._endpoints[rank] = check_endpoint(endpoint)
         self._connect()
 
@@ -196,11 +212,25 @@ class Epoch:
         if failed.kind in _OWN_FAULTS:
             self._membership.lose(rank, hearsay(failed.message))
             self._tell(_OWN_FAULTS[failed.kind](hearsay(failed.message)))
-        elif failed.kind in ("PeerLost", "Misconduct"):
+            return
+        if failed.kind in ("PeerLost", "Misconduct"):
             # Whom a node other than rank 0 accuses, only its own word speaks against.
             self._reports[rank] = hearsay(failed.message)
-        else:
-            self.lose(rank, f"{failed.kind}: {failed.message}")
+            if rank and self._is_of_a_worker(rank, failed.message):
+                self._at_odds.add(rank)
+            return
+        if failed.kind == "ProtocolError" and self._started:
+            # What it was given to add up was wrong, and it cannot tell by whom.
+            self._reports[rank] = hearsay(failed.message)
+            self._at_odds.add(rank)
+        self.lose(rank, f"{failed.kind}: {failed.message}")
+
+    def _is_of_a_worker(self, rank: int, message: str) -> bool:
+        """Whether the node `rank` speaks of another one than rank 0 and itself."""
+        missed = PeerLost.read(message)
+        if missed is not None:
+            return missed.rank not in (0, rank) and missed.rank < len(self._membership.members)
+        return _OF_RANK_0.match(message) is None
 
     def _announce(self, losses: Sequence[Loss]) -> None:
         for loss in losses:

@@ -2,9 +2,11 @@
 not disturb each other, by echoes over the connections that the tensors will take.
 """
 
-import os
+import math
 import platform
+from collections import Counter
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ from tpiedge.clock import Clock
 from tpiedge.collectives.communicator import Liveness
 from tpiedge.collectives.courier import node_name
 from tpiedge.errors import Misconduct, PeerLost
+from tpiedge.nodes.device import usable_cores
 from tpiedge.nodes.probing import Link, Probing
 from tpiedge.planner.network import NetworkFacts, PairFacts
 from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage, Unreachable
@@ -30,6 +33,8 @@ _TURN_S: Final = 60.0
 _PAIR_S: Final = 5.0
 _PAYLOAD_BYTES: Final = 48 * KIB
 _PAYLOADS: Final = 6
+#: Of one node in one survey; an honest one sends 11.
+_MOST_PROBES: Final = 32
 
 
 class LinkSurvey:
@@ -49,10 +54,13 @@ class LinkSurvey:
         self._rank = rank
         self._size = size
         self._ranks = {node_name(peer): peer for peer in range(size)}
+        #: By rank, in this survey.
+        self._probes: Counter[int] = Counter()
 
     def run(self, reached: Collection[int]) -> NetworkFacts | None:
         """Take part until it is over. `reached`: the ranks below this one to which it has a link. What rank 0 learns
         it returns. Raises PeerLost, ProtocolError."""
+        self._probes.clear()
         if self._rank == 0:
             return self._lead()
         deadline = self._clock.now() + _START_S + self._size * (_TURN_S + self._size * _PAIR_S)
@@ -68,7 +76,7 @@ class LinkSurvey:
         self._await_all()
         links: dict[tuple[int, int], PairFacts] = {}
         hosts: list[str] = [_machine()]
-        cores: dict[str | int, int] = {hosts[0]: os.cpu_count() or 1}
+        cores: dict[str | int, int] = {hosts[0]: _cores()}
         for turn in range(1, self._size):
             deadline = self._clock.now() + _TURN_S + turn * _PAIR_S
             self._send(Survey(self._epoch, turn), turn, deadline)
@@ -106,7 +114,7 @@ class LinkSurvey:
             for rank, link in found.items()
             if link is not None
         )
-        return LinkReport(self._epoch, self._rank, _machine(), os.cpu_count() or 1, links)
+        return LinkReport(self._epoch, self._rank, _machine(), _cores(), links)
 
     def _measure(self, rank: int) -> Link | None:
         """None where the other does not answer; rank 0's silence is a loss."""
@@ -173,16 +181,30 @@ class LinkSurvey:
         if getattr(message, "epoch", self._epoch) != self._epoch:
             return None
         if isinstance(message, Probe):
-            payload = bytes(min(message.answer_bytes, _PAYLOAD_BYTES))
-            self._send(Echo(self._epoch, message.number, payload), sender, self._clock.now() + _TURN_S)
+            self._answer(sender, message)
             return None
         if sender != rank and self._rank == 0:
             raise Misconduct(sender, f"node {sender} sent {type(message).__name__} out of its turn")
         return message if sender == rank else None
 
+    def _answer(self, sender: int, probe: Probe) -> None:
+        """Rank 0 gets its echo. Another node that asks without end, or reads nothing, costs no more than a moment."""
+        self._probes[sender] += 1
+        echo = Echo(self._epoch, probe.number, bytes(min(probe.answer_bytes, _PAYLOAD_BYTES)))
+        if sender == 0:
+            self._send(echo, 0, self._clock.now() + _TURN_S)
+        elif self._probes[sender] <= _MOST_PROBES:
+            with suppress(Unreachable):
+                self._endpoint.send(echo, to=node_name(sender), timeout_s=_SLICE_S)
+
 
 def _silent(rank: int, what: str) -> PeerLost:
     return PeerLost(rank, what, "it does not answer")
+
+
+def _cores() -> int:
+    """Whole processors that this process may use."""
+    return max(1, math.floor(usable_cores()))
 
 
 def _machine() -> str:

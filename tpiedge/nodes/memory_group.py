@@ -77,7 +77,8 @@ class MemoryGroup:
 
     @property
     def members(self) -> set[int]:
-        return {int(pid) for pid in self.members_file.read_text().split()}
+        """But those of another pid namespace, which have no id here: they read as 0."""
+        return {int(pid) for pid in self.members_file.read_text().split()} - {0}
 
     @property
     def counts(self) -> bool:
@@ -129,9 +130,9 @@ class MemoryGroup:
         return next(found[name] for name in names if name in found)
 
     def kill(self) -> None:
-        """End every member. Raises ResourceError if one is still there after 20 s."""
+        """End every member but this process. Raises ResourceError if one is still there after 20 s."""
         deadline = time.monotonic() + _END_S
-        while members := self.members:
+        while members := self.members - {os.getpid()}:
             for member in members:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(member, signal.SIGKILL)

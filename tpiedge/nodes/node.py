@@ -18,18 +18,13 @@ import torch
 from tpiedge import __version__
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
-from tpiedge.errors import (
-    Cancelled,
-    Misconduct,
-    ProtocolError,
-    TpiedgeError,
-    UserError,
-)
+from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
 from tpiedge.memory.scheduler import Counts
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.config import ModelConfig
@@ -44,7 +39,6 @@ from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.tracing.tracer import Tracer
-from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
@@ -84,7 +78,7 @@ class Node:
         self._epoch = 0
         self._weights: NodeWeights | None = None
         self._engine: Engine | None = None
-        self._data: Endpoint | None = None
+        self._data = DataPlane(LocalCommunicator())
         self._route = Route()
         self._request = ""
         self._cancelled = ""
@@ -149,20 +143,19 @@ class Node:
             sys.stderr.flush()
 
     def _expect_assign(self) -> Assign:
-        command = self._next_command(self._clock.now() + _ASSIGN_S)
+        command = self._next_command("the plan", self._clock.now() + _ASSIGN_S)
         if not isinstance(command, Assign):
             raise ProtocolError(f"the master sent {type(command).__name__} before the plan")
         return command
 
     def _expect_connect(self) -> Connect:
-        command = self._next_command(self._clock.now() + _ASSIGN_S)
+        awaited = "the addresses of the other nodes"
+        command = self._next_command(awaited, self._clock.now() + _ASSIGN_S)
         if not isinstance(command, Connect):
-            raise ProtocolError(
-                f"the master sent {type(command).__name__} before the addresses of the others"
-            )
+            raise ProtocolError(f"the master sent {type(command).__name__} before {awaited}")
         return command
 
-    def _next_command(self, deadline: float | None) -> Assign | Connect | Generate:
+    def _next_command(self, awaited: str, deadline: float | None = None) -> Assign | Connect | Generate:
         """Wait for the master; without a deadline as long as the master is heard."""
         while True:
             try:
@@ -170,7 +163,7 @@ class Node:
             except queue.Empty:
                 self._liveness.check_idle(0, "the master's next command")
                 if deadline is not None and self._clock.now() > deadline:
-                    raise ProtocolError(f"the master sent no plan within {_ASSIGN_S:.0f} s") from None
+                    raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s") from None
                 if self._engine is not None:
                     self._engine.communicator.rest()
                 continue
@@ -190,9 +183,8 @@ class Node:
             self._expect_connect,
             self._resources,
         )
-        plane = join.run()
-        self._data = plane.endpoint
-        return plane
+        self._data = join.run()
+        return self._data
 
     def _build(self, assign: Assign, plane: DataPlane) -> Engine:
         communicator = plane.communicator
@@ -249,7 +241,7 @@ class Node:
 
     def _lead(self, leader: Leader) -> None:
         while True:
-            command = self._next_command(None)
+            command = self._next_command("a request")
             if not isinstance(command, Generate):
                 raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
             self.link.post(self._generate(leader, command))
@@ -276,7 +268,7 @@ class Node:
         return Heartbeat(self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read)
 
     def _stats(self) -> Stats:
-        meter, weights, engine, data = self._meter, self._weights, self._engine, self._data
+        meter, weights, engine, links = self._meter, self._weights, self._engine, self._data.traffic
         counts = weights.counts if weights else Counts()
         return Stats(
             epoch=self._epoch,
@@ -285,8 +277,8 @@ class Node:
             weight_bytes=weights.weight_bytes if weights else 0,
             kv_bytes=engine.cache.held_bytes if engine else 0,
             disk_read_bytes=weights.embedding_bytes_read + weights.streamed_bytes if weights else 0,
-            bytes_sent=data.bytes_sent if data else 0,
-            bytes_received=data.bytes_received if data else 0,
+            bytes_sent=links.sent_bytes,
+            bytes_received=links.received_bytes,
             compute_s=meter.compute_s,
             attention_s=meter.attention_s,
             ffn_s=meter.ffn_s,
@@ -299,4 +291,6 @@ class Node:
             steps=meter.steps,
             tokens=meter.tokens,
             head_s=meter.head_s,
+            dropped=links.dropped,
+            refused=links.refused,
         )

@@ -4,7 +4,7 @@ from tpiedge.errors import OutOfMemory
 from tpiedge.memory.pinning import Placement, TooSmall, place
 from tpiedge.memory.sweep import Sweep
 from tpiedge.units import format_bytes
-from tpiedge.wire.control import WeightMemory
+from tpiedge.wire.weights import WeightMemory
 
 __all__ = ["elastic_bytes", "placed"]
 

@@ -194,8 +194,13 @@ class Reconciler:
         self._retry(session)
 
     def _judge(self, session: Session) -> None:
-        """Note whose node broke the protocol, or failed by itself."""
+        """Note whose node broke the protocol, or failed by itself, and whether that is known."""
         now = self._clock.now()
+        if session.quarrel:
+            _log.warning(
+                "all-reduces go by the star for a while: nobody else knows which of two workers is right"
+            )
+            self._stage.distrust(session)
         for name, cause in session.offences.items():
             _log.warning("%s broke the protocol: %s", name, cause)
             self._standing.convict(name, cause, now)

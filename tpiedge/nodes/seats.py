@@ -6,9 +6,10 @@ from pathlib import Path
 
 from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
-from tpiedge.wire.control import ALL_PINNED, Assign, WeightMemory
+from tpiedge.wire.control import Assign
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import Choice, Compute, WirePrecision
+from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
 __all__ = ["Arrangement", "Fetching", "Seat", "Served"]
 

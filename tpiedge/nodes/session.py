@@ -4,17 +4,19 @@ Phases: PREPARING (the workers fetch what they lack) -> PREPARED -> LAUNCHED (th
 ENDED from anywhere. A session ends by itself only over a loss or a failure; it never ends twice.
 """
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from tpiedge.clock import Clock
-from tpiedge.errors import InternalError, PeerLost, ResourceError, TpiedgeError, UserError
+from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.nodes.chosen import log_chosen
 from tpiedge.nodes.epoch import Epoch, Event
 from tpiedge.nodes.hearsay import hearsay
 from tpiedge.nodes.membership import Membership, State
 from tpiedge.nodes.seats import Fetching, Seat, Served
 from tpiedge.nodes.timing import Timing
+from tpiedge.nodes.verdict import first_lost, judge, with_host
 from tpiedge.nodes.watch import RequestWatch
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import (
@@ -77,6 +79,8 @@ class Session:
         #: Whether it ended because a machine went; otherwise the worker whose node failed by itself, if one did.
         self.deserted = False
         self.fallen: str | None = None
+        #: Where nobody can tell which of two workers is to blame: what ended it, in words.
+        self.quarrel = ""
         self.fetching: dict[str, Fetching] = {}
         self.epoch: Epoch | None = None
         #: What rank 0 said of the way that all-reduces go, once it is ready.
@@ -84,6 +88,8 @@ class Session:
         #: What each node said last of what it has done.
         self.counters: dict[int, Stats] = {}
         self._served = served
+        #: What the nodes are told, and why where that is not what the user wants.
+        self._collective, self._overruled = served.collective, ""
         self._timing = timing
         self._clock = clock
         self._to_agent = to_agent
@@ -137,17 +143,20 @@ class Session:
             self._to_agent(self._served.prepare(self.number, self.seats, rank, self._timing), machine)
         self._look_prepared()
 
-    def launch(self, root_key: str) -> None:
-        """Start the nodes; `root_key` is the public key of rank 0, which the caller starts."""
+    def launch(self, root_key: str, overruled: str = "") -> None:
+        """Start the nodes; `root_key` is the public key of rank 0, which the caller starts. `overruled` says why
+        all-reduces are to go by the star alone, if they are."""
         self.phase = Phase.LAUNCHED
         timing, now = self._timing, self._clock.now()
         self._moved = now
+        self._overruled, self._collective = overruled, "star" if overruled else self._served.collective
+        served = dataclasses.replace(self._served, collective=self._collective)
         membership = Membership(len(self.seats), now, timeout_s=timing.timeout_s, start_s=timing.start_s)
         self.epoch = Epoch(
             self.number,
             self._clock,
             membership,
-            lambda rank: self._served.assign(self.number, self.seats, rank, {**self._keys, 0: root_key}),
+            lambda rank: served.assign(self.number, self.seats, rank, {**self._keys, 0: root_key}),
             self._to_node,
             self._event,
         )
@@ -236,19 +245,21 @@ class Session:
         self._tell(event)
 
     def _broke(self, error: TpiedgeError) -> None:
-        rank = self._first_lost()
+        rank = first_lost(self.epoch)
         if self.phase is not Phase.ENDED and rank is not None and self.epoch is not None:
             machine = self.seats[rank].machine or None
-            self.culprit = machine if self.phase is Phase.LAUNCHED else None
-            self.fallen = None if rank in self.epoch.bereft else machine
-        self.fail(self._with_host(error, rank))
+            verdict = judge(self.epoch, rank, len(self.seats), self._collective)
+            self.quarrel = str(error) if verdict.quarrel else ""
+            self.culprit = machine if self.phase is Phase.LAUNCHED and verdict.guilty else None
+            self.fallen = machine if verdict.failed else None
+        self.fail(with_host(error, rank, self.seats))
 
     def _loads(self, event: Loading | Ready) -> None:
         now = self._clock.now()
         if self._loading.get(event.rank) != event:
             self._loading[event.rank], self._moved = event, now
         if isinstance(event, Ready) and event.rank == 0:
-            self.routing = event
+            event = self.routing = dataclasses.replace(event, why=self._overruled or event.why)
             log_chosen(self.number, self._served.collective, event)
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
             self.phase, self._ready = Phase.READY, now
@@ -282,18 +293,6 @@ class Session:
 
     def _lost(self, rank: int, cause: str) -> PeerLost:
         return PeerLost(rank, "its preparation", hearsay(cause), self.seats[rank].host)
-
-    def _with_host(self, error: TpiedgeError, rank: int | None) -> TpiedgeError:
-        """The epoch knows ranks alone, and a worker's own error only what is wrong there."""
-        if isinstance(error, PeerLost):
-            return PeerLost(error.rank, error.waited_for, error.cause, self.seats[error.rank].host)
-        if rank and isinstance(error, UserError | ResourceError | InternalError):
-            return type(error)(f"on node {rank} ({self.seats[rank].host}): {error}")
-        return error
-
-    def _first_lost(self) -> int | None:
-        members = self.epoch.members if self.epoch is not None else ()
-        return next((member.rank for member in members if member.state is State.LOST), None)
 
     def _look_prepared(self) -> None:
         if self.phase is Phase.PREPARING and len(self._keys) == len(self._ranks):

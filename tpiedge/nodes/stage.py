@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
+from tpiedge.nodes.distrust import Distrust
 from tpiedge.nodes.epoch import Epoch
 from tpiedge.nodes.outbox import Outbox
 from tpiedge.nodes.rank_zero import RankZero
@@ -53,6 +54,7 @@ class Stage:
         self._timing = timing
         self._clock = clock
         self._tell = tell
+        self._distrust = Distrust()
         self._number = 0
         self._observed_until = 0.0
 
@@ -161,7 +163,11 @@ class Stage:
         except (OSError, ResourceError) as error:
             session.fail(ResourceError(f"cannot start a node: {error}"))
             return
-        session.launch(keys.public)
+        session.launch(keys.public, self._overruled(session))
+
+    def distrust(self, session: Session) -> None:
+        """Workers of the session gave up over each other: let nothing pass between workers alone for a while."""
+        self._distrust.quarrelled(session.quarrel, self._clock.now())
 
     def end_serving(self) -> None:
         """End the nodes of the serving session, if there is one."""
@@ -182,6 +188,12 @@ class Stage:
         serving = self.serving
         if serving is not None:
             self._hub.post(Cancel(serving.number, request), to=node_name(0, serving.number))
+
+    def _overruled(self, session: Session) -> str:
+        """Why the session's all-reduces go by the star, whatever the user wants; "" where they need not."""
+        if len(session.seats) <= 2 or self._served.collective == "star":
+            return ""
+        return self._distrust.reason(self._clock.now())
 
     def close(self) -> None:
         """End everything, without waiting for the nodes."""

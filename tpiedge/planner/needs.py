@@ -6,7 +6,7 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.planner.partition import Shape
 from tpiedge.units import MIB, format_bytes
-from tpiedge.wire.control import ALL_PINNED, Keeping, WeightMemory
+from tpiedge.wire.weights import ALL_PINNED, Keeping, WeightMemory
 
 __all__ = [
     "NODE_BASE_BYTES",

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.solve import Plan, evaluate, least_seconds, solve
-from tpiedge.wire.control import Keeping
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["Demand", "Machine", "Prediction", "least_step_s", "node_facts", "predict", "with_speeds"]
 

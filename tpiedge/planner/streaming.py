@@ -15,7 +15,7 @@ from tpiedge.planner.needs import (
     whole_need,
 )
 from tpiedge.units import format_bytes, format_least
-from tpiedge.wire.control import Keeping, WeightMemory
+from tpiedge.wire.weights import Keeping, WeightMemory
 
 __all__ = ["node_need", "node_seconds", "smallest_bytes"]
 

@@ -9,11 +9,11 @@ from typing import Any, NoReturn, Protocol
 
 from tpiedge.errors import UserError
 from tpiedge.testbed import testbed
-from tpiedge.testbed.containers_backend import DockerTestbeds
+from tpiedge.testbed.containers_backend import DockerTestbeds, in_containers
 from tpiedge.testbed.containers_engine import Engine
 from tpiedge.testbed.containers_plan import DEFAULT_IMAGE
 from tpiedge.testbed.description import Link
-from tpiedge.testbed.measuring import Measured, measure_pair
+from tpiedge.testbed.measuring import Measured, longest_rtt_s, measure_pair
 from tpiedge.testbed.running import RunningTestbed, attach
 from tpiedge.testbed.scenarios import Scenario
 from tpiedge.testbed.state import Network, read_state
@@ -120,7 +120,8 @@ class _Namespaces:
 
     def measure(self, source: str, target: str) -> Measured:
         running = self._running
-        return measure_pair(running, running.device(source), running.device(target))
+        longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
+        return measure_pair(running, running.device(source), running.device(target), longest_s)
 
     def execute(self, device: str, command: Sequence[str]) -> NoReturn:
         where = self._running.device(device)
@@ -157,8 +158,6 @@ def backend_of(name: str) -> Iterator[Backend]:
 
 def require_free(name: str, chosen: Backend) -> None:
     """Raises UserError where another backend has a testbed of the name."""
-    with backend_of(name) as holder:
-        if type(holder) is not type(chosen) and name in holder.names():
-            raise UserError(
-                f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it"
-            )
+    of_containers = isinstance(chosen, DockerTestbeds)
+    if name in NamespaceTestbeds().names() if of_containers else in_containers(name):
+        raise UserError(f"the testbed {name} is up already, another way: tpiedge testbed down {name} ends it")

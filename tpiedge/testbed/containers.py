@@ -160,7 +160,7 @@ def change_link(
     )
 
 
-def measure(engine: Engine, found: Containers, source: str, target: str) -> Measured:
+def measure(engine: Engine, found: Containers, source: str, target: str, longest_rtt_s: float) -> Measured:
     """By a process of the switch's container, with its sockets in the devices' networks. Raises ResourceError."""
     addresses, pids = found.topology.addresses, found.pids
     devices = []
@@ -168,7 +168,9 @@ def measure(engine: Engine, found: Containers, source: str, target: str) -> Meas
         if not found.connected(name):
             raise ResourceError(f"the container of {name} has ended: tpiedge testbed down {found.name}")
         devices.append({"name": name, "address": addresses[name], "pid": pids[name]})
-    return Measured(**ask(engine, found, {"do": "measure", "devices": devices}))
+    return Measured(
+        **ask(engine, found, {"do": "measure", "devices": devices, "longest_rtt_s": longest_rtt_s})
+    )
 
 
 def ask(engine: Engine, found: Containers, request: Mapping[str, object]) -> dict[str, Any]:
@@ -241,9 +243,11 @@ def _without_name(link: dict[str, Any]) -> dict[str, Any]:
 
 def _self() -> Maker:
     own = Owner.own()
-    return Maker(platform.node(), own.pid, own.started)
+    return Maker(platform.node(), own.pid, own.started, own.boot)
 
 
 def _lives(maker: Maker | None) -> bool:
     """Of another computer nothing is known: what it has not finished counts as given up."""
-    return maker is not None and maker.node == platform.node() and Owner(maker.pid, maker.started).alive
+    if maker is None or maker.node != platform.node():
+        return False
+    return Owner(maker.pid, maker.started, maker.boot).alive

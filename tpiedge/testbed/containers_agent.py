@@ -6,7 +6,8 @@ It prints one line of JSON: the answer, or {"error": ..., "fault": "user" or "re
 
 `state`  the switch's counters, links that have been changed, and what each device's group uses
 `set`    `links`: changes as SwitchClient.set_links takes them; `remember`: member -> [up, down], for `state`
-`measure` round trips and throughput from the first to the second of `devices`: each has name, address and pid
+`measure` round trips, which take at most about `longest_rtt_s`, and throughput from the first to the second of
+          `devices`: each has name, address and pid
 """
 
 import json
@@ -68,7 +69,7 @@ def _answer(request: Mapping[str, Any]) -> dict[str, Any]:
             return {}
         case "measure":
             source, target = (_Device(**device) for device in request["devices"])
-            return asdict(measure_pair(_Network(), source, target))
+            return asdict(measure_pair(_Network(), source, target, request.get("longest_rtt_s", 0.0)))
     raise ResourceError(f"the testbed's image is of another version: it does not know {request['do']!r}")
 
 
@@ -77,7 +78,7 @@ def _use(pid: int) -> dict[str, Any]:
     groups = Path(f"/proc/{pid}/root/sys/fs/cgroup")
     old = (groups / "memory" / "memory.limit_in_bytes").exists()
     controllers, group = Controllers(None, 0, groups, 1 if old else 2), "memory" if old else "."
-    return {**asdict(controllers.use(group)), "processes": sorted(controllers.members(group) - {0})}
+    return {**asdict(controllers.use(group)), "processes": sorted(controllers.members(group))}
 
 
 def _remembered() -> dict[str, Any]:

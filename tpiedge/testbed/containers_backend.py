@@ -12,7 +12,7 @@ from tpiedge.testbed.containers_engine import Engine
 from tpiedge.testbed.containers_plan import container_name
 from tpiedge.testbed.containers_terminal import run_here
 from tpiedge.testbed.description import Device, Link
-from tpiedge.testbed.measuring import Measured
+from tpiedge.testbed.measuring import Measured, longest_rtt_s
 from tpiedge.testbed.scenarios import Scenario
 from tpiedge.testbed.state import Network
 from tpiedge.testbed.status import links_of, pairs_of
@@ -20,6 +20,7 @@ from tpiedge.testbed.topology import Expected, Topology
 
 __all__ = ["DockerTestbeds", "in_containers"]
 
+_LISTING_S = 2.0
 _UNKNOWN: Mapping[str, Any] = {
     "used_bytes": None,
     "peak_bytes": None,
@@ -69,13 +70,12 @@ class DockerTestbeds:
 
 
 def in_containers(name: str) -> bool:
-    """Whether there is such a testbed of containers; not where no engine answers."""
+    """Whether there is such a testbed of containers; not where no engine says so at once: who asks needs none."""
     try:
-        engine = Engine.connect()
-    except UserError:
+        with Engine.connect(_LISTING_S) as engine:
+            return name in containers.known_names(engine)
+    except TpiedgeError:
         return False
-    with engine:
-        return name in containers.known_names(engine)
 
 
 class _Attached:
@@ -97,7 +97,8 @@ class _Attached:
         return self._topology.expected(source, target)
 
     def measure(self, source: str, target: str) -> Measured:
-        return containers.measure(self._engine, self._found, source, target)
+        longest_s = longest_rtt_s(self.expected(source, target), self.expected(target, source))
+        return containers.measure(self._engine, self._found, source, target, longest_s)
 
     def execute(self, device: str, command: Sequence[str]) -> int:
         self._found.topology.description.device(device)

@@ -20,8 +20,8 @@ from tpiedge.testbed.containers_stream import CommandStream
 
 __all__ = ["Container", "Ended", "Engine"]
 
-_CONNECT_S = 5
-_CALL_S = 60
+_CONNECT_S = 5.0
+_CALL_S = 60.0
 _STATUS_S = 10.0
 _POLL_S = 0.02
 _USUAL_SOCKET = "/var/run/docker.sock"
@@ -62,8 +62,9 @@ class Engine:
         self._api = client.api
 
     @staticmethod
-    def connect() -> "Engine":
-        """The one that DOCKER_HOST or docker's own settings name. Raises UserError where it cannot be used."""
+    def connect(timeout_s: float = _CALL_S) -> "Engine":
+        """The one that DOCKER_HOST or docker's own settings name; no call may take longer. Raises UserError where it
+        cannot be used."""
         path = _socket_path()
         if path is not None and not _listens(path):
             raise UserError(
@@ -74,12 +75,12 @@ class Engine:
         except ImportError:
             raise UserError(f"containers need the Python package docker: {_INSTALL}") from None
         try:
-            client = docker.from_env(timeout=_CONNECT_S)
+            client = docker.from_env(timeout=min(_CONNECT_S, timeout_s))
         except (docker.errors.DockerException, OSError) as error:
             raise UserError(
                 f"no docker engine answers ({_reason(error)}): start it, or say in DOCKER_HOST where it is"
             ) from None
-        client.api.timeout = _CALL_S
+        client.api.timeout = timeout_s
         return Engine(client)
 
     def __enter__(self) -> "Engine":

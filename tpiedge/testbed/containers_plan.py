@@ -81,6 +81,7 @@ class Maker:
     node: str
     pid: int
     started: float
+    boot: str
 
 
 def container_name(testbed: str, member: str) -> str:
@@ -97,7 +98,7 @@ def device_specs(
 
 def switch_spec(testbed: str, text: str, image: str, maker: Maker) -> ContainerSpec:
     """It enters the devices' network namespaces by the ids of their processes. Its plan is to be put into PLAN_FILE."""
-    said = {TEXT: text, _MAKER: json.dumps([maker.node, maker.pid, maker.started])}
+    said = {TEXT: text, _MAKER: json.dumps([maker.node, maker.pid, maker.started, maker.boot])}
     run = " ".join(("exec", *_PYTHON, "tpiedge.testbed.switch", SOCKET, "<", PLAN_FILE))
     return ContainerSpec(
         name=container_name(testbed, SWITCH),
@@ -107,7 +108,7 @@ def switch_spec(testbed: str, text: str, image: str, maker: Maker) -> ContainerS
         labels={**_labels(testbed, SWITCH), **said},
         user="0:0",
         cpu_shares=_HIGH_SHARES,
-        capabilities=("NET_ADMIN", "SYS_ADMIN", "SYS_PTRACE"),
+        capabilities=("NET_ADMIN", "SYS_ADMIN", "SYS_NICE", "SYS_PTRACE"),
         devices=("/dev/net/tun:/dev/net/tun:rwm",),
         computers_processes=True,
         init=False,  # the first process is another one
@@ -118,8 +119,8 @@ def switch_spec(testbed: str, text: str, image: str, maker: Maker) -> ContainerS
 def maker_of(labels: Mapping[str, str]) -> Maker | None:
     """None where the labels of a switch do not say it."""
     try:
-        node, pid, started = json.loads(labels[_MAKER])
-        return Maker(str(node), int(pid), float(started))
+        node, pid, started, boot = json.loads(labels[_MAKER])
+        return Maker(str(node), int(pid), float(started), str(boot))
     except (KeyError, ValueError, TypeError):
         return None
 

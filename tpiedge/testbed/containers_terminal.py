@@ -136,7 +136,9 @@ class _Session:
 @contextlib.contextmanager
 def _wakeups() -> Iterator[int]:
     """A descriptor from which the numbers of signals come, instead of what they would do."""
-    reader, writer = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    reader, writer = os.pipe()  # macOS has no pipe2; no other process inherits them
+    for end in (reader, writer):
+        os.set_blocking(end, False)
     handled = (*_SIGNALS, signal.SIGWINCH)
     before = {number: signal.signal(number, lambda *_: None) for number in handled}
     previous = signal.set_wakeup_fd(writer)

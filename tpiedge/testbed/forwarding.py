@@ -13,7 +13,7 @@ from typing import IO, Any
 from tpiedge.errors import ResourceError, TpiedgeError
 from tpiedge.testbed.namespaces import run_inside, scratch_namespace
 from tpiedge.testbed.netem import Command, interface_of, link_commands, network_commands
-from tpiedge.testbed.processes import processes_with_arguments
+from tpiedge.testbed.processes import module_processes
 from tpiedge.testbed.state import Network, State, folder_of, socket_of
 from tpiedge.testbed.switch_client import SwitchClient
 
@@ -82,7 +82,7 @@ def counters(made: State, namespaces: Mapping[str, Path]) -> dict[str, dict[str,
 
 def switches(name: str) -> set[int]:
     """The processes that are the testbed's switch: one, or none."""
-    return processes_with_arguments(_SWITCH_MODULE, str(socket_of(name)))
+    return module_processes(_SWITCH_MODULE, str(socket_of(name)))
 
 
 def _sent(namespace: Path, interface: str) -> dict[str, Any]:

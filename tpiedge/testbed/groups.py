@@ -4,6 +4,7 @@ All groups of a testbed lie below the topmost group that this process sees, so t
 names can be told from the testbed's: what is left after a crash is found by its name alone.
 """
 
+import contextlib
 import math
 import os
 import time
@@ -83,18 +84,16 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """Of memory. All unknown where the group is not there."""
-        if self.memory is None or not (self.memory / name).is_dir():
-            return GroupUse(None, None, None, 0)
-        group = MemoryGroup(self.memory / name, self.memory_version)
-        limit = group.limit_bytes
-        if not group.counts:
-            return GroupUse(group.used_bytes, None, limit, 0)
-        use = group.use()
-        return GroupUse(group.used_bytes, use.peak_bytes, limit, use.oom_kills)
+        """Of memory. All unknown where the group is not there, or is removed meanwhile."""
+        if self.memory is not None:
+            with contextlib.suppress(OSError):
+                return _use(MemoryGroup(self.memory / name, self.memory_version))
+        return GroupUse(None, None, None, 0)
 
     def members(self, name: str) -> set[int]:
-        return {pid for folder in self.folders(name) for pid in _members(folder)}
+        """Also of the groups below: a process may have made some for itself."""
+        groups = (group for folder in self.folders(name) for group in _tree(folder))
+        return {pid for group in groups for pid in _members(group)}
 
     def found(self, prefix: str) -> set[str]:
         """The names of the groups that begin so."""
@@ -102,7 +101,8 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """With what still runs in it. Nothing happens where there is none. Raises ResourceError."""
+        """With what is in it and below it; this process goes up and lives. Nothing happens where there is none. Raises
+        ResourceError."""
         for folder in self.folders(name):
             _remove(folder)
 
@@ -133,17 +133,32 @@ def _topmost(v1: tuple[Path, ...], v2: tuple[Path, ...], controller: str) -> tup
     return None, 0
 
 
+def _use(group: MemoryGroup) -> GroupUse:
+    """Raises OSError."""
+    limit = group.limit_bytes
+    if not group.counts:
+        return GroupUse(group.used_bytes, None, limit, 0)
+    use = group.use()
+    return GroupUse(group.used_bytes, use.peak_bytes, limit, use.oom_kills)
+
+
 def _remove(folder: Path) -> None:
     deadline = time.monotonic() + _REMOVED_S
     while folder.is_dir():
         try:
-            MemoryGroup(folder, 2).remove()  # of either version: only its list of members is used
-        except FileNotFoundError:
-            return  # somebody else was faster
-        except OSError as error:  # the kernel is a little behind
+            for group in _tree(folder):
+                if os.getpid() in _members(group):
+                    (folder.parent / "cgroup.procs").write_text(str(os.getpid()))
+                MemoryGroup(group, 2).remove()  # of either version: only its list of members is used
+        except OSError as error:  # the kernel is a little behind, or somebody else was faster
             if time.monotonic() > deadline:
                 raise ResourceError(f"cannot remove the control group {folder}: {error.strerror}") from None
             time.sleep(_POLL_S)
+
+
+def _tree(folder: Path) -> list[Path]:
+    """The group and all below it, the lowest first. None where it is not there."""
+    return [Path(path) for path, _, _ in os.walk(folder, topdown=False)]
 
 
 def _words(path: Path) -> list[str]:
@@ -153,5 +168,6 @@ def _words(path: Path) -> list[str]:
         return []
 
 
-def _members(folder: Path) -> list[int]:
-    return [int(pid) for pid in _words(folder / "cgroup.procs")]
+def _members(group: Path) -> set[int]:
+    """But those of another pid namespace, which have no id here: they read as 0."""
+    return {int(pid) for pid in _words(group / "cgroup.procs")} - {0}

@@ -28,6 +28,7 @@ __all__ = [
     "Ways",
     "expected_payload",
     "expected_rtt_s",
+    "longest_rtt_s",
     "measure_pair",
     "ping_rtt_s",
     "rtts_s",
@@ -37,7 +38,8 @@ _MTU_BYTES = 1500
 #: Of each packet: IP and TCP headers with time stamps.
 _HEADERS_BYTES = 52
 _DATAGRAM = struct.Struct("!I")
-_RTTS = 41
+_RTTS, _LEAST_RTTS = 41, 5
+_RTTS_S = 4.0
 _GAP_S = 0.002
 _ANSWER_S = 1.0
 _PIECE = 1 << 18
@@ -75,15 +77,17 @@ class Measured:
     ping_rtt_s: float | None
 
 
-def measure_pair(testbed: Ways, source: End, target: End) -> Measured:
-    """Takes about three seconds. Raises ResourceError where nothing arrives."""
-    times, lost = rtts_s(testbed, source, target)
+def measure_pair(testbed: Ways, source: End, target: End, more_s: float = 0.0) -> Measured:
+    """Takes about three seconds, and the longer the more the links delay: what is waited for may take
+    `more_s` more than without any delay. Raises ResourceError where nothing arrives."""
+    count = _RTTS if not more_s else max(_LEAST_RTTS, min(_RTTS, int(_RTTS_S / more_s)))
+    times, lost = rtts_s(testbed, source, target, count, more_s)
     return Measured(
         source.name,
         target.name,
         statistics.median(times),
         lost,
-        _payload_per_s(testbed, source, target),
+        _payload_per_s(testbed, source, target, more_s),
         ping_rtt_s(testbed, source, target),
     )
 
@@ -93,6 +97,11 @@ def expected_rtt_s(there: Expected, back: Expected) -> float:
     return there.latency_s + back.latency_s + (there.jitter_s + back.jitter_s) / 2
 
 
+def longest_rtt_s(there: Expected, back: Expected) -> float:
+    """With all jitter, before anything waits in a queue."""
+    return there.latency_s + back.latency_s + there.jitter_s + back.jitter_s
+
+
 def expected_payload(expected: Expected) -> float | None:
     """Of the rate, which counts packets with their headers, what one TCP connection carries."""
     if expected.bytes_per_s is None:
@@ -100,9 +109,15 @@ def expected_payload(expected: Expected) -> float | None:
     return expected.bytes_per_s * (_MTU_BYTES - _HEADERS_BYTES) / _MTU_BYTES
 
 
-def rtts_s(testbed: Ways, source: End, target: End, count: int = _RTTS) -> tuple[list[float], int]:
+def rtts_s(
+    testbed: Ways, source: End, target: End, count: int = _RTTS, more_s: float = 0.0
+) -> tuple[list[float], int]:
     """(round trips of small datagrams, how many got no answer). Raises ResourceError where none did."""
-    with _datagram_socket(testbed, source) as here, _datagram_socket(testbed, target) as there:
+    answer_s = _ANSWER_S + more_s
+    with (
+        _datagram_socket(testbed, source, answer_s) as here,
+        _datagram_socket(testbed, target, answer_s) as there,
+    ):
         here.connect(there.getsockname())
         there.connect(here.getsockname())
         times = [found for number in range(count) if (found := _round_trip(here, there, number)) is not None]
@@ -116,24 +131,27 @@ def ping_rtt_s(testbed: Ways, source: End, target: End) -> float | None:
     if shutil.which("ping") is None:
         return None
     with testbed.inside(source):
-        ended = subprocess.run(
-            ["ping", "-q", "-c", "20", "-i", "0.02", target.address],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=_PING_S,
-        )
+        try:
+            ended = subprocess.run(
+                ["ping", "-q", "-c", "20", "-i", "0.02", target.address],
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=_PING_S,
+            )
+        except subprocess.TimeoutExpired:
+            return None
     found = _PING_RTT.search(ended.stdout)
     return float(found[1]) / 1000 if found else None
 
 
 @contextlib.contextmanager
-def _datagram_socket(testbed: Ways, device: End) -> Iterator[socket.socket]:
+def _datagram_socket(testbed: Ways, device: End, answer_s: float) -> Iterator[socket.socket]:
     with testbed.inside(device):
         made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     with made:
         made.bind((device.address, 0))
-        made.settimeout(_ANSWER_S)
+        made.settimeout(answer_s)
         yield made
 
 
@@ -159,21 +177,25 @@ def _await(end: socket.socket, number: int) -> bool:
     return False
 
 
-def _payload_per_s(testbed: Ways, source: End, target: End) -> float:
-    """Once the connection has found its speed."""
+def _payload_per_s(testbed: Ways, source: End, target: End, more_s: float) -> float:
+    """Once the connection has found its speed. Raises ResourceError where there is none."""
     with testbed.inside(target):
         listener = socket.create_server((target.address, 0))
     with testbed.inside(source):
         sender = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     with listener, sender:
-        sender.settimeout(_CONNECT_S)
-        sender.connect(listener.getsockname())
-        receiver, _ = listener.accept()
+        for end in (sender, listener):
+            end.settimeout(_CONNECT_S + more_s)
+        try:
+            sender.connect(listener.getsockname())
+            receiver, _ = listener.accept()
+        except OSError as error:
+            raise ResourceError(f"no connection from {source.name} to {target.name}: {error}") from None
         with receiver:
             thread = threading.Thread(target=_send_all_the_time, args=(sender,), name="sender")
             thread.start()
             try:
-                return _received_per_s(receiver)
+                return _received_per_s(receiver, _WARM_UP_S + more_s)
             finally:
                 for end in (receiver, sender):
                     with contextlib.suppress(OSError):  # the other end may have broken it off by now
@@ -188,9 +210,9 @@ def _send_all_the_time(sender: socket.socket) -> None:
             sender.send(piece)
 
 
-def _received_per_s(receiver: socket.socket) -> float:
+def _received_per_s(receiver: socket.socket, warm_up_s: float) -> float:
     buffer = bytearray(_PIECE)
-    _receive_until(receiver, buffer, time.perf_counter() + _WARM_UP_S)
+    _receive_until(receiver, buffer, time.perf_counter() + warm_up_s)
     started = time.perf_counter()
     received = _receive_until(receiver, buffer, started + _THROUGHPUT_S)
     return received / (time.perf_counter() - started)

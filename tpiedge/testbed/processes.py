@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpiedge.errors import ResourceError
 
-__all__ = ["end_all", "processes_with_arguments"]
+__all__ = ["end_all", "module_processes"]
 
 _KILLED_S = 20.0
 _POLL_S = 0.01
@@ -35,18 +35,26 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
         time.sleep(_POLL_S)
 
 
-def processes_with_arguments(*wanted: str) -> set[int]:
-    """Those that run and were started with all of these words."""
-    words = {os.fsencode(word) for word in wanted}
-    pids = (name for name in os.listdir("/proc") if name.isdecimal())
-    return {int(pid) for pid in pids if words <= set(_arguments(Path("/proc", pid)))}
+def module_processes(module: str, argument: str) -> set[int]:
+    """Those that run and were started as `... -m MODULE ARGUMENT`, by whoever has the same /run: in a container the
+    same path is another file."""
+    wanted = [os.fsencode(word) for word in ("-m", module, argument)]
+    processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
+    return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}
 
 
 def _arguments(process: Path) -> list[bytes]:
     try:
-        return (process / "cmdline").read_bytes().split(b"\0")
+        return (process / "cmdline").read_bytes().removesuffix(b"\0").split(b"\0")
     except OSError:
         return []
+
+
+def _shares_run(process: Path) -> bool:
+    try:
+        return (process / "root" / "run").samefile("/run")
+    except OSError:
+        return False
 
 
 def _signal(pids: set[int], number: signal.Signals) -> None:

@@ -39,11 +39,11 @@ def parse_rate(text: str) -> float:
     return bits / 8
 
 
-def parse_part(text: str) -> float:
+def parse_part(text: str, greatest: float = _GREATEST_PART) -> float:
     """'1 %' -> 0.01. Raises UserError."""
     part = _scaled(text, _PARTS, "a part; write it like 1 %")
-    if part > _GREATEST_PART:
-        raise UserError(f"{text!r} is out of range: 0 % to {_GREATEST_PART:.0%}")
+    if part > greatest:
+        raise UserError(f"{text!r} is out of range: 0 % to {format_part(greatest)}")
     return part
 
 

@@ -86,9 +86,9 @@ def _tables(content: Mapping[str, Any], kind: str) -> Iterator[tuple[str, Mappin
         name = table.get("name")
         if not isinstance(name, str):
             raise UserError(f"[[{kind}]] number {number}: it has no name")
-        place = f"[[{kind}]] {name[:40]}"
+        _at(f"[[{kind}]] {name[:40]!r}", "name", check_name, name, f"a {kind}")
+        place = f"[[{kind}]] {name}"
         _check_keys(place, kind, table)
-        _at(place, "name", check_name, name, f"a {kind}")
         yield place, table
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import ResourceError, UserError
+from tpiedge.nodes.cluster import Place
 from tpiedge.testbed import enter, forwarding
 from tpiedge.testbed.containers_backend import in_containers
 from tpiedge.testbed.description import Description, Device, Link
@@ -34,6 +35,11 @@ class RunningDevice:
     @property
     def name(self) -> str:
         return self.described.name
+
+    @property
+    def place(self) -> Place:
+        """For a node that runs on it."""
+        return Place(self.address, self.enter_command)
 
 
 class RunningTestbed:
@@ -71,10 +77,19 @@ class RunningTestbed:
             yield
 
     @property
-    def links(self) -> Mapping[str, Link]:
-        """As they are now, by the member below each; upwards, where the two directions differ."""
+    def links(self) -> Mapping[str, tuple[Link, Link]]:
+        """As they are now, upwards and downwards, by the member below each."""
         members = self._made.topology.description.members
-        return {member.name: member.up for member in members if member.uplink is not None}
+        return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
+
+    def set_all(self, links: Mapping[str, tuple[Link, Link]]) -> None:
+        """Change links while they run; `links` as the property gives them. Raises UserError, ResourceError."""
+
+        def becomes(pair: tuple[Link, Link]) -> Callable[[Link, Link], tuple[Link, Link]]:
+            return lambda _up, _down: pair
+
+        for name, pair in links.items():
+            self._made = change_link(self.name, name, becomes(pair))
 
     def set_links(self, member: str, **changes: Any) -> None:
         """Of the link between `member` and its uplink, in both directions, while it runs: latency_s, jitter_s, loss,
@@ -100,6 +115,7 @@ def open_testbed(
 
     `name`: another than that of the file. Raises UserError, ResourceError.
     """
+    require_root()
     running = _running(given, name)
     if running is not None:
         yield RunningTestbed(running)
@@ -109,7 +125,7 @@ def open_testbed(
     try:
         yield RunningTestbed(made)
     finally:
-        down(made.name)
+        down(made.name, made.owner)
 
 
 def describe(given: str) -> Description:

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -42,6 +43,9 @@ ROOT = Path("/run/tpiedge/testbeds")
 Network = Literal["switch", "netem"]
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it with sudo"
+_NEEDS_LINUX = "the testbed needs Linux: elsewhere use containers (tpiedge testbed up --backend docker)"
+#: States of a process in /proc: a zombie, and dead.
+_ENDED = ("Z", "X")
 _LOCK_S = 60.0
 _POLL_S = 0.02
 
@@ -52,18 +56,15 @@ class Owner:
 
     pid: int
     started: float
+    boot: str
 
     @staticmethod
     def own() -> "Owner":
-        return Owner(os.getpid(), psutil.Process().create_time())
+        return Owner(os.getpid(), _started(os.getpid()) or 0.0, _boot())
 
     @property
     def alive(self) -> bool:
-        try:
-            process = psutil.Process(self.pid)
-            return process.create_time() == self.started and process.status() != psutil.STATUS_ZOMBIE
-        except psutil.NoSuchProcess:
-            return False
+        return self.boot == _boot() and _started(self.pid) == self.started
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,9 @@ def locked(name: str) -> Iterator[None]:
 
 
 def require_root() -> None:
-    """Raises UserError."""
+    """And Linux. Raises UserError."""
+    if sys.platform != "linux":
+        raise UserError(_NEEDS_LINUX)
     if os.geteuid():
         raise UserError(_NEEDS_ROOT)
 
@@ -203,4 +206,21 @@ def _is_still(path: Path, descriptor: int) -> bool:
 
 
 def _boot() -> str:
-    return _BOOT_ID.read_text().strip()
+    """Another one after each restart; elsewhere than on Linux there is none."""
+    return _BOOT_ID.read_text().strip() if sys.platform == "linux" else ""
+
+
+def _started(pid: int) -> float | None:
+    """When a process that runs was started: on Linux in ticks since the computer was, for setting the clock does not
+    move them. None where it has ended."""
+    if sys.platform != "linux":
+        try:
+            return psutil.Process(pid).create_time()
+        except psutil.NoSuchProcess:
+            return None
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return None
+    state, *fields = text.rpartition(")")[2].split()  # what is before may have spaces and brackets
+    return None if state in _ENDED else float(fields[18])

@@ -9,7 +9,8 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.testbed import forwarding
 from tpiedge.testbed.description import Device
 from tpiedge.testbed.groups import Controllers, processors
-from tpiedge.testbed.state import State, prefix_of
+from tpiedge.testbed.state import State, prefix_of, socket_of
+from tpiedge.testbed.switch_client import SwitchClient
 from tpiedge.testbed.testbed import members, namespaces_of
 from tpiedge.testbed.topology import Topology
 
@@ -17,9 +18,9 @@ __all__ = ["links_of", "pairs_of", "status_of"]
 
 
 def status_of(made: State) -> dict[str, Any]:
-    """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace`. `state` is one
-    of: up; starting; abandoned (a command that was to end it was killed, or the computer restarted); broken (its switch
-    has ended)."""
+    """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace` and no
+    `totals`. `state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer
+    restarted); broken (its switch has ended)."""
     topology = made.topology
     switch_pids = sorted(forwarding.switches(made.name))
     return {
@@ -32,6 +33,7 @@ def status_of(made: State) -> dict[str, Any]:
         "devices": [_device(made, topology, device) for device in topology.description.devices],
         "links": links_of(topology, _counters(made)),
         "pairs": pairs_of(topology),
+        "totals": _totals(made),
     }
 
 
@@ -87,3 +89,11 @@ def _counters(made: State) -> dict[str, dict[str, Any]]:
     with contextlib.suppress(TpiedgeError, OSError):
         return forwarding.counters(made, namespaces_of(made))
     return {}
+
+
+def _totals(made: State) -> dict[str, int] | None:
+    """TOTALS of switch_library.py; None where no switch answers."""
+    if made.network == "switch":
+        with contextlib.suppress(TpiedgeError, OSError):
+            return dict(SwitchClient(socket_of(made.name)).counters()["totals"])
+    return None

@@ -6,6 +6,7 @@ with it, however it ends.
 """
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -97,7 +98,11 @@ class Switch:
         for tap, port in zip(self._taps, self._plan.ports, strict=True):
             paths = self._plan.paths.get(port.device, {}).values()
             lossy = any(links[index].loss > 0 for path in paths for index in path)
-            offload_segmentation(tap, port.segmentation and not lossy)
+            try:
+                offload_segmentation(tap, port.segmentation and not lossy)
+            except OSError as error:
+                if error.errno != errno.EBADFD:  # the interface is gone, with its device: the others go on
+                    raise
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ import os
 import selectors
 import socket
 import stat
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -16,6 +17,8 @@ __all__ = ["ControlSocket"]
 _MAX_LINE_BYTES: Final = 1 << 20
 _MAX_CONNECTIONS: Final = 32
 _SEND_TIMEOUT_S: Final = 1.0
+# After what would fail again at once.
+_PAUSE_S: Final = 0.02
 
 
 class ControlSocket:
@@ -55,7 +58,12 @@ class ControlSocket:
             self._path.unlink(missing_ok=True)
 
     def _accept(self) -> None:
-        connection, _ = self._listener.accept()
+        try:
+            connection, _ = self._listener.accept()
+        except OSError:
+            # It has gone again, or descriptors are short for a while: the devices need the switch all the same.
+            time.sleep(_PAUSE_S)
+            return
         if len(self._lines) == _MAX_CONNECTIONS:
             connection.close()
             return

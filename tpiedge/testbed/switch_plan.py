@@ -14,7 +14,7 @@ class Port:
     """A device's only network interface, which the switch makes in the device's network namespace.
 
     `namespace` is the path of the namespace's file. `segmentation`: the interface may hand over bursts of up to 64 KiB
-    as one frame (TSO); only where no path of the device loses packets.
+    as one frame (TSO); the switch allows it as long as no path of the device loses packets.
     """
 
     device: str

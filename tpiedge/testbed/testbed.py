@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tpiedge.errors import ResourceError, UserError
 from tpiedge.testbed import forwarding, state
-from tpiedge.testbed.description import Link
+from tpiedge.testbed.description import Link, check_name
 from tpiedge.testbed.groups import Controllers, processors
 from tpiedge.testbed.namespaces import NAMESPACES, add_namespace, members_of, remove_namespace
 from tpiedge.testbed.processes import end_all
@@ -42,10 +42,13 @@ def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | Non
     return made
 
 
-def down(name: str) -> bool:
-    """End all processes in it and remove it, or what is left of it. Whether there was anything. Raises UserError,
-    ResourceError."""
+def down(name: str, owner: Owner | None = None) -> bool:
+    """End all processes in it but this one and remove it, or what is left of it; of an `owner`, only where it has not
+    become another's meanwhile. Whether there was anything. Raises UserError, ResourceError."""
+    check_name(name, "a testbed")
     with locked(name):
+        if owner is not None and (found := read_state(name)) is not None and found.owner != owner:
+            return False
         return _remove(name)
 
 
@@ -53,7 +56,8 @@ def known_names() -> list[str]:
     """Of all testbeds that are there or of which something is left."""
     marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
     marked |= Controllers.here().found("tpiedge.")
-    return sorted({*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)})
+    made = {*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)}
+    return sorted(name for name in made if _is_name(name))
 
 
 def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> State:
@@ -87,6 +91,14 @@ def members(name: str, device: str) -> set[int]:
     """The processes in a device."""
     full = f"{prefix_of(name)}{device}"
     return members_of([NAMESPACES / full]) | Controllers.here().members(full)
+
+
+def _is_name(name: str) -> bool:
+    """Others may have made what is named like a testbed's."""
+    try:
+        return bool(check_name(name, "a testbed"))
+    except UserError:
+        return False
 
 
 def _clear(name: str, say: Say) -> None:

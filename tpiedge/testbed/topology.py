@@ -124,7 +124,6 @@ class Topology:
             address=self.addresses[device.name],
             prefix=_PREFIX,
             mac=f"02:74:70:69:{(number + 1) >> 8:02x}:{(number + 1) & 255:02x}",
-            segmentation=self.lossless(device.name),
         )
 
 

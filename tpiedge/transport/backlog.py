@@ -22,7 +22,7 @@ from zmq.utils.monitor import recv_monitor_message
 
 from tpiedge.transport.cutting import Connection, Cutter, connection_of
 
-__all__ = ["SUPPORTED", "Arrived", "Backlog", "Flow", "wire_bytes"]
+__all__ = ["SUPPORTED", "Arrived", "Backlog", "Flow", "curve_bytes"]
 
 SUPPORTED: Final = sys.platform == "linux"
 """Whether the kernel tells. Elsewhere nothing is watched."""
@@ -44,8 +44,8 @@ _INFO: Final = struct.Struct("=128xQ16xI")
 _log = logging.getLogger(__name__)
 
 
-def wire_bytes(frame_bytes: int) -> int:
-    """What a frame takes on the wire."""
+def curve_bytes(frame_bytes: int) -> int:
+    """What a frame takes of a connection, CURVE included."""
     return frame_bytes + (_SHORT if frame_bytes <= _SHORT_BYTES else _LONG)
 
 

@@ -53,8 +53,9 @@ class Plane:
 
 
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000, waiting_limit=8 * MIB)
-# A collective awaits every message, so that four of a peer are under way at most, of 1 MiB or one row each: the end of
-# a step and, of the next one, the plan, the hidden states and a part.
+# Three chunks are under way at most (engine/reductions.py), each with its hidden states, a part and, by two shots, a
+# slice of the sum; with the plan and the end of the step before, eleven messages of a peer, of 1 MiB or one row each. A
+# spoke's libzmq keeps as many of them as `receive_length` says; the others wait at their sender.
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, waiting_limit=16 * MIB, prompt=False)
 FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 

@@ -6,7 +6,8 @@ A message passes a link in these steps:
    dropped; an idle link takes everything, and one without a limit of its rate has no queue.
 2. It leaves, `nbytes / bytes_per_s` later.
 3. With the probability `loss` it vanishes on the way.
-4. It arrives after `latency_s` and a uniform part of `jitter_s`, but never before what was sent earlier.
+4. It arrives after `latency_s` and a uniform part of `jitter_s`, but never before what was sent earlier. (A link with
+   neither a rate nor jitter is plain: its past does not matter, and paths of unlike latency may meet there.)
 
 The arithmetic is that of the testbed's switch (testbed/native/link.h), nanosecond by nanosecond; change both.
 """
@@ -41,6 +42,16 @@ class LinkModel:
         self._free_ns = 0  # when all that was accepted has left
         self._order_ns = 0  # the last arrival
 
+    def change(self, settings: LinkSettings, now_s: float) -> None:
+        """From now on. What waits is as many bytes as before; nothing is held back longer than these settings can
+        explain, not even by what is still to arrive."""
+        now_ns, rates = round(now_s * _NS), (self.settings.bytes_per_s, settings.bytes_per_s)
+        if self._free_ns > now_ns:
+            self._free_ns = now_ns + _scaled_ns(self._free_ns - now_ns, *rates)
+        self.settings = settings
+        delay_ns = round(settings.latency_s * _NS) + round(settings.jitter_s * _NS)
+        self._order_ns = min(self._order_ns, max(self._free_ns, now_ns) + delay_ns)
+
     def arrival(self, now_s: float, nbytes: int) -> float | None:
         """When a message that is sent at `now_s` has arrived; None where it was dropped or lost."""
         arrival_ns = self.arrival_ns(round(now_s * _NS), nbytes)
@@ -57,6 +68,8 @@ class LinkModel:
         delay_ns = round(settings.latency_s * _NS)
         if jitter_ns := round(settings.jitter_s * _NS):
             delay_ns += int(self._random.uniform() * jitter_ns)
+        if settings.bytes_per_s is None and not jitter_ns:
+            return left_ns + delay_ns
         self._order_ns = max(self._order_ns, left_ns + delay_ns)
         return self._order_ns
 
@@ -69,6 +82,11 @@ class LinkModel:
         start_ns = max(self._free_ns, now_ns)
         self._free_ns = start_ns + int(nbytes * _NS / bytes_per_s + 0.5)
         return self._free_ns
+
+
+def _scaled_ns(waiting_ns: int, before: float | None, after: float | None) -> int:
+    """How long what waits does so at another rate."""
+    return 0 if before is None or after is None else int(waiting_ns * before / after + 0.5)
 
 
 class PathModel:

@@ -49,6 +49,7 @@ class LinkMonitor:
     def wait(self, timeout_s: float) -> LinkState:
         """Until the link is UP, REFUSED or (twice) FAILED; otherwise what is known after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
+        self.poll()  # what has happened already costs no time
         while not self._settled():
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not self._take(remaining_s):

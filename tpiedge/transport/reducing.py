@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Final, Protocol
 
-from tpiedge.transport.backlog import Flow, wire_bytes
+from tpiedge.transport.backlog import Flow, curve_bytes
 from tpiedge.transport.native_library import native_library
 from tpiedge.transport.native_reducer import NativeReducer, ReceivedFrame
 from tpiedge.transport.reduction import DONE, Exchange, Reduce
@@ -131,7 +131,7 @@ class _Shape:
         self._flows: list[Flow] = []
         self._by_socket: dict[int, ReduceLink] = {}
         self._frame_bytes = native.frame_bytes
-        self._wire_bytes = wire_bytes(native.frame_bytes)
+        self._wire_bytes = curve_bytes(native.frame_bytes)
 
     def open(self, first: ReduceLink) -> bool:
         """`first` knows of changes."""

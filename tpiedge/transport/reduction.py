@@ -23,7 +23,7 @@ class Combine(IntEnum):
     TAKE = 0
     """Send the own part, replace it by what comes."""
     EXCHANGE = 1
-    """Send the own part to all, wait for theirs, add all in the order of ranks."""
+    """Send the own part to all, wait for theirs, add all in the order of ranks, round the sum as all do."""
     SUM = 2
     """Wait for the parts of all, add them in the order of `answers`, send the sum to all."""
 
@@ -36,8 +36,7 @@ class Exchange:
     rank: int
     """Of this endpoint, whose part has this place in the order of summation (SUM: 0)."""
     precision: WirePrecision
-    """How tensors travel. Every rank computes on with what the others get: of its own part with EXCHANGE, of the sum
-    with SUM."""
+    """How tensors travel, and therefore how every part is rounded, the own one too, and then the sum."""
     shape: tuple[int, int]
     header: bytes
     """Of the frame that is sent."""

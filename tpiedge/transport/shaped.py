@@ -74,6 +74,7 @@ class ShapedNetwork:
         self._events: list[tuple[float, int, _Flight, bool]] = []
         self._numbers = count()
         self._closed = False
+        self._error: Exception | None = None
         self._thread = threading.Thread(target=self._run, name="shaped network", daemon=True)
         self._thread.start()
 
@@ -83,14 +84,18 @@ class ShapedNetwork:
             endpoint.carry = self._carry
 
     def close(self) -> None:
-        """Idempotent."""
+        """Idempotent. Raises what a receiver has raised, as every send after it does; once."""
         with self._changed:
-            self._closed = True
+            was_closed, self._closed = self._closed, True
             self._changed.notify()
         self._thread.join()
+        if self._error is not None and not was_closed:
+            raise self._error
 
     def _carry(self, sender: str, receiver: Receiver, frame: bytes) -> None:
         with self._changed:
+            if self._error is not None:
+                raise self._error
             way = self._way(sender, receiver.name)
             flight = _Flight(way, receiver, frame, way.timeout_s)
             way.flights.append(flight)
@@ -116,8 +121,12 @@ class ShapedNetwork:
             heapq.heappush(self._events, (arrival_s, next(self._numbers), flight, True))
 
     def _run(self) -> None:
-        while (flight := self._next_arrival()) is not None:
-            flight.way.arrive(flight)
+        try:
+            while (flight := self._next_arrival()) is not None:
+                flight.way.arrive(flight)
+        except Exception as error:  # a receiver's; who sends or closes next gets it
+            with self._changed:
+                self._error = error
 
     def _next_arrival(self) -> _Flight | None:
         """Waits for it; None once the network is closed."""

@@ -17,7 +17,7 @@ import zmq
 
 from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy
-from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, wire_bytes
+from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.cutting import Connection, Cutter, connection_of
 from tpiedge.transport.endpoint import Buffer, LinkReset
@@ -193,7 +193,7 @@ class ZmqHub(ZmqEndpoint):
         peer = self._known.get(route)
         if peer is None or not len(frame):
             return self._introduce(route, frame)
-        peer.flow.taken += wire_bytes(len(frame))
+        peer.flow.taken += curve_bytes(len(frame))
         if peer.name not in self.admission.admitted:
             self.counters.revoked += 1
             self._skip_rest(frame)

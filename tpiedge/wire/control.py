@@ -12,7 +12,6 @@ from tpiedge.wire.fields import (
     Key,
     MaxItems,
     Name,
-    Pin,
     Rank,
     Seconds,
     Text,
@@ -20,9 +19,9 @@ from tpiedge.wire.fields import (
 )
 from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
 from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.weights import WeightMemory
 
 __all__ = [
-    "ALL_PINNED",
     "Accused",
     "AskStats",
     "Assign",
@@ -34,7 +33,6 @@ __all__ = [
     "Generate",
     "Heartbeat",
     "Hello",
-    "Keeping",
     "Listening",
     "Loading",
     "Lost",
@@ -45,7 +43,6 @@ __all__ = [
     "Shutdown",
     "Stats",
     "Token",
-    "WeightMemory",
 ]
 
 FinishReason = Literal["stop", "length", "cancel"]
@@ -62,32 +59,6 @@ class Hello:
     version: Name
     threads: U32
     cpu: Name
-
-
-@dataclass(frozen=True, slots=True)
-class WeightMemory:
-    """How a node holds its weights: all of them, or within `nbytes` of memory, of which `ring_bytes` are what the
-    streamed ones pass through (0: the node chooses). `direct`: read past the page cache."""
-
-    nbytes: U64
-    ring_bytes: U64
-    pin: Pin
-    direct: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """What the user of a machine wants of its weights: how many are pinned, the ring in blocks (of the largest size) or
-    in bytes (0: whatever is best), and whether reads go past the page cache."""
-
-    pin: Pin = "auto"
-    window_blocks: U32 = 0
-    window_bytes: U64 = 0
-    direct: bool = True
-
-
-#: Everything stays in memory.
-ALL_PINNED = WeightMemory(0, 0, "all", True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +251,8 @@ class Stats:
 
     `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
     at least one was under way, `prefetch_hits` blocks that had been read ahead when they were needed, `stalls` that
-    were waited for, which cost `weight_wait_s`.
+    were waited for, which cost `weight_wait_s`. Of what other nodes sent: `dropped` messages came too late, `refused`
+    messages and connections are such as no honest node makes.
     """
 
     epoch: U32
@@ -303,6 +275,8 @@ class Stats:
     steps: U64
     tokens: U64
     head_s: Seconds
+    dropped: U64
+    refused: U64
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ epoch writes epoch 0.
 from dataclasses import dataclass
 from typing import Annotated
 
-from tpiedge.wire.control import Keeping
 from tpiedge.wire.fields import (
     U32,
     U64,
@@ -27,6 +26,7 @@ from tpiedge.wire.fields import (
     Text,
 )
 from tpiedge.wire.limits import MAX_ARRAY, MAX_BLOB
+from tpiedge.wire.weights import Keeping
 
 __all__ = [
     "AgentPulse",

@@ -66,7 +66,7 @@ CRIMES: dict[str, tuple[Mischief, str]] = {
         lambda node: node.raw(encode(Shutdown(node.epoch))),
         "sent Shutdown on the tensor plane",
     ),
-    "rank 0's message": (_as_rank_zero, "twice"),
+    "rank 0's message": (_as_rank_zero, "which only node 0 may send"),
     "of no hop": (_of_no_hop, "twice"),
     "a survey": (lambda node: node.raw(encode(Survey(node.epoch, 0))), "sent Survey on the tensor plane"),
     "links after the survey": (

@@ -23,7 +23,7 @@ from tpiedge.transport.endpoint import Envelope, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.control import Assign, Connect, Heartbeat, Hello, Keeping, Ready
+from tpiedge.wire.control import Assign, Connect, Heartbeat, Hello, Ready
 from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, StepPlan, Survey
 from tpiedge.wire.epochs import (
     AgentPulse,
@@ -41,6 +41,7 @@ from tpiedge.wire.epochs import (
 )
 from tpiedge.wire.messages import PROTOCOL
 from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.weights import Keeping
 
 __all__ = ["SLOW", "Imposter", "Node"]
 

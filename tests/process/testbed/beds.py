@@ -2,14 +2,17 @@
 
 import itertools
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from tpiedge.errors import TpiedgeError
 from tpiedge.testbed.forwarding import switches
 from tpiedge.testbed.groups import Controllers
 from tpiedge.testbed.namespaces import NAMESPACES, members_of, scratch_namespace
 from tpiedge.testbed.state import ROOT, folder_of, prefix_of
+from tpiedge.testbed.switch_library import switch_library
 from tpiedge.testbed.testbed import down
 
 __all__ = ["bed_name", "left_of", "removed", "why_no_testbed", "written"]
@@ -23,13 +26,28 @@ def why_no_testbed() -> str | None:
         return "a testbed needs root"
     if not Path("/dev/net/tun").exists():
         return "there is no /dev/net/tun, which the switch needs"
-    if not Path("/sbin/ip").exists() and not Path("/usr/sbin/ip").exists():
+    if shutil.which("ip") is None:
         return "iproute2 is not installed"
     try:
+        switch_library()
         with scratch_namespace():
-            return None
+            pass
+    except TpiedgeError as error:
+        return str(error)
     except OSError as error:
         return f"no network namespaces here: {error}"
+    return _why_no_groups()
+
+
+def _why_no_groups() -> str | None:
+    controllers, name = Controllers.here(), f"tpiedge-try-{os.getpid()}"
+    try:
+        controllers.make(name)
+    except OSError as error:
+        return f"no control groups can be made here: {error}"
+    finally:
+        controllers.remove(name)
+    return None
 
 
 def bed_name() -> str:

@@ -68,7 +68,7 @@ def test_eight_devices_say_what_one_says(bed: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("wire", "way"), [("bf16", "mesh"), ("int8", "star")])
 def test_rounded_parts_give_the_same_answer_again(bed: str, tmp_path: Path, wire: str, way: str) -> None:
     """Whatever is lost on the way arrives in the end, and sums are in the same order."""
-    ended = run_command("testbed", "up", lossy(tmp_path, bed, 3))
+    ended = run_command("testbed", "up", lossy(tmp_path, bed, 3), "--network", "switch")
     assert ended.status == 0, ended.err
     arguments = ("--testbed", bed, "--collective", way, "--wire", wire, "--logprobs", 3)
     first, second = answer(*arguments), answer(*arguments)

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -114,12 +113,12 @@ def test_entering_is_quick(bed: str) -> None:
     """No heavy imports: a bench enters often."""
     with open_testbed("pair", name=bed) as testbed:
         command = [*testbed.devices[0].enter_command, "true"]
-        times = []
+        times_s = []
         for _ in range(5):
-            started = time.perf_counter()
+            before = os.times()
             subprocess.run(command, check=True)
-            times.append(time.perf_counter() - started)
-        assert min(times) < 0.1
+            times_s.append(sum(os.times()[2:4]) - sum(before[2:4]))
+        assert min(times_s) < 0.1  # of processor time: other work on this computer does not count
         with testbed.inside("device1"):
             inside = os.readlink("/proc/thread-self/ns/net")
         shown = subprocess.run(

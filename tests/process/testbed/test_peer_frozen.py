@@ -18,7 +18,7 @@ REASON = why_no_testbed()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(120)]
 
 # A loss is seen within 1.8 s; what is left then is ended, and the testbed taken down.
-ENDED_S = 5.0
+ENDED_S = 10.0
 NODES = 4
 FOUR = '[defaults]\nup_latency = "1 ms"\n[[router]]\nname = "router"\n' + "".join(
     f'[[device]]\nname = "device{rank}"\nuplink = "router"\n' for rank in range(NODES)

@@ -10,7 +10,15 @@ import pytest
 
 from tests.process.command import run_command, wait_for
 from tests.process.testbed.beds import why_no_testbed, written
-from tpiedge.testbed.measuring import expected_payload, expected_rtt_s, measure_pair, ping_rtt_s, rtts_s
+from tpiedge.errors import ResourceError
+from tpiedge.testbed.measuring import (
+    expected_payload,
+    expected_rtt_s,
+    longest_rtt_s,
+    measure_pair,
+    ping_rtt_s,
+    rtts_s,
+)
 from tpiedge.testbed.namespaces import inside
 from tpiedge.testbed.running import RunningDevice, RunningTestbed, open_testbed
 
@@ -138,6 +146,20 @@ def test_a_changed_link_counts_at_once(bed: str) -> None:
         _, lost = rtts_s(testbed, first, second, 12)
         assert testbed.expected(first, second).loss == pytest.approx(0.3)
         assert 0 < lost < 12
+
+
+def test_links_that_are_slower_than_an_answer_usually_takes(bed: str) -> None:
+    """1.1 s one way: who knows of that waits for it."""
+    with open_testbed("pair", name=bed, network="switch") as testbed:
+        first, second = testbed.devices
+        testbed.set_links("device1", latency_s=1.1)
+        with pytest.raises(ResourceError, match="nothing arrives"):
+            rtts_s(testbed, first, second, 1)
+        longest_s = longest_rtt_s(testbed.expected(first, second), testbed.expected(second, first))
+        times, lost = rtts_s(testbed, first, second, 1, longest_s)
+    assert (len(times), lost) == (1, 0)
+    assert longest_s == pytest.approx(2.201)
+    assert times[0] > 2.2
 
 
 # --- the kernel's own network: as far as it goes without netem

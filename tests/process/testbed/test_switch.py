@@ -73,7 +73,6 @@ def test_a_round_trip_takes_both_latencies(joined: Joined, latency_ms: int) -> N
     while abs(trips[-1][1] / expected_s - 1) > 0.05 and len(trips) < 10:
         trips.append(round_trip_s(devices, "a", "b"))
     assert min(least for least, _ in trips) >= expected_s - 2 * _HOST_S
-    # Whichever the machine is, idle or loaded.
     assert min(abs(median / expected_s - 1) for _, median in trips) <= 0.05
 
 
@@ -83,10 +82,10 @@ def test_a_connection_uses_the_rate(joined: Joined, megabits: int, segmentation:
     link = SwitchLink("", 0.0005, bytes_per_s=megabits * _MEGABIT)
     devices, switch = joined(link, link, segmentation=segmentation)
     rates = [goodput(devices, "a", "b", 1.2)]
-    while rates[-1] < 0.95 * megabits * _MEGABIT and len(rates) < 4:
+    while rates[-1] < 0.95 * megabits * _MEGABIT and len(rates) < 8:
         rates.append(goodput(devices, "a", "b", 1.2))
     # 52 bytes of 1500 are headers.
-    assert 0.95 <= max(rates) / (megabits * _MEGABIT) <= 0.975
+    assert 0.95 <= rates[-1] / (megabits * _MEGABIT) <= 0.975
     link_bytes = switch.client.counters()["links"]["ab1"]["bytes"]
     assert link_bytes >= sum(rates) * 0.8
 
@@ -95,8 +94,12 @@ def test_a_burst_is_not_stored_at_each_hop(joined: Joined) -> None:
     """Ten packets in one frame over three links: the time of ten on one, and of one on each other."""
     link = SwitchLink("", 0.0, bytes_per_s=100 * _MEGABIT)
     devices, _ = joined(link, link, link)
-    packet_s = 1500 / link.bytes_per_s  # type: ignore[operator]
-    assert 12 * packet_s - _HOST_S <= message_s(devices, "a", "b", 10 * 1448, 40) < 12 * packet_s + 0.0007
+    expected_s = 12 * 1500 / link.bytes_per_s  # type: ignore[operator]
+    times = [message_s(devices, "a", "b", 10 * 1448, 40)]
+    while times[-1] >= expected_s + 0.0007 and len(times) < 10:
+        times.append(message_s(devices, "a", "b", 10 * 1448, 40))
+    assert min(times) >= expected_s - _HOST_S
+    assert times[-1] < expected_s + 0.0007
 
 
 def test_as_many_are_lost_as_the_plan_says(joined: Joined) -> None:
@@ -159,9 +162,7 @@ def test_other_traffic_goes_nowhere(joined: Joined) -> None:
         one.setsockopt(1, 6, 1)  # SO_BROADCAST
         one.sendto(b"to all", ("10.214.3.255", 9))
         one.sendto(b"to nobody", ("10.214.3.77", 9))
-        one.sendto(
-            b"to a group", ("10.214.3.1", one.getsockname()[1])
-        )  # to itself: does not leave the device
+        one.sendto(b"to itself", one.getsockname())  # does not leave the device
     _until(lambda: switch.client.counters()["totals"]["foreign"] == 2)
     assert switch.client.counters()["totals"]["delivered"] == 0
 
@@ -188,6 +189,45 @@ def test_nothing_overtakes_when_a_latency_falls(joined: Joined) -> None:
         switch.client.set_links({"ab0": {"latency_s": 0.0}})
         one.sendto(b"second", other.getsockname())
         assert [other.recv(2048) for _ in range(2)] == [b"first", b"second"]
+
+
+def test_a_queue_that_filled_at_a_low_rate_empties_at_a_high_one(joined: Joined) -> None:
+    """What waits would have taken 200 s."""
+    count, rate = 160, 10_000 / 8
+    devices, switch = joined(
+        SwitchLink("", 0.001, bytes_per_s=rate, queue_bytes=250_000), SwitchLink("", 0.001)
+    )
+    with open_udp(devices, "a") as one, open_udp(devices, "b") as other:
+        for number in range(count):
+            one.sendto(number.to_bytes(4) + bytes(1468), other.getsockname())
+        _until(lambda: switch.client.counters()["totals"]["received"] == count)
+        switch.client.set_links({"ab0": {"bytes_per_s": 300 * _MEGABIT}})
+        one.sendto(count.to_bytes(4), other.getsockname())
+        started_s = time.monotonic()
+        assert [int.from_bytes(other.recv(2048)[:4]) for _ in range(count + 1)] == list(range(count + 1))
+        assert time.monotonic() - started_s < 2.0
+
+
+def test_what_is_on_its_way_to_a_shared_link_hurries_too(tmp_path: Path) -> None:
+    """It waits for the core, which it would reach in 40 s."""
+    core = SwitchLink("core", 0.001, bytes_per_s=50 * _MEGABIT)
+    with _star(tmp_path, 40.0, core) as (devices, switch), ExitStack() as stack:
+        one, third = (stack.enter_context(open_udp(devices, name)) for name in "ac")
+        for number in range(20):
+            one.sendto(number.to_bytes(4), third.getsockname())
+        _until(lambda: switch.client.counters()["totals"]["received"] == 20)
+        switch.client.set_links({"a up": {"latency_s": 0.01}})
+        assert [int.from_bytes(third.recv(2048)) for _ in range(20)] == list(range(20))
+
+
+def test_another_loss_does_not_hurry_what_is_under_way(joined: Joined) -> None:
+    devices, switch = joined(SwitchLink("", 0.3, bytes_per_s=_MEGABIT), SwitchLink("", 0.001))
+    with open_udp(devices, "a") as one, open_udp(devices, "b") as other:
+        started_s = time.time()
+        one.sendto(bytes(972), other.getsockname())
+        _until(lambda: switch.client.counters()["totals"]["received"] == 1)
+        switch.client.set_links({"ab0": {"loss": 0.5}, "ab1": {"jitter_s": 0.001}})
+        assert receive_stamped(other)[1] - started_s >= 0.309 - _HOST_S
 
 
 @contextmanager
@@ -249,3 +289,11 @@ def test_where_a_link_loses_packets_it_loses_them_one_by_one(joined: Joined) -> 
     counters = switch.client.counters()
     assert counters["links"]["ab0"]["lost"] > 0
     assert counters["totals"]["received"] >= counters["links"]["ab0"]["packets"]
+
+
+def test_frames_are_long_again_once_no_packet_is_lost(joined: Joined) -> None:
+    devices, switch = joined(SwitchLink("", 0.0005, loss=0.01))
+    switch.client.set_links({"ab0": {"loss": 0.0}})
+    transfer(devices, "a", "b", bytes(20_000_000))
+    counters = switch.client.counters()
+    assert counters["totals"]["received"] < counters["links"]["ab0"]["packets"] / 4

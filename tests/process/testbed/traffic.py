@@ -148,7 +148,7 @@ def _connect(devices: Devices, source: str, target: str) -> tuple[socket.socket,
 
 
 def goodput(devices: Devices, source: str, target: str, seconds: float) -> float:
-    """Payload in bytes per second of one connection, but for the first third of the time."""
+    """Payload in bytes per second of one connection, but for the first third of the time; 0: it was too late."""
     connection, accepted = _connect(devices, source, target)
     receiver = Receiver(accepted)
     chunk, until_s = bytes(1 << 16), time.time() + seconds
@@ -160,6 +160,8 @@ def goodput(devices: Devices, source: str, target: str, seconds: float) -> float
         within = [(at_s, total) for at_s, total in list(receiver.progress) if start_s <= at_s <= until_s]
         connection.shutdown(socket.SHUT_WR)
         receiver.join()
+    if len(within) < 2:  # the receiver had no time
+        return 0.0
     (first_s, first), (last_s, last) = within[0], within[-1]
     return (last - first) / (last_s - first_s)
 

@@ -25,6 +25,8 @@ STATS = Stats(
     steps=5,
     tokens=12,
     head_s=0.0,
+    dropped=6,
+    refused=9,
 )
 
 
@@ -72,6 +74,8 @@ def test_nodes_that_have_said_what_they_did() -> None:
         f"tpiedge_node_attention_seconds_total{labels} 1.25",
         f"tpiedge_node_ffn_seconds_total{labels} 1.75",
         f"tpiedge_node_reduce_seconds_total{labels} 0.5",
+        f"tpiedge_node_dropped_messages_total{labels} 6.0",
+        f"tpiedge_node_refused_messages_total{labels} 9.0",
         f"tpiedge_node_peak_rss_bytes{labels} 250000000.0",
         f"tpiedge_node_weight_bytes{labels} 92000000.0",
     ):

@@ -7,11 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.collectives.arrays import Array
-from tpiedge.collectives.codec import CODECS, GROUP, Codec, read_array
+from tpiedge.collectives.codec import CODECS, Codec, read_array
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.data import Hidden
-from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.tensors import INT8_GROUP, TensorHeader
 
 SHAPES = [(0, 64), (1, 1), (1, 64), (3, 65), (2, 63), (4, 192), (5, 100)]
 # Half a step, and what the rounding of scale and product adds.
@@ -90,7 +90,7 @@ def test_what_bf16_holds_is_exact(values: list[int]) -> None:
 
 
 def groups(array: Array) -> list[Array]:
-    return [array[:, first : first + GROUP] for first in range(0, array.shape[1], GROUP)]
+    return [array[:, first : first + INT8_GROUP] for first in range(0, array.shape[1], INT8_GROUP)]
 
 
 @given(
@@ -116,15 +116,15 @@ def test_int8_is_within_half_a_step_of_its_group(
 
 def test_int8_uses_all_of_its_range() -> None:
     """Otherwise the bound above would be missed only by luck."""
-    array = np.linspace(-3, 3, GROUP, dtype=np.float32)[None]
-    codes = np.frombuffer(CODECS["int8"].encode(array), np.int8)[:GROUP]
+    array = np.linspace(-3, 3, INT8_GROUP, dtype=np.float32)[None]
+    codes = np.frombuffer(CODECS["int8"].encode(array), np.int8)[:INT8_GROUP]
     assert (codes.min(), codes.max()) == (-127, 127)
-    assert len(set(codes.tolist())) == GROUP
+    assert len(set(codes.tolist())) == INT8_GROUP
 
 
 def test_what_int8_holds_is_exact() -> None:
     array = np.random.default_rng(2).integers(-126, 127, (3, 150)).astype(np.float32)
-    array[:, ::GROUP] = -127
+    array[:, ::INT8_GROUP] = -127
     for scale in (1.0, 2.0**-20, 3.0, 2.0**40):
         scaled = array * np.float32(scale)
         assert np.array_equal(through(CODECS["int8"], scaled), scaled)
@@ -140,7 +140,7 @@ def test_int8_of_zeros_and_of_next_to_nothing() -> None:
 @given(st.integers(0, 2**32 - 1), st.floats(2.0**-149, 2.0**-118, width=32))
 def test_int8_of_denormals_is_no_larger_than_they_are(seed: int, size: float) -> None:
     """Where a scale has few bits left the steps are coarse, and nothing grows or turns into a NaN."""
-    array = normal((1, GROUP), seed) * np.float32(size)
+    array = normal((1, INT8_GROUP), seed) * np.float32(size)
     got = through(CODECS["int8"], array)
     assert np.isfinite(got).all()
     assert np.abs(got).max() <= np.abs(array).max() * 1.5 + SMALLEST_SCALE

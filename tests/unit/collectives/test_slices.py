@@ -5,11 +5,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.codec import CODECS, GROUP
-from tpiedge.collectives.slices import check_slices, cut
+from tpiedge.collectives.codec import CODECS, rounded
+from tpiedge.collectives.slices import check_slices, column_ranges, cut
 from tpiedge.errors import Misconduct, ProtocolError
+from tpiedge.wire.tensors import INT8_GROUP
 
-COLUMNS = st.one_of(st.integers(1, 200), st.integers(0, 6).map(lambda groups: groups * GROUP))
+COLUMNS = st.one_of(st.integers(1, 200), st.integers(0, 6).map(lambda groups: groups * INT8_GROUP))
 
 
 @given(st.integers(0, 20), COLUMNS, st.integers(1, 10))
@@ -34,6 +35,21 @@ def test_a_cut_changes_no_rounding(name: str, rows: int, columns: int, count: in
     whole = codec.decode(codec.encode(array), array.shape)
     slices = [codec.decode(codec.encode(one), one.shape) for one in cut(array, count)]
     assert np.array_equal(np.concatenate([one.ravel() for one in slices]), whole.ravel())
+
+
+@pytest.mark.parametrize("name", CODECS)
+@given(rows=st.integers(1, 3), columns=COLUMNS, count=st.integers(1, 6))
+def test_runs_of_columns_make_up_the_matrix_and_change_no_rounding(
+    name: str, rows: int, columns: int, count: int
+) -> None:
+    codec = CODECS[name]
+    array = np.random.default_rng(rows + columns).standard_normal((rows, columns)).astype(np.float32)
+    runs = column_ranges(columns, count)
+    assert len(runs) == count
+    slices = [rounded(codec, np.ascontiguousarray(array[:, run])) for run in runs]
+    assert np.array_equal(np.concatenate(slices, axis=1), rounded(codec, array))
+    lengths = [-(-(run.stop - run.start) // INT8_GROUP) for run in runs]
+    assert max(lengths) - min(lengths) <= 1
 
 
 def test_a_row_of_groups_is_shared_by_all() -> None:

@@ -83,16 +83,29 @@ def test_the_chunks_of_a_step_cover_it_and_fit_a_message(
     parts = chunks(plan((0, start, tokens), chunk_tokens=size))
     assert [part.first_row for part in parts] == [0, *(part.last_row for part in parts[:-1])]
     assert parts[-1].last_row == tokens
-    if not shared or tokens < 32:
+    if not shared or tokens < 48:
         assert size == chunk_tokens
     elif chunk_tokens >= 16:
-        assert len(parts) >= 2 or tokens <= 32, "one computes while the other travels"
+        assert len(parts) >= 2, "one computes while the other travels"
         assert size % 16 == 0 or size == chunk_tokens
+        if size < chunk_tokens:
+            assert len(parts) == 2
+            tiles = [-(-(part.last_row - part.first_row) // 16) for part in parts]
+            assert tiles[0] - tiles[1] in (0, 1), "as equal as whole tiles can be"
 
 
 @pytest.mark.parametrize(
     ("tokens", "sizes"),
-    [(1, [1]), (31, [31]), (32, [16, 16]), (33, [32, 1]), (64, [32, 32]), (100, [64, 36]), (128, [64, 64])],
+    [
+        (1, [1]),
+        (33, [33]),
+        (47, [47]),
+        (48, [32, 16]),
+        (64, [32, 32]),
+        (65, [48, 17]),
+        (100, [64, 36]),
+        (128, [64, 64]),
+    ],
 )
 def test_two_halves_of_whole_tiles(tokens: int, sizes: list[int]) -> None:
     size = StepLimits(5000, 128).chunk_of(tokens, shared=True)

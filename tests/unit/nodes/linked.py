@@ -20,9 +20,10 @@ from tpiedge.transport.framing import TENSOR
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.mesh import ZmqMesh
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
-from tpiedge.wire.control import ALL_PINNED, Assign, Connect, Hello, Listening
+from tpiedge.wire.control import Assign, Connect, Hello, Listening
 from tpiedge.wire.fields import Choice
 from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import ALL_PINNED
 
 __all__ = ["EPOCH", "Joining", "Linked"]
 

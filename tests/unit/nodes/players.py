@@ -14,7 +14,6 @@ from tpiedge.wire.control import (
     Generate,
     Heartbeat,
     Hello,
-    Keeping,
     Listening,
     Ready,
     Shutdown,
@@ -37,6 +36,7 @@ from tpiedge.wire.epochs import (
     Spawned,
 )
 from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import Keeping
 
 if TYPE_CHECKING:
     from tests.unit.nodes.stories import Story
@@ -248,6 +248,8 @@ class FakeNode(_Player):
             steps=1,
             tokens=1,
             head_s=1.0,
+            dropped=0,
+            refused=0,
         )
 
     def ready(self) -> None:

@@ -12,7 +12,6 @@ from tpiedge.nodes.membership import Membership
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub, InProcessSpoke
 from tpiedge.wire.control import (
-    ALL_PINNED,
     Assign,
     Connect,
     Failed,
@@ -25,6 +24,7 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import ALL_PINNED
 
 WAIT_S = 5.0
 ROOT = "tcp://127.0.0.1:7071"

@@ -10,12 +10,14 @@ import torch
 
 from tests.unit.nodes.linked import EPOCH, Joining
 from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.local import LocalCommunicator
-from tpiedge.errors import PeerLost, ProtocolError
+from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.nodes import data_plane
 from tpiedge.planner.network import NetworkFacts
 from tpiedge.wire.control import Connect, Listening
 from tpiedge.wire.data import StepPlan
+from tpiedge.wire.epochs import Probe
 from tpiedge.wire.fields import Collective
 
 #: Nobody listens there.
@@ -88,6 +90,7 @@ def test_by_the_star_alone_only_rank_0_listens_and_nothing_is_measured() -> None
 def test_a_node_alone_has_no_socket() -> None:
     with Joining(1) as joining:
         plane = joining.join(0)
+        assert plane.traffic == data_plane.Traffic()
         assert isinstance(plane.communicator, LocalCommunicator)
         assert plane.endpoint is None
 
@@ -170,3 +173,19 @@ def test_a_link_between_workers_that_breaks_is_a_loss_though_the_master_hears_bo
         with pytest.raises(PeerLost) as caught:
             last.all_reduce(torch.ones(2, 96), Tag(1, 0, 0))
         assert (caught.value.rank, caught.value.cause) == (1, "its connection broke")
+
+
+def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
+    with Joining(3) as joining:
+        first, second, third = joining.all()
+        for step in (1, 2):
+            first.communicator.announce(StepPlan(EPOCH, step, (), 1, 1))
+            third.communicator.next_plan()
+        second.endpoint.send(Probe(EPOCH - 1, 1, 0, b""), to=node_name(2), timeout_s=5.0)
+        second.endpoint.send_frame(b"\x91" * 40, node_name(2), 5.0)
+        with pytest.raises(Misconduct):
+            third.communicator.next_plan()
+        traffic = third.traffic
+        assert (traffic.dropped, traffic.refused) == (1, 1)
+        assert traffic.sent_bytes == third.endpoint.bytes_sent > 0
+        assert traffic.received_bytes == third.endpoint.bytes_received > 0

@@ -12,7 +12,6 @@ from tpiedge.nodes.linking import listens
 from tpiedge.nodes.membership import Membership
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import (
-    ALL_PINNED,
     Assign,
     Connect,
     Failed,
@@ -31,6 +30,7 @@ from tpiedge.wire.control import (
 )
 from tpiedge.wire.fields import Choice
 from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import ALL_PINNED
 
 
 def at(rank: int) -> str:
@@ -168,6 +168,27 @@ def test_who_has_no_part_yet_does_not_listen() -> None:
     assert isinstance(nodes.error(), PeerLost)
     nodes.hello(1)
     assert nodes.connected() == {}
+
+
+def test_who_does_not_say_where_it_listens_is_lost_and_not_those_who_wait_for_it() -> None:
+    nodes = Nodes(3)
+    nodes.hello(0)
+    nodes.listening(0)
+    nodes.clock.advance(30.0)
+    nodes.hello(2)
+    nodes.hello(1)  # and says nothing more of that
+    for _ in range(12):
+        assert nodes.events == []
+        nodes.clock.advance(5.0)
+        for rank in range(3):
+            nodes.epoch.handle(rank, Heartbeat(3, rank, 0, 0, 0))
+        nodes.epoch.tick()
+    error = nodes.error()
+    assert str(error) == "node 1 was lost during the start: it did not say where it listens within 60 s"
+    assert 2 not in nodes.connected()
+    nodes.clock.advance(1.0)
+    nodes.epoch.tick()
+    assert nodes.error() is error
 
 
 def test_a_single_node_needs_no_listener() -> None:
@@ -346,6 +367,6 @@ def test_a_lost_nodes_words_change_nothing() -> None:
 def test_statistics_are_passed_on() -> None:
     nodes = Nodes()
     nodes.start()
-    stats = Stats(3, 1, *([0] * 6), *([0.0] * 6), *([0] * 5), 0.0)
+    stats = Stats(3, 1, *([0] * 6), *([0.0] * 6), *([0] * 5), 0.0, 0, 0)
     nodes.epoch.handle(1, stats)
     assert nodes.events == [stats]

@@ -1,6 +1,7 @@
 """The survey of the links over real sockets: what honest nodes find out, and what liars and the dead can do to it."""
 
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 
@@ -298,3 +299,72 @@ def test_a_probe_asks_for_no_more_than_is_measured() -> None:
     with Linked(3) as linked:
         assert isinstance(surveyed(linked, {2: play})[0], NetworkFacts)
     assert found == [link_survey._PAYLOAD_BYTES]
+
+
+def test_who_asks_without_end_gets_so_many_echoes() -> None:
+    """More than an honest node asks for; and whoever is asked goes on with the survey."""
+    found: list[int] = []
+
+    def play(player: Player) -> None:
+        player.turn()
+        for number in range(100):
+            player.say(Probe(EPOCH, number, 0, b""), to=1)
+        player.say(Probe(EPOCH, 7, 0, b""), to=0)
+        while len(found) < link_survey._MOST_PROBES:
+            envelope = player.endpoint.recv(5.0)
+            assert envelope is not None, "an echo is missing"
+            if isinstance(envelope.message, Echo) and envelope.sender == node_name(1):
+                found.append(envelope.message.number)
+        player.say(LinkReport(EPOCH, 2, "h", 1, (LINK,)))
+        found.extend(_echoes_of(player, 1))
+
+    with Linked(3) as linked:
+        facts, honest, _ = surveyed(linked, {2: play})
+    assert isinstance(facts, NetworkFacts)
+    assert honest is None
+    assert found == list(range(link_survey._MOST_PROBES))
+
+
+def _echoes_of(player: Player, rank: int) -> list[int]:
+    """Those that come before the end of the survey, of which it hears after whatever `rank` had sent."""
+    found = []
+    while (envelope := player.endpoint.recv(1.0)) is not None:
+        if isinstance(envelope.message, Echo) and envelope.sender == node_name(rank):
+            found.append(envelope.message.number)
+    return found
+
+
+def test_who_reads_nothing_costs_a_worker_no_more_than_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not its place: it answers in time, and without the echoes that nobody takes."""
+    with Linked(3) as linked:
+        worker = linked.endpoints[1]
+        send, asked, refused = worker.send, threading.Event(), []
+
+        def full(message: Message, *args: object, to: str, timeout_s: float) -> None:
+            if to == node_name(2):
+                refused.append(timeout_s)
+                asked.set()
+                raise Unreachable(to, timeout_s)
+            send(message, *args, to=to, timeout_s=timeout_s)
+
+        monkeypatch.setattr(worker, "send", full)
+
+        def play(player: Player) -> None:
+            player.turn()
+            player.say(Probe(EPOCH, 1, 0, b""), to=1)
+            assert asked.wait(5.0), "the probe was not answered"
+            player.say(LinkReport(EPOCH, 2, "h", 1, (LINK,)))
+            player.hear(Survey)
+
+        facts, honest, _ = surveyed(linked, {2: play})
+    assert isinstance(facts, NetworkFacts)
+    assert honest is None
+    assert refused == [link_survey._SLICE_S]
+
+
+def test_cores_are_those_that_this_process_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(link_survey, "usable_cores", lambda: 0.25)
+    with Linked(3) as linked:
+        facts = surveyed(linked)[0]
+    assert isinstance(facts, NetworkFacts)
+    assert set(facts.cores.values()) == {1}

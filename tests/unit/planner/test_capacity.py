@@ -15,7 +15,7 @@ from tpiedge.planner.partition import Shape, Weight
 from tpiedge.planner.prediction import Demand, Machine, Prediction, predict
 from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.control import Keeping
+from tpiedge.wire.weights import Keeping
 
 # 32 layers of 96 MiB: 3 GiB; 64 allreduces per step. No head, to make the numbers plain.
 MODEL = ModelFacts(

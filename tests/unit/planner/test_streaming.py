@@ -35,7 +35,7 @@ from tpiedge.planner.partition import Shape
 from tpiedge.planner.solve import Plan, solve
 from tpiedge.planner.streaming import node_need, node_seconds, smallest_bytes
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.control import Keeping
+from tpiedge.wire.weights import Keeping
 
 PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))

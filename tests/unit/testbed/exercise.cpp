@@ -2,6 +2,8 @@
 //   link LATENCY_NS JITTER_NS LOSS BYTES_PER_S QUEUE_BYTES SEED    makes a link, numbered from 0
 //   seed SEED INDEX                                                says the seed of a link
 //   send LINK NOW_NS BYTES                                         says when a packet arrives, or its fate
+//   path NOW_NS BYTES COUNT LINK...                                the same over one link after the other
+//   change LINK NOW_NS LATENCY_NS JITTER_NS LOSS BYTES_PER_S QUEUE_BYTES
 //   burst LINK HEAD_NS TAIL_NS BYTES PACKETS FIRST_BYTES LAST_BYTES   says head and tail, or its fate
 //   push WHEN_NS ITEM, pop                                         the delay queue; pop says time and item
 //   frame HEX                                                      says what it stands for, or foreign
@@ -45,16 +47,35 @@ static void read_hex(const std::string &hex) {
            address[3], burst.bytes, burst.packets, burst.first_bytes, burst.last_bytes);
 }
 
+static LinkSettings read_settings() {
+    LinkSettings settings{};
+    std::cin >> settings.latency_ns >> settings.jitter_ns >> settings.loss >> settings.bytes_per_s >>
+        settings.queue_bytes;
+    return settings;
+}
+
+static void pass_path(std::vector<Link> &links) {
+    int64_t now_ns, bytes;
+    size_t count, link;
+    std::cin >> now_ns >> bytes >> count;
+    Burst burst{now_ns, now_ns, bytes, 1, bytes, bytes};
+    Fate fate = Fate::PASSED;
+    for (size_t i = 0; i < count; ++i) {
+        std::cin >> link;
+        if (fate == Fate::PASSED) fate = links.at(link).pass(burst);
+    }
+    say(fate, burst);
+}
+
 int main() {
     std::vector<Link> links;
     DelayQueue queue(4);
     std::string command;
     while (std::cin >> command) {
         if (command == "link") {
-            LinkSettings settings{};
+            const LinkSettings settings = read_settings();
             uint64_t seed;
-            std::cin >> settings.latency_ns >> settings.jitter_ns >> settings.loss >> settings.bytes_per_s >>
-                settings.queue_bytes >> seed;
+            std::cin >> seed;
             links.emplace_back(settings, seed);
         } else if (command == "seed") {
             uint64_t seed, index;
@@ -66,6 +87,13 @@ int main() {
             std::cin >> link >> now_ns >> bytes;
             Burst burst{now_ns, now_ns, bytes, 1, bytes, bytes};
             say(links.at(link).pass(burst), burst);
+        } else if (command == "path") {
+            pass_path(links);
+        } else if (command == "change") {
+            size_t link;
+            int64_t now_ns;
+            std::cin >> link >> now_ns;
+            links.at(link).change(read_settings(), now_ns);
         } else if (command == "burst") {
             size_t link;
             Burst burst{};

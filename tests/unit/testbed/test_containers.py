@@ -1,17 +1,22 @@
 """Bringing containers up and down on an engine that only remembers: what is left, what is refused, what is cleared."""
 
 import json
-import os
-import platform
+import socket
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import count
 
 import pytest
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.testbed import containers, containers_agent
+from tpiedge.testbed import containers, containers_agent, containers_backend
+from tpiedge.testbed.backends import NamespaceTestbeds, require_free
 from tpiedge.testbed.containers import Containers, bring_up, find, known_names, remove
+from tpiedge.testbed.containers_backend import in_containers
 from tpiedge.testbed.containers_engine import Container, Ended, Engine
 from tpiedge.testbed.containers_plan import LABEL, MEMBER, PLAN_FILE, SWITCH, Maker, switch_spec
 from tpiedge.testbed.description import Link
@@ -20,8 +25,8 @@ from tpiedge.testbed.switch_plan import SwitchPlan
 from tpiedge.testbed.switch_settings import check_plan
 
 SCENARIO = load_scenario("pair", "home")
-GONE = Maker(platform.node(), 2**22 + 1, 1.0)
-ELSEWHERE = Maker("another-computer", os.getpid(), 1.0)
+GONE = replace(containers._self(), pid=2**22 + 1)
+ELSEWHERE = replace(containers._self(), node="another-computer")
 
 
 class Remembering:
@@ -201,7 +206,7 @@ def test_a_device_that_was_started_again_has_lost_its_link(said) -> None:
     assert found is not None
     assert (found.connected("device1"), found.connected("device2")) == (False, True)
     with pytest.raises(ResourceError, match="device1 has ended"):
-        containers.measure(engine, found, "device1", "device2")
+        containers.measure(engine, found, "device1", "device2", 0.002)
 
 
 def test_a_change_of_a_link_is_told_to_the_switch_and_remembered(said) -> None:
@@ -267,3 +272,52 @@ def test_without_an_engine_one_is_told_to_start_it(monkeypatch: pytest.MonkeyPat
     with pytest.raises(UserError, match=r"no docker engine answers .*: start it") as caught:
         Engine.connect()
     assert "\n" not in str(caught.value)
+
+
+class _Broken(BaseHTTPRequestHandler):
+    """An engine that says its version and fails at everything else."""
+
+    def do_GET(self) -> None:
+        answer = b'{"ApiVersion": "1.45"}' if self.path.endswith("/version") else b'{"message": "broken"}'
+        self.send_response(200 if self.path.endswith("/version") else 500)
+        self.send_header("Content-Length", str(len(answer)))
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_arguments: object) -> None:
+        pass
+
+
+@contextmanager
+def failing_engine() -> Iterator[int]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Broken) as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        try:
+            yield server.server_port
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@contextmanager
+def hanging_engine() -> Iterator[int]:
+    """It takes connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        yield server.getsockname()[1]
+
+
+@pytest.mark.parametrize("broken", [failing_engine, hanging_engine])
+def test_who_needs_no_engine_is_not_stopped_by_a_broken_one(broken, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(containers_backend, "_LISTING_S", 0.2)
+    with broken() as port:
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
+        require_free("home", NamespaceTestbeds())
+        assert not in_containers("home")
+
+
+def test_a_broken_engine_is_told_of_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    with failing_engine() as port:
+        monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
+        with Engine.connect() as engine, pytest.raises(ResourceError, match="cannot list containers: broken"):
+            known_names(engine)

@@ -134,7 +134,8 @@ ONE = f'{CORE}[[device]]\nname = "a"\nuplink = "core"\n'
         (ONE + 'latency = "11 s"', "'11 s' is out of range: at most 10 s"),
         (ONE + 'up_jitter = "20000 ms"', "[[device]] a: up_jitter: '20000 ms' is out of range"),
         (ONE + 'loss = "0.01"', "is not a part; write it like 1 %"),
-        (ONE + 'down_loss = "91 %"', "[[device]] a: down_loss: '91 %' is out of range: 0 % to 90%"),
+        (ONE + '[[router]]\nname = "\\u001b[2J"', r"[[router]] '\x1b[2J': name:"),
+        (ONE + 'down_loss = "91 %"', "[[device]] a: down_loss: '91 %' is out of range: 0 % to 90 %"),
         (ONE + 'rate = "300 MB/s"', "is not a rate; write it like 300 Mbit/s"),
         (ONE + 'rate = "300 mbit/s"', "is not a rate"),
         (ONE + 'rate = "0 Mbit/s"', "'0 Mbit/s' is out of range: 1 kbit/s to 100 Gbit/s"),
@@ -224,6 +225,7 @@ def test_quantities_there_and_back() -> None:
         "-",
     ]
     assert parse_part("1.5%") == 0.015
+    assert parse_part("100 %", greatest=1.0) == 1.0
     assert format_part(0.015) == "1.5 %"
 
 

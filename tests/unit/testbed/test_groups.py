@@ -41,6 +41,9 @@ def test_version_1(tmp_path: Path) -> None:
     (cpu / "tpiedge.x.a/cgroup.procs").write_text("12\n13\n")
     (memory / "tpiedge.x.a/cgroup.procs").write_text("13\n14\n")
     assert found.members("tpiedge.x.a") == {12, 13, 14}
+    (memory / "tpiedge.x.a/below/deeper").mkdir(parents=True)
+    (memory / "tpiedge.x.a/below/deeper/cgroup.procs").write_text("0\n15\n")  # one of another pid namespace
+    assert found.members("tpiedge.x.a") == {12, 13, 14, 15}
     assert found.members("tpiedge.x.b") == set()
 
 
@@ -62,6 +65,8 @@ def test_version_2(tmp_path: Path) -> None:
     (top / "tpiedge.x.a/memory.current").write_text("10\n")
     assert found.use("tpiedge.x.a") == GroupUse(10, None, 1000, 0)
     assert found.use("tpiedge.x.b") == GroupUse(None, None, None, 0)
+    (top / "tpiedge.x.a/memory.current").unlink()  # as while it is removed
+    assert found.use("tpiedge.x.a") == GroupUse(None, None, None, 0)
 
 
 def test_a_version_2_without_the_controllers_that_matter(tmp_path: Path) -> None:

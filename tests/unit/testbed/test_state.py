@@ -8,6 +8,7 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tpiedge.errors import ResourceError, UserError
@@ -16,7 +17,9 @@ from tpiedge.testbed.description import Link
 from tpiedge.testbed.scenarios import load_scenario
 from tpiedge.testbed.state import Owner, State, folder_of, locked, names, read_state
 
-GONE = Owner(2**30, 1.0)
+GONE = replace(Owner.own(), pid=2**30)
+LATER = replace(Owner.own(), started=1.0)
+BEFORE = replace(Owner.own(), boot="before")
 
 
 @pytest.fixture(autouse=True)
@@ -67,7 +70,8 @@ def test_a_field_too_many() -> None:
         ({"maker": GONE}, True),
         ({"maker": GONE, "ready": True}, False),
         ({"maker": GONE, "ready": True, "owner": GONE}, True),
-        ({"maker": GONE, "ready": True, "owner": Owner(os.getpid(), 1.0)}, True),
+        ({"maker": GONE, "ready": True, "owner": LATER}, True),
+        ({"maker": GONE, "ready": True, "owner": BEFORE}, True),
         ({"ready": True, "boot": "before"}, True),
         ({"boot": "before"}, True),
     ],
@@ -79,6 +83,39 @@ def test_when_only_its_removal_is_left(changes: dict[str, object], abandoned: bo
 
 def test_one_with_a_living_owner_is_its_owners() -> None:
     assert not made(maker=GONE, ready=True, owner=Owner.own()).abandoned
+
+
+def test_setting_the_clock_makes_no_owner_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time at which the computer started seems to move with it."""
+    before = Owner.own()
+    later = psutil.boot_time() + 3600
+    monkeypatch.setattr("psutil._pslinux.boot_time", lambda: later)
+    monkeypatch.setattr("psutil._pslinux.BOOT_TIME", later, raising=False)
+    assert before.alive
+    assert Owner.own() == before
+
+
+def test_a_process_that_has_ended_is_no_owner() -> None:
+    """Also while its parent has not asked how."""
+    with subprocess.Popen(["cat"], stdin=subprocess.PIPE) as process:
+        owner = Owner(process.pid, float(stat_of(process.pid)[21]), Owner.own().boot)
+        assert owner.alive
+        assert process.stdin is not None
+        process.stdin.close()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert stat_of(process.pid)[2] == "Z"
+        assert not owner.alive
+    assert not owner.alive
+
+
+def stat_of(pid: int) -> list[str]:
+    return Path(f"/proc/{pid}/stat").read_text().split()
+
+
+def test_elsewhere_than_on_linux_one_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(UserError, match="needs Linux"), locked("x"):
+        pytest.fail("no namespaces there")
 
 
 def test_a_lock_leaves_nothing_behind(root: Path) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.transport.link_model import LinkModel, LinkSettings
+from tpiedge.transport.link_model import LinkModel, LinkSettings, PathModel
 
 _NATIVE = Path(__file__).parents[3] / "tpiedge" / "testbed" / "native"
 _SANITIZERS = "-fsanitize=address,undefined"
@@ -48,9 +48,13 @@ def exercise(tmp_path_factory: pytest.TempPathFactory) -> Exercise:
 
 
 def _made(settings: LinkSettings, seed: int) -> str:
+    return f"link {_words(settings)} {seed}"
+
+
+def _words(settings: LinkSettings) -> str:
     queue_bytes = 1 << 60 if settings.queue_bytes is None else settings.queue_bytes
     times = f"{round(settings.latency_s * 1e9)} {round(settings.jitter_s * 1e9)}"
-    return f"link {times} {settings.loss!r} {settings.bytes_per_s or 0.0!r} {queue_bytes} {seed}"
+    return f"{times} {settings.loss!r} {settings.bytes_per_s or 0.0!r} {queue_bytes}"
 
 
 def _some_link(chance: random.Random) -> LinkSettings:
@@ -77,6 +81,35 @@ def test_links_agree_with_the_model_to_the_nanosecond(exercise: Exercise) -> Non
             expected.append(model.arrival_ns(now_ns, nbytes))
     said = exercise(lines)
     assert [None if word in ("lost", "dropped") else int(word.split()[0]) for word in said] == expected
+    assert {"lost", "dropped"} < set(said)
+
+
+def _plain_link(chance: random.Random) -> LinkSettings:
+    return LinkSettings(latency_s=chance.uniform(0, 0.05), loss=chance.choice([0.0, 0.05]))
+
+
+def test_shared_links_that_change_agree_with_the_model(exercise: Exercise) -> None:
+    """Plain ones and others, some of them on many paths."""
+    chance = random.Random(6)
+    kinds = [chance.choice([_plain_link, _some_link]) for _ in range(12)]
+    settings = [kind(chance) for kind in kinds]
+    models = [LinkModel(each, seed) for seed, each in enumerate(settings)]
+    lines = [_made(each, seed) for seed, each in enumerate(settings)]
+    paths = [chance.sample(range(len(models)), chance.randrange(1, 5)) for _ in range(20)]
+    expected: list[int | None] = []
+    now_ns = 0
+    for _ in range(6000):
+        now_ns += chance.randrange(chance.choice([1, 10**4, 10**6]))
+        if chance.random() < 0.05:
+            link, changed = chance.randrange(len(models)), chance.choice([_plain_link, _some_link])(chance)
+            models[link].change(changed, now_ns / 1e9)
+            lines.append(f"change {link} {now_ns} {_words(changed)}")
+        path, nbytes = chance.choice(paths), chance.randrange(1, 65536)
+        lines.append(f"path {now_ns} {nbytes} {len(path)} {' '.join(map(str, path))}")
+        expected.append(PathModel([models[link] for link in path]).arrival_ns(now_ns, nbytes))
+    said = exercise(lines)
+    assert [None if word in ("lost", "dropped") else int(word.split()[0]) for word in said] == expected
+    assert len(set(expected)) > 1000
     assert {"lost", "dropped"} < set(said)
 
 

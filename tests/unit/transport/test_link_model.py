@@ -77,6 +77,60 @@ def test_a_full_queue_drops_until_there_is_room() -> None:
     assert link.arrival_ns(1 * _MS, 1000) == 3 * _MS
 
 
+def test_at_another_rate_as_many_bytes_wait_as_before() -> None:
+    link = LinkModel(LinkSettings(bytes_per_s=1e3, queue_bytes=200_000))
+    assert link.arrival(0.0, 200_000) == 200.0
+    link.change(LinkSettings(bytes_per_s=2e3, queue_bytes=200_000), 100.0)
+    assert link.arrival(100.0, 2000) == 151.0
+    link.change(LinkSettings(bytes_per_s=37.5e6, queue_bytes=200_000), 100.0)
+    assert 100.0 < (link.arrival(100.0, 1500) or 0.0) < 100.01
+
+
+def test_what_waited_for_a_rate_waits_for_no_limit() -> None:
+    link = LinkModel(LinkSettings(bytes_per_s=1e3))
+    assert link.arrival(0.0, 1000) == 1.0
+    link.change(LinkSettings(latency_s=0.001, jitter_s=0.001), 0.5)
+    assert 0.501 <= (link.arrival(0.5, 1000) or 0.0) <= 0.502
+    link.change(LinkSettings(bytes_per_s=1e3), 0.6)
+    assert link.arrival(0.6, 1000) == 1.6
+
+
+@given(_LINKS, _LINKS, _SENDS, st.integers(0, 100 * _MS), st.integers(1, 1 << 17))
+def test_a_change_holds_nothing_back_longer_than_it_explains(
+    before: LinkSettings, after: LinkSettings, gaps: list[tuple[int, int]], later_ns: int, nbytes: int
+) -> None:
+    link = LinkModel(before, 1)
+    _arrivals(link, gaps)
+    now_ns = _sent(gaps)[-1][0] + later_ns
+    link.change(after, now_ns / 1e9)
+    at_ns = link.arrival_ns(now_ns, nbytes)
+    if at_ns is not None:
+        waiting = sum(size for _, size in gaps) + nbytes
+        transmission_s = 0.0 if after.bytes_per_s is None else waiting / after.bytes_per_s
+        explained_ns = (after.latency_s + after.jitter_s + transmission_s) * 1e9
+        assert at_ns - now_ns <= explained_ns * (1 + 1e-9) + len(gaps) + 5
+
+
+@given(_LINKS, _SENDS, _SENDS)
+def test_a_change_to_the_same_changes_nothing(
+    settings: LinkSettings, gaps: list[tuple[int, int]], more: list[tuple[int, int]]
+) -> None:
+    changed, kept = LinkModel(settings), LinkModel(settings)
+    assert _arrivals(changed, gaps) == _arrivals(kept, gaps)
+    now_ns = _sent(gaps)[-1][0]
+    changed.change(settings, now_ns / 1e9)
+    for gap_ns, nbytes in more:
+        now_ns += gap_ns
+        assert changed.arrival_ns(now_ns, nbytes) == kept.arrival_ns(now_ns, nbytes)
+
+
+def test_paths_that_meet_on_a_plain_link_do_not_wait_for_each_other() -> None:
+    core = LinkModel(LinkSettings(latency_s=0.001))
+    far = PathModel([LinkModel(LinkSettings(latency_s=0.1)), core])
+    near = PathModel([LinkModel(LinkSettings()), core])
+    assert (far.arrival_ns(0, 1000), near.arrival_ns(0, 1000)) == (101 * _MS, 1 * _MS)
+
+
 def test_an_idle_link_takes_what_is_larger_than_its_queue() -> None:
     link = LinkModel(LinkSettings(bytes_per_s=1e6, queue_bytes=10))
     assert link.arrival(0.0, 5000) == 0.005

@@ -12,9 +12,12 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import CODECS
 from tpiedge.transport.native_library import Library, native_library
 from tpiedge.transport.native_reducer import NativeReducer
 from tpiedge.transport.reduction import DONE, Combine, Exchange
+from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.flat import FLAT_BYTES
 
 pytestmark = pytest.mark.skipif(native_library() is None, reason="not built")
@@ -139,15 +142,18 @@ class Rank:
         rank: int = 0,
         combine: Combine = Combine.EXCHANGE,
         changes: ctypes.c_uint32 | None = None,
+        precision: WirePrecision = "f32",
+        own: tuple[float, ...] = OWN,
     ) -> None:
         library = native_library()
         assert library is not None
+        self._own = own
         self.scratch = bytearray(4 * len(OWN))
         others = [peer for peer in range(len(ways) + 1) if peer != rank]
         exchange = Exchange(
             combine,
             rank,
-            "f32",
+            precision,
             (1, len(OWN)),
             header(100 + rank),
             {f"node-{peer}": header(100 + peer) for peer in others},
@@ -157,11 +163,11 @@ class Rank:
         )
         self._zmq = zmq
         self._reducer = NativeReducer(Library(library.dll, zmq.addresses), exchange)
-        self._tensor = (ctypes.c_float * len(OWN))(*OWN)
+        self._tensor = (ctypes.c_float * len(OWN))(*own)
         assert self._reducer.open(ways, ctypes.c_uint32() if changes is None else changes, 0)
 
     def run(self, place: bytes = PLACE) -> int:
-        self._tensor[:] = OWN
+        self._tensor[:] = self._own
         return self._reducer.run(place, ctypes.addressof(self._tensor))
 
     @property
@@ -208,6 +214,53 @@ def test_it_is_done_in_one_call(way: tuple[int, bytes]) -> None:
     assert rank.run() == DONE
     assert rank.tensor == SUM
     assert zmq.sent == parts(way[1], OWN_FRAME)
+    rank.close()
+
+
+UNEVEN = (0.3, -2.83), (1.52, 0.23)
+
+
+def packed(precision: WirePrecision, values: Array) -> bytes:
+    return bytes(CODECS[precision].encode(values))
+
+
+def rounded(precision: WirePrecision, values: Array) -> Array:
+    return CODECS[precision].decode(packed(precision, values), values.shape)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("combine", [Combine.EXCHANGE, Combine.SUM])
+def test_every_part_is_rounded_and_so_is_the_sum(combine: Combine, precision: WirePrecision) -> None:
+    zmq = FakeZmq()
+    rank = Rank(zmq, (SPOKE, b""), combine=combine, precision=precision, own=UNEVEN[0])
+    own, other = (np.array([values], np.float32) for values in UNEVEN)
+    give(zmq, (SPOKE, b""), header(101) + packed(precision, other))
+    summed = rounded(precision, own) + rounded(precision, other)
+    # It shows where one of them is not.
+    for others in (summed, rounded(precision, own + rounded(precision, other))):
+        assert not np.array_equal(others, rounded(precision, summed))
+    assert rank.run() == DONE
+    assert np.array_equal([rank.tensor], rounded(precision, summed))
+    sent = own if combine is Combine.EXCHANGE else summed
+    assert zmq.sent == [header(100) + packed(precision, sent)]
+    rank.close()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+def test_a_sum_that_some_have_is_in_the_scratch_as_it_was_rounded_from(precision: WirePrecision) -> None:
+    """So that whoever goes on rounds it once."""
+    zmq = FakeZmq()
+    zmq.taken = 2
+    ways = [(HUB, b"node-1/nonce"), (HUB, b"node-2/nonce")]
+    rank = Rank(zmq, *ways, combine=Combine.SUM, precision=precision, own=UNEVEN[0])
+    own, other = (np.array([values], np.float32) for values in UNEVEN)
+    for peer, way in enumerate(ways, 1):
+        give(zmq, way, header(100 + peer) + packed(precision, other))
+    assert rank.run() == 1
+    summed = rounded(precision, own) + rounded(precision, other) + rounded(precision, other)
+    assert rank.scratch == summed.tobytes()
+    assert zmq.sent == [ways[0][1], header(100) + packed(precision, summed)]
+    assert np.array_equal([rank.tensor], own)
     rank.close()
 
 

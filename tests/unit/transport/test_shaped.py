@@ -135,6 +135,54 @@ def test_closing_with_frames_under_way_leaves_nothing() -> None:
     other.close()
 
 
+class _Refuses:
+    """A receiver that takes nothing."""
+
+    name = "node-1"
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    def deliver(self, _sender: str, _frame: bytes | None) -> None:
+        self.asked.set()
+        raise ValueError("refused")
+
+
+def _refused() -> tuple[ShapedNetwork, InProcessPeer]:
+    """A network whose thread has ended by an error of a receiver, and one of its endpoints."""
+    network, (peer,) = ShapedNetwork(_links(LinkSettings())), InProcessPeer.group(["node-0"])
+    network.join(peer)
+    assert peer.carry is not None
+    receiver = _Refuses()
+    peer.carry("node-0", receiver, b"")
+    assert receiver.asked.wait(_WAIT_S)
+    return network, peer
+
+
+def test_what_a_receiver_raises_is_raised_at_close() -> None:
+    network, peer = _refused()
+    peer.close()
+    with pytest.raises(ValueError, match="refused"):
+        network.close()
+    network.close()
+
+
+def _send_for(peer: InProcessPeer, seconds: float) -> None:
+    deadline_s = time.monotonic() + seconds
+    while time.monotonic() < deadline_s:
+        assert peer.carry is not None
+        peer.carry("node-0", _Refuses(), b"")
+
+
+def test_what_a_receiver_raises_is_raised_at_the_next_send() -> None:
+    network, peer = _refused()
+    with pytest.raises(ValueError, match="refused"):
+        _send_for(peer, _WAIT_S)
+    with pytest.raises(ValueError, match="refused"):
+        network.close()
+    peer.close()
+
+
 def test_a_link_that_loses_everything_does_not_keep_it_busy() -> None:
     with _mesh(2, _links(LinkSettings(loss=1.0))) as (one, other):
         one.send_frame(b"gone", "node-1")

@@ -13,7 +13,6 @@ from tpiedge.wire.control import (
     Generate,
     Heartbeat,
     Hello,
-    Keeping,
     Listening,
     Loading,
     Lost,
@@ -24,7 +23,6 @@ from tpiedge.wire.control import (
     Shutdown,
     Stats,
     Token,
-    WeightMemory,
 )
 from tpiedge.wire.data import (
     Gathered,
@@ -60,6 +58,7 @@ from tpiedge.wire.join import Challenge, Enrol, Enrolled, Knock, Refused, Reveal
 from tpiedge.wire.messages import PROTOCOL, TAGS, Message
 from tpiedge.wire.requests import GenerationRequest, Sampling
 from tpiedge.wire.tensors import TensorHeader
+from tpiedge.wire.weights import Keeping, WeightMemory
 
 __all__ = [
     "GOLDEN",
@@ -222,9 +221,9 @@ GOLDEN: list[tuple[Message, str]] = [
         "93032d01",
     ),
     (
-        Stats(1, 0, 1, 2, 3, 4, 5, 6, 0.5, 0.25, 0.25, 0.25, 0.0, 0.5, 9, 10, 11, 7, 8, 0.125),
-        "dc0016032e0100010203040506cb3fe0000000000000cb3fd0000000000000cb3fd0000000000000cb3fd0000000000000cb"
-        "0000000000000000cb3fe0000000000000090a0b0708cb3fc0000000000000",
+        Stats(1, 0, 1, 2, 3, 4, 5, 6, 0.5, 0.25, 0.25, 0.25, 0.0, 0.5, 9, 10, 11, 7, 8, 0.125, 12, 13),
+        "dc0018032e0100010203040506cb3fe0000000000000cb3fd0000000000000cb3fd0000000000000cb3fd0000000000000cb"
+        "0000000000000000cb3fe0000000000000090a0b0708cb3fc00000000000000c0d",
     ),
     (
         Shutdown(1),

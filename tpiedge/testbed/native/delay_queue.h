@@ -18,7 +18,6 @@ public:
     explicit DelayQueue(size_t capacity) { heap_.reserve(capacity); }
 
     bool empty() const { return heap_.empty(); }
-    size_t size() const { return heap_.size(); }
     int64_t next_ns() const { return heap_.empty() ? NEVER : heap_.front().when_ns; }
 
     void push(int64_t when_ns, uint32_t item) {
@@ -32,6 +31,13 @@ public:
         const uint32_t item = heap_.back().item;
         heap_.pop_back();
         return item;
+    }
+
+    // `visit(when_ns, item)` may change the time. Of the same time stays first what was.
+    template <typename Visit>
+    void reschedule(Visit visit) {
+        for (Entry &entry : heap_) visit(entry.when_ns, entry.item);
+        std::make_heap(heap_.begin(), heap_.end(), later);
     }
 
 private:

@@ -10,6 +10,7 @@
 namespace tpiedge {
 
 constexpr int64_t SECOND_NS = 1000000000;
+constexpr int64_t PACKET_BYTES = 1500;  // a common one
 
 // splitmix64.
 class Random {
@@ -56,7 +57,23 @@ public:
     Link(const LinkSettings &settings, uint64_t seed) : settings_(settings), random_(seed) {}
 
     const LinkSettings &settings() const { return settings_; }
-    void change(const LinkSettings &settings) { settings_ = settings; }
+    // What waits is as many bytes as before, and nothing is held back longer than the new settings can explain.
+    void change(const LinkSettings &settings, int64_t now_ns) {
+        if (free_ns_ > now_ns) {
+            const bool limited = settings_.bytes_per_s > 0 && settings.bytes_per_s > 0;
+            const auto waiting_ns = static_cast<double>(free_ns_ - now_ns);
+            const double scaled_ns = limited ? waiting_ns * settings_.bytes_per_s / settings.bytes_per_s : 0;
+            free_ns_ = now_ns + static_cast<int64_t>(scaled_ns + 0.5);
+        }
+        settings_ = settings;
+        order_ns_ = std::min(order_ns_, std::max(free_ns_, now_ns) + settings.latency_ns + settings.jitter_ns);
+    }
+
+    // How long what is on this link by now may still take.
+    int64_t most_ns(int64_t now_ns) const {
+        const int64_t packet_ns = settings_.bytes_per_s > 0 ? duration_ns(PACKET_BYTES) : 0;
+        return std::max<int64_t>(0, free_ns_ - now_ns) + packet_ns + settings_.latency_ns + settings_.jitter_ns;
+    }
 
     // Whether what passes has no effect on what passes later.
     bool is_plain() const { return settings_.bytes_per_s <= 0 && settings_.jitter_ns <= 0; }

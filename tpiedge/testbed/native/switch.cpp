@@ -4,7 +4,6 @@
 
 #include <errno.h>
 #include <sched.h>
-#include <stdlib.h>
 #include <sys/eventfd.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -111,9 +110,11 @@ void Switch::apply_changes() {
     eventfd_t count;
     eventfd_read(wake_fd_, &count);
     std::lock_guard<std::mutex> lock(mutex_);
-    for (const auto &[link, settings] : changes_) links_[link].change(settings);
+    now_ns_ = clock_ns();
+    for (const auto &[link, settings] : changes_) links_[link].change(settings, now_ns_);
     changes_.clear();
     find_least_rest();
+    hurry();
     applied_.notify_all();
 }
 
@@ -129,6 +130,42 @@ void Switch::find_least_rest() {
         }
     }
     least_rest_ns_ = least_ns == DelayQueue::NEVER ? 0 : least_ns;
+}
+
+// After a change: what is under way takes no longer than its links, as they are now, can explain. Otherwise all that comes
+// later would wait behind it, as nothing overtakes.
+void Switch::hurry() {
+    const std::vector<double> pace = paces();
+    const auto move = [&](int64_t &when_ns, size_t path) {
+        if (when_ns <= now_ns_ || pace[path] >= 1) return;
+        when_ns = now_ns_ + static_cast<int64_t>(static_cast<double>(when_ns - now_ns_) * pace[path]);
+    };
+    deliveries_.reschedule([&](int64_t &when_ns, uint32_t slot) { move(when_ns, packets_[slot].path); });
+    hops_.reschedule([&](int64_t &when_ns, uint32_t slot) {
+        Packet &packet = packets_[slot];
+        move(packet.burst.head_ns, packet.path);
+        move(packet.burst.tail_ns, packet.path);
+        when_ns = packet.burst.head_ns;
+    });
+    for (size_t path = 0; path < paths_.size(); ++path) move(paths_[path].last_ns, path);
+}
+
+// Of each path, by how much what is still to come of the times on it must shrink: the same for all keeps their order.
+std::vector<double> Switch::paces() {
+    std::vector<double> pace(paths_.size(), 1);
+    std::vector<int64_t> last_ns(paths_.size());
+    for (size_t path = 0; path < paths_.size(); ++path) last_ns[path] = paths_[path].last_ns;
+    hops_.reschedule([&](int64_t, uint32_t slot) {
+        int64_t &last = last_ns[packets_[slot].path];
+        last = std::max(last, packets_[slot].burst.tail_ns);
+    });
+    for (size_t path = 0; path < paths_.size(); ++path) {
+        int64_t most_ns = 0;
+        for (const uint32_t link : paths_[path].links) most_ns += links_[link].most_ns(now_ns_);
+        const int64_t rest_ns = last_ns[path] - now_ns_;
+        if (rest_ns > most_ns) pace[path] = static_cast<double>(most_ns) / static_cast<double>(rest_ns);
+    }
+    return pace;
 }
 
 int64_t Switch::wake_ns() const {
@@ -164,19 +201,20 @@ void Switch::advance() {
 
 void Switch::receive(size_t source) {
     for (int turn = 0; turn < FRAMES_PER_TURN; ++turn) {
-        if (pool_.empty()) {
-            unsigned char nothing[1];
-            if (read(ports_[source].tap, nothing, sizeof nothing) < 0) return;
-            totals_.crowded_out.add(1);
-            continue;
-        }
-        const uint32_t slot = pool_.top();
-        const ssize_t size = read(ports_[source].tap, pool_.frame(slot), Pool::SLOT_BYTES);
+        const bool is_crowded = pool_.empty();
+        unsigned char start[VNET_BYTES + ETHERNET_BYTES];  // as much of a frame as the kernel insists on, and more
+        const ssize_t size = is_crowded ? read(ports_[source].tap, start, sizeof start)
+                                        : read(ports_[source].tap, pool_.frame(pool_.top()), Pool::SLOT_BYTES);
         if (size < 0) {
             // The device is gone, with its namespace: the descriptor would be ready for ever.
             if (errno != EAGAIN && errno != EINTR && (polled_[source].revents & POLLERR)) polled_[source].fd = -1;
             return;
         }
+        if (is_crowded) {
+            totals_.crowded_out.add(1);
+            continue;
+        }
+        const uint32_t slot = pool_.top();
         pool_.take_top();
         now_ns_ = clock_ns();
         advance();

@@ -62,7 +62,6 @@ public:
     void take_top() { free_.pop_back(); }
     void give(uint32_t slot) { free_.push_back(slot); }
     unsigned char *frame(uint32_t slot) { return memory_ + slot * SLOT_BYTES; }
-    size_t slots() const { return slots_; }
 
     static constexpr size_t SLOT_BYTES = (MAX_FRAME_BYTES + 4095) / 4096 * 4096;
 
@@ -114,6 +113,8 @@ private:
     void travel(uint32_t slot);
     void apply_changes();
     void find_least_rest();
+    void hurry();
+    std::vector<double> paces();
 
     std::vector<Link> links_;
     std::vector<PortSettings> ports_;

@@ -14,7 +14,7 @@ constexpr size_t NOTE_BYTES = 9;
 }  // namespace
 
 Reducer::Reducer(const Zmq &zmq, const Layout &layout, const char *header, const uint32_t *changes, uint32_t seen)
-        : zmq_(zmq),
+    : zmq_(zmq),
       layout_(layout),
       header_(header, HEADER_BYTES),
       wire_(layout.tensor.wire_bytes(), '\0'),
@@ -71,8 +71,6 @@ int Reducer::exchange(float *own) {
     own_part_ = frame.data() + HEADER_BYTES;
     if (!collect() || !is_finite(layout_.sum, layout_.tensor.count())) return sent;
     layout_.tensor.round(layout_.sum, layout_.sum, &wire_[0]);
-    // Rounding may have carried a value beyond the largest number.
-    if (!is_finite(layout_.sum, layout_.tensor.count())) return sent;
     memcpy(own, layout_.sum, layout_.tensor.count() * sizeof(float));
     return DONE;
 }

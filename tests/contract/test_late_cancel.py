@@ -1,0 +1,68 @@
+"""A cancel that comes while an all-reduce is under way: all ranks hear of it after the same block, or of none."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from tests.contract.ranks import EPOCH, HUB, WAIT_S, Ranks, part
+from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.codec import Codec
+from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.collectives.job import Job
+from tpiedge.collectives.star import Star
+from tpiedge.transport.native_library import native_library
+from tpiedge.wire.data import Reduced
+
+
+def two_blocks(one: Communicator) -> list[bool]:
+    seen = []
+    for block in range(2):
+        one.all_reduce(part(one.rank), Tag(1, block, 0))
+        seen.append(one.cancelled)
+    return seen
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("way", [HUB, "star", "mesh"])
+def test_while_rank_0_waits_for_a_late_peer(
+    network: Any, monkeypatch: pytest.MonkeyPatch, way: str, size: int
+) -> None:
+    """The native call leaves off before the peer begins, which a mesh has its part without the flag from."""
+    ranks = Ranks(network, way, size).begun()
+    ranks.reduce(9)  # all links are made
+    root, asked = ranks.groups[0], threading.Event()
+    plain, sent = root._fast.reduce, []
+
+    def interrupted(*arguments: Any) -> tuple[int, Array | None]:
+        outcome = plain(*arguments)
+        root.request_cancel()
+        sent.append(outcome[0])
+        asked.set()
+        return outcome
+
+    monkeypatch.setattr(root._fast, "reduce", interrupted)
+
+    def work(one: Communicator) -> list[bool]:
+        assert one.rank != size - 1 or asked.wait(WAIT_S)
+        return two_blocks(one)
+
+    assert ranks.run(work) == [[sent[0] == 0, True]] * size
+    native = network.kind == "zeromq" and native_library() is not None
+    assert sent == [size - 1 if native and way == "mesh" else 0]
+
+
+def test_while_some_have_the_answer_of_a_star(network: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = Ranks(network, HUB, 3).begun()
+    root = ranks.groups[0]
+
+    def answer_one(name: str, codec: Codec, own: Array, tag: Tag) -> tuple[int, Array]:
+        job = Job(tag, own.shape, own, codec)
+        total = Star(root._courier)._sum(job)
+        message = Reduced(EPOCH, tag.step, tag.block, tag.chunk, 0, codec.header(own.shape))
+        root._courier.send(message, (codec.encode(total),), (1,), job.what)
+        root.request_cancel()
+        return 1, total
+
+    monkeypatch.setattr(root._fast, "reduce", answer_one)
+    assert ranks.run(two_blocks) == [[False, True]] * 3

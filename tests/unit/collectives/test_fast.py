@@ -1,0 +1,99 @@
+"""Which all-reduces FastPath tries in one call: an endpoint without sockets stands in."""
+
+from typing import Any
+
+import numpy as np
+
+from tpiedge.collectives import fast
+from tpiedge.collectives.codec import CODECS
+from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.fast import FastPath
+from tpiedge.transport.reduction import DONE, Exchange, Reduce
+
+
+class Endpoint:
+    """Its calls come to `outcome`."""
+
+    def __init__(self) -> None:
+        self.outcome = DONE
+        self.calls = 0
+        #: The rows of each shape, in the order in which they were prepared.
+        self.made: list[int] = []
+
+    def reducer(self, exchange: Exchange) -> Reduce:
+        self.made.append(exchange.shape[0])
+        return self._reduce
+
+    def _reduce(self, _place: bytes, _tensor: int) -> int:
+        self.calls += 1
+        return self.outcome
+
+
+class Rank:
+    """Rank 1 of two."""
+
+    def __init__(self) -> None:
+        self.endpoint = Endpoint()
+        self.rank, self.peers, self.epoch = 1, (0,), 1
+        courier: Any = self
+        self._fast = FastPath(courier)
+
+    def calls(self, count: int, rows: int = 1, block: int = 0) -> int:
+        """How many of `count` all-reduces were tried in one call."""
+        before = self.endpoint.calls
+        own = np.zeros((rows, 4), np.float32)
+        for _ in range(count):
+            _, total = self._fast.reduce("star", CODECS["f32"], own, Tag(1, block, 0))
+            assert (total is own) == (self.endpoint.calls > before and self.endpoint.outcome == DONE)
+        return self.endpoint.calls - before
+
+
+def test_calls_that_leave_off_again_and_again_pause() -> None:
+    rank = Rank()
+    rank.endpoint.outcome = 0
+    assert rank.calls(fast._MOST_LEFT_OFF + fast._PAUSE) == fast._MOST_LEFT_OFF
+    # Once is enough to see that nothing has changed.
+    assert rank.calls(1 + fast._PAUSE) == 1
+    # Another kind is another matter.
+    assert rank.calls(1, rows=2) == 1
+
+
+def test_a_rank_without_attention_does_not_hold_up_the_ffn() -> None:
+    rank = Rank()
+    outcomes = (0, DONE)
+    tried = [0, 0]
+    for block in range(20):
+        rank.endpoint.outcome = outcomes[block % 2]
+        tried[block % 2] += rank.calls(1, block=block)
+    assert tried == [fast._MOST_LEFT_OFF, 10]
+
+
+def test_one_that_is_done_ends_the_pauses() -> None:
+    rank = Rank()
+    rank.endpoint.outcome = 0
+    rank.calls(fast._MOST_LEFT_OFF + fast._PAUSE)
+    rank.endpoint.outcome = DONE
+    assert rank.calls(10) == 10
+    rank.endpoint.outcome = 0
+    assert rank.calls(fast._MOST_LEFT_OFF + 1) == fast._MOST_LEFT_OFF
+
+
+def test_some_that_leave_off_now_and_then_do_not_pause() -> None:
+    rank = Rank()
+    for outcome in [0] * (fast._MOST_LEFT_OFF - 1) + [DONE] + [0] * (fast._MOST_LEFT_OFF - 1):
+        rank.endpoint.outcome = outcome
+        assert rank.calls(1) == 1
+    assert rank.calls(1) == 1
+
+
+def test_the_kind_that_was_not_used_for_longest_is_forgotten() -> None:
+    rank = Rank()
+    kinds = list(range(1, fast._MOST_KINDS + 1))
+    for rows in kinds:
+        rank.calls(1, rows)
+    rank.calls(1, rows=1)
+    rank.calls(1, rows=100)
+    rank.calls(1, rows=1)
+    assert rank.endpoint.made == [*kinds, 100]
+    rank.calls(1, rows=2)
+    assert rank.endpoint.made == [*kinds, 100, 2]
