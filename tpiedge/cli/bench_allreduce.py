@@ -117,7 +117,7 @@ def _places(name: str | None, count: int) -> Iterator[tuple[RunningTestbed | Non
         yield None, ()
         return
     with open_testbed(name, say=lambda line: click.echo(line, err=True)) as testbed:
-        places = tuple(Place(device.address, device.enter_command) for device in testbed.devices[:count])
+        places = tuple(device.place for device in testbed.devices[:count])
         with testbed.inside(testbed.devices[0]):
             yield testbed, places
 

@@ -79,8 +79,7 @@ class _Bench:
             places: tuple[Place, ...] = ()
             if self.testbed is not None:
                 stack.enter_context(Dial(self.testbed).turned(setting.links))
-                devices = self.testbed.devices[: setting.nodes]
-                places = tuple(Place(device.address, device.enter_command) for device in devices)
+                places = tuple(device.place for device in self.testbed.devices[: setting.nodes])
                 trips = LoadedTrips(self.testbed)
             cluster = stack.enter_context(launch(self.model, layout, plan, capacity, places=places))
             ask(cluster, self.model, self.prompt_tokens, 2, keep=False)

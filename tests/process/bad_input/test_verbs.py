@@ -177,7 +177,7 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
             "'5' is not a time; write it like 0.25 ms",
             USER,
         ),
-        (("testbed", "link", "nope", "x", "--loss", "95%"), "'95%' is out of range: 0 % to 90%", USER),
+        (("testbed", "link", "nope", "x", "--loss", "101%"), "'101%' is out of range: 0 % to 100 %", USER),
         (("worker",), "say whom to join", USER),
         (("worker", "--connect", ""), "not an address: ''", USER),
         (("worker", "--connect", NOWHERE), f"the host {NOWHERE} is not known here", USER),

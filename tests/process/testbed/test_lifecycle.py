@@ -13,9 +13,10 @@ import pytest
 
 from tests.process.command import COMMAND, gone, run_command, wait_for
 from tests.process.testbed.beds import bed_name, left_of, removed, why_no_testbed
-from tpiedge.errors import UserError
+from tpiedge.errors import ResourceError, UserError
 from tpiedge.testbed.forwarding import switches
 from tpiedge.testbed.groups import Controllers
+from tpiedge.testbed.measuring import rtts_s
 from tpiedge.testbed.namespaces import NAMESPACES, inside
 from tpiedge.testbed.running import attach, enter_command, open_testbed
 from tpiedge.testbed.state import folder_of, read_state, socket_of
@@ -294,4 +295,6 @@ def test_a_link_is_cut_while_it_runs(bed: str) -> None:
     run("up", "pair", "--name", bed)
     run("link", bed, "device1", "--loss", "100 %")
     assert [link["loss"] for link in status_of(bed)["links"] if link["member"] == "device1"] == [1.0, 1.0]
-    assert "nothing arrives" in run("check", bed, status=4).err
+    testbed = attach(bed)
+    with pytest.raises(ResourceError, match="nothing arrives"):
+        rtts_s(testbed, *testbed.devices, 1)
