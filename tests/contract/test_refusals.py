@@ -95,14 +95,14 @@ OF_PARTS = ("another's name", "a tensor that is not announced")
 
 
 class Once:
-    """Of what a rank sends, the first message is another."""
+    """Of what a rank sends, the first message with numbers is another."""
 
     def __init__(self, change: Change) -> None:
         self._change = change
         self._done = False
 
     def __call__(self, envelope: Envelope) -> Sequence[bytes]:
-        if self._done:
+        if self._done or not nbytes(envelope):
             return [frame(envelope)]
         self._done = True
         return self._change(envelope)
