@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Iterator
 from typing import Self
 
-__all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "why_impossible"]
+__all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "enter", "new_namespace", "why_impossible"]
 
 MASTER = "master"
 MACHINES = (MASTER, "worker1", "worker2")
@@ -33,7 +33,7 @@ def why_impossible(*commands: str) -> str | None:
     if missing:
         return f"not installed: {', '.join(missing)} (packages iproute2, nftables)"
     try:
-        os.close(_new_namespace())
+        os.close(new_namespace())
     except OSError as error:
         return f"no network namespaces here: {error}"
     return None
@@ -48,7 +48,7 @@ class Namespaces:
 
     def __enter__(self) -> Self:
         try:
-            self._fds = {name: _new_namespace() for name in (*MACHINES, BRIDGE)}
+            self._fds = {name: new_namespace() for name in (*MACHINES, BRIDGE)}
             self._connect()
         except BaseException:
             self.close()
@@ -68,11 +68,11 @@ class Namespaces:
         """This thread is on the machine `name`: the sockets, threads and processes that it makes belong there."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _enter(self._fds[name])
+            enter(self._fds[name])
             try:
                 yield
             finally:
-                _enter(before)
+                enter(before)
         finally:
             os.close(before)
 
@@ -166,7 +166,7 @@ class Namespaces:
         self.run(name, "ip", "-batch", "-", stdin="\n".join(commands))
 
 
-def _new_namespace() -> int:
+def new_namespace() -> int:
     """A descriptor that keeps it alive. This thread stays where it is."""
     before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
     try:
@@ -174,12 +174,13 @@ def _new_namespace() -> int:
         try:
             return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         finally:
-            _enter(before)
+            enter(before)
     finally:
         os.close(before)
 
 
-def _enter(fd: int) -> None:
+def enter(fd: int) -> None:
+    """This thread is in the namespace from now on."""
     _check(_libc().setns(fd, _CLONE_NEWNET))
 
 

@@ -4,7 +4,6 @@ The namespaces live as long as this process holds them open, so nothing is left 
 """
 
 import contextlib
-import ctypes
 import os
 import socket
 import subprocess
@@ -13,14 +12,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from tests.process.network.namespaces import why_impossible
+from tests.process.network.namespaces import enter, new_namespace, why_impossible
 from tpiedge.testbed.switch_client import SwitchClient
 from tpiedge.testbed.switch_plan import Port, SwitchPlan
 
 __all__ = ["INTERFACE", "Devices", "RunningSwitch", "why_no_switch"]
 
 INTERFACE = "eth0"
-_CLONE_NEWNET = 0x40000000
 _END_S = 5.0
 
 
@@ -44,7 +42,7 @@ class Devices:
         self.addresses = {name: f"10.214.3.{number}" for number, name in enumerate(names, 1)}
 
     def __enter__(self) -> Self:
-        self._fds = {name: _new_namespace() for name in self._names}
+        self._fds = {name: new_namespace() for name in self._names}
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -64,11 +62,11 @@ class Devices:
         """This thread is on the device: the sockets and processes that it makes belong there."""
         before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
         try:
-            _enter(self._fds[name])
+            enter(self._fds[name])
             try:
                 yield
             finally:
-                _enter(before)
+                enter(before)
         finally:
             os.close(before)
 
@@ -126,30 +124,3 @@ class RunningSwitch:
         for pipe in (self.process.stdin, self.process.stdout):
             assert pipe is not None
             pipe.close()
-
-
-def _new_namespace() -> int:
-    """A descriptor that keeps it alive. This thread stays where it is."""
-    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        _check(_libc().unshare(_CLONE_NEWNET))
-        try:
-            return os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        finally:
-            _enter(before)
-    finally:
-        os.close(before)
-
-
-def _enter(fd: int) -> None:
-    _check(_libc().setns(fd, _CLONE_NEWNET))
-
-
-def _libc() -> ctypes.CDLL:
-    # Python has os.setns from 3.12 on only.
-    return ctypes.CDLL(None, use_errno=True)
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
