@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 import zmq
 
 from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
-from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
+from tpiedge.transport.framing import TENSOR, Plane, names_of
+from tpiedge.transport.messaging import Messages
 from tpiedge.transport.reducing import Reducing
 from tpiedge.transport.reduction import Exchange, Reduce
 from tpiedge.transport.zeromq import ZmqHub
@@ -22,7 +23,7 @@ from tpiedge.wire.messages import Message
 __all__ = ["ZmqMesh"]
 
 
-class ZmqMesh:
+class ZmqMesh(Messages):
     """An Endpoint. Owns `hub` and `spokes`, which have the names of those whom they lead to."""
 
     def __init__(
@@ -67,15 +68,6 @@ class ZmqMesh:
             total.add(end.counters)
         return total
 
-    def send(
-        self,
-        message: Message,
-        tensors: Sequence[Buffer] = (),
-        to: str | Sequence[str] | None = None,
-        timeout_s: float | None = None,
-    ) -> None:
-        self.send_frame(frame_of(message, tensors, self._plane), to, timeout_s)
-
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
@@ -83,10 +75,6 @@ class ZmqMesh:
             self._reducing.hand_over()
         for name in names_of(to):
             self._end(name).send_frame(frame, name, timeout_s)
-
-    def recv(self, timeout_s: float) -> Envelope | None:
-        received = self.recv_frame(timeout_s)
-        return None if received is None else self.read(*received)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s

@@ -6,20 +6,15 @@ from tpiedge.transport.endpoint import Buffer, Counters, Envelope, MalformedMess
 from tpiedge.transport.framing import Plane, frame_of, read_frame
 from tpiedge.wire.messages import Message
 
-__all__ = ["SEND_TIMEOUT_S", "Messaging"]
+__all__ = ["SEND_TIMEOUT_S", "Messages", "Messaging"]
 
 SEND_TIMEOUT_S = 3.0
 
 
-class Messaging:
-    """An Endpoint but for its frames."""
+class Messages:
+    """Messages over an endpoint's own frames."""
 
-    def __init__(self, name: str, plane: Plane) -> None:
-        self.name = name
-        self.counters = Counters()
-        self.bytes_sent = 0
-        self.bytes_received = 0
-        self._plane = plane
+    _plane: Plane
 
     def send(
         self,
@@ -35,11 +30,7 @@ class Messaging:
         return None if received is None else self.read(*received)
 
     def read(self, sender: str, frame: memoryview) -> Envelope:
-        try:
-            return read_frame(sender, frame, self._plane)
-        except MalformedMessage:
-            self.counters.malformed += 1
-            raise
+        raise NotImplementedError
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
@@ -48,3 +39,21 @@ class Messaging:
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         raise NotImplementedError
+
+
+class Messaging(Messages):
+    """An Endpoint but for its frames."""
+
+    def __init__(self, name: str, plane: Plane) -> None:
+        self.name = name
+        self.counters = Counters()
+        self.bytes_sent = 0
+        self.bytes_received = 0
+        self._plane = plane
+
+    def read(self, sender: str, frame: memoryview) -> Envelope:
+        try:
+            return read_frame(sender, frame, self._plane)
+        except MalformedMessage:
+            self.counters.malformed += 1
+            raise
