@@ -86,12 +86,23 @@ def _callers(cluster: NetworkCluster, namespaces: Namespaces) -> Iterator[list[s
         for offset in _PORTS:
             for payload in [*_payloads(), *[b""] * _SILENT]:
                 with namespaces.inside("worker2"):
-                    address = cluster.address.beside(offset)
-                    caller = stack.enter_context(socket.create_connection((address.host, address.port), 5))
+                    caller = stack.enter_context(_connected(cluster.address.beside(offset)))
                 with contextlib.suppress(ConnectionError):  # it need not listen to the end
                     caller.sendall(payload)
                 callers.append(caller)
         yield callers
+
+
+def _connected(address: Address) -> socket.socket:
+    """Between two epochs nobody listens for data."""
+    deadline = time.monotonic() + _CLOSED_S
+    while True:
+        try:
+            return socket.create_connection((address.host, address.port), 5)
+        except ConnectionRefusedError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.05)
 
 
 def _wait_closed(callers: list[socket.socket], deadline: float) -> list[str]:

@@ -14,6 +14,7 @@ import pytest
 from tests.process.testbed.switched import Devices, RunningSwitch, why_no_switch
 from tests.process.testbed.traffic import (
     goodput,
+    lateness_s,
     message_s,
     one_way_s,
     open_udp,
@@ -68,12 +69,13 @@ def _until(condition: Callable[[], bool]) -> None:
 def test_a_round_trip_takes_both_latencies(joined: Joined, latency_ms: int) -> None:
     devices, _ = joined(*[SwitchLink("", latency_ms / 2000)] * 2)
     expected_s = 2 * latency_ms / 1000
+    within_s = 0.05 * expected_s + lateness_s()
     # Whatever else the machine does can only add to it.
     trips = [round_trip_s(devices, "a", "b")]
-    while abs(trips[-1][1] / expected_s - 1) > 0.05 and len(trips) < 10:
+    while abs(trips[-1][1] - expected_s) > within_s and len(trips) < 10:
         trips.append(round_trip_s(devices, "a", "b"))
     assert min(least for least, _ in trips) >= expected_s - 2 * _HOST_S
-    assert min(abs(median / expected_s - 1) for _, median in trips) <= 0.05
+    assert min(abs(median - expected_s) for _, median in trips) <= within_s
 
 
 @pytest.mark.parametrize("segmentation", [True, False])

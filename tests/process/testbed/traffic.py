@@ -1,6 +1,7 @@
 """Traffic between devices, and what it measures."""
 
 import hashlib
+import os
 import socket
 import statistics
 import struct
@@ -12,6 +13,7 @@ from tests.process.testbed.switched import Devices
 __all__ = [
     "Receiver",
     "goodput",
+    "lateness_s",
     "message_s",
     "one_way_s",
     "open_udp",
@@ -62,9 +64,39 @@ def round_trip_s(devices: Devices, source: str, target: str, count: int = 50) ->
     return min(times), statistics.median(times)
 
 
-def _echo(other: socket.socket, count: int) -> None:
+def lateness_s() -> float:
+    """What waking up may add to a round trip through the switch, where processors cannot be kept from deep sleep."""
+    return 0.0 if os.access("/dev/cpu_dma_latency", os.W_OK) else 2 * _waking_s()
+
+
+def _waking_s(count: int = 31) -> float:
+    """What this machine adds to a round trip that sleeps once: three threads wake up, one of them by the clock.
+    A median."""
+    pause_s = 0.001
+    added = []
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        for each in (one, other):
+            each.bind(("127.0.0.1", 0))
+            each.settimeout(10.0)
+        echo = threading.Thread(target=_echo, args=(other, count, pause_s))
+        echo.start()
+        for _ in range(count):
+            started_s = time.perf_counter()
+            one.sendto(bytes(64), other.getsockname())
+            one.recv(2048)
+            added.append(time.perf_counter() - started_s - pause_s)
+        echo.join()
+    return statistics.median(added)
+
+
+def _echo(other: socket.socket, count: int, pause_s: float = 0.0) -> None:
     for _ in range(count):
         packet, source = other.recvfrom(2048)
+        if pause_s:
+            time.sleep(pause_s)
         other.sendto(packet, source)
 
 

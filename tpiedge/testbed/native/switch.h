@@ -71,6 +71,26 @@ private:
     std::vector<uint32_t> free_;
 };
 
+// Keeps the processors from sleeping deeply while frames come: an idle one, above all of a virtual machine, wakes up so late
+// that a round trip of 2 ms took 2.14 to 2.24 ms; alert, 1.99 to 2.04. Nothing where that is not allowed.
+class Alertness {
+public:
+    Alertness();
+    ~Alertness();
+    Alertness(const Alertness &) = delete;
+    Alertness &operator=(const Alertness &) = delete;
+
+    void renew(int64_t now_ns);
+    void relax(int64_t now_ns);  // when it is time
+    int64_t until_ns() const { return until_ns_; }
+
+private:
+    void request(int32_t latency_us);
+
+    int fd_;
+    int64_t until_ns_ = DelayQueue::NEVER;
+};
+
 class Switch {
 public:
     // `paths`: of each pair of source and target, source by source, the count of links and then their indices; a count
@@ -119,6 +139,7 @@ private:
     std::vector<Link> links_;
     std::vector<PortSettings> ports_;
     std::vector<Path> paths_;
+    Alertness alertness_;
     std::vector<pollfd> polled_;  // of each port, then wake_fd_
 
     Pool pool_;
