@@ -4,6 +4,7 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -23,6 +24,7 @@ _DPI = 150
 _PANEL_INCHES = (5.2, 3.9)
 _LEGEND_INCHES = 0.5
 _COLUMNS = 3
+_TITLE_COLUMNS = 60
 _LEGEND_COLUMNS = 4  # per column of panels
 
 _COLOURS = {
@@ -59,7 +61,7 @@ def draw_decodes(decodes: Sequence[Decode], folder: Path) -> list[Path]:
             _measured(axes, xs, [one.s_per_token for one in group], 1.0, None, _plain(name))
         places = sorted({axis.value(one) or 0.0 for group in series.values() for one in group})
         axes.set_xticks(places, [f"{place:g}" for place in places])
-        axes.set_title(_plain(shared), fontsize=9)
+        axes.set_title(fill(_plain(shared), _TITLE_COLUMNS), fontsize=8)
         axes.set_xlabel(axis.label)
         axes.set_ylabel("s/token")
         axes.set_ylim(bottom=0)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from math import inf
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args
 
 from tpiedge.errors import UserError
@@ -41,7 +41,10 @@ class AllReduce:
 
 @dataclass(frozen=True)
 class Decode:
-    """One setting of `bench decode`. Latency (one way) and rate are None where nothing limited the links."""
+    """One setting of `bench decode`. Latency (one way) and rate are None where nothing limited the links.
+
+    `model`: with its precision and, if any, the testbed.
+    """
 
     model: str
     nodes: int
@@ -80,7 +83,8 @@ def read_decodes(record: Mapping[str, Any], source: str) -> list[Decode]:
     settings = record["settings"]
     if not isinstance(settings, dict) or not settings:
         raise UserError(f"{source} has no settings: {_GIVE}")
-    model = ", ".join(str(record[name]) for name in ("model", "precision") if name in record)
+    words = [PurePath(str(record.get("model", ""))).name, record.get("precision"), record.get("testbed")]
+    model = ", ".join(str(word) for word in words if word)
     make = partial(_decode, model)
     return [_read(make, row, f"setting {name!r} of {source}") for name, row in settings.items()]
 

@@ -190,6 +190,18 @@ def test_wires_and_precisions_are_named():
     assert list(series) == ["f32 on the wire", "int8 on the wire"]
 
 
+def test_testbeds_are_told_apart_and_models_lose_their_folder():
+    records = [
+        decodes(setting(2), setting(4)) | {"model": "somewhere/shape", "testbed": name}
+        for name in ("pair", "weak-8")
+    ]
+    shared, series = series_along(DEVICES, [one for record in records for one in read_decodes(record, "d")])
+    assert [name.split(", ")[0] for name in series] == ["shape"] * 2
+    assert [len(group) for group in series.values()] == [2, 2]
+    assert "pair" not in shared
+    assert {"pair" in name for name in series} == {True, False}
+
+
 def test_one_device_and_one_cluster_are_a_sweep():
     _, series = series_along(DEVICES, read_decodes(decodes(ALONE, setting(2)), "d"))
     assert [[one.nodes for one in group] for group in series.values()] == [[1, 2]]
