@@ -6,7 +6,11 @@ __all__ = ["Arithmetic"]
 
 
 class Arithmetic(StrEnum):
-    """F32: bf16 weights are widened exactly. BF16: activations are rounded to bf16, sums are kept in f32."""
+    """F32: bf16 weights are widened exactly. BF16: activations are rounded to bf16, sums are kept in f32.
+
+    INT8, for quantised weights: activations are quantised, too (panels.py says how); other weights meet them as in F32.
+    """
 
     F32 = "f32"
     BF16 = "bf16"
+    INT8 = "int8"

@@ -1,6 +1,8 @@
 """Causal attention of one segment against its KV cache, in f32, with bounded scratch memory.
 
 T new tokens, N query heads, K KV heads, g query heads of one KV head, S cached positions, d head width.
+
+The native kernels compute any number of tokens: a token's bits never depend on the others. Without them torch does.
 """
 
 import functools
@@ -13,14 +15,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tpiedge.kernels.library import MAX_HEAD_WIDTH, NATIVE_TOKENS, Pool
+from tpiedge.kernels.kv_rows import QuantisedRows
+from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
 
-__all__ = ["attention", "kv_of_heads"]
+__all__ = ["Rows", "attention", "cache_memory", "head_starts", "kv_of_heads"]
+
+Rows = Tensor | QuantisedRows
+"""Keys or values [K, S, d] of some heads at successive positions."""
 
 # Bound on the mask of one query tile: a long prompt must not need T x S floats.
 _MASK_ELEMENTS = 1 << 21
 # Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
 _WIDENED_ELEMENTS = 1 << 20
+# Quantised keys or values of one KV head that are numbers at once.
+_DECODED_ELEMENTS = 1 << 20
+# The numbering of native/kv.h.
+_STORED = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
+_DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
 def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
@@ -33,8 +44,8 @@ def kv_of_heads(start: int, stop: int, group_size: int) -> tuple[int, ...]:
 
 def attention(
     q_TNd: Tensor,
-    k_KSd: Tensor,
-    v_KSd: Tensor,
+    k_KSd: Rows,
+    v_KSd: Rows,
     kv_of_head: tuple[int, ...],
     first_position: int,
     *,
@@ -45,22 +56,27 @@ def attention(
 ) -> Tensor:
     """[T, N, d] f32 of f32 queries at positions first_position, first_position + 1, ...
 
-    k and v (f32 or bf16, any strides with a contiguous last dimension) hold positions first_key,
+    k and v (f32, bf16 or quantised, any strides with a contiguous last dimension) hold positions first_key,
     first_key + 1, ... and include the new tokens. A query sees keys up to its own position, and with `window`
     only those at a position greater than its own minus `window` (Hugging Face's meaning). `kv_of_head` is
     non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
 
-    Few tokens go through the native kernels of `pool`: there a token's bits do not depend on the others.
-    Scratch otherwise: 12 MiB, and the widened keys and values of one KV head (8 S d bytes) where they are bf16.
+    With the native kernels of `pool`, a token's bits do not depend on the others. Scratch without them: 12 MiB, and the
+    widened keys and values of one KV head (8 S d bytes) where they are bf16; 30 MiB where they are quantised.
     """
     head_start = _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
     offset = first_position - first_key
-    if pool is not None and q_TNd.shape[0] <= NATIVE_TOKENS and q_TNd.shape[2] <= MAX_HEAD_WIDTH:
+    if pool is not None and q_TNd.shape[2] <= MAX_HEAD_WIDTH:
         return _native(pool, q_TNd, k_KSd, v_KSd, head_start, offset, window, scale)
     tokens, _, width = q_TNd.shape
     result = torch.empty(q_TNd.shape)
     low = 0 if window is None else max(0, offset + 1 - window)
     k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
+    if isinstance(k_KSd, QuantisedRows) or isinstance(v_KSd, QuantisedRows):
+        for kv, heads in _runs(kv_of_head, whole=False):
+            k_1Sd, v_1Sd = k_KSd[kv, :], v_KSd[kv, :]
+            _decoding(q_TNd[:, heads], k_1Sd, v_1Sd, offset - low, window, scale, result[:, heads])
+        return result
     whole = k_KSd.dtype is torch.float32 or k_KSd.numel() <= _WIDENED_ELEMENTS
     for kv, heads in _runs(kv_of_head, whole):
         q_TKgd = q_TNd[:, heads].view(tokens, kv.stop - kv.start, -1, width)
@@ -72,8 +88,8 @@ def attention(
 def _native(
     pool: Pool,
     q_TNd: Tensor,
-    k_KSd: Tensor,
-    v_KSd: Tensor,
+    k_KSd: Rows,
+    v_KSd: Rows,
     head_start: bytes,
     offset: int,
     window: int | None,
@@ -82,20 +98,61 @@ def _native(
     """The native kernels read raw memory, so what they are given and `_check` does not look at is checked here."""
     if q_TNd.dtype is not torch.float32 or not q_TNd.is_cpu:
         raise ValueError(f"queries are {q_TNd.dtype} on {q_TNd.device}, not f32 in main memory")
-    for x_KSd in (k_KSd, v_KSd):
-        if (x_KSd.dtype is not torch.float32 and x_KSd.dtype is not torch.bfloat16) or not x_KSd.is_cpu:
-            raise ValueError(f"the cache is {x_KSd.dtype} on {x_KSd.device}, not f32 or bf16 in main memory")
-        if x_KSd.shape[2] != q_TNd.shape[2] or x_KSd.stride(2) != 1 or x_KSd.dtype is not k_KSd.dtype:
-            raise ValueError(
-                f"keys or values are {list(x_KSd.shape)} {x_KSd.dtype} with strides {x_KSd.stride()}"
-                f" for queries {list(q_TNd.shape)}"
-            )
+    (k_KS, stored), (v_KS, also) = (cache_memory(x_KSd, q_TNd.shape[2]) for x_KSd in (k_KSd, v_KSd))
+    if stored != also:
+        raise ValueError("keys and values are stored differently")
     if window is not None and window < 1:
         raise ValueError(f"a window of {window} positions")
     out_TNd = torch.empty(q_TNd.shape)
     scale = 1 / math.sqrt(q_TNd.shape[2]) if scale is None else scale
-    pool.attention(q_TNd.contiguous(), k_KSd, v_KSd, head_start, offset, window, scale, out_TNd)
+    pool.attention(q_TNd.contiguous(), k_KS, v_KS, stored, head_start, offset, window, scale, out_TNd)
     return out_TNd
+
+
+def cache_memory(x_KSd: Rows, width: int) -> tuple[Tensor, int]:
+    """What the native kernels read, and as what."""
+    if x_KSd.shape[2] != width:
+        raise ValueError(f"keys or values are {list(x_KSd.shape)} for queries of {width} columns")
+    if isinstance(x_KSd, QuantisedRows):
+        return x_KSd.data_KSB, _STORED[x_KSd.format.precision]
+    if x_KSd.dtype not in _DTYPES or not x_KSd.is_cpu or x_KSd.stride(2) != 1:
+        raise ValueError(
+            f"the cache is {x_KSd.dtype} with strides {x_KSd.stride()} on {x_KSd.device}, not rows of f32 or bf16 in "
+            "main memory"
+        )
+    return x_KSd, _STORED[_DTYPES[x_KSd.dtype]]
+
+
+def _decoding(
+    q_Tgd: Tensor,
+    k_1Sd: Rows,
+    v_1Sd: Rows,
+    offset: int,
+    window: int | None,
+    scale: float | None,
+    out_Tgd: Tensor,
+) -> None:
+    """Fill `out_Tgd` of the query heads of one KV head, with never more than a part of its cache as numbers."""
+    tokens, group, width = q_Tgd.shape
+    keys = k_1Sd.shape[1]
+    scale = 1 / math.sqrt(width) if scale is None else scale
+    parts = [slice(s, s + _DECODED_ELEMENTS // width) for s in range(0, keys, _DECODED_ELEMENTS // width)]
+    tile = max(1, _MASK_ELEMENTS // (group * keys))
+    for first in range(0, tokens, tile):
+        q_tgd = q_Tgd[first : first + tile]
+        scores_tgs = torch.cat([q_tgd @ _numbers(k_1Sd, part).T for part in parts], -1) * scale
+        seen_ts = _mask(offset + first, q_tgd.shape[0], keys, window)
+        weights_tgs = scores_tgs.masked_fill(~seen_ts[:, None], -math.inf).softmax(-1)
+        out_tgd = torch.zeros(q_tgd.shape)
+        for part in parts:
+            out_tgd += weights_tgs[..., part] @ _numbers(v_1Sd, part)
+        out_Tgd[first : first + tile] = out_tgd
+
+
+def _numbers(x_1Sd: Rows, part: slice) -> Tensor:
+    """[S, d] f32."""
+    some = x_1Sd[0:1, part]
+    return (some.numbers() if isinstance(some, QuantisedRows) else some.float())[0]
 
 
 def _group(
@@ -150,10 +207,10 @@ def _runs(kv_of_head: tuple[int, ...], whole: bool) -> list[tuple[slice, slice]]
     return runs
 
 
-def _check(q_TNd: Tensor, k_KSd: Tensor, v_KSd: Tensor, kv_of_head: tuple[int, ...], before: int) -> bytes:
+def _check(q_TNd: Tensor, k_KSd: Rows, v_KSd: Rows, kv_of_head: tuple[int, ...], before: int) -> bytes:
     """Returns the KV heads as the native kernels take them."""
     tokens, heads, _ = q_TNd.shape
-    head_start = _head_start(kv_of_head, heads, k_KSd.shape[0])
+    head_start = head_starts(kv_of_head, heads, k_KSd.shape[0])
     if k_KSd.shape != v_KSd.shape or before < 0 or k_KSd.shape[1] != before + tokens:
         raise ValueError(
             f"keys {list(k_KSd.shape)}, values {list(v_KSd.shape)} for {before} + {tokens} positions"
@@ -162,7 +219,7 @@ def _check(q_TNd: Tensor, k_KSd: Tensor, v_KSd: Tensor, kv_of_head: tuple[int, .
 
 
 @functools.lru_cache(maxsize=64)
-def _head_start(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
+def head_starts(kv_of_head: tuple[int, ...], heads: int, kv_heads: int) -> bytes:
     """The first query head of every KV head, and the end, as int64: checked, because memory is read with them."""
     if list(kv_of_head) != sorted(kv_of_head):
         raise ValueError(f"KV heads {kv_of_head} decrease")

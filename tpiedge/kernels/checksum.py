@@ -4,7 +4,7 @@ import zlib
 
 import numpy as np
 
-from tpiedge.kernels.library import native_library
+from tpiedge.kernels.shared_library import native_library
 
 __all__ = ["crc32"]
 

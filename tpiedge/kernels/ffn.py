@@ -7,14 +7,16 @@ prefill, and their rows do not depend on each other. So memory stays within SCRA
 """
 
 from collections.abc import Iterator
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import NATIVE_TOKENS
+from tpiedge.kernels.library import NATIVE_TOKENS, Pool
 from tpiedge.kernels.linear import Linear, check_product, check_weight
 from tpiedge.kernels.norm import check_norm, rms_norm
+from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.swiglu import swiglu
 
 __all__ = ["SCRATCH_BYTES", "Biases", "ffn", "mini_sequences"]
@@ -26,31 +28,33 @@ _ROWS = 16  # a mini-sequence is so many rows, or a multiple: the tiles of torch
 
 Biases = tuple[Tensor | None, Tensor | None]
 """Of gate and up, [F] each."""
+Matrices = tuple[Weight, Weight, Weight]
+"""Gate, up, down."""
 
 
 def ffn(
     x_TH: Tensor,
     norm_H: Tensor,
     eps: float,
-    gate_FH: Tensor,
-    up_FH: Tensor,
-    down_FO: Tensor,
+    gate_FH: Weight,
+    up_FH: Weight,
+    down_FO: Weight,
     linear: Linear,
     biases: Biases = (None, None),
 ) -> Tensor:
     """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x).
 
     For few tokens without biases one native call, with the same bits: between two products Python's own code would
-    have been driven out of the CPU's caches by the weights.
+    have been driven out of the CPU's caches by the weights. With quantised matrices for any number of tokens.
     """
-    tokens = x_TH.shape[0]
-    if linear.pool is None or tokens > NATIVE_TOKENS or biases != (None, None):
-        return _in_turn(x_TH, norm_H, eps, (gate_FH, up_FH, down_FO), linear, biases)
-    _check(x_TH, norm_H, gate_FH, up_FH, down_FO)
-    y_TO = torch.empty((tokens, down_FO.shape[1]))
-    rounds = linear.arithmetic is Arithmetic.BF16
-    linear.pool.ffn(x_TH.contiguous(), norm_H, eps, (gate_FH, up_FH, down_FO), rounds, y_TO)
-    return y_TO
+    matrices = gate_FH, up_FH, down_FO
+    if linear.pool is not None and biases == (None, None):
+        if _all_panels(matrices):
+            return _panels(x_TH, norm_H, eps, matrices, linear.pool)
+        if _all_tensors(matrices) and x_TH.shape[0] <= NATIVE_TOKENS:
+            rounds = linear.arithmetic is Arithmetic.BF16
+            return _few(x_TH, norm_H, eps, matrices, rounds, linear.pool)
+    return _in_turn(x_TH, norm_H, eps, matrices, linear, biases)
 
 
 def mini_sequences(tokens: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
@@ -63,11 +67,49 @@ def mini_sequences(tokens: int, columns: int, arithmetic: Arithmetic) -> Iterato
     return (slice(first, min(first + step, tokens)) for first in range(0, tokens, step))
 
 
-def _in_turn(
+def _all_panels(matrices: Matrices) -> TypeGuard[tuple[PanelMatrix, PanelMatrix, PanelMatrix]]:
+    return all(isinstance(w, PanelMatrix) for w in matrices)
+
+
+def _all_tensors(matrices: Matrices) -> TypeGuard[tuple[Tensor, Tensor, Tensor]]:
+    return all(isinstance(w, Tensor) for w in matrices)
+
+
+def _few(
     x_TH: Tensor,
     norm_H: Tensor,
     eps: float,
     matrices: tuple[Tensor, Tensor, Tensor],
+    rounds: bool,
+    pool: Pool,
+) -> Tensor:
+    _check(x_TH, norm_H, matrices)
+    y_TO = torch.empty((x_TH.shape[0], matrices[2].shape[1]))
+    pool.ffn(x_TH.contiguous(), norm_H, eps, matrices, rounds, y_TO)
+    return y_TO
+
+
+def _panels(
+    x_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+    matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
+    pool: Pool,
+) -> Tensor:
+    """One mini-sequence after the other, so that the room for gate and up is bounded."""
+    _check(x_TH, norm_H, matrices)
+    y_TO = torch.empty((x_TH.shape[0], matrices[2].cols))
+    x_TH = x_TH.contiguous()
+    for rows in mini_sequences(x_TH.shape[0], matrices[0].rows, Arithmetic.INT8):
+        pool.ffn_panels(x_TH[rows], norm_H, eps, matrices, y_TO[rows])
+    return y_TO
+
+
+def _in_turn(
+    x_TH: Tensor,
+    norm_H: Tensor,
+    eps: float,
+    matrices: Matrices,
     linear: Linear,
     biases: Biases,
 ) -> Tensor:
@@ -86,7 +128,7 @@ def _parts(
     x_TH: Tensor,
     norm_H: Tensor,
     eps: float,
-    matrices: tuple[Tensor, Tensor, Tensor],
+    matrices: Matrices,
     linear: Linear,
     biases: Biases,
 ) -> Tensor:
@@ -101,11 +143,12 @@ def _parts(
     return linear.contract(inner_TF, down_FO)
 
 
-def _check(x_TH: Tensor, norm_H: Tensor, gate_FH: Tensor, up_FH: Tensor, down_FO: Tensor) -> None:
+def _check(x_TH: Tensor, norm_H: Tensor, matrices: Matrices) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
+    gate_FH, up_FH, down_FO = matrices
     check_product(x_TH, gate_FH, input_dim=1)
     check_product(x_TH, up_FH, input_dim=1)
-    check_weight(down_FO)
+    check_weight(down_FO, input_dim=0)
     check_norm(x_TH[:, None], norm_H)
     if not gate_FH.shape[0] == up_FH.shape[0] == down_FO.shape[0]:
         raise ValueError(

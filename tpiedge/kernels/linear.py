@@ -4,6 +4,7 @@ T tokens, I input features, O output features, R rows of the stored weight (desi
 
 Up to NATIVE_TOKENS tokens go through the native kernels where they were built; there a row of the result has
 the same bits whatever else is in the step and however many threads work. More tokens go through torch.
+Quantised matrices go through the native kernels with any number of tokens, always in INT8 arithmetic.
 """
 
 from collections.abc import Sequence
@@ -13,9 +14,11 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from tpiedge.kernels import torch_linear
+from tpiedge.kernels import torch_linear, torch_panels
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Library, Pool, native_library
+from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
+from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
+from tpiedge.kernels.shared_library import Library, native_library
 
 __all__ = ["NATIVE_TOKENS", "Linear", "check_product", "check_weight"]
 
@@ -31,7 +34,7 @@ class Linear:
             raise ValueError(f"threads must be at least 1, not {threads}")
         self.arithmetic = arithmetic
         self.threads = threads
-        self._pool = library.open_pool(threads) if library else None
+        self._pool = Pool(library, threads) if library else None
 
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
@@ -40,7 +43,7 @@ class Linear:
 
     @property
     def native(self) -> bool:
-        """Whether few tokens are computed by the native kernels."""
+        """Whether the native kernels compute (without quantised weights: few tokens)."""
         return self._pool is not None
 
     @property
@@ -48,30 +51,35 @@ class Linear:
         """The native kernels, for the operations that are not products; None where torch computes."""
         return self._pool
 
-    def project(self, x_TI: Tensor, w_RI: Tensor) -> Tensor:
+    def project(self, x_TI: Tensor, w_RI: Weight) -> Tensor:
         """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
         return self.project_many(x_TI, (w_RI,))[0]
 
-    def project_many(self, x_TI: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+    def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         """x @ w.T of up to MAX_PRODUCTS weights, for one waking of the threads. A result for each."""
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
             check_product(x_TI, w_RI, input_dim=1)
-        tokens = x_TI.shape[0]
-        if self._pool is None or tokens > NATIVE_TOKENS:
-            return [torch_linear.project(x_TI, w_RI, self.arithmetic) for w_RI in weights]
-        outputs = [torch.empty((tokens, w_RI.shape[0])) for w_RI in weights]
-        self._pool.project(self._input(x_TI), weights, outputs)
-        return outputs
+        panels = [w for w in weights if isinstance(w, PanelMatrix)]
+        matrices = [w for w in weights if isinstance(w, Tensor)]
+        of_panels = iter(self._project_panels(x_TI, panels) if panels else ())
+        of_matrices = iter(self._project_matrices(x_TI, matrices) if matrices else ())
+        return [next(of_panels if isinstance(w, PanelMatrix) else of_matrices) for w in weights]
 
-    def contract(self, x_TR: Tensor, w_RO: Tensor) -> Tensor:
+    def contract(self, x_TR: Tensor, w_RO: Weight) -> Tensor:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
         check_product(x_TR, w_RO, input_dim=0)
-        if self._pool is None or x_TR.shape[0] > NATIVE_TOKENS:
+        quantised = isinstance(w_RO, PanelMatrix)
+        if self._pool is None or (x_TR.shape[0] > NATIVE_TOKENS and not quantised):
+            if isinstance(w_RO, PanelMatrix):
+                return torch_panels.contract(x_TR, w_RO)
             return torch_linear.contract(x_TR, w_RO, self.arithmetic)
         y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
-        self._pool.contract(self._input(x_TR), w_RO, y_TO)
+        if isinstance(w_RO, PanelMatrix):
+            self._pool.contract_panels(x_TR.contiguous(), w_RO, y_TO)
+        else:
+            self._pool.contract(self._input(x_TR), w_RO, y_TO)
         return y_TO
 
     def close(self) -> None:
@@ -88,15 +96,30 @@ class Linear:
     ) -> None:
         self.close()
 
+    def _project_matrices(self, x_TI: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
+        tokens = x_TI.shape[0]
+        if self._pool is None or tokens > NATIVE_TOKENS:
+            return [torch_linear.project(x_TI, w_RI, self.arithmetic) for w_RI in weights]
+        outputs = [torch.empty((tokens, w_RI.shape[0])) for w_RI in weights]
+        self._pool.project(self._input(x_TI), weights, outputs)
+        return outputs
+
+    def _project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix]) -> list[Tensor]:
+        if self._pool is None:
+            return [torch_panels.project(x_TI, w) for w in weights]
+        outputs = [torch.empty((x_TI.shape[0], w.rows)) for w in weights]
+        self._pool.project_panels(x_TI.contiguous(), weights, outputs)
+        return outputs
+
     def _input(self, x: Tensor) -> Tensor:
         if self.arithmetic is Arithmetic.BF16:
             x = x.bfloat16().float()
         return x.contiguous()
 
 
-def check_product(x: Tensor, w: Tensor, input_dim: int) -> None:
+def check_product(x: Tensor, w: Weight, input_dim: int) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
-    check_weight(w)
+    check_weight(w, input_dim)
     features = w.shape[input_dim]
     if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32 or not x.is_cpu:
         raise ValueError(
@@ -104,8 +127,16 @@ def check_product(x: Tensor, w: Tensor, input_dim: int) -> None:
         )
 
 
-def check_weight(w: Tensor) -> None:
-    """A matrix in main memory whose rows lie at a stride."""
+def check_weight(w: Weight, input_dim: int) -> None:
+    """A matrix in main memory whose rows lie at a stride, or a quantised one whose inputs are that dimension."""
+    if isinstance(w, PanelMatrix):
+        if w.transposed is not (input_dim == 0):
+            raise ValueError(
+                f"a quantised matrix of {list(w.shape)} is {'row' if w.transposed else 'column'}-parallel"
+            )
+        if not w.data_B.is_cpu:
+            raise ValueError(f"weights are on {w.data_B.device}, not in main memory")
+        return
     if w.dim() != 2 or (w.dtype is not torch.float32 and w.dtype is not torch.bfloat16):
         raise ValueError(f"weights are {list(w.shape)} {w.dtype}, not a matrix in f32 or bf16")
     stride, step = w.stride()

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.library import NATIVE_TOKENS, Pool
+from tpiedge.kernels.library import Pool
 
 __all__ = ["check_norm", "rms_norm"]
 
@@ -11,10 +11,10 @@ __all__ = ["check_norm", "rms_norm"]
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
     """x * rsqrt(mean(x^2) + eps) * weight over the last dimension, f32, in the order of Hugging Face's Llama.
 
-    x is [T, H], or [T, N, d] for the norm of each query or key head (weight is then [d]). Few tokens go through
-    the native kernels of `pool`.
+    x is [T, H], or [T, N, d] for the norm of each query or key head (weight is then [d]). With the native kernels of
+    `pool` a token's bits do not depend on the others.
     """
-    if pool is None or x.shape[0] > NATIVE_TOKENS:
+    if pool is None:
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))
     x_TNd = x if x.dim() == 3 else x[:, None]

@@ -6,7 +6,7 @@ T tokens, N heads, d head width, r rotated width (r <= d; r = d for all but part
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.library import NATIVE_TOKENS, Pool
+from tpiedge.kernels.library import Pool
 
 __all__ = ["rope", "tables"]
 
@@ -21,9 +21,9 @@ def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[T
 def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
     """Rotate the first r columns of every head; the others pass through.
 
-    Few tokens go through the native kernels of `pool`.
+    With the native kernels of `pool` a token's bits do not depend on the others.
     """
-    if pool is not None and x_TNd.shape[0] <= NATIVE_TOKENS:
+    if pool is not None:
         _check(x_TNd, cos_Tr, sin_Tr)
         y_TNd = torch.empty(x_TNd.shape)
         pool.rope(x_TNd, cos_Tr, sin_Tr, y_TNd)

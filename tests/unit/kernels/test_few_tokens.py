@@ -12,10 +12,11 @@ from tests.unit.kernels.test_linear import open_library, opened, weights
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import attention, kv_of_heads
 from tpiedge.kernels.ffn import ffn
-from tpiedge.kernels.library import ISAS, MAX_HEAD_WIDTH, MAX_PRODUCTS, NATIVE_TOKENS, Pool
+from tpiedge.kernels.library import MAX_HEAD_WIDTH, MAX_PRODUCTS, NATIVE_TOKENS, Pool
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
+from tpiedge.kernels.shared_library import ISAS
 from tpiedge.kernels.swiglu import swiglu
 
 DTYPES = [torch.float32, torch.bfloat16]
@@ -24,7 +25,7 @@ WIDTHS = [2, 20, 60, 64, 100, 128, 256]
 
 @pytest.fixture(params=ISAS)
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
-    opened_pool = open_library(request.param).open_pool(2)
+    opened_pool = Pool(open_library(request.param), 2)
     yield opened_pool
     opened_pool.close()
 
@@ -108,9 +109,9 @@ def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
     cos, sin = tables(torch.arange(NATIVE_TOKENS), torch.rand(30))
     weight = torch.randn(60)
     found = open_library(isa)
-    whole = found.open_pool(1)
+    whole = Pool(found, 1)
     for threads in (1, 2, 3):
-        pool = found.open_pool(threads)
+        pool = Pool(found, threads)
         for first, last in [(0, NATIVE_TOKENS), (0, 1), (5, 6), (3, 11), (NATIVE_TOKENS - 1, NATIVE_TOKENS)]:
             rows = slice(first, last)
             stop = before + last
@@ -124,14 +125,26 @@ def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
     whole.close()
 
 
-def test_more_tokens_and_wider_heads_go_through_torch(pool: Pool) -> None:
+def test_bits_of_many_tokens(pool: Pool) -> None:
+    """What is no product takes any number of tokens, and each has the bits that it has alone."""
+    tokens = 5 * NATIVE_TOKENS + 1
+    x_TNd, weight_d = torch.randn(tokens, 2, 20), torch.randn(20)
+    flat_TF = x_TNd.flatten(1)
+    cos, sin = tables(torch.arange(tokens), torch.rand(10))
+    rotated, normed = rope(x_TNd, cos, sin, pool), rms_norm(x_TNd, weight_d, 1e-6, pool)
+    gated = swiglu(flat_TF, flat_TF, pool)
+    torch.testing.assert_close(rotated, rope(x_TNd, cos, sin))
+    torch.testing.assert_close(normed, rms_norm(x_TNd, weight_d, 1e-6))
+    torch.testing.assert_close(gated, swiglu(flat_TF.clone(), flat_TF))
+    for token in range(tokens):
+        row = slice(token, token + 1)
+        assert torch.equal(rotated[row], rope(x_TNd[row], cos[row], sin[row], pool))
+        assert torch.equal(normed[row], rms_norm(x_TNd[row], weight_d, 1e-6, pool))
+        assert torch.equal(gated[row], swiglu(flat_TF[row], flat_TF[row], pool))
+
+
+def test_wider_heads_go_through_torch(pool: Pool) -> None:
     pool.close()
-    tokens = NATIVE_TOKENS + 1
-    x = torch.randn(tokens, 2, 8)
-    cos, sin = tables(torch.arange(tokens), torch.rand(4))
-    assert torch.equal(rope(x, cos, sin, pool), rope(x, cos, sin))
-    assert torch.equal(rms_norm(x, torch.ones(8), 1e-6, pool), rms_norm(x, torch.ones(8), 1e-6))
-    assert torch.equal(swiglu(x[:, 0], x[:, 1], pool), swiglu(x[:, 0], x[:, 1]))
     wide = torch.randn(1, 1, MAX_HEAD_WIDTH + 1)
     assert attention(wide, wide, wide, (0,), 0, pool=pool).shape == wide.shape
 

@@ -11,9 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.ffn import SCRATCH_BYTES, ffn, mini_sequences
-from tpiedge.kernels.library import native_library
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.shared_library import native_library
 from tpiedge.kernels.swiglu import swiglu
 
 WIDENED_BYTES = 4 << 20  # a tile of bf16 weights in f32

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 import tpiedge.kernels
-from tpiedge.kernels import library
+from tpiedge.kernels import shared_library as library
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import ISAS, Library
+from tpiedge.kernels.library import Pool
 from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
+from tpiedge.kernels.shared_library import ISAS, Library
 
 FOLDER = Path(tpiedge.kernels.__path__[0])
 SHAPES = [(1, 1), (1, 100), (5, 60), (100, 100), (37, 1003), (1003, 37), (130, 257), (300, 64)]
@@ -182,7 +183,7 @@ def test_close_ends_the_threads() -> None:
 
 
 def test_a_closed_pool_refuses() -> None:
-    pool = open_library().open_pool(1)
+    pool = Pool(open_library(), 1)
     pool.close()
     with pytest.raises(RuntimeError, match="closed"):
         pool.project(torch.ones(1, 2), [torch.ones(3, 2)], [torch.empty(1, 3)])

@@ -1,151 +1,299 @@
-// Attention of one token's query heads against one KV head, in f32 (V as in kernels.inl): keys in blocks, with the
+// Attention of some tokens' query heads against one KV head, in f32 (V as in kernels.inl): keys in blocks, with the
 // softmax's maximum and sum carried from block to block (online softmax; Dao, FlashAttention, algorithm 1).
 //
-// A query's blocks start at the first key it sees, so its bits are those it would have alone.
+// Blocks begin at multiples of KEYS, whichever key a query sees first, and a key that a query does not see takes no
+// part in its sums: so its bits are those it would have alone. Several queries (a token's heads, or tokens) share one
+// reading of the keys; where they are many, stored keys are widened to f32 first, which changes no bit either.
 
 namespace {
 
+using tpiedge::ATTENTION_ROWS;
 using tpiedge::Attention;
 using tpiedge::MAX_HEAD_WIDTH;
 
 constexpr int KEYS = 64;         // of a block: its keys and values stay in the L1 or L2 cache
-constexpr int MAX_HEADS = 16;    // query heads that share one reading of the keys
 constexpr int KEYS_AT_ONCE = 4;  // as many as V::sum4 sums
 
-// What is known of a query head after some keys.
-struct Online {
-    float highest[MAX_HEADS];
-    float sum[MAX_HEADS];
-    float weight[MAX_HEADS][KEYS];  // the scores of the present block, then e^(score - highest)
-    float out[MAX_HEADS][MAX_HEAD_WIDTH];
+// A run of keys or values as one query after the other reads them: rows of W numbers, or of codes.
+template <class V, class W>
+struct Run {
+    const unsigned char *at;
+    int64_t stride;
+    int64_t width;
+
+    const W *row(int64_t s) const { return reinterpret_cast<const W *>(at + s * stride); }
 };
 
-template <class V, class W, int HEADS>
-inline void scores(const float *q, const W *k, int64_t stride, int64_t width, float scale, int count,
-                   float (*to)[KEYS]) {
+template <class W>
+constexpr bool CODES = std::is_same<W, Q8>::value || std::is_same<W, Q4>::value;
+
+// What is known of the queries after some keys.
+struct Online {
+    const float *q[ATTENTION_ROWS];
+    int low[ATTENTION_ROWS];  // of the present block: which keys the query sees
+    int high[ATTENTION_ROWS];
+    float highest[ATTENTION_ROWS];
+    float sum[ATTENTION_ROWS];
+    float kept[ATTENTION_ROWS];          // what the earlier blocks' sums are multiplied with
+    float weight[ATTENTION_ROWS][KEYS];  // the scores of the present block, then e^(score - highest)
+    float out[ATTENTION_ROWS][MAX_HEAD_WIDTH];
+
+    // Of `count` queries from the first on: whether they see the same keys.
+    bool alike(int first, int count) const {
+        for (int r = first + 1; r < first + count; r++)
+            if (low[r] != low[first] || high[r] != high[first]) return false;
+        return true;
+    }
+};
+
+// Adds to acc the products of queries with four keys' numbers [0, width) of f32 or bf16.
+template <class V, class W, int ROWS>
+inline void multiply(const float *const *q, int64_t from, const W *const *key, int64_t width,
+                     typename V::Reg (*acc)[KEYS_AT_ONCE]) {
+    int64_t c = 0;
+    for (; c + V::lanes <= width; c += V::lanes)
+        for (int h = 0; h < ROWS; h++) {
+            const auto in = V::load(q[h] + from + c);
+            for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::fma(in, V::load(key[i] + c), acc[h][i]);
+        }
+    const int left = static_cast<int>(width - c);
+    if (left)
+        for (int h = 0; h < ROWS; h++) {
+            const auto in = V::load_some(q[h] + from + c, left);
+            for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::fma(in, V::load_some(key[i] + c, left), acc[h][i]);
+        }
+}
+
+// Likewise of codes.
+template <class V, class W, int ROWS>
+inline void multiply_codes(const float *const *q, const W *const *key, int64_t width,
+                           typename V::Reg (*acc)[KEYS_AT_ONCE]) {
+    const int64_t groups = whole_groups(width);
+    for (int64_t g = 0; g < groups; g++) {
+        const WholeGroup<V, W> group[KEYS_AT_ONCE] = {
+            {key[0], width, g}, {key[1], width, g}, {key[2], width, g}, {key[3], width, g}};
+        for (int i = 0; i < KV_GROUP; i += V::lanes) {
+            typename V::Reg value[KEYS_AT_ONCE];
+            for (int k = 0; k < KEYS_AT_ONCE; k++) value[k] = group[k].get(i);
+            for (int h = 0; h < ROWS; h++) {
+                const auto in = V::load(q[h] + g * KV_GROUP + i);
+                for (int k = 0; k < KEYS_AT_ONCE; k++) acc[h][k] = V::fma(in, value[k], acc[h][k]);
+            }
+        }
+    }
+    if (groups * KV_GROUP == width) return;
+    float rest[KEYS_AT_ONCE][KV_GROUP];
+    const float *rows[KEYS_AT_ONCE];
+    for (int k = 0; k < KEYS_AT_ONCE; k++) {
+        expand_rest(key[k], width, rest[k]);
+        rows[k] = rest[k];
+    }
+    multiply<V, float, ROWS>(q, groups * KV_GROUP, rows, width - groups * KV_GROUP, acc);
+}
+
+template <class V, class W, int ROWS>
+inline void scores(const float *const *q, const Run<V, W> &k, float scale, int count, float (*to)[KEYS]) {
     for (int s = 0; s < count; s += KEYS_AT_ONCE) {
         const W *key[KEYS_AT_ONCE];  // a short last group repeats its last key
-        for (int i = 0; i < KEYS_AT_ONCE; i++) key[i] = k + (s + i < count ? s + i : count - 1) * stride;
-        typename V::Reg acc[HEADS][KEYS_AT_ONCE];
-        for (int h = 0; h < HEADS; h++)
+        for (int i = 0; i < KEYS_AT_ONCE; i++) key[i] = k.row(s + i < count ? s + i : count - 1);
+        typename V::Reg acc[ROWS][KEYS_AT_ONCE];
+        for (int h = 0; h < ROWS; h++)
             for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::zero();
-        int64_t c = 0;
-        for (; c + V::lanes <= width; c += V::lanes)
-            for (int h = 0; h < HEADS; h++) {
-                const auto in = V::load(q + h * width + c);
-                for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::fma(in, V::load(key[i] + c), acc[h][i]);
-            }
-        const int left = static_cast<int>(width - c);
-        if (left)
-            for (int h = 0; h < HEADS; h++) {
-                const auto in = V::load_some(q + h * width + c, left);
-                for (int i = 0; i < KEYS_AT_ONCE; i++)
-                    acc[h][i] = V::fma(in, V::load_some(key[i] + c, left), acc[h][i]);
-            }
-        for (int h = 0; h < HEADS; h++) {
+        if constexpr (CODES<W>)
+            multiply_codes<V, W, ROWS>(q, key, k.width, acc);
+        else
+            multiply<V, W, ROWS>(q, 0, key, k.width, acc);
+        for (int h = 0; h < ROWS; h++) {
             V::sum4(acc[h], to[h] + s);
             for (int i = 0; i < KEYS_AT_ONCE; i++) to[h][s + i] *= scale;
         }
     }
 }
 
-// Turns a block's scores into weights; returns what the earlier blocks' sums are to be multiplied with.
+// Turns a block's scores of the keys [low, high) into weights, and the others into zeros; returns what the earlier
+// blocks' sums are to be multiplied with.
 template <class V>
-inline float soften(float *weight, int count, float *highest, float *sum) {
-    float high = *highest;
-    for (int s = 0; s < count; s++) high = high > weight[s] ? high : weight[s];
+inline float soften(float *weight, int low, int high, float *highest, float *sum) {
+    for (int s = 0; s < low; s++) weight[s] = -INFINITY;
+    for (int s = high; s < KEYS; s++) weight[s] = -INFINITY;
+    auto most = V::broadcast(*highest);
+    for (int s = 0; s < high; s += V::lanes) most = V::max(most, V::load(weight + s));
+    float each[V::lanes];
+    V::store(each, most);
+    for (int i = 1; i < V::lanes; i++) each[0] = each[0] > each[i] ? each[0] : each[i];
+    for (int s = 0; s < high; s += V::lanes)
+        V::store(weight + s, exponential<V>(V::sub(V::load(weight + s), V::broadcast(each[0]))));
+    for (int s = 0; s < low; s++) weight[s] = 0.0f;
+    for (int s = high; s < KEYS; s++) weight[s] = 0.0f;
     auto total = V::zero();
-    for (int s = 0; s < count; s += V::lanes) {
-        const auto grown = exponential<V>(V::sub(V::load(weight + s), V::broadcast(high)));
-        V::store(weight + s, grown);
-        total = V::add(total, count - s < V::lanes ? V::load_some(weight + s, count - s) : grown);
-    }
-    const float kept = *highest == high ? 1.0f : expf(*highest - high);
+    for (int s = 0; s < high; s += V::lanes) total = V::add(total, V::load(weight + s));
+    const float kept = *highest == each[0] ? 1.0f : expf(*highest - each[0]);
     *sum = *sum * kept + V::sum(total);
-    *highest = high;
+    *highest = each[0];
     return kept;
 }
 
-template <class V, class W, int HEADS, int VECTORS, bool SOME>
-inline void mix_tile(const float (*weight)[KEYS], const float *kept, const W *v, int64_t stride, int count, int some,
-                     float (*out)[MAX_HEAD_WIDTH], int64_t col) {
-    typename V::Reg acc[HEADS][VECTORS];
-    for (int h = 0; h < HEADS; h++)
+template <class V, class W, int ROWS, int VECTORS, bool SOME>
+inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last, int some,
+                     float (*out)[MAX_HEAD_WIDTH], int64_t from, int64_t col) {
+    typename V::Reg acc[ROWS][VECTORS];
+    for (int h = 0; h < ROWS; h++)
         for (int i = 0; i < VECTORS; i++)
-            acc[h][i] = V::mul(V::broadcast(kept[h]), get<V, SOME>(out[h] + col + i * V::lanes, some));
-    v += col;
-    for (int s = 0; s < count; s++, v += stride) {
+            acc[h][i] = V::mul(V::broadcast(kept[h]), get<V, SOME>(out[h] + from + col + i * V::lanes, some));
+    for (int s = first; s < last; s++) {
+        const W *row = v.row(s) + col;
         typename V::Reg value[VECTORS];
-        for (int i = 0; i < VECTORS; i++) value[i] = get<V, SOME>(v + i * V::lanes, some);
-        for (int h = 0; h < HEADS; h++) {
+        for (int i = 0; i < VECTORS; i++) value[i] = get<V, SOME>(row + i * V::lanes, some);
+        for (int h = 0; h < ROWS; h++) {
             const auto factor = V::broadcast(weight[h][s]);
             for (int i = 0; i < VECTORS; i++) acc[h][i] = V::fma(factor, value[i], acc[h][i]);
         }
     }
-    for (int h = 0; h < HEADS; h++)
+    for (int h = 0; h < ROWS; h++)
         for (int i = 0; i < VECTORS; i++) {
             if (SOME)
-                V::store_some(out[h] + col + i * V::lanes, acc[h][i], some);
+                V::store_some(out[h] + from + col + i * V::lanes, acc[h][i], some);
             else
-                V::store(out[h] + col + i * V::lanes, acc[h][i]);
+                V::store(out[h] + from + col + i * V::lanes, acc[h][i]);
         }
 }
 
-// out = kept * out + weight * v
-template <class V, class W, int HEADS>
-inline void mix(const float (*weight)[KEYS], const float *kept, const W *v, int64_t stride, int64_t width, int count,
-                float (*out)[MAX_HEAD_WIDTH]) {
+// out = kept * out + weight * v, of the columns [from, from + v.width) of out.
+template <class V, class W, int ROWS>
+inline void mix_columns(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
+                        float (*out)[MAX_HEAD_WIDTH], int64_t from) {
     int64_t c = 0;
-    for (; c + V::VECTORS * V::lanes <= width; c += V::VECTORS * V::lanes)
-        mix_tile<V, W, HEADS, V::VECTORS, false>(weight, kept, v, stride, count, V::lanes, out, c);
-    for (; c + V::lanes <= width; c += V::lanes)
-        mix_tile<V, W, HEADS, 1, false>(weight, kept, v, stride, count, V::lanes, out, c);
-    if (c < width)
-        mix_tile<V, W, HEADS, 1, true>(weight, kept, v, stride, count, static_cast<int>(width - c), out, c);
+    for (; c + V::VECTORS * V::lanes <= v.width; c += V::VECTORS * V::lanes)
+        mix_tile<V, W, ROWS, V::VECTORS, false>(weight, kept, v, first, last, V::lanes, out, from, c);
+    for (; c + V::lanes <= v.width; c += V::lanes)
+        mix_tile<V, W, ROWS, 1, false>(weight, kept, v, first, last, V::lanes, out, from, c);
+    const int left = static_cast<int>(v.width - c);
+    if (left) mix_tile<V, W, ROWS, 1, true>(weight, kept, v, first, last, left, out, from, c);
 }
 
-template <class V, class W, int HEADS>
-inline void block(const Attention &a, const float *q, const W *k, const W *v, int count, int head, Online &online) {
-    scores<V, W, HEADS>(q + head * a.width, k, a.k_stride, a.width, a.scale, count, online.weight + head);
-    float kept[HEADS];
-    for (int h = 0; h < HEADS; h++)
-        kept[h] = soften<V>(online.weight[head + h], count, &online.highest[head + h], &online.sum[head + h]);
-    mix<V, W, HEADS>(online.weight + head, kept, v, a.v_stride, a.width, count, online.out + head);
+// Of codes: `VECTORS` from the i-th number of a whole group on.
+template <class V, class W, int ROWS, int VECTORS>
+inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
+                      float (*out)[MAX_HEAD_WIDTH], int64_t group, int i) {
+    const int64_t col = group * KV_GROUP + i;
+    typename V::Reg acc[ROWS][VECTORS];
+    for (int h = 0; h < ROWS; h++)
+        for (int n = 0; n < VECTORS; n++)
+            acc[h][n] = V::mul(V::broadcast(kept[h]), V::load(out[h] + col + n * V::lanes));
+    for (int s = first; s < last; s++) {
+        const WholeGroup<V, W> codes(v.row(s), v.width, group);
+        typename V::Reg value[VECTORS];
+        for (int n = 0; n < VECTORS; n++) value[n] = codes.get(i + n * V::lanes);
+        for (int h = 0; h < ROWS; h++) {
+            const auto factor = V::broadcast(weight[h][s]);
+            for (int n = 0; n < VECTORS; n++) acc[h][n] = V::fma(factor, value[n], acc[h][n]);
+        }
+    }
+    for (int h = 0; h < ROWS; h++)
+        for (int n = 0; n < VECTORS; n++) V::store(out[h] + col + n * V::lanes, acc[h][n]);
 }
 
-// Query heads [first, first + heads), at most MAX_HEADS of one KV head.
+template <class V, class W, int ROWS>
+inline void mix(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
+                float (*out)[MAX_HEAD_WIDTH]) {
+    if constexpr (!CODES<W>) {
+        mix_columns<V, W, ROWS>(weight, kept, v, first, last, out, 0);
+    } else {
+        constexpr int vectors = KV_GROUP / V::lanes < V::VECTORS ? KV_GROUP / V::lanes : V::VECTORS;
+        const int64_t groups = whole_groups(v.width);
+        for (int64_t g = 0; g < groups; g++)
+            for (int i = 0; i < KV_GROUP; i += vectors * V::lanes)
+                mix_group<V, W, ROWS, vectors>(weight, kept, v, first, last, out, g, i);
+        const int64_t done = groups * KV_GROUP;
+        if (done == v.width) return;
+        float rest[KEYS][KV_GROUP];
+        for (int s = first; s < last; s++) expand_rest(v.row(s), v.width, rest[s]);
+        const Run<V, float> run{reinterpret_cast<const unsigned char *>(rest), sizeof rest[0], v.width - done};
+        mix_columns<V, float, ROWS>(weight, kept, run, first, last, out, done);
+    }
+}
+
 template <class V, class W>
-void attend(const Attention &a, int64_t token, int64_t kv_head, int64_t first, int heads) {
-    const int64_t stop = a.offset + token + 1;
-    const int64_t start = stop > a.window ? stop - a.window : 0;
-    const float *q = a.q + (token * a.heads + first) * a.width;
-    const W *k = static_cast<const W *>(a.k) + kv_head * a.k_head_stride;
-    const W *v = static_cast<const W *>(a.v) + kv_head * a.v_head_stride;
+inline void score_rows(const Run<V, W> &k, float scale, int rows, Online &online) {
+    int r = 0;  // the later a query, the more keys it sees
+    for (; r + V::TOKENS <= rows; r += V::TOKENS)
+        scores<V, W, V::TOKENS>(online.q + r, k, scale, online.high[r + V::TOKENS - 1], online.weight + r);
+    for (; r < rows; r++) scores<V, W, 1>(online.q + r, k, scale, online.high[r], online.weight + r);
+}
+
+template <class V, class W>
+inline void mix_rows(const Run<V, W> &v, int rows, Online &online) {
+    int r = 0;
+    while (r < rows)
+        if (r + V::TOKENS <= rows && online.alike(r, V::TOKENS)) {
+            mix<V, W, V::TOKENS>(online.weight + r, online.kept + r, v, online.low[r], online.high[r], online.out + r);
+            r += V::TOKENS;
+        } else {
+            mix<V, W, 1>(online.weight + r, online.kept + r, v, online.low[r], online.high[r], online.out + r);
+            r++;
+        }
+}
+
+// Calls `use` with `count` rows: as they are, or widened to f32 where otherwise several passes would widen them.
+template <class V, class W, class Use>
+inline void with_rows(const Run<V, W> &rows, int count, int queries, float *scratch, Use use) {
+    if constexpr (std::is_same<W, float>::value) {
+        use(rows);
+    } else {
+        if (queries == 1 || queries == V::TOKENS) return use(rows);
+        for (int s = 0; s < count; s++) expand<V>(rows.row(s), rows.width, scratch + s * rows.width);
+        use(Run<V, float>{reinterpret_cast<const unsigned char *>(scratch),
+                          rows.width * static_cast<int64_t>(sizeof(float)), rows.width});
+    }
+}
+
+// The query heads [first, first + heads) of one KV head for `tokens` tokens from `token` on: ATTENTION_ROWS at most.
+template <class V, class W>
+void attend(const Attention &a, int64_t token, int64_t tokens, int64_t kv_head, int64_t first, int64_t heads) {
+    const int rows = static_cast<int>(tokens * heads);
     Online online;
-    for (int h = 0; h < heads; h++) {
-        online.highest[h] = -INFINITY;
-        online.sum[h] = 0.0f;
-        memset(online.out[h], 0, a.width * sizeof(float));
-        memset(online.weight[h], 0, sizeof online.weight[h]);
+    float scratch[KEYS * MAX_HEAD_WIDTH];
+    for (int r = 0; r < rows; r++) {
+        online.q[r] = a.q + ((token + r / heads) * a.heads + first + r % heads) * a.width;
+        online.highest[r] = -INFINITY;
+        online.sum[r] = 0.0f;
+        memset(online.out[r], 0, a.width * sizeof(float));
     }
-    for (int64_t s = start; s < stop; s += KEYS) {
-        const int count = static_cast<int>(stop - s < KEYS ? stop - s : KEYS);
-        int head = 0;
-        for (; head + V::TOKENS <= heads; head += V::TOKENS)
-            block<V, W, V::TOKENS>(a, q, k + s * a.k_stride, v + s * a.v_stride, count, head, online);
-        for (; head < heads; head++)
-            block<V, W, 1>(a, q, k + s * a.k_stride, v + s * a.v_stride, count, head, online);
+    const unsigned char *k = a.k + kv_head * a.k_head_stride, *v = a.v + kv_head * a.v_head_stride;
+    const int64_t last = a.offset + token + tokens;
+    const int64_t begin = a.offset + token + 1 > a.window ? a.offset + token + 1 - a.window : 0;
+    for (int64_t s = begin / KEYS * KEYS; s < last; s += KEYS) {
+        const int count = static_cast<int>(last - s < KEYS ? last - s : KEYS);
+        for (int r = 0; r < rows; r++) {
+            const int64_t stop = a.offset + token + r / heads + 1 - s, start = stop - a.window;
+            online.high[r] = static_cast<int>(stop < 0 ? 0 : stop < KEYS ? stop : KEYS);
+            online.low[r] = static_cast<int>(start < 0 ? 0 : start < KEYS ? start : KEYS);
+        }
+        with_rows(Run<V, W>{k + s * a.k_stride, a.k_stride, a.width}, count, rows, scratch,
+                  [&](const auto &run) { score_rows(run, a.scale, rows, online); });
+        for (int r = 0; r < rows; r++) {
+            const bool sees = online.low[r] < online.high[r];
+            online.kept[r] = sees ? soften<V>(online.weight[r], online.low[r], online.high[r], &online.highest[r],
+                                              &online.sum[r])
+                                  : 1.0f;
+        }
+        with_rows(Run<V, W>{v + s * a.v_stride, a.v_stride, a.width}, count, rows, scratch,
+                  [&](const auto &run) { mix_rows(run, rows, online); });
     }
-    float *y = a.y + (token * a.heads + first) * a.width;
-    for (int h = 0; h < heads; h++)
-        for (int64_t c = 0; c < a.width; c++) y[h * a.width + c] = online.out[h][c] / online.sum[h];
+    for (int r = 0; r < rows; r++) {
+        float *y = a.y + (online.q[r] - a.q);
+        for (int64_t c = 0; c < a.width; c++) y[c] = online.out[r][c] / online.sum[r];
+    }
 }
 
 template <class V, class W>
-void attention(const Attention &a, int64_t token, int64_t kv_head) {
-    const int64_t stop = a.head_start[kv_head + 1];
-    for (int64_t head = a.head_start[kv_head]; head < stop; head += MAX_HEADS)
-        attend<V, W>(a, token, kv_head, head, static_cast<int>(stop - head < MAX_HEADS ? stop - head : MAX_HEADS));
+void attention(const Attention &a, int64_t token, int64_t tokens, int64_t kv_head, int64_t first, int64_t last) {
+    for (int64_t head = first; head < last; head += ATTENTION_ROWS) {
+        const int64_t heads = last - head < ATTENTION_ROWS ? last - head : ATTENTION_ROWS;
+        const int64_t most = ATTENTION_ROWS / heads;
+        for (int64_t t = 0; t < tokens; t += most)
+            attend<V, W>(a, token + t, tokens - t < most ? tokens - t : most, kv_head, head, heads);
+    }
 }
 
 }  // namespace

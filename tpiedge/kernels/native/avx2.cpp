@@ -1,4 +1,4 @@
-// Vectors of eight floats: AVX2 and FMA.
+// Vectors of eight floats: AVX2, FMA and F16C.
 #include "kernels.h"
 
 #if defined(__x86_64__)
@@ -9,9 +9,9 @@
 #include <string.h>
 
 #if defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 namespace {
@@ -60,6 +60,20 @@ struct Avx2 {
         const __m256i n = _mm256_add_epi32(_mm256_castps_si256(magic), _mm256_set1_epi32(127));
         return _mm256_castsi256_ps(_mm256_slli_epi32(n, 23));
     }
+    static Reg half(uint16_t bits) { return _mm256_cvtph_ps(_mm_set1_epi16(static_cast<short>(bits))); }
+    static __m256i bytes(const void *from) {
+        return _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i *>(from)));
+    }
+    static Reg codes(const int8_t *from) {
+        const __m128i eight = _mm_loadl_epi64(reinterpret_cast<const __m128i *>(from));
+        return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(eight));
+    }
+    template <int SHIFT>
+    static Reg nibbles(const unsigned char *from) {
+        const __m256i low = SHIFT ? _mm256_srli_epi32(bytes(from), SHIFT)
+                                  : _mm256_and_si256(bytes(from), _mm256_set1_epi32(15));
+        return _mm256_cvtepi32_ps(low);
+    }
     static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
 };
 
@@ -68,7 +82,8 @@ struct Avx2 {
 #include "kernels.inl"
 
 const tpiedge::Kernels *tpiedge::avx2_kernels() {
-    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+                     __builtin_cpu_supports("f16c");
     return has ? &KERNELS<Avx2> : nullptr;
 }
 

@@ -72,6 +72,22 @@ struct Avx512 {
         const __m512i n = _mm512_add_epi32(_mm512_castps_si512(magic), _mm512_set1_epi32(127));
         return _mm512_castsi512_ps(_mm512_maskz_slli_epi32(0xffff, n, 23));
     }
+    static Reg half(uint16_t bits) {
+        return _mm512_maskz_cvtph_ps(0xffff, _mm256_set1_epi16(static_cast<short>(bits)));
+    }
+    static __m512i bytes(const void *from) {
+        return _mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128(static_cast<const __m128i *>(from)));
+    }
+    static Reg codes(const int8_t *from) {
+        const __m128i sixteen = _mm_loadu_si128(reinterpret_cast<const __m128i *>(from));
+        return _mm512_maskz_cvtepi32_ps(0xffff, _mm512_maskz_cvtepi8_epi32(0xffff, sixteen));
+    }
+    template <int SHIFT>
+    static Reg nibbles(const unsigned char *from) {
+        const __m512i low = SHIFT ? _mm512_maskz_srli_epi32(0xffff, bytes(from), SHIFT)
+                                  : _mm512_maskz_and_epi32(0xffff, bytes(from), _mm512_set1_epi32(15));
+        return _mm512_maskz_cvtepi32_ps(0xffff, low);
+    }
     static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
 };
 

@@ -3,21 +3,19 @@
 #include <string.h>
 
 #include <exception>
-#include <vector>
 
-#include "kernels.h"
-#include "pool.h"
-
-#define TPIEDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "context.h"
 
 namespace {
 
-using tpiedge::Attention;
+using tpiedge::Context;
+using tpiedge::Isa;
 using tpiedge::Kernels;
+using tpiedge::piece_of;
 using tpiedge::Product;
 using tpiedge::Rows;
 
-constexpr int ABI = 4;  // as in library.py
+constexpr int ABI = 5;  // as in signatures.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
@@ -25,19 +23,8 @@ constexpr int64_t PROJECT_PIECES = 8;
 // after the other; the slices' sums are added in order. Pieces of columns instead leave half the bandwidth unused.
 constexpr int64_t CONTRACT_SLICES = 8;
 constexpr int64_t SLICE_GRAIN = 16;  // a multiple of the rows that the kernels sum at once
-// Multiplications of an attention (one of its two products) from which waking other threads pays.
-constexpr int64_t WORTH_SHARING = 1 << 18;
-
-struct Context {
-    Context(int threads, const Kernels *with) : pool(threads), kernels(with) {}
-    tpiedge::Pool pool;
-    const Kernels *kernels;
-    std::vector<float> partial;  // of a contraction: [slices, T, C]
-};
 
 // Products that share x, computed with one hand-over to the pool.
-constexpr int MAX_PRODUCTS = 4;  // as in library.py
-
 struct Job {
     int count = 0;
     struct Part {
@@ -46,7 +33,7 @@ struct Job {
         int64_t outputs;
         int64_t piece;
         int64_t first_piece;
-    } parts[MAX_PRODUCTS];
+    } parts[tpiedge::MAX_PRODUCTS];
     int64_t pieces = 0;
 
     void add(const Product &product, tpiedge::ProductKernel kernel, int64_t outputs, int64_t piece) {
@@ -63,20 +50,26 @@ struct ContractJob {
     float *partial;
 };
 
-struct AttentionJob {
-    Attention attention;
-    void (*kernel)(const Attention &, int64_t token, int64_t kv_head);
-    int64_t tokens;
-};
-
-// The numbering of ISAS in library.py, slowest first.
-const Kernels *kernels_of(int isa) {
+// The numbering of ISAS in shared_library.py, slowest first.
+Isa isa_of(int isa) {
     switch (isa) {
-        case 0: return tpiedge::portable_kernels();
-        case 1: return tpiedge::avx2_kernels();
-        case 2: return tpiedge::avx512_kernels();
-        default: return nullptr;
+        case 0: return {tpiedge::portable_kernels(), tpiedge::portable_panels()};
+        case 1: return {tpiedge::avx2_kernels(), tpiedge::avx2_panels()};
+        case 2: return {tpiedge::avx2_kernels(), tpiedge::avxvnni_panels()};
+        case 3: return {tpiedge::avx512_kernels(), tpiedge::avx2_panels()};
+        case 4: return {tpiedge::avx512_kernels(), tpiedge::avx512vnni_panels()};
+        case 5: return {tpiedge::neon_kernels(), tpiedge::neon_panels()};
+        case 6: return {tpiedge::neon_kernels(), tpiedge::neon_dotprod_panels()};
+        case 7: return {tpiedge::neon_kernels(), tpiedge::neon_i8mm_panels()};
+        default: return {nullptr, nullptr};
     }
+}
+
+constexpr int LAST_ISA = 7;
+
+bool has_isa(int isa) {
+    const Isa found = isa_of(isa);
+    return found.kernels && found.panels;
 }
 
 void compute(const void *context, int64_t index) {
@@ -98,18 +91,6 @@ void compute_contract(const void *context, int64_t index) {
     part.y = job.partial + index * part.tokens * part.cols;
     part.rows = part.rows - row < job.slice ? part.rows - row : job.slice;
     job.kernel(part, 0, part.cols);
-}
-
-void compute_attention(const void *context, int64_t index) {
-    const AttentionJob &job = *static_cast<const AttentionJob *>(context);
-    job.kernel(job.attention, index % job.tokens, index / job.tokens);
-}
-
-// Pieces are small enough that a thread that lost its core for a while does not hold up the others, and a multiple of
-// `grain` outputs.
-int64_t piece_of(int64_t outputs, int64_t grain, int64_t wanted) {
-    const int64_t piece = ((outputs + wanted - 1) / wanted + grain - 1) / grain * grain;
-    return piece > 0 ? piece : grain;
 }
 
 struct Weight {  // as packed by library.py
@@ -143,10 +124,9 @@ void contract(Context &context, const float *x, const Weight &w, int64_t tokens,
         memset(w.y, 0, outputs * sizeof(float));
         return;
     }
-    if (static_cast<int64_t>(context.partial.size()) < slices * outputs) context.partial.resize(slices * outputs);
     const ContractJob job{Product{x, w.w, w.y, w.stride, tokens, w.rows, cols, w.rows},
                           w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, slice, w.is_bf16 ? 2 : 4,
-                          context.partial.data()};
+                          tpiedge::room(context.partial, slices * outputs)};
     context.pool.run(compute_contract, &job, slices);
     memcpy(w.y, job.partial, outputs * sizeof(float));
     for (int64_t s = 1; s < slices; s++)
@@ -168,20 +148,19 @@ void round_to_bf16(float *x, int64_t count) {
 
 TPIEDGE_EXPORT int tpiedge_abi() { return ABI; }
 
-TPIEDGE_EXPORT int tpiedge_has_isa(int isa) { return kernels_of(isa) != nullptr; }
+TPIEDGE_EXPORT int tpiedge_has_isa(int isa) { return has_isa(isa); }
 
 TPIEDGE_EXPORT int tpiedge_best_isa() {
-    int isa = 2;
-    while (isa > 0 && !kernels_of(isa)) isa--;
+    int isa = LAST_ISA;
+    while (isa > 0 && !has_isa(isa)) isa--;
     return isa;
 }
 
 // Null where the instruction set is missing or the threads cannot be started.
 TPIEDGE_EXPORT void *tpiedge_open(int threads, int isa) {
-    const Kernels *kernels = kernels_of(isa);
-    if (!kernels) return nullptr;
+    if (!has_isa(isa)) return nullptr;
     try {
-        return new Context(threads, kernels);
+        return new Context(threads, isa_of(isa));
     } catch (const std::exception &) {
         return nullptr;
     }
@@ -228,21 +207,4 @@ TPIEDGE_EXPORT void tpiedge_rope(void *handle, const float *x, float *y, int64_t
 
 TPIEDGE_EXPORT void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count) {
     static_cast<Context *>(handle)->kernels->swiglu(gate, up, y, count);
-}
-
-TPIEDGE_EXPORT void tpiedge_attention(void *handle, const float *q, const void *k, const void *v, float *y, int is_bf16,
-                                      const int64_t *head_start, int64_t k_head_stride, int64_t k_stride,
-                                      int64_t v_head_stride, int64_t v_stride, int64_t tokens, int64_t heads,
-                                      int64_t kv_heads, int64_t width, int64_t offset, int64_t window, float scale) {
-    Context &context = *static_cast<Context *>(handle);
-    const Attention attention{q,        k,     v,     y,      head_start, k_head_stride, k_stride, v_head_stride,
-                              v_stride, heads, width, offset, window,     scale};
-    const auto kernel = is_bf16 ? context.kernels->attention_bf16 : context.kernels->attention_f32;
-    const AttentionJob job{attention, kernel, tokens};
-    const int64_t seen = offset + tokens < window ? offset + tokens : window;
-    const int64_t pieces = tokens * kv_heads;
-    if (seen * tokens * heads * width >= WORTH_SHARING)
-        context.pool.run(compute_attention, &job, pieces);
-    else
-        for (int64_t piece = 0; piece < pieces; piece++) compute_attention(&job, piece);
 }

@@ -8,7 +8,12 @@
 
 #include <stdint.h>
 
+#include "kv.h"
+
 namespace tpiedge {
+
+// That share x, computed with one hand-over to the pool.
+constexpr int MAX_PRODUCTS = 4;  // as in library.py
 
 struct Product {
     const float *x;  // project: [T, C], contract: [T, R]
@@ -35,25 +40,6 @@ struct Rows {
     int64_t width;
 };
 
-struct Attention {
-    const float *q;             // [T, N, d], contiguous
-    const void *k;              // [K, S, d] at the strides below, f32 or bf16
-    const void *v;              // as k
-    float *y;                   // [T, N, d], contiguous
-    const int64_t *head_start;  // [K + 1]: query heads [head_start[j], head_start[j + 1]) belong to KV head j
-    int64_t k_head_stride;
-    int64_t k_stride;
-    int64_t v_head_stride;
-    int64_t v_stride;
-    int64_t heads;
-    int64_t width;
-    int64_t offset;  // the key index of the first query
-    int64_t window;  // a query sees its last `window` keys, itself included
-    float scale;
-};
-
-constexpr int64_t MAX_HEAD_WIDTH = 256;  // as in library.py
-
 struct Kernels {
     ProductKernel project_f32;
     ProductKernel project_bf16;
@@ -65,15 +51,14 @@ struct Kernels {
     void (*rope)(const Rows &, const float *cos, const float *sin, int64_t rotated);
     // y = silu(gate) * up
     void (*swiglu)(const float *gate, const float *up, float *y, int64_t count);
-    // The query heads of one KV head for one token.
-    void (*attention_f32)(const Attention &, int64_t token, int64_t kv_head);
-    void (*attention_bf16)(const Attention &, int64_t token, int64_t kv_head);
+    KVKernels kv;
 };
 
 // Null where the build or the CPU lacks the instruction set.
 const Kernels *portable_kernels();
 const Kernels *avx2_kernels();
 const Kernels *avx512_kernels();
+const Kernels *neon_kernels();
 
 }  // namespace tpiedge
 

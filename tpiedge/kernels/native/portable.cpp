@@ -42,6 +42,23 @@ struct Portable {
         for (int i = 0; i < 4; i++) to[i] = sum(four[i]);
     }
     static Reg power2(Reg magic) { return reinterpret_cast<Reg>((reinterpret_cast<Word>(magic) + 127) << 23); }
+    static Reg half(uint16_t bits) {
+        const uint32_t rest = bits & 0x7fffu;
+        const Word wide = Word{} + (rest << 13);
+        const Word infinite = Word{} + (0x7f800000u | rest << 13);
+        const Reg value = rest >= 0x7c00 ? reinterpret_cast<Reg>(infinite) : reinterpret_cast<Reg>(wide) * 0x1p112f;
+        return bits & 0x8000 ? -value : value;
+    }
+    static Reg codes(const int8_t *from) {
+        return Reg{static_cast<float>(from[0]), static_cast<float>(from[1]), static_cast<float>(from[2]),
+                   static_cast<float>(from[3])};
+    }
+    template <int SHIFT>
+    static Reg nibbles(const unsigned char *from) {
+        Reg value;
+        for (int i = 0; i < lanes; i++) value[i] = static_cast<float>(from[i] >> SHIFT & 15);
+        return value;
+    }
     static void prefetch(const void *at) { __builtin_prefetch(at); }
 };
 

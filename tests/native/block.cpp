@@ -1,0 +1,120 @@
+// The attention block of quantised matrices: what its parts are, one after the other.
+#include "kv.h"
+#include "panels.h"
+
+namespace {
+
+struct Case {
+    int64_t tokens, hidden, heads, kv_heads, width, rotated, start, positions;
+    int format;
+    bool norms;
+    std::vector<int64_t> head_start;
+
+    explicit Case(Random &random)
+        : tokens(random.between(1, 5)), hidden(random.between(1, 60)), heads(0), kv_heads(random.between(1, 3)),
+          width(2 * random.between(1, 40)), rotated(random.coin() ? width : 2 * random.between(1, width / 2)),
+          start(random.sometimes(70)), positions(start + tokens),
+          format(static_cast<int>(random.between(0, FORMATS - 1))), norms(random.coin()), head_start{0} {
+        for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(heads += random.between(1, 4));
+    }
+};
+
+// [K, S] rows without room between them, those before `start` filled.
+struct Cache {
+    int64_t row;  // numbers, or bytes where it is quantised
+    int64_t row_nbytes;
+    Array<uint8_t> data;
+
+    Cache(Random &random, const Case &c)
+        : row_nbytes(static_cast<int64_t>(encode(c.format, Floats(c.width).data(), c.width).size())),
+          data(c.kv_heads * c.positions * row_nbytes) {
+        row = row_nbytes / (c.format == F32 ? 4 : c.format == BF16 ? 2 : 1);
+        for (int64_t at = 0; at < c.kv_heads * c.positions; at++)
+            if (at % c.positions < c.start) put(c, at, random_floats(random, c.width).data());
+    }
+    void put(const Case &c, int64_t at, const float *x) {
+        const auto bytes = encode(c.format, x, c.width);
+        memcpy(data.data() + at * row_nbytes, bytes.data(), bytes.size());
+    }
+    void append(const Case &c, const Floats &x) {
+        for (int64_t t = 0; t < c.tokens; t++)
+            for (int64_t h = 0; h < c.kv_heads; h++)
+                put(c, h * c.positions + c.start + t, x.data() + (t * c.kv_heads + h) * c.width);
+    }
+    Cached cached(const Case &c) { return {data.data(), c.positions * row, row}; }
+};
+
+struct Parameters {
+    Floats x, norm, q_norm, k_norm, cos, sin;
+    Panels q, k, v, o;
+
+    Parameters(Random &random, const Case &c)
+        : x(random_floats(random, c.tokens * c.hidden)), norm(random_floats(random, c.hidden)),
+          q_norm(random_floats(random, c.width)), k_norm(random_floats(random, c.width)),
+          cos(random_floats(random, c.tokens * c.rotated)), sin(random_floats(random, c.tokens * c.rotated)),
+          q(random, 4, c.heads * c.width, c.hidden, c.width, false),
+          k(random, 8, c.kv_heads * c.width, c.hidden, c.width, false),
+          v(random, 4, c.kv_heads * c.width, c.hidden, c.width, false),
+          o(random, 8, c.heads * c.width, c.hidden, c.width, true) {}
+};
+
+Floats turned(void *handle, const Case &c, Floats x, int64_t heads, const Floats &norm, const Parameters &p) {
+    const int64_t row = heads * c.width;
+    Floats normed(x.size()), y(x.size());
+    if (c.norms)
+        tpiedge_rms_norm(handle, x.data(), normed.data(), row, c.width, c.tokens, heads, c.width, norm.data(), 1e-5f);
+    tpiedge_rope(handle, c.norms ? normed.data() : x.data(), y.data(), row, c.width, c.tokens, heads, c.width,
+                 p.cos.data(), p.sin.data(), c.rotated);
+    return y;
+}
+
+Floats by_parts(void *handle, const Case &c, const Parameters &p, float scale, Cache &keys, Cache &values) {
+    Floats normed(p.x.size()), q(c.tokens * c.heads * c.width), k(c.tokens * c.kv_heads * c.width), v(k.size());
+    tpiedge_rms_norm(handle, p.x.data(), normed.data(), c.hidden, 0, c.tokens, 1, c.hidden, p.norm.data(), 1e-5f);
+    const PanelWeight weights[] = {p.q.weight(q.data()), p.k.weight(k.data()), p.v.weight(v.data())};
+    tpiedge_panels_project(handle, normed.data(), c.tokens, weights, 3);
+    const Floats turned_q = turned(handle, c, std::move(q), c.heads, p.q_norm, p);
+    keys.append(c, turned(handle, c, std::move(k), c.kv_heads, p.k_norm, p));
+    values.append(c, v);
+    Floats out(turned_q.size()), y(c.tokens * c.hidden);
+    const Cached from = keys.cached(c);
+    tpiedge_attention(handle, turned_q.data(), from.rows, values.data.data(), out.data(), c.format, c.head_start.data(),
+                      from.head_stride, from.stride, from.head_stride, from.stride, c.tokens, c.heads, c.kv_heads,
+                      c.width, c.start, int64_t{1} << 62, scale);
+    const PanelWeight o = p.o.weight(y.data());
+    tpiedge_panels_contract(handle, out.data(), c.tokens, &o);
+    return y;
+}
+
+void check_block(void *handle, Check &check, Random &random) {
+    const Case c(random);
+    const Parameters p(random, c);
+    Random again = random;
+    Cache keys(random, c), values(random, c), own_keys(again, c), own_values(again, c);
+    const float scale = 0.25f;
+    const Floats wanted = by_parts(handle, c, p, scale, keys, values);
+
+    Floats y(wanted.size()), scratch(c.tokens * (c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width));
+    const AttentionBlock block{{p.q.weight(nullptr), p.k.weight(nullptr), p.v.weight(nullptr)},
+                               p.o.weight(y.data()), p.x.data(), c.tokens, c.hidden, p.norm.data(), c.heads, c.kv_heads,
+                               c.width, c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr,
+                               p.cos.data(), p.sin.data(), c.rotated, own_keys.cached(c), own_values.cached(c),
+                               c.format, c.start, int64_t{1} << 62, 1e-5f, scale};
+    const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
+    Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
+    memcpy(packed.data(), &block, sizeof block);
+    memcpy(packed.data() + sizeof block, c.head_start.data(), static_cast<size_t>(starts_nbytes));
+    tpiedge_panels_attention(handle, packed.data(), scratch.data());
+    check.shape(c.tokens, c.hidden, c.heads, c.format);
+    for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
+    check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());
+    check.same_bytes(own_values.data.data(), values.data.data(), values.data.size());
+}
+
+}  // namespace
+
+void check_attention_block(void *handle, const char *isa) {
+    Random random(10);
+    Check check("panels_attention", isa);
+    for (int i = 0; i < 40; i++) check_block(handle, check, random);
+}

@@ -1,0 +1,79 @@
+"""Building the driver (main.cpp and what lies beside it) with the native sources that compute, and running it."""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from tpiedge.kernels.shared_library import ISAS
+
+__all__ = ["BEYOND", "Checksums", "build", "host_compiler", "report", "run"]
+
+_DRIVER = Path(__file__).parent
+_PACKAGE = _DRIVER.parents[1] / "tpiedge"
+# As setup.py has them, but for what optimises.
+_FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread")
+_COMPILE_TIMEOUT_S = 300.0
+_RUN_TIMEOUT_S = 300.0
+
+#: The driver's argument with which it lets a kernel read beyond an array, on purpose.
+BEYOND = "beyond"
+
+Checksums = dict[str, dict[str, str]]
+"""Operation -> instruction set -> checksum of all its results."""
+
+
+def host_compiler() -> str | None:
+    """A C++ compiler for this machine."""
+    names = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next((path for name in names if name and (path := shutil.which(name))), None)
+
+
+def build(compiler: str, flags: Sequence[str], folder: Path) -> Path:
+    """The driver's path. A source that does not compile raises with the compiler's words."""
+    sources = [*sorted((_PACKAGE / "kernels/native").glob("*.cpp")), _PACKAGE / "transport/native/wire.cpp"]
+    sources += sorted(_DRIVER.glob("*.cpp"))
+    objects = [folder / f"{source.parent.name}-{source.stem}-{at}.o" for at, source in enumerate(sources)]
+    commands = [
+        [compiler, *_FLAGS, *flags, "-c", str(source), "-o", str(made)]
+        for source, made in zip(sources, objects, strict=True)
+    ]
+    with ThreadPoolExecutor(os.cpu_count()) as at_once:
+        list(at_once.map(_compile, commands))
+    driver = folder / "driver"
+    _compile([compiler, *_FLAGS, *flags, *map(str, objects), "-o", str(driver)])
+    return driver
+
+
+def run(
+    command: Sequence[str | Path], env: Mapping[str, str] | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Whatever its exit code."""
+    return subprocess.run(
+        command,
+        env={**os.environ, **(env or {})},
+        capture_output=True,
+        text=True,
+        timeout=_RUN_TIMEOUT_S,
+        check=False,
+    )
+
+
+def report(driver: Path, launcher: Sequence[str] = (), env: Mapping[str, str] | None = None) -> Checksums:
+    """What the driver found on every instruction set it can use. A wrong result raises with its words."""
+    done = run([*launcher, driver, *ISAS], env)
+    if done.returncode:
+        raise AssertionError(f"the driver ended with {done.returncode}:\n{done.stderr}")
+    found: Checksums = {}
+    for line in done.stdout.splitlines():
+        operation, isa, checksum = line.split()
+        found.setdefault(operation, {})[isa] = checksum
+    return found
+
+
+def _compile(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
+    if done.returncode:
+        raise AssertionError(f"{' '.join(command)}:\n{done.stderr}")

@@ -1,0 +1,99 @@
+// Norm, rotation and activation.
+#include "check.h"
+
+namespace {
+
+// Rows at two strides.
+struct Strided {
+    int64_t tokens;
+    int64_t heads;
+    int64_t width;
+    int64_t head_stride;
+    int64_t token_stride;
+    Floats x;
+
+    Strided(Random &random, int64_t width_)
+        : tokens(random.between(1, 4)), heads(random.between(1, 4)), width(width_),
+          head_stride(width + random.between(0, 7)), token_stride(heads * head_stride + random.between(0, 7)),
+          x(random_floats(random, (tokens - 1) * token_stride + (heads - 1) * head_stride + width)) {}
+    const float *row(int64_t token, int64_t head) const {
+        return x.data() + token * token_stride + head * head_stride;
+    }
+};
+
+void check_norm(void *handle, Check &check, Random &random) {
+    const Strided rows(random, random.between(1, 140));
+    const Floats weight = random_floats(random, rows.width);
+    Floats y(rows.tokens * rows.heads * rows.width);
+    tpiedge_rms_norm(handle, rows.x.data(), y.data(), rows.token_stride, rows.head_stride, rows.tokens, rows.heads,
+                     rows.width, weight.data(), 1e-6f);
+    check.shape(rows.tokens, rows.heads, rows.width);
+    const float *result = y.data();
+    for (int64_t t = 0; t < rows.tokens; t++)
+        for (int64_t h = 0; h < rows.heads; h++) {
+            const float *x = rows.row(t, h);
+            double squares = 0;
+            for (int64_t c = 0; c < rows.width; c++) squares += static_cast<double>(x[c]) * x[c];
+            const double factor = 1 / sqrt(squares / static_cast<double>(rows.width) + 1e-6);
+            for (int64_t c = 0; c < rows.width; c++) {
+                const double wanted = weight[c] * x[c] * factor;
+                check.close(*result++, wanted, fabs(wanted) * 1e-5);
+            }
+        }
+}
+
+void check_rope(void *handle, Check &check, Random &random) {
+    const int64_t half = random.between(1, 70), rotated = 2 * half;
+    const Strided rows(random, rotated + random.sometimes(20));
+    const Floats cos = random_floats(random, rows.tokens * rotated), sin = random_floats(random, rows.tokens * rotated);
+    Floats y(rows.tokens * rows.heads * rows.width);
+    tpiedge_rope(handle, rows.x.data(), y.data(), rows.token_stride, rows.head_stride, rows.tokens, rows.heads,
+                 rows.width, cos.data(), sin.data(), rotated);
+    check.shape(rows.tokens, rows.heads, rows.width, rotated);
+    const float *result = y.data();
+    for (int64_t t = 0; t < rows.tokens; t++)
+        for (int64_t h = 0; h < rows.heads; h++)
+            for (int64_t c = 0; c < rows.width; c++, result++) {
+                const float *x = rows.row(t, h);
+                if (c >= rotated) {
+                    check.same(*result, x[c]);
+                    continue;
+                }
+                const double other = c < half ? -x[c + half] : x[c - half];
+                const double direct = static_cast<double>(x[c]) * cos[t * rotated + c];
+                const double turned = other * sin[t * rotated + c];
+                check.close(*result, direct + turned, (fabs(direct) + fabs(turned)) * 4e-7);
+            }
+}
+
+void check_swiglu(void *handle, Check &check, Random &random) {
+    const int64_t count = random.between(1, 150);
+    Floats gate = random_floats(random, count);
+    for (float &value : gate) value *= 30;
+    const Floats up = random_floats(random, count);
+    Floats y(count);
+    tpiedge_swiglu(handle, gate.data(), up.data(), y.data(), count);
+    check.shape(count);
+    for (int64_t i = 0; i < count; i++) {
+        const double wanted = gate[i] / (1 + exp(-static_cast<double>(gate[i]))) * up[i];
+        check.close(y[i], wanted, fabs(wanted) * 1e-6 + 1e-35);
+    }
+    for (const float special : {NAN, INFINITY, 0.0f, 1e38f}) {
+        const float one = 1.0f;
+        float result = 0.0f;
+        tpiedge_swiglu(handle, &special, &one, &result, 1);
+        check.same(result, special);
+    }
+}
+
+}  // namespace
+
+void check_elementwise(void *handle, const char *isa) {
+    Random random(2);
+    Check norm("rms_norm", isa), rope("rope", isa), swiglu("swiglu", isa);
+    for (int i = 0; i < 30; i++) {
+        check_norm(handle, norm, random);
+        check_rope(handle, rope, random);
+        check_swiglu(handle, swiglu, random);
+    }
+}

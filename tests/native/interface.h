@@ -1,0 +1,88 @@
+// What the kernels' library exports, as its native/interface.cpp and native/crc32.cpp define it.
+#ifndef TPIEDGE_TESTS_INTERFACE_H
+#define TPIEDGE_TESTS_INTERFACE_H
+
+#include <stdint.h>
+
+struct Weight {
+    const void *w;
+    float *y;
+    int64_t is_bf16;
+    int64_t stride;
+    int64_t rows;
+};
+
+struct PanelWeight {
+    const uint8_t *data;
+    float *y;
+    int64_t bits;
+    int64_t unit_nbytes;
+    int64_t rows;
+    int64_t cols;
+    int64_t rows_per_unit;
+};
+
+struct Cached {
+    uint8_t *rows;
+    int64_t head_stride;
+    int64_t stride;
+};
+
+struct AttentionBlock {  // the first query head of every KV head and the end follow
+    PanelWeight qkv[3];
+    PanelWeight o;
+    const float *x;
+    int64_t tokens;
+    int64_t hidden;
+    const float *norm;
+    int64_t heads;
+    int64_t kv_heads;
+    int64_t width;
+    const float *q_norm;
+    const float *k_norm;
+    const float *cos;
+    const float *sin;
+    int64_t rotated;
+    Cached keys;
+    Cached values;
+    int64_t stored;
+    int64_t start;
+    int64_t window;
+    double eps;
+    double scale;
+};
+
+extern "C" {
+int tpiedge_has_isa(int isa);
+int tpiedge_best_isa();
+void *tpiedge_open(int threads, int isa);
+void tpiedge_close(void *handle);
+void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights, int64_t count);
+void tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols);
+void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm, float eps, int rounds,
+                 const Weight *weights, int64_t cols, float *scratch);
+void tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights, int64_t count);
+void tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
+void tpiedge_panels_attention(void *handle, const void *block, float *scratch);
+void tpiedge_panels_ffn(void *handle, const float *x, int64_t tokens, const float *norm, float eps,
+                        const PanelWeight *weights);
+void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
+                      int64_t heads, int64_t width, const float *weight, float eps);
+void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
+                  int64_t heads, int64_t width, const float *cos, const float *sin, int64_t rotated);
+void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count);
+void tpiedge_attention(void *handle, const float *q, const void *k, const void *v, float *y, int format,
+                       const int64_t *head_start, int64_t k_head_stride, int64_t k_stride, int64_t v_head_stride,
+                       int64_t v_stride, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t width, int64_t offset,
+                       int64_t window, float scale);
+void tpiedge_kv_append(void *handle, const float *x, void *to, int bits, int64_t x_token_stride, int64_t x_head_stride,
+                       int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t width);
+int64_t tpiedge_quantise(int64_t level, const void *values, int64_t kind, int64_t stride, int64_t outputs,
+                         int64_t inputs, int64_t bits, int64_t searches, uint8_t *panels, double *sums);
+uint64_t tpiedge_probe_read(const void *data, int64_t nbytes);
+int64_t tpiedge_probe_operations(int int8);
+int64_t tpiedge_probe_multiply(int int8, int64_t rounds);
+uint32_t tpiedge_crc32(const void *data, int64_t size, uint32_t before);
+}
+
+#endif

@@ -1,0 +1,113 @@
+// Products with quantised matrices: every bit is that of the reference, so the same on all instruction sets.
+#include "panels.h"
+
+namespace {
+
+// Numbers that round to where halves go, that overflow, or that are none.
+void make_special(Random &random, float *x, int64_t count) {
+    const int64_t kind = random.between(0, 7);
+    const int64_t at = random.between(0, count - 1);
+    for (int64_t i = 0; i < count; i++) {
+        if (kind == 0) x[i] = 0;
+        if (kind == 1) x[i] = static_cast<float>(random.between(-253, 253)) / 2;  // with 127 as the largest
+        if (kind == 2) x[i] *= 1e-38f;
+        if (kind == 3) x[i] *= 1e-42f;
+    }
+    if (kind == 1) x[at] = 127;
+    if (kind == 4) x[at] = NAN;
+    if (kind == 5) x[at] = random.coin() ? INFINITY : -INFINITY;
+    if (kind == 6) x[at] = 1e30f;
+    if (kind == 7) x[at] = 3e38f;
+}
+
+Floats activations(Random &random, int64_t tokens, int64_t inputs) {
+    Floats x = random_floats(random, tokens * inputs);
+    for (int64_t t = 0; t < tokens; t++)
+        if (random.between(0, 3) == 0) {
+            const int64_t first = random.between(0, inputs - 1);
+            make_special(random, x.data() + t * inputs + first, random.between(1, inputs - first));
+        }
+    return x;
+}
+
+void compare(Check &check, const Panels &matrix, const Floats &x, const Floats &y, int64_t tokens) {
+    check.shape(tokens, matrix.outputs(), matrix.inputs(), matrix.bits);
+    for (int64_t t = 0; t < tokens; t++) {
+        const Quantised token = matrix.quantise(x.data() + t * matrix.inputs());
+        for (int64_t o = 0; o < matrix.outputs(); o++)
+            check.same(y[t * matrix.outputs() + o], matrix.product(token, o));
+    }
+}
+
+Panels column_parallel(Random &random, int64_t rows, int64_t cols) {
+    const int64_t bits = random.coin() ? 8 : 4;
+    return Panels(random, bits, rows, cols, random.between(1, rows), false);
+}
+
+Panels row_parallel(Random &random, int64_t rows, int64_t cols) {
+    const int64_t bits = random.coin() ? 8 : 4;
+    return Panels(random, bits, rows, cols, random.between(1, rows), true);
+}
+
+void check_project(void *handle, Check &check, Random &random, int64_t tokens, int64_t rows, int64_t cols) {
+    const Floats x = activations(random, tokens, cols);
+    std::vector<Panels> matrices;
+    std::vector<Floats> results;
+    std::vector<PanelWeight> weights;
+    const int64_t count = random.between(1, 4);
+    for (int64_t i = 0; i < count; i++) {
+        matrices.push_back(column_parallel(random, i ? random.between(1, 40) : rows, cols));
+        results.emplace_back(tokens * matrices[i].rows);
+        weights.push_back(matrices[i].weight(results[i].data()));
+    }
+    tpiedge_panels_project(handle, x.data(), tokens, weights.data(), count);
+    for (int64_t i = 0; i < count; i++) compare(check, matrices[i], x, results[i], tokens);
+}
+
+void check_contract(void *handle, Check &check, Random &random, int64_t tokens, int64_t rows, int64_t cols) {
+    const Floats x = activations(random, tokens, rows);
+    const Panels matrix = row_parallel(random, rows, cols);
+    Floats y(tokens * cols);
+    const PanelWeight weight = matrix.weight(y.data());
+    tpiedge_panels_contract(handle, x.data(), tokens, &weight);
+    compare(check, matrix, x, y, tokens);
+}
+
+// What its parts are, one after the other.
+void check_ffn(void *handle, Check &check, Random &random) {
+    const int64_t tokens = random.between(1, 10), hidden = random.between(1, 70), inner = random.between(1, 70);
+    const int64_t cols = random.between(1, 40);
+    const Floats x = random_floats(random, tokens * hidden), norm = random_floats(random, hidden);
+    const Panels gate = column_parallel(random, inner, hidden), up = column_parallel(random, inner, hidden);
+    const Panels down = row_parallel(random, inner, cols);
+    check.shape(tokens, hidden, inner, cols);
+
+    Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner), wanted(tokens * cols);
+    tpiedge_rms_norm(handle, x.data(), normed.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
+    const PanelWeight parts[] = {gate.weight(gated.data()), up.weight(raised.data()), down.weight(wanted.data())};
+    tpiedge_panels_project(handle, normed.data(), tokens, parts, 2);
+    tpiedge_swiglu(handle, gated.data(), raised.data(), gated.data(), tokens * inner);
+    tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2]);
+
+    Floats y(tokens * cols);
+    const PanelWeight fused[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(y.data())};
+    tpiedge_panels_ffn(handle, x.data(), tokens, norm.data(), 1e-5f, fused);
+    for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
+}
+
+}  // namespace
+
+void check_panels(void *handle, const char *isa) {
+    Random random(5);
+    Check project("panels_project", isa), contract("panels_contract", isa), ffn("panels_ffn", isa);
+    for (int i = 0; i < 40; i++) {
+        const int64_t tokens = i < 20 ? 1 + i : random.between(1, 9);
+        const int64_t rows = random.between(1, 90), cols = random.between(1, 200);
+        check_project(handle, project, random, tokens, rows, cols);
+        check_contract(handle, contract, random, tokens, cols, rows);
+        check_ffn(handle, ffn, random);
+    }
+    // More activations than pass over a matrix together.
+    check_project(handle, project, random, 170, 3, 4100);
+    check_contract(handle, contract, random, 170, 4100, 3);
+}

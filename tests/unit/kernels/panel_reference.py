@@ -1,0 +1,152 @@
+"""Quantised matrices and their products, slowly, from the words of kernels/panels.py and native/panels.h alone."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from tpiedge.kernels.panel_matrix import PanelMatrix
+
+F32 = npt.NDArray[np.float32]
+F64 = npt.NDArray[np.float64]
+
+__all__ = ["Quantised", "bound", "lay_out", "product", "quantise_activations", "random_matrix"]
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A matrix in both forms. `parts`: codes without offset [O, I] and scales [O, G] of each unit of inputs."""
+
+    matrix: PanelMatrix
+    parts: list[tuple[npt.NDArray[np.int64], npt.NDArray[np.float16]]]
+
+    @property
+    def values(self) -> F64:
+        """[outputs, inputs]."""
+        return np.concatenate([widened(codes, scales) for codes, scales in self.parts], 1)
+
+
+def widened(codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16]) -> F64:
+    return codes * np.repeat(scales.astype(np.float64), 32, axis=1)[:, : codes.shape[1]]
+
+
+def random_matrix(
+    random: np.random.Generator,
+    bits: int,
+    rows: int,
+    cols: int,
+    rows_per_unit: int,
+    transposed: bool,
+    slack: int = 0,
+) -> Quantised:
+    """With `slack` bytes between units, and something other than zeros in them."""
+    blobs, parts = [], []
+    for start in range(0, rows, rows_per_unit):
+        count = min(rows_per_unit, rows - start)
+        outputs, inputs = (cols, count) if transposed else (count, cols)
+        codes = random.integers(0, 1 << bits, (outputs, inputs))
+        scales = (random.standard_normal((outputs, -(-inputs // 32))) / 100).astype(np.float16)
+        scales[random.random(scales.shape) < 0.05] = 0
+        scales[random.random(scales.shape) < 0.05] = np.float16(6e-8)  # denormal
+        blobs.append(lay_out(codes, scales, bits))
+        parts.append((codes - (1 << bits - 1), scales))
+    if not transposed:
+        none = np.zeros((0, cols), np.int64), np.zeros((0, -(-cols // 32)), np.float16)
+        codes_of, scales_of = zip(none, *parts, strict=True)
+        parts = [(np.concatenate(codes_of), np.concatenate(scales_of))]
+    return Quantised(_matrix(blobs, bits, rows, cols, rows_per_unit, transposed, slack), parts)
+
+
+def _matrix(
+    blobs: list[bytes], bits: int, rows: int, cols: int, rows_per_unit: int, transposed: bool, slack: int
+) -> PanelMatrix:
+    unit_nbytes = (len(blobs[0]) if blobs else 0) + slack
+    data = b"".join(blob.ljust(unit_nbytes, b"\xff") for blob in blobs[:-1]) + b"".join(blobs[-1:])
+    data_B = torch.empty(len(data), dtype=torch.uint8)
+    data_B[:] = torch.tensor(list(data), dtype=torch.uint8)
+    return PanelMatrix(data_B, bits, rows, cols, rows_per_unit, unit_nbytes, transposed)
+
+
+def lay_out(codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16], bits: int) -> bytes:
+    """One unit, code by code."""
+    outputs, inputs = codes.shape
+    groups, step = scales.shape[1], 32 // bits
+    filled = -(-inputs // 8) * 8
+    result = bytearray()
+    for first in range(0, outputs, 16):
+        head = np.zeros((groups, 16), np.float16)
+        head[:, : min(16, outputs - first)] = scales[first : first + 16].T
+        result += head.tobytes()
+        result += bytes(-len(head.tobytes()) % 64)
+        body = bytearray(filled * 16 * bits // 8)
+        for r, row in enumerate(codes[first : first + 16].tolist()):
+            for i, code in enumerate(row):
+                block, at = divmod(i, step)
+                byte = 64 * block + 4 * r + at % 4
+                body[byte] |= code << 4 if at >= 4 else code
+        result += body
+    return bytes(result)
+
+
+def quantise_activations(x: F32) -> tuple[npt.NDArray[np.int64], F32]:
+    """Of one token and unit: q of each input and dx of each group."""
+    q, scales = np.zeros(len(x), np.int64), np.zeros(-(-len(x) // 32), np.float32)
+    with np.errstate(all="ignore"):
+        for group in range(len(scales)):
+            some = x[32 * group : 32 * group + 32]
+            most = np.abs(some).max()
+            inverse = np.float32(127) / most
+            if not np.isfinite(most):
+                scales[group] = np.nan
+            elif np.isfinite(inverse):
+                scales[group] = most / np.float32(127)
+                q[32 * group : 32 * group + 32] = np.rint(some * inverse)
+    return q, scales
+
+
+def product(x_TI: F32, w: Quantised) -> F32:
+    """The fold, each step rounded once: [T, O]. Longer floats stand in for the fused operation."""
+    y = np.zeros((len(x_TI), w.matrix.outputs), np.float32)
+    for t, row in enumerate(x_TI):
+        for part, codes, scales in _units(row, w):
+            q, dx = quantise_activations(part)
+            for group in range(len(dx)):
+                some = slice(32 * group, 32 * group + 32)
+                sums = (codes[:, some] @ q[some]).astype(np.float32)
+                factor = scales[:, group].astype(np.float32) * dx[group]
+                y[t] = fused(sums, factor, y[t])
+    return y
+
+
+def fused(a: F32, b: F32, c: F32) -> F32:
+    """a * b + c, rounded once: the product is exact in f64, and the sum's error decides where f64 is a tie of f32."""
+    with np.errstate(all="ignore"):
+        exact = a.astype(np.float64) * b
+        total = exact + c
+        back = total - exact
+        error = (exact - (total - back)) + (c - back)
+        bits = total.view(np.int64)
+        even = (bits & 1) == 0
+        away = (error > 0) == (total > 0)
+        moved = np.where((error != 0) & np.isfinite(error) & even, np.where(away, bits + 1, bits - 1), bits)
+        return moved.view(np.float64).astype(np.float32)
+
+
+def bound(x_TI: F32, w: Quantised) -> F64:
+    """Of the distance between results in f32 that differ in the order of rounding: [T, O]."""
+    total = np.zeros((len(x_TI), w.matrix.outputs))
+    for t, row in enumerate(x_TI):
+        for part, codes, scales in _units(row, w):
+            q, dx = quantise_activations(part)
+            rounded = np.abs(q) * np.repeat(dx.astype(np.float64), 32)[: len(q)]
+            total[t] += np.abs(widened(codes, scales)) @ rounded
+    return total * (w.matrix.inputs + 8) * 2.0**-23 + 1e-36
+
+
+def _units(row: F32, w: Quantised) -> Iterator[tuple[F32, npt.NDArray[np.int64], npt.NDArray[np.float16]]]:
+    start = 0
+    for codes, scales in w.parts:
+        yield row[start : start + codes.shape[1]], codes, scales
+        start += codes.shape[1]

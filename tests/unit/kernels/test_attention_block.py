@@ -1,0 +1,151 @@
+"""The attention block as one native call has the bits of its parts."""
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels.attention_block import AttentionBlock, Sequence, all_panels, attention_block
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.quantise import quantise_unit
+from tpiedge.kernels.rope import rope, tables
+from tpiedge.kv.cache import KVCache
+from tpiedge.wire.fields import KVPrecision
+
+HIDDEN, EPS = 72, 1e-5
+
+
+@pytest.fixture(params=[1, 2])
+def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
+    with Linear.create(Arithmetic.INT8, request.param) as made:
+        if not made.native:
+            pytest.skip("the native kernels are not built")
+        yield made
+
+
+def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:
+    """`units` heads of random weights."""
+    outputs, inputs = (HIDDEN, width) if transposed else (width, HIDDEN)
+    shape = PanelShape(bits, outputs, inputs)
+    unit_nbytes = -(-shape.nbytes // 4096) * 4096
+    data = torch.zeros(units * unit_nbytes, dtype=torch.uint8)
+    for unit in range(units):
+        values = torch.randn(outputs, inputs).numpy()
+        quantise_unit(values, shape, True, data.numpy()[unit * unit_nbytes :][: shape.nbytes])
+    return PanelMatrix(data, bits, units * width, HIDDEN, width, unit_nbytes, transposed)
+
+
+def in_turn(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, linear: Linear) -> Tensor:
+    q, k, v, o = block.matrices
+    tokens, width = len(x_TH), cache.format.width
+    cos_Tr, sin_Tr = rotation(start, tokens, width)
+    h_TH = rms_norm(x_TH, block.norm_H, EPS, linear.pool)
+    q_TNd, k_TKd, v_TKd = (y.view(tokens, -1, width) for y in linear.project_many(h_TH, (q, k, v)))
+    if block.head_norms_d is not None:
+        q_TNd, k_TKd = (
+            rms_norm(x, norm, EPS, linear.pool)
+            for x, norm in zip((q_TNd, k_TKd), block.head_norms_d, strict=True)
+        )
+    q_TNd, k_TKd = (rope(x, cos_Tr, sin_Tr, linear.pool) for x in (q_TNd, k_TKd))
+    cache.append(0, 0, start, k_TKd, v_TKd, linear.pool)
+    keys, values = cache.keys(0, 0, start + tokens), cache.values(0, 0, start + tokens)
+    out_TNd = attention(q_TNd, keys, values, block.kv_of_head, start, window=block.window, pool=linear.pool)
+    return linear.contract(out_TNd.flatten(1), o)
+
+
+def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
+    return tables(torch.arange(start, start + tokens), 10000.0 ** -(torch.arange(0, width, 2) / width))
+
+
+def at_once(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, linear: Linear) -> Tensor:
+    stop = start + len(x_TH)
+    tables_Tr = rotation(start, len(x_TH), cache.format.width)
+    sequence = Sequence(start, cache.keys(0, 0, stop), cache.values(0, 0, stop), *tables_Tr)
+    assert linear.pool is not None
+    return attention_block(x_TH, block, sequence, linear.pool)
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
+@pytest.mark.parametrize(
+    ("heads", "group", "width", "normed", "window"),
+    [
+        ((0, 4), 2, 32, False, None),
+        ((1, 6), 3, 20, True, None),
+        ((0, 2), 2, 64, False, 5),
+        ((2, 4), 1, 12, True, 3),
+    ],
+)
+@pytest.mark.parametrize("bits", [8, 4])
+def test_the_bits_of_its_parts(
+    linear: Linear, bits: int, heads: tuple[int, int], group: int, width: int, normed: bool, window: int | None,
+    kv: KVPrecision,
+) -> None:  # fmt: skip
+    torch.manual_seed(bits + width)
+    kv_of_head = kv_of_heads(*heads, group)
+    kv_heads = kv_of_head[-1] + 1
+    matrices = tuple(
+        matrix(units, width, bits, transposed)
+        for units, transposed in (
+            (len(kv_of_head), False),
+            (kv_heads, False),
+            (kv_heads, False),
+            (len(kv_of_head), True),
+        )
+    )
+    norms = (torch.rand(width) + 0.5, torch.rand(width) + 0.5) if normed else None
+    block = AttentionBlock(matrices, torch.rand(HIDDEN) + 0.5, norms, EPS, kv_of_head, window)
+    assert all_panels(matrices)
+    caches = [
+        KVCache(num_layers=1, kv_heads=kv_heads, head_dim=width, slots=1, capacity=40, precision=kv)
+        for _ in range(2)
+    ]
+    start = 0
+    for tokens in (5, 1, 1, 20):
+        x_TH = torch.randn(tokens, HIDDEN)
+        found_TH, expected_TH = (
+            compute(x_TH, block, cache, start, linear)
+            for compute, cache in zip((at_once, in_turn), caches, strict=True)
+        )
+        assert torch.equal(found_TH, expected_TH)
+        assert found_TH.isfinite().all()
+        start += tokens
+    assert torch.equal(*(cache._store for cache in caches))
+
+
+def test_what_does_not_fit_is_refused(linear: Linear) -> None:
+    q, o = matrix(2, 16, 4, False), matrix(2, 16, 4, True)
+    norm_H, cache = (
+        torch.ones(HIDDEN),
+        KVCache(num_layers=1, kv_heads=2, head_dim=16, slots=1, capacity=8, precision="f32"),
+    )
+    good = AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None)
+    x_TH = torch.ones(3, HIDDEN)
+    at_once(x_TH, good, cache, 0, linear)
+    three = matrix(3, 16, 4, False)
+    for block in (
+        AttentionBlock((q, three, three, o), norm_H, None, EPS, (0, 1), None),
+        AttentionBlock((three, q, q, o), norm_H, None, EPS, (0, 1), None),
+        AttentionBlock((q, q, q, q), norm_H, None, EPS, (0, 1), None),
+        AttentionBlock((q, q, q, o), norm_H[1:], None, EPS, (0, 1), None),
+        AttentionBlock((q, q, q, o), norm_H, (torch.ones(15), torch.ones(16)), EPS, (0, 1), None),
+        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), 0),
+        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 2), None),
+    ):
+        with pytest.raises(ValueError):
+            at_once(x_TH, block, cache, 0, linear)
+    assert linear.pool is not None
+    cos_Tr, sin_Tr = rotation(0, 3, 16)
+    keys, values = cache.keys(0, 0, 3), cache.values(0, 0, 3)
+    for sequence in (
+        Sequence(1, keys, values, cos_Tr, sin_Tr),
+        Sequence(0, keys, values, cos_Tr[:2], sin_Tr),
+        Sequence(0, keys, cache.values(0, 0, 4), cos_Tr, sin_Tr),
+    ):
+        with pytest.raises(ValueError):
+            attention_block(x_TH, good, sequence, linear.pool)

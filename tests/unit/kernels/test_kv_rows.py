@@ -1,0 +1,183 @@
+"""Quantised rows of the KV cache: the bytes that the format names, the same from torch and every instruction set."""
+
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as arrays
+from torch import Tensor
+
+from tests.unit.kernels.test_linear import open_library
+from tpiedge.kernels.kv_format import KV_GROUP, KVFormat, usual_kv
+from tpiedge.kernels.kv_rows import QuantisedRows, decode, encode, encode_into
+from tpiedge.kernels.library import Pool
+from tpiedge.kernels.shared_library import ISAS
+
+WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
+FORMATS = ["q8", "q4"]
+HALF_MAX = 65504.0
+
+
+@pytest.fixture(params=ISAS)
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    opened_pool = Pool(open_library(request.param), 1)
+    yield opened_pool
+    opened_pool.close()
+
+
+def test_sizes_of_a_row() -> None:
+    sizes = {
+        (precision, width): KVFormat(precision, width).row_nbytes
+        for precision in ("f32", "bf16", "q8", "q4")
+        for width in (64, 100, 5)
+    }
+    assert sizes == {
+        ("f32", 64): 256,
+        ("bf16", 64): 128,
+        ("q8", 64): 68,
+        ("q4", 64): 40,
+        ("f32", 100): 400,
+        ("bf16", 100): 200,
+        ("q8", 100): 108,
+        ("q4", 100): 66,
+        ("f32", 5): 20,
+        ("bf16", 5): 10,
+        ("q8", 5): 7,
+        ("q4", 5): 7,
+    }
+
+
+def test_what_is_usual() -> None:
+    assert [usual_kv("f32"), usual_kv("bf16"), usual_kv("int8")] == ["f32", "bf16", "bf16"]
+
+
+def test_bytes_of_q8_are_as_described() -> None:
+    """127 steps of 1/2, then a short group whose scale is rounded upwards."""
+    x = torch.zeros(1, 1, 34)
+    x[0, 0, :4] = torch.tensor([63.5, -63.5, 0.25, 0.75])  # halves go to the even code
+    x[0, 0, 32:] = torch.tensor([1.0, -0.5])
+    row = encode(x, KVFormat("q8", 34))[0, 0]
+    scales = row[:4].view(torch.float16)
+    assert scales[0] == 0.5
+    assert scales[1] == math.ceil(2**17 / 127) / 2**17  # 10 bits below 2**-7
+    assert row[4:].view(torch.int8).tolist() == [127, -127, 0, 2] + [0] * 28 + [127, -63]
+
+
+def test_bytes_of_q4_are_as_described() -> None:
+    """Steps of 2 from -10 on in a whole group; in the short one of 3 numbers the second half is one of two."""
+    x = torch.full((1, 1, 35), -10.0)
+    x[0, 0, :3] = torch.tensor([20.0, -8.0, -5.0])  # codes 15, 1 and the even one of 2 and 3
+    x[0, 0, 17] = 0.0
+    x[0, 0, 32:] = torch.tensor([0.0, 15.0, 7.0])
+    row = encode(x, KVFormat("q4", 35))[0, 0]
+    assert row[:8].view(torch.float16).tolist() == [2.0, -10.0, 1.0, 0.0]
+    assert row[8:].tolist() == [0x0F, 0x51, 0x02] + [0] * 13 + [0x70, 0x0F]
+
+
+def hostile(width: int, magnitude: float) -> Tensor:
+    """[T, K, d] with rows of every kind."""
+    x = torch.randn(9, 3, width) * magnitude
+    x[0, 0, 0], x[1, 1, width // 2], x[2, 2, -1] = math.nan, math.inf, -math.inf
+    x[3], x[4], x[5], x[6] = 0.0, 2.5, x[5].abs(), -x[6].abs()
+    x[7, :, ::2] = -0.0
+    return x
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+@pytest.mark.parametrize("width", WIDTHS)
+def test_native_bytes_are_those_of_torch(pool: Pool, width: int, precision: str) -> None:
+    format_ = KVFormat(precision, width)
+    for magnitude in (1.0, 1e-3, 1e-6, 1e-8, 1e-40, 3e4, 1e5, 1e30, 1e38):
+        x = hostile(width, magnitude)
+        rows = torch.full((9, 3, format_.row_nbytes + 3), 7, dtype=torch.uint8)
+        encode_into(rows[..., :-3], x, format_, pool)
+        assert torch.equal(rows[..., :-3], encode(x, format_)), magnitude
+        assert (rows[..., -3:] == 7).all()
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_strided_numbers_and_rows(pool: Pool, precision: str) -> None:
+    """As they come from a projection with padding, into a cache where positions of a head are neighbours."""
+    format_ = KVFormat(precision, 40)
+    x = torch.randn(5, 3, 64)[..., :40]
+    store = torch.zeros(3, 20, format_.row_nbytes, dtype=torch.uint8)
+    encode_into(store[:, 7:12].transpose(0, 1), x, format_, pool)
+    assert torch.equal(store[:, 7:12].transpose(0, 1), encode(x, format_))
+    assert not store[:, :7].any()
+    assert not store[:, 12:].any()
+    encode_into(
+        store[:, 7:12].transpose(0, 1), x.flip(2).transpose(0, 2).contiguous().transpose(0, 2), format_, pool
+    )
+    assert torch.equal(store[:, 7:12].transpose(0, 1), encode(x.flip(2), format_))
+
+
+NUMBERS = st.floats(-6e4, 6e4, width=32)
+
+
+@given(
+    x=arrays.arrays(
+        np.float32, st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 70)), elements=NUMBERS
+    ),
+    precision=st.sampled_from(FORMATS),
+)
+def test_what_is_read_is_within_half_a_step(x: np.ndarray, precision: str) -> None:
+    x_TKd = torch.from_numpy(x)
+    format_ = KVFormat(precision, x.shape[2])
+    error = (decode(encode(x_TKd, format_), format_) - x_TKd).abs()
+    for start in range(0, x.shape[2], KV_GROUP):
+        group = x_TKd[..., start : start + KV_GROUP]
+        low, high = group.amin(-1, keepdim=True), group.amax(-1, keepdim=True)
+        if precision == "q8":
+            step = group.abs().amax(-1, keepdim=True) / 127
+        else:
+            step = (high - low + low.abs() * 2**-10 + 2**-24) / 15
+        # The scale is an f16 (2**-10, or 2**-24 where it is subnormal) above the step.
+        bound = (step * (1 + 2**-10) + 2**-24) / 2 + group.abs().amax(-1, keepdim=True) * 2**-22
+        assert (error[..., start : start + KV_GROUP] <= bound).all()
+
+
+@pytest.mark.parametrize("precision", FORMATS)
+def test_only_the_group_of_what_is_no_number_is_lost(precision: str) -> None:
+    for broken in (math.nan, math.inf, -math.inf, 3e38):
+        x = torch.randn(1, 1, 100)
+        x[0, 0, 40] = broken
+        format_ = KVFormat(precision, 100)
+        row = encode(x, format_)
+        lost = decode(row, format_)[0, 0].isnan()
+        assert lost[32:64].all()
+        assert not lost[:32].any()
+        assert not lost[64:].any()
+        assert row[0, 0, format_.scales_nbytes :][: KV_GROUP * format_.bits // 8 * 2][-4:].eq(0).all()
+
+
+def test_q4_reaches_as_far_as_f16() -> None:
+    for x, lost in [(HALF_MAX, False), (-HALF_MAX, False), (7e4, False), (-7e4, True)]:
+        row = encode(torch.full((1, 1, 32), x), KVFormat("q4", 32))
+        assert bool(decode(row, KVFormat("q4", 32)).isnan().all()) is lost
+
+
+def test_wrong_tensors_are_refused(pool: Pool) -> None:
+    format_, x = KVFormat("q8", 8), torch.zeros(2, 1, 8)
+    rows = torch.zeros(2, 1, format_.row_nbytes, dtype=torch.uint8)
+    for bad_rows, bad_x in [
+        (rows, x.double()),
+        (rows, torch.zeros(2, 1, 7)),
+        (rows[:1], x),
+        (rows[..., 1:], x),
+        (rows.to(torch.int8), x),
+        (torch.zeros(2, 1, 2 * format_.row_nbytes, dtype=torch.uint8)[..., ::2], x),
+    ]:
+        with pytest.raises(ValueError, match=r"rows|store"):
+            encode_into(bad_rows, bad_x, format_, pool)
+    for data, of in [
+        (rows[0], format_),
+        (rows.float(), format_),
+        (rows[..., 1:], format_),
+        (rows, KVFormat("f32", 8)),
+    ]:
+        with pytest.raises(ValueError, match="rows"):
+            QuantisedRows(of, data)

@@ -1,0 +1,140 @@
+"""The FFN with quantised matrices: the bits of its parts and of each token alone, in bounded memory."""
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.kernels.panel_reference import Quantised, random_matrix
+from tests.unit.kernels.test_ffn import Allocations
+from tests.unit.kernels.test_linear import open_library, opened
+from tpiedge.kernels import ffn as module
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.ffn import SCRATCH_BYTES, ffn
+from tpiedge.kernels.library import NATIVE_TOKENS
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.shared_library import ISAS
+from tpiedge.kernels.swiglu import swiglu
+
+INT8 = Arithmetic.INT8
+HIDDEN, INNER, OUTPUTS = 90, 200, 77
+
+
+def _matrices(bits: int) -> tuple[Quantised, Quantised, Quantised]:
+    random = np.random.default_rng(bits)
+    gate, up = (random_matrix(random, bits, INNER, HIDDEN, 48, False) for _ in range(2))
+    return gate, up, random_matrix(random, bits, INNER, OUTPUTS, 48, True)
+
+
+MATRICES = {bits: _matrices(bits) for bits in (4, 8)}
+
+
+def _panels(bits: int) -> tuple[PanelMatrix, PanelMatrix, PanelMatrix]:
+    gate, up, down = MATRICES[bits]
+    return gate.matrix, up.matrix, down.matrix
+
+
+@pytest.mark.parametrize("bits", MATRICES)
+@pytest.mark.parametrize("engine", ["torch", *ISAS])
+def test_has_the_bits_of_its_parts(engine: str, bits: int) -> None:
+    gate, up, down = _panels(bits)
+    norm, biases = torch.randn(HIDDEN), (torch.randn(INNER), torch.randn(INNER))
+    for threads in (1, 2):
+        with opened(engine, INT8, threads) as linear:
+            for tokens in (0, 1, 3, NATIVE_TOKENS):
+                x = torch.randn(tokens, HIDDEN)
+                h = rms_norm(x, norm, 1e-5, linear.pool)
+                y_gate, y_up = linear.project(h, gate), linear.project(h, up)
+                inner = swiglu(y_gate.clone(), y_up, linear.pool)
+                assert torch.equal(ffn(x, norm, 1e-5, gate, up, down, linear), linear.contract(inner, down))
+                inner = swiglu(y_gate + biases[0], y_up + biases[1], linear.pool)
+                y = ffn(x, norm, 1e-5, gate, up, down, linear, biases)
+                assert torch.equal(y, linear.contract(inner, down))
+
+
+@pytest.mark.parametrize("bits", MATRICES)
+@pytest.mark.parametrize("isa", ISAS)
+def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
+    isa: str, bits: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    x, norm = torch.randn(75, HIDDEN), torch.randn(HIDDEN)
+    with opened(isa, INT8) as linear:
+        y = ffn(x, norm, 1e-5, *_panels(bits), linear)
+    for threads in (1, 2, 3):
+        with opened(isa, INT8, threads) as linear:
+            for first, last in [(0, 1), (74, 75), (5, 7), (20, 33), (9, 75)]:
+                assert torch.equal(ffn(x[first:last], norm, 1e-5, *_panels(bits), linear), y[first:last])
+            with monkeypatch.context() as patch:
+                patch.setattr(module, "SCRATCH_BYTES", 16 * 8 * INNER)
+                assert torch.equal(ffn(x, norm, 1e-5, *_panels(bits), linear), y)
+
+
+@pytest.mark.parametrize("bits", MATRICES)
+def test_equals_float64_within_what_quantising_activations_costs(bits: int) -> None:
+    gate, up, down = (w.values for w in MATRICES[bits])
+    x, norm = torch.randn(40, HIDDEN), torch.randn(HIDDEN)
+    h = rms_norm(x.double(), norm.double(), 1e-5).numpy()
+    raised = h @ gate.T
+    inner = raised / (1 + np.exp(-raised)) * (h @ up.T)
+    expected = inner @ down.T
+    for engine in ("torch", None):
+        found = None if engine else open_library()
+        with Linear(INT8, 2, found) as linear:
+            y = ffn(x, norm, 1e-5, *_panels(bits), linear).numpy()
+        assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()
+
+
+def test_an_empty_share_adds_nothing() -> None:
+    random = np.random.default_rng(0)
+    gate, up = (random_matrix(random, 4, 0, HIDDEN, 48, False).matrix for _ in range(2))
+    down = random_matrix(random, 4, 0, OUTPUTS, 48, True).matrix
+    with Linear(INT8, 2, open_library()) as linear:
+        for tokens in (0, 1, 20):
+            y = ffn(torch.randn(tokens, HIDDEN), torch.ones(HIDDEN), 1e-5, gate, up, down, linear)
+            assert torch.equal(y, torch.zeros(tokens, OUTPUTS))
+
+
+def test_mixed_matrices_are_multiplied_in_turn() -> None:
+    gate, _, down = _panels(4)
+    up = torch.randn(INNER, HIDDEN).bfloat16()
+    x, norm = torch.randn(3, HIDDEN), torch.ones(HIDDEN)
+    with Linear(INT8, 1, open_library()) as linear:
+        h = rms_norm(x, norm, 1e-5, linear.pool)
+        inner = swiglu(linear.project(h, gate), linear.project(h, up), linear.pool)
+        assert torch.equal(ffn(x, norm, 1e-5, gate, up, down, linear), linear.contract(inner, down))
+
+
+def _zeros(bits: int, rows: int, cols: int, transposed: bool) -> PanelMatrix:
+    shape = PanelShape(bits, cols, rows) if transposed else PanelShape(bits, rows, cols)
+    return PanelMatrix(torch.zeros(shape.nbytes, dtype=torch.uint8), bits, rows, cols, rows, 0, transposed)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_temporaries_stay_within_their_budget(native: bool) -> None:
+    tokens, hidden, columns = 700, 32, 9000
+    x = torch.randn(tokens, hidden)
+    gate, up, down = (_zeros(4, columns, hidden, transposed) for transposed in (False, False, True))
+    with Linear(INT8, 1, open_library() if native else None) as linear, Allocations() as seen:
+        y = ffn(x, torch.ones(hidden), 1e-5, gate, up, down, linear)
+    assert not y.any()
+    assert seen.most < (1 << 20 if native else SCRATCH_BYTES + (12 << 20))
+
+
+def test_wrong_tensors_are_refused() -> None:
+    gate, up, down = _panels(4)
+    x, norm = torch.ones(1, HIDDEN), torch.ones(HIDDEN)
+    fewer: Tensor | PanelMatrix = random_matrix(np.random.default_rng(0), 4, 48, OUTPUTS, 48, True).matrix
+    with Linear(INT8, 1, open_library()) as linear:
+        for args in [
+            (x.double(), norm, 1e-5, gate, up, down),
+            (x, norm[:7], 1e-5, gate, up, down),
+            (x, norm, 1e-5, gate, up, fewer),
+            (x, norm, 1e-5, gate, down, down),
+            (x, norm, 1e-5, gate, up, gate),
+            (x[:, :7], norm, 1e-5, gate, up, down),
+        ]:
+            with pytest.raises(ValueError):
+                ffn(*args, linear)

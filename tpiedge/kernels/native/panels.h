@@ -1,0 +1,128 @@
+// Products of quantised activations with quantised matrices, laid out as in tpiedge/kernels/panels.py.
+//
+// Of each token, the activations of a group of 32 inputs are integers q with one scale dx: dx = max |x| / 127,
+// q = x * (127 / max |x|) to the nearest integer, halves to even. Where a group has a NaN or an infinity, q is 0 and dx
+// NaN; where 127 / max |x| is not finite, both are 0. An output is folded over the groups in the order of inputs:
+//     y = fma(float(sum of (code - offset) * q), scale * dx, y)
+// in f32, the sum exact. So its bits depend neither on the instruction set nor on threads, other tokens or pieces.
+//
+// Quantised activations lie in tiles of `tile_tokens` tokens; the last tile has what is left. A tile of T tokens is, unit
+// by unit and group by group: dx of each token (T f32), minus eight times the sum of each token's q (T int32), then the
+// q: for each `step` inputs those of every token, T * step bytes. Short groups are filled up with zeros to a multiple of
+// 8 inputs. So one token takes the same bytes in every tile, and a product reads a tile from its first byte to its last.
+#ifndef TPIEDGE_PANELS_H
+#define TPIEDGE_PANELS_H
+
+#include <stdint.h>
+#include <string.h>
+
+namespace tpiedge {
+
+constexpr int64_t PANEL = 16;
+constexpr int64_t GROUP = 32;
+constexpr int64_t GROUP_FILL = 8;
+constexpr int64_t LINE_BYTES = 64;
+
+// Inputs of the units: `per_unit` of each, the last of what is left.
+struct Inputs {
+    int64_t count;
+    int64_t per_unit;
+};
+
+// Panels that follow each other in one unit, times all tokens; or those of some units, summed.
+struct PanelRun {
+    const uint8_t *data;
+    int64_t units;        // that follow each other, all of the same inputs
+    int64_t data_stride;  // from one unit to the next
+    const uint8_t *next;  // what this thread reads afterwards, to be fetched ahead
+    int64_t inputs;       // of one unit
+    int64_t outputs;      // of these panels; the last panel may have less than 16
+    // Of one tile after the other: `tile_nbytes` from one to the next, the first unit `unit_nbytes` per token behind it.
+    const uint8_t *activations;
+    int64_t tile_nbytes;
+    int64_t unit_nbytes;
+    int64_t tokens;
+    float *y;                // of the first token and output
+    int64_t y_stride;        // from one token to the next
+    int64_t y_panel_stride;  // from one panel to the next
+    bool adds;  // y goes on; otherwise it starts from 0
+};
+
+struct PanelKernels {
+    int tile_tokens;
+    // Writes one tile: x has at most tile_tokens tokens at the stride.
+    void (*quantise)(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, uint8_t *tile);
+    void (*q4)(const PanelRun &);
+    void (*q8)(const PanelRun &);
+};
+
+// Null where the build or the CPU lacks the instruction set.
+const PanelKernels *portable_panels();
+const PanelKernels *avx2_panels();
+const PanelKernels *avxvnni_panels();
+const PanelKernels *avx512vnni_panels();
+const PanelKernels *neon_panels();
+const PanelKernels *neon_dotprod_panels();
+const PanelKernels *neon_i8mm_panels();
+
+}  // namespace tpiedge
+
+// Unnamed, as everything that has code: sources compiled for different CPUs must not share it.
+namespace {
+
+inline int64_t groups_of(int64_t inputs) { return (inputs + tpiedge::GROUP - 1) / tpiedge::GROUP; }
+inline int64_t filled(int64_t inputs) {
+    return (inputs + tpiedge::GROUP_FILL - 1) / tpiedge::GROUP_FILL * tpiedge::GROUP_FILL;
+}
+// Of one token's quantised activations of one unit or part of it.
+inline int64_t quantised_nbytes(int64_t inputs) { return filled(inputs) + 8 * groups_of(inputs); }
+
+inline int64_t units_of(const tpiedge::Inputs &inputs) {
+    return inputs.count ? (inputs.count + inputs.per_unit - 1) / inputs.per_unit : 0;
+}
+inline int64_t inputs_of_unit(const tpiedge::Inputs &inputs, int64_t unit) {
+    const int64_t left = inputs.count - unit * inputs.per_unit;
+    return left < inputs.per_unit ? left : inputs.per_unit;
+}
+// Of one token's quantised activations of all units.
+inline int64_t quantised_nbytes(const tpiedge::Inputs &inputs) {
+    const int64_t units = units_of(inputs);
+    if (units == 0) return 0;
+    return (units - 1) * quantised_nbytes(inputs.per_unit) + quantised_nbytes(inputs_of_unit(inputs, units - 1));
+}
+
+// Of one panel, its scales and all of it; bits 4 or 8.
+inline int64_t scales_nbytes(int64_t inputs) {
+    const int64_t nbytes = groups_of(inputs) * tpiedge::PANEL * 2;
+    return (nbytes + tpiedge::LINE_BYTES - 1) / tpiedge::LINE_BYTES * tpiedge::LINE_BYTES;
+}
+inline int64_t panel_nbytes(int64_t inputs, int64_t bits) {
+    return scales_nbytes(inputs) + filled(inputs) * tpiedge::PANEL * bits / 8;
+}
+
+// What becomes of a group's activations.
+struct Quantised {
+    float dx;
+    int32_t sum;
+};
+
+// By the largest magnitude of a group. The bits of magnitudes are ordered as they are, infinities and what is no number
+// above all.
+struct QuantisedScale {
+    float dx;
+    float inverse;
+    bool zero;  // all q are 0
+
+    explicit QuantisedScale(int32_t most) {
+        float amax;
+        memcpy(&amax, &most, sizeof amax);
+        const bool number = most < 0x7f800000;
+        inverse = 127.0f / amax;
+        zero = !number || inverse > 3.402823466e38f;
+        dx = !number ? __builtin_nanf("") : zero ? 0.0f : amax / 127.0f;
+    }
+};
+
+}  // namespace
+
+#endif

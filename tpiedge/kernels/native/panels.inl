@@ -1,0 +1,214 @@
+// Products with quantised matrices (panels.h), written once for a type P that each instruction set's source defines
+// before it includes this:
+//   TOKENS             of a tile, at most 8: as many as registers allow
+//   STEP               inputs of one token that lie side by side in a tile: 4 or 8
+//   Floats             sixteen f32, one for each output of a panel; zero(), load(at), store(at, v), load_some(at, n),
+//                      store_some(at, v, n) for n < 16 of them
+//   scales(at)         sixteen f16 as Floats
+//   Ints               sixteen exact sums
+//   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
+//   quantise(x, q)     32 floats to 32 int8 (as bytes) by the rules of panels.h; returns {dx, sum of q}
+//   prefetch(at)
+// and, where OWN_DOTS is false (STEP is 4 then):
+//   Codes<BITS>        of sixteen outputs and four inputs, as Sum likes them
+//   codes8(at, c), codes4(at, low, high)   from a block of 64 bytes: one of four inputs, or two
+//   Sum<BITS>          of one token: start(correction), add(codes, q) with four q, total() -> Ints. `correction`
+//                      is -8 * sum of q: what the offset of four-bit codes takes off; that of eight bits takes 16 times
+//                      it. A type that subtracts the offset from the codes ignores it. At most 8 additions.
+// or, where OWN_DOTS is true:
+//   dots<BITS, T>(codes, inputs, q, corrections, sums)   all sums of one group: `inputs` (8, 16, 24 or 32; a constant
+//                      where 32) of T tokens as they lie in a tile, sums[T].
+// Everything lives in an unnamed namespace: two sources must never share code compiled for different CPUs.
+
+#include <string.h>
+
+#include "panels.h"
+
+namespace {
+
+using tpiedge::GROUP;
+using tpiedge::Inputs;
+using tpiedge::PANEL;
+using tpiedge::PanelRun;
+
+constexpr int64_t PANELS_AHEAD = 4096;  // bytes fetched ahead of the codes
+
+template <int BITS>
+constexpr int64_t code_nbytes(int64_t inputs) {
+    return inputs * PANEL * BITS / 8;
+}
+
+// --- activations
+
+template <class P>
+void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens, uint8_t *to) {
+    alignas(64) float whole[GROUP] = {};
+    alignas(32) uint8_t q[GROUP];
+    if (count < GROUP) {
+        memcpy(whole, x, count * sizeof(float));
+        x = whole;
+    }
+    const Quantised group = P::quantise(x, q);
+    const int32_t correction = -8 * group.sum;
+    memcpy(to + 4 * token, &group.dx, 4);
+    memcpy(to + 4 * (tokens + token), &correction, 4);
+    to += 8 * tokens + P::STEP * token;
+    for (int64_t i = 0; i < filled(count); i += P::STEP) memcpy(to + i * tokens, q + i, P::STEP);
+}
+
+template <class P>
+void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, uint8_t *tile) {
+    const int64_t units = units_of(inputs);
+    for (int64_t t = 0; t < tokens; t++) {
+        const float *from = x + t * stride;
+        uint8_t *to = tile;
+        for (int64_t unit = 0; unit < units; unit++) {
+            const int64_t count = inputs_of_unit(inputs, unit);
+            for (int64_t i = 0; i < count; i += GROUP) {
+                const int64_t some = count - i < GROUP ? count - i : GROUP;
+                quantise_group<P>(from + i, some, t, tokens, to);
+                to += quantised_nbytes(some) * tokens;
+            }
+            from += count;
+        }
+    }
+}
+
+// --- sums of a group
+
+template <class P, int BITS, int T>
+inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const int32_t *corrections,
+                 typename P::Ints *sums) {
+    if constexpr (P::OWN_DOTS) {
+        P::template dots<BITS, T>(codes, inputs, q, corrections, sums);
+    } else {
+        using Codes = typename P::template Codes<BITS>;
+        typename P::template Sum<BITS> sum[T];
+        for (int t = 0; t < T; t++) sum[t].start(corrections[t]);
+        for (int64_t i = 0; i < inputs; i += 8, codes += code_nbytes<BITS>(8), q += 8 * T) {
+            Codes first, second;
+            if constexpr (BITS == 4) {
+                P::codes4(codes, first, second);
+            } else {
+                P::codes8(codes, first);
+                P::codes8(codes + 64, second);
+            }
+            for (int t = 0; t < T; t++) sum[t].add(first, q + 4 * t);
+            for (int t = 0; t < T; t++) sum[t].add(second, q + 4 * (T + t));
+        }
+        for (int t = 0; t < T; t++) sums[t] = sum[t].total();
+    }
+}
+
+// --- one panel times one tile
+
+// What is read `distance` bytes further on: the lines in order, as many for each group as it has bytes, though a group's
+// scales and codes lie apart.
+template <class P>
+struct Ahead {
+    int64_t distance;
+    const uint8_t *end;   // of the run
+    const uint8_t *next;  // what is read then
+    const uint8_t *at = nullptr;
+
+    void begin(const uint8_t *panel) { at = panel + distance; }
+    void group(int64_t nbytes) {
+        const uint8_t *from = at < end ? at : next + (at - end);
+        for (int64_t line = 0; line < nbytes; line += tpiedge::LINE_BYTES) P::prefetch(from + line);
+        at += nbytes;
+    }
+};
+
+template <class P, int BITS, int T>
+struct Tile {
+    typename P::Floats y[T];
+
+    inline void group(const uint8_t *codes, int64_t inputs, const uint16_t *scales, const uint8_t *x) {
+        float dx[T];
+        int32_t corrections[T];
+        for (int t = 0; t < T; t++) {
+            memcpy(dx + t, x + 4 * t, 4);
+            memcpy(corrections + t, x + 4 * (T + t), 4);
+        }
+        typename P::Ints sums[T];
+        dots<P, BITS, T>(codes, inputs, x + 8 * T, corrections, sums);
+        const typename P::Floats scale = P::scales(scales);
+        for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, dx[t], y[t]);
+    }
+
+    inline void groups(const uint16_t *scales, const uint8_t *codes, int64_t inputs, const uint8_t *x,
+                       Ahead<P> *ahead) {
+        for (; inputs >= GROUP; inputs -= GROUP) {
+            if (ahead) ahead->group(code_nbytes<BITS>(GROUP) + 2 * PANEL);
+            group(codes, GROUP, scales, x);
+            codes += code_nbytes<BITS>(GROUP);
+            scales += PANEL;
+            x += quantised_nbytes(GROUP) * T;
+        }
+        if (inputs > 0) group(codes, filled(inputs), scales, x);
+    }
+
+    static inline void get(typename P::Floats &value, const float *at, int64_t count) {
+        value = count < PANEL ? P::load_some(at, static_cast<int>(count)) : P::load(at);
+    }
+
+    static void compute(const PanelRun &run, const uint8_t *panel, int64_t scales, int64_t token, int64_t output,
+                        Ahead<P> *ahead) {
+        const int64_t left = run.outputs - output;
+        const int64_t count = left < PANEL ? left : PANEL;
+        float *to = run.y + token * run.y_stride + output / PANEL * run.y_panel_stride;
+        Tile tile;
+        for (int t = 0; t < T; t++) {
+            if (run.adds)
+                get(tile.y[t], to + t * run.y_stride, count);
+            else
+                tile.y[t] = P::zero();
+        }
+        const uint8_t *x = run.activations + token / P::TOKENS * run.tile_nbytes + run.unit_nbytes * T;
+        for (int64_t unit = 0; unit < run.units; unit++) {
+            if (ahead) ahead->begin(panel);
+            tile.groups(reinterpret_cast<const uint16_t *>(panel), panel + scales, run.inputs, x, ahead);
+            panel += run.data_stride;
+            x += quantised_nbytes(run.inputs) * T;
+        }
+        for (int t = 0; t < T; t++, to += run.y_stride) {
+            if (count < PANEL)
+                P::store_some(to, tile.y[t], static_cast<int>(count));
+            else
+                P::store(to, tile.y[t]);
+        }
+    }
+};
+
+// --- a run
+
+// A tile of 1 to T tokens.
+template <class P, int BITS, int T>
+void some_tokens(const PanelRun &run, const uint8_t *panel, int64_t scales, int64_t token, int64_t output,
+                 int64_t tokens, Ahead<P> *ahead) {
+    if constexpr (T > 0) {
+        if (tokens == T)
+            Tile<P, BITS, T>::compute(run, panel, scales, token, output, ahead);
+        else
+            some_tokens<P, BITS, T - 1>(run, panel, scales, token, output, tokens, ahead);
+    }
+}
+
+template <class P, int BITS>
+void panels(const PanelRun &run) {
+    const int64_t scales = scales_nbytes(run.inputs), nbytes = panel_nbytes(run.inputs, BITS);
+    const int64_t all = (run.units - 1) * run.data_stride + (run.outputs + PANEL - 1) / PANEL * nbytes;
+    // Of many units the same part of the next panel.
+    Ahead<P> ahead{run.units > 1 ? nbytes : PANELS_AHEAD, run.data + all, run.next};
+    const uint8_t *panel = run.data;
+    for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes)
+        for (int64_t token = 0; token < run.tokens; token += P::TOKENS)
+            some_tokens<P, BITS, P::TOKENS>(run, panel, scales, token, output,
+                                            run.tokens - token < P::TOKENS ? run.tokens - token : P::TOKENS,
+                                            token == 0 ? &ahead : nullptr);
+}
+
+template <class P>
+constexpr tpiedge::PanelKernels PANEL_KERNELS = {P::TOKENS, quantise<P>, panels<P, 4>, panels<P, 8>};
+
+}  // namespace

@@ -1,0 +1,79 @@
+// Products with quantised matrices with AVX512-VNNI: sixteen sums of four products at once.
+#include "panels.h"
+
+#if defined(__x86_64__)
+
+#include <immintrin.h>
+#include <stddef.h>
+
+#if defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512vl,avx512vnni"))), apply_to = function)
+#else
+#pragma GCC target("avx512f,avx512bw,avx512vl,avx512vnni")
+#endif
+
+#include "panels_avx.inl"
+
+namespace {
+
+struct Avx512Vnni : AvxPanels {
+    static constexpr int TOKENS = 8;
+    using Floats = __m512;
+    using Ints = __m512i;
+
+    static __mmask16 mask(int count) { return static_cast<__mmask16>((1u << count) - 1); }
+    static Floats zero() { return _mm512_setzero_ps(); }
+    static Floats load(const float *from) { return _mm512_loadu_ps(from); }
+    static Floats load_some(const float *from, int count) { return _mm512_maskz_loadu_ps(mask(count), from); }
+    static void store(float *to, Floats value) { _mm512_storeu_ps(to, value); }
+    static void store_some(float *to, Floats value, int count) { _mm512_mask_storeu_ps(to, mask(count), value); }
+    // Full zeroing masks, because GCC 12 warns of its own header's undefined source in the plain forms.
+    static Floats scales(const uint16_t *from) {
+        return _mm512_maskz_cvtph_ps(0xffff, _mm256_loadu_si256(reinterpret_cast<const __m256i *>(from)));
+    }
+    static Floats fold(Ints sum, Floats scales, float dx, Floats y) {
+        return _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum), _mm512_mul_ps(scales, _mm512_set1_ps(dx)), y);
+    }
+
+    template <int BITS>
+    using Codes = __m512i;
+
+    static void codes8(const uint8_t *from, __m512i &codes) { codes = _mm512_loadu_si512(from); }
+    static void codes4(const uint8_t *from, __m512i &low, __m512i &high) {
+        const __m512i both = _mm512_loadu_si512(from), nibble = _mm512_set1_epi8(15);
+        low = _mm512_and_si512(both, nibble);
+        high = _mm512_and_si512(_mm512_maskz_srli_epi16(0xffffffff, both, 4), nibble);
+    }
+
+    template <int BITS>
+    struct Sum {
+        __m512i sum;
+
+        void start(int32_t correction) {
+            sum = _mm512_set1_epi32(correction);
+            if (BITS == 8) sum = _mm512_maskz_slli_epi32(0xffff, sum, 4);
+        }
+        void add(__m512i codes, const uint8_t *q) { sum = _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four(q))); }
+        Ints total() const { return sum; }
+    };
+};
+
+}  // namespace
+
+#include "panels.inl"
+
+const tpiedge::PanelKernels *tpiedge::avx512vnni_panels() {
+    const bool has = avx2_panels() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                     __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni");
+    return has ? &PANEL_KERNELS<Avx512Vnni> : nullptr;
+}
+
+#if defined(__clang__)
+#pragma clang attribute pop
+#endif
+
+#else
+
+const tpiedge::PanelKernels *tpiedge::avx512vnni_panels() { return nullptr; }
+
+#endif

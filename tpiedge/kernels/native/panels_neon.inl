@@ -1,0 +1,98 @@
+// What the panel kernels of all 64-bit Arm CPUs share (panels.inl): sixteen outputs as four vectors of four.
+
+#include <arm_neon.h>
+#include <string.h>
+
+#include "panels.h"
+
+// Before a loop over the blocks of a group: unrolled, it would need more registers than there are.
+#if defined(__clang__)
+#define TPIEDGE_ROLLED _Pragma("clang loop unroll(disable)")
+#else
+#define TPIEDGE_ROLLED _Pragma("GCC unroll 1")
+#endif
+
+namespace {
+
+struct NeonPanels {
+    struct Floats {
+        float32x4_t of[4];
+    };
+    struct Ints {
+        int32x4_t of[4];
+    };
+
+    static void prefetch(const void *at) { __builtin_prefetch(at); }
+
+    static Floats zero() { return {}; }
+    static Floats load(const float *from) {
+        return {{vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)}};
+    }
+    static Floats load_some(const float *from, int count) {
+        float whole[16] = {};
+        memcpy(whole, from, count * sizeof(float));
+        return load(whole);
+    }
+    static void store(float *to, const Floats &value) {
+        for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, value.of[i]);
+    }
+    static void store_some(float *to, const Floats &value, int count) {
+        float whole[16];
+        store(whole, value);
+        memcpy(to, whole, count * sizeof(float));
+    }
+    static Floats scales(const uint16_t *from) {
+        Floats made;
+        for (int i = 0; i < 4; i++) made.of[i] = vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(from + 4 * i)));
+        return made;
+    }
+    static Floats fold(const Ints &sum, const Floats &scales, float dx, const Floats &y) {
+        Floats made;
+        for (int i = 0; i < 4; i++)
+            made.of[i] = vfmaq_f32(y.of[i], vcvtq_f32_s32(sum.of[i]), vmulq_n_f32(scales.of[i], dx));
+        return made;
+    }
+
+    static int32x4_t magnitude(const float *x) {
+        return vandq_s32(vreinterpretq_s32_f32(vld1q_f32(x)), vdupq_n_s32(INT32_MAX));
+    }
+    static Quantised quantise(const float *x, uint8_t *q) {
+        int32x4_t most = magnitude(x);
+        for (int i = 4; i < 32; i += 4) most = vmaxq_s32(most, magnitude(x + i));
+        const QuantisedScale scale(vmaxvq_s32(most));
+        if (scale.zero) {
+            memset(q, 0, 32);
+            return {scale.dx, 0};
+        }
+        int32x4_t sum = vdupq_n_s32(0);
+        for (int i = 0; i < 32; i += 8) {
+            const int32x4_t low = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i), scale.inverse));
+            const int32x4_t high = vcvtnq_s32_f32(vmulq_n_f32(vld1q_f32(x + i + 4), scale.inverse));
+            sum = vaddq_s32(sum, vaddq_s32(low, high));
+            vst1_u8(q + i, vreinterpret_u8_s8(vmovn_s16(vcombine_s16(vmovn_s32(low), vmovn_s32(high)))));
+        }
+        return {scale.dx, vaddvq_s32(sum)};
+    }
+};
+
+// Codes of all outputs and four inputs: four outputs in a vector. Those of eight bits are less their offset, as signed
+// numbers have them; those of four bits are not.
+struct NeonCodes : NeonPanels {
+    struct Codes {
+        int8x16_t of[4];
+    };
+
+    // Of a block of eight inputs.
+    template <int BITS>
+    static inline void load_codes(const uint8_t *from, Codes &first, Codes &second) {
+        const uint8x16_t offset = vdupq_n_u8(128), low = vdupq_n_u8(15);
+        for (int i = 0; i < 4; i++) {
+            const uint8x16_t in = vld1q_u8(from + 16 * i);
+            first.of[i] = vreinterpretq_s8_u8(BITS == 4 ? vandq_u8(in, low) : veorq_u8(in, offset));
+            const uint8x16_t other = BITS == 4 ? vshrq_n_u8(in, 4) : veorq_u8(vld1q_u8(from + 64 + 16 * i), offset);
+            second.of[i] = vreinterpretq_s8_u8(other);
+        }
+    }
+};
+
+}  // namespace

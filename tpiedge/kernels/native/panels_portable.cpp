@@ -1,0 +1,167 @@
+// Products with quantised matrices for any CPU, with vectors of sixteen bytes in the compiler's own notation.
+#include <math.h>
+#include <stddef.h>
+#include <string.h>
+
+#include "panels.h"
+
+namespace {
+
+struct PortablePanels {
+    static constexpr int TOKENS = 2;
+    static constexpr int STEP = 4;
+    static constexpr bool OWN_DOTS = false;
+    typedef int16_t Eight __attribute__((vector_size(16)));
+    typedef uint8_t Bytes __attribute__((vector_size(8)));
+    static constexpr int VECTORS = 8;  // of products of sixteen outputs and four inputs
+    struct Floats {
+        float of[16];
+    };
+    struct Ints {
+        int32_t of[16];
+    };
+
+    static Floats zero() { return {}; }
+    static Floats load(const float *from) { return load_some(from, 16); }
+    static Floats load_some(const float *from, int count) {
+        Floats value{};
+        memcpy(value.of, from, count * sizeof(float));
+        return value;
+    }
+    static void store(float *to, const Floats &value) { store_some(to, value, 16); }
+    static void store_some(float *to, const Floats &value, int count) { memcpy(to, value.of, count * sizeof(float)); }
+
+    // An f16 as f32: its exponent and fraction moved, and 2^112 times that, which also makes normal numbers of denormals.
+    static float wide(uint16_t half) {
+        const uint32_t bits = static_cast<uint32_t>(half & 0x7fff) << 13;
+        float value, power;
+        const uint32_t power_bits = 0x77800000;
+        memcpy(&value, &bits, sizeof value);
+        memcpy(&power, &power_bits, sizeof power);
+        value *= power;
+        uint32_t result;
+        memcpy(&result, &value, sizeof result);
+        if ((half & 0x7c00) == 0x7c00) result = bits | 0x7f800000;
+        result |= static_cast<uint32_t>(half & 0x8000) << 16;
+        memcpy(&value, &result, sizeof value);
+        return value;
+    }
+    static Floats scales(const uint16_t *from) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = wide(from[r]);
+        return value;
+    }
+    static Floats fold(const Ints &sum, const Floats &scales, float dx, const Floats &y) {
+        Floats value;
+        for (int r = 0; r < 16; r++) value.of[r] = fmaf(static_cast<float>(sum.of[r]), scales.of[r] * dx, y.of[r]);
+        return value;
+    }
+    static Quantised quantise(const float *x, uint8_t *q) {
+        int32_t most = 0;
+        for (int i = 0; i < 32; i++) {
+            int32_t bits;
+            memcpy(&bits, x + i, sizeof bits);
+            bits &= INT32_MAX;
+            most = bits > most ? bits : most;
+        }
+        const QuantisedScale scale(most);
+        if (scale.zero) {
+            memset(q, 0, 32);
+            return {scale.dx, 0};
+        }
+        int32_t sum = 0;
+        for (int i = 0; i < 32; i++) {
+            // 1.5 * 2^23 leaves no bits for a fraction, and rounds as every addition does.
+            const float magic = x[i] * scale.inverse + 12582912.0f;
+            const int32_t n = static_cast<int32_t>(magic - 12582912.0f);
+            q[i] = static_cast<uint8_t>(n);
+            sum += n;
+        }
+        return {scale.dx, sum};
+    }
+    static void prefetch(const void *at) { __builtin_prefetch(at); }
+
+    // Without their offset; eight of 64.
+    template <int BITS>
+    struct Codes {
+        Eight of[VECTORS];
+    };
+
+    static Eight widened(const uint8_t *from) {
+        Bytes bytes;
+        memcpy(&bytes, from, sizeof bytes);
+        return __builtin_convertvector(bytes, Eight);
+    }
+    static void codes8(const uint8_t *from, Codes<8> &codes) {
+        for (int i = 0; i < VECTORS; i++) codes.of[i] = widened(from + 8 * i) - 128;
+    }
+    static void codes4(const uint8_t *from, Codes<4> &low, Codes<4> &high) {
+        for (int i = 0; i < VECTORS; i++) {
+            const Eight both = widened(from + 8 * i);
+            low.of[i] = (both & 15) - 8;
+            high.of[i] = (both >> 4) - 8;
+        }
+    }
+    // Four q, twice.
+    static Eight repeated(const uint8_t *q) {
+        int16_t of[8];
+        for (int i = 0; i < 8; i++) of[i] = static_cast<int8_t>(q[i % 4]);
+        Eight x;
+        memcpy(&x, of, sizeof x);
+        return x;
+    }
+    static Ints by_fours(const Eight *of) {
+        int16_t all[64];
+        memcpy(all, of, sizeof all);
+        Ints sums;
+        for (int r = 0; r < 16; r++) sums.of[r] = (all[4 * r] + all[4 * r + 1]) + (all[4 * r + 2] + all[4 * r + 3]);
+        return sums;
+    }
+
+    template <int BITS>
+    struct Sum;
+};
+
+// Eight products of four bits and eight fit 16 bits.
+template <>
+struct PortablePanels::Sum<4> {
+    Eight of[VECTORS];
+
+    void start(int32_t) { memset(of, 0, sizeof of); }
+    void add(const Codes<4> &codes, const uint8_t *q) {
+        const Eight x = repeated(q);
+        for (int i = 0; i < VECTORS; i++) of[i] += codes.of[i] * x;
+    }
+    Ints total() const { return by_fours(of); }
+};
+
+// Of eight bits and eight only two: their upper and lower bytes are summed apart.
+template <>
+struct PortablePanels::Sum<8> {
+    Eight low[VECTORS], high[VECTORS];
+
+    void start(int32_t) {
+        memset(low, 0, sizeof low);
+        memset(high, 0, sizeof high);
+    }
+    void add(const Codes<8> &codes, const uint8_t *q) {
+        const Eight x = repeated(q);
+        for (int i = 0; i < VECTORS; i++) {
+            const Eight products = codes.of[i] * x;
+            low[i] += products & 255;
+            high[i] += products >> 8;
+        }
+    }
+    Ints total() const {
+        Ints sums = by_fours(low);
+        const Ints above = by_fours(high);
+        for (int r = 0; r < 16; r++) sums.of[r] += above.of[r] * 256;
+        return sums;
+    }
+};
+
+}  // namespace
+
+#include "panels.inl"
+
+const tpiedge::PanelKernels *tpiedge::portable_panels() { return &PANEL_KERNELS<PortablePanels>; }

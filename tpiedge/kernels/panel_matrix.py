@@ -1,0 +1,70 @@
+"""A quantised matrix in main memory, as it was read from a pack."""
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from tpiedge.kernels.panels import OFFSETS, PanelShape
+
+__all__ = ["PanelMatrix", "Weight"]
+
+
+@dataclass(frozen=True)
+class PanelMatrix:
+    """Some units of a matrix, laid out as in panels.py, `unit_nbytes` from one to the next.
+
+    `rows` x `cols` of data as the checkpoint's matrix is stored (a row is an output, or an input where `transposed`),
+    in units of `rows_per_unit` rows, of which the last may be short. `data_B`: uint8, contiguous.
+    """
+
+    data_B: Tensor
+    bits: int
+    rows: int
+    cols: int
+    rows_per_unit: int
+    unit_nbytes: int
+    transposed: bool
+
+    def __post_init__(self) -> None:
+        if self.bits not in OFFSETS or min(self.rows, self.cols) < 0 or self.rows_per_unit < 1:
+            raise ValueError(
+                f"{self.rows} x {self.cols} weights of {self.bits} bits in units of {self.rows_per_unit}"
+            )
+        if self.data_B.dtype is not torch.uint8 or self.data_B.dim() != 1 or not self.data_B.is_contiguous():
+            raise ValueError(f"a quantised matrix of {list(self.data_B.shape)} {self.data_B.dtype}")
+        last = self.units - 1
+        needed = max(0, last) * self.unit_nbytes + (self.unit_shape(last).nbytes if self.units else 0)
+        if self.data_B.numel() < needed or (self.units > 1 and self.unit_shape(0).nbytes > self.unit_nbytes):
+            raise ValueError(f"{self.rows} x {self.cols} weights of {self.bits} bits need {needed} bytes")
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As that of a matrix in f32 would be."""
+        return self.rows, self.cols
+
+    @property
+    def units(self) -> int:
+        return -(-self.rows // self.rows_per_unit)
+
+    @property
+    def outputs(self) -> int:
+        return self.cols if self.transposed else self.rows
+
+    @property
+    def inputs(self) -> int:
+        return self.rows if self.transposed else self.cols
+
+    def unit_shape(self, unit: int) -> PanelShape:
+        """Of one of its units."""
+        rows = min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
+        return (
+            PanelShape(self.bits, self.cols, rows)
+            if self.transposed
+            else PanelShape(self.bits, rows, self.cols)
+        )
+
+
+Weight: TypeAlias = Tensor | PanelMatrix
+"""A matrix as a kernel takes it."""

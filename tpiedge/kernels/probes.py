@@ -1,0 +1,86 @@
+"""What this computer can do at most: bytes read from memory and products per second, by as many threads as asked.
+
+Kernels are judged by it (a roofline). Needs the native library.
+"""
+
+import ctypes
+import functools
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from tpiedge.kernels.shared_library import Library
+
+__all__ = ["Probes"]
+
+_LINE_BYTES = 64
+_ROUNDS = 10_000
+
+
+class Probes:
+    """`buffer`: contiguous, more than the caches hold. One measurement at a time."""
+
+    def __init__(self, library: Library, buffer: Tensor) -> None:
+        self._dll = library.dll
+        self._buffer = buffer
+        self._dll.tpiedge_probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
+        self._dll.tpiedge_probe_read.restype = ctypes.c_uint64
+        self._dll.tpiedge_probe_operations.restype = ctypes.c_int64
+        self._dll.tpiedge_probe_multiply.argtypes = [ctypes.c_int, ctypes.c_int64]
+        self._dll.tpiedge_probe_multiply.restype = ctypes.c_int64
+
+    @staticmethod
+    def create(library: Library, nbytes: int) -> "Probes":
+        """With a buffer of its own. Raises MemoryError, RuntimeError."""
+        return Probes(library, torch.ones(nbytes, dtype=torch.uint8))
+
+    def bytes_per_s(self, threads: int) -> float:
+        """Each thread reads its part of the buffer once."""
+        part = self._buffer.numel() // threads // _LINE_BYTES * _LINE_BYTES
+        start = self._buffer.data_ptr()
+        read = self._dll.tpiedge_probe_read
+        seconds = _together(
+            [functools.partial(read, start + thread * part, part) for thread in range(threads)]
+        )
+        return threads * part / seconds
+
+    def operations_per_s(self, threads: int, *, int8: bool, seconds: float = 0.02) -> float:
+        """Multiplications and additions, of f32 or of 8-bit numbers into 32-bit sums. Takes about twice `seconds`."""
+        rounds = _ROUNDS
+        while (taken := _timed(self._multiply(int8, rounds))) < seconds / 4:
+            rounds *= 2
+        rounds = max(1, int(rounds * seconds / taken))
+        spent_s = _together([self._multiply(int8, rounds)] * threads)
+        return float(threads * rounds * self._dll.tpiedge_probe_operations(int8) / spent_s)
+
+    def _multiply(self, int8: bool, rounds: int) -> Callable[[], object]:
+        return functools.partial(self._dll.tpiedge_probe_multiply, int8, rounds)
+
+
+def _timed(work: Callable[[], object]) -> float:
+    started = time.perf_counter()
+    work()
+    return time.perf_counter() - started
+
+
+def _together(works: list[Callable[[], object]]) -> float:
+    """Seconds from when all are ready to start until the last has ended. ctypes lets go of the interpreter's lock."""
+    ready = threading.Barrier(len(works))
+    spans: list[tuple[float, float]] = []
+
+    def run(work: Callable[[], object]) -> None:
+        ready.wait()
+        started = time.perf_counter()
+        work()
+        spans.append((started, time.perf_counter()))
+
+    others = [threading.Thread(target=run, args=(work,)) for work in works[1:]]
+    for other in others:
+        other.start()
+    run(works[0])
+    for other in others:
+        other.join()
+    return max(end for _, end in spans) - min(start for start, _ in spans)

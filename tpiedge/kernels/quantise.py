@@ -1,0 +1,281 @@
+"""From numbers to panels of integers with scales (panels.py) and back. No torch.
+
+Symmetric, a scale per output and group of 32 inputs, rounded to f16 before the codes are chosen; halves go to even.
+
+q8: scale = max |w| / 127. Codes 1 to 255.
+q4: scale = -m / 8, m being the weight of largest magnitude (the first of several), so that m has the code 0, which
+reaches one step further than the code 15. Weights near -m are clipped. A search goes on with -m / 7, 7.5, 8.5, 9 and
+9.5 and keeps the scale of the least sum of squared errors, the first of equals; last it tries the scale that is best
+for the codes found, sum(w q) / sum(q q).
+
+A matrix that was quantised so once, here or as GGUF's Q4_0 or Q8_0, comes back as it was, but where scales are below
+2^-14 and f16 has fewer bits for them.
+
+All sums run in f32 over the inputs in order, so the native code (native/quantise.cpp) and numpy give the same bytes.
+"""
+
+import ctypes
+import functools
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape
+from tpiedge.kernels.shared_library import Library, native_library
+
+__all__ = ["CannotQuantise", "QuantisationError", "dequantise_unit", "quantise_unit"]
+
+Array: TypeAlias = npt.NDArray[Any]
+
+_DIVISORS = {8: (-127.0,), 4: (8.0, 7.0, 7.5, 8.5, 9.0, 9.5)}
+"""By bits: m / -d is tried as a scale, the first of them always."""
+_CODES = {8: (-127, 127), 4: (-8, 7)}
+"""By bits: the least and the greatest code, less its offset."""
+_WEIGHTS_AT_ONCE = 1 << 18
+"""That numpy works on: about ten arrays of so many f32."""
+_F16_OVERFLOW = 65520
+"""From here on f32 rounds to an infinity of f16."""
+_KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
+_size, _pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class CannotQuantise(ValueError):
+    """The output (from 0) has a weight that is no number, or one beyond the largest scale; the text says which."""
+
+    def __init__(self, output: int, reason: str) -> None:
+        super().__init__(f"output {output} {reason}")
+        self.output = output
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class QuantisationError:
+    """Sums of the squares of the weights and of what quantising changed."""
+
+    signal: float = 0.0
+    noise: float = 0.0
+
+    def __add__(self, other: "QuantisationError") -> "QuantisationError":
+        return QuantisationError(self.signal + other.signal, self.noise + other.noise)
+
+    @property
+    def sqnr_db(self) -> float:
+        """The ratio of both. Infinite where nothing changed."""
+        if self.noise == 0:
+            return math.inf
+        return 10 * math.log10(self.signal / self.noise) if self.signal else -math.inf
+
+
+def quantise_unit(
+    values_OI: Array, shape: PanelShape, search: bool = True, out: Array | None = None
+) -> tuple[Array, QuantisationError]:
+    """The panels of a unit, or of some panels of it, and their error. The GIL is released meanwhile.
+
+    `values_OI`: f32, f16 or the bits of bf16 as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous.
+    Raises CannotQuantise for the first output with a NaN, an infinity or weights too large.
+    """
+    if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS:
+        raise ValueError(
+            f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
+        )
+    found = np.empty(shape.nbytes, np.uint8) if out is None else out
+    if found.dtype != np.uint8 or found.shape != (shape.nbytes,) or not found.flags.c_contiguous:
+        raise ValueError(f"{found.dtype}{list(found.shape)} for panels of {shape.nbytes} bytes")
+    quantise = _native_quantise() or _quantise
+    values_OI = values_OI if values_OI.strides[1] == values_OI.itemsize else np.ascontiguousarray(values_OI)
+    error = quantise(values_OI, shape, search, found)
+    if error is None:
+        raise _refusal(values_OI, shape.bits)
+    return found, error
+
+
+def dequantise_unit(data: Array, shape: PanelShape) -> Array:
+    """[outputs, inputs] in f32 of the panels in `data` (uint8)."""
+    panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
+    scales = _scales(panels, shape).astype(np.float32)
+    codes = _unpack(panels[:, shape.scales_nbytes :], shape).astype(np.float32)
+    codes -= np.float32(OFFSETS[shape.bits])
+    # [panels, inputs, 16] -> [outputs, inputs]
+    codes *= np.repeat(scales, GROUP, axis=1)[:, : codes.shape[1]]
+    values: Array = codes.transpose(0, 2, 1).reshape(shape.panels * PANEL, -1)
+    return np.ascontiguousarray(values[: shape.outputs, : shape.inputs])
+
+
+# --- numpy
+
+
+def _quantise(values_OI: Array, shape: PanelShape, search: bool, out: Array) -> QuantisationError | None:
+    """None where some output cannot be quantised."""
+    error = QuantisationError()
+    panels = out.reshape(shape.panels, shape.panel_nbytes)
+    panels[:] = 0
+    groups = max(1, min(shape.groups, _WEIGHTS_AT_ONCE // (PANEL * GROUP)))
+    step = max(1, _WEIGHTS_AT_ONCE // (PANEL * GROUP * groups))
+    for first in range(0, shape.panels, step):
+        for group in range(0, shape.groups, groups):
+            part = values_OI[first * PANEL : (first + step) * PANEL, group * GROUP : (group + groups) * GROUP]
+            found = _quantise_part(part, shape, search, panels[first : first + step], group)
+            if found is None:
+                return None
+            error += found
+    return error
+
+
+def _quantise_part(
+    values_OI: Array, shape: PanelShape, search: bool, panels: Array, first_group: int
+) -> QuantisationError | None:
+    """Some groups of some panels."""
+    w_PGir = _by_groups(values_OI, len(panels))
+    with np.errstate(all="ignore"):
+        scale_PGr, code_PGir, error_PGr = _choose(w_PGir, shape.bits, search)
+    if not (np.isfinite(w_PGir).all() and np.isfinite(scale_PGr).all()):
+        return None
+    last_group = first_group + w_PGir.shape[1]
+    _scales(panels, shape)[:, first_group:last_group] = scale_PGr
+    offset = np.float32(OFFSETS[shape.bits])
+    codes = (code_PGir.reshape(len(panels), -1, PANEL) + offset).astype(np.uint8)
+    outputs, inputs = values_OI.shape
+    codes[:, inputs:] = 0
+    codes[-1, :, outputs - (len(panels) - 1) * PANEL :] = 0
+    start = shape.scales_nbytes + first_group * GROUP * PANEL * shape.bits // 8
+    packed = _pack(codes, shape.bits)
+    into = panels[:, start : start + packed.shape[1]]
+    into[:] = packed[:, : into.shape[1]]
+    signal = float(np.square(w_PGir, dtype=np.float64).sum())
+    return QuantisationError(signal, float(error_PGr.sum(dtype=np.float64)))
+
+
+def _by_groups(values_OI: Array, panels: int) -> Array:
+    """[panels, groups, 32, 16] in f32, filled up with zeros."""
+    outputs, inputs = values_OI.shape
+    groups = -(-inputs // GROUP)
+    whole = np.zeros((panels * PANEL, groups * GROUP), np.float32)
+    whole[:outputs, :inputs] = _f32(values_OI)
+    return np.ascontiguousarray(whole.reshape(panels, PANEL, groups, GROUP).transpose(0, 2, 3, 1))
+
+
+def _choose(w_PGir: Array, bits: int, search: bool) -> tuple[Array, Array, Array]:
+    """Scales (f16), codes less their offset (f32) and sums of squared errors (f32)."""
+    at = np.abs(w_PGir).argmax(2)[:, :, None]
+    extreme = np.take_along_axis(w_PGir, at, 2)[:, :, 0]
+    first, *others = _DIVISORS[bits]
+    if bits == 8:
+        extreme = np.abs(extreme)
+    best = _try(w_PGir, extreme / np.float32(-first), bits)
+    if bits == 8 or not search:
+        return best
+    for divisor in others:
+        best = _better(best, _try(w_PGir, extreme / np.float32(-divisor), bits))
+    return _better(best, _try(w_PGir, _fitting(w_PGir, best[1]), bits))
+
+
+def _try(w_PGir: Array, wanted_PGr: Array, bits: int) -> tuple[Array, Array, Array]:
+    scale = wanted_PGr.astype(np.float16) + np.float16(0)  # not -0
+    wide = scale.astype(np.float32)
+    inverse = np.where(wide == 0, np.float32(0), np.float32(1) / wide)
+    least, greatest = _CODES[bits]
+    codes = np.clip(np.rint(w_PGir * inverse[:, :, None]), np.float32(least), np.float32(greatest))
+    codes += np.float32(0)  # not -0
+    error = np.zeros_like(wide)
+    for i in range(GROUP):
+        off = w_PGir[:, :, i] - codes[:, :, i] * wide
+        error += off * off
+    return scale, codes, error
+
+
+def _better(one: tuple[Array, Array, Array], other: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+    takes = other[2] < one[2]
+    codes = np.where(takes[:, :, None], other[1], one[1])
+    return np.where(takes, other[0], one[0]), codes, np.where(takes, other[2], one[2])
+
+
+def _fitting(w_PGir: Array, code_PGir: Array) -> Array:
+    """The scales of the least squared error for given codes."""
+    over, under = (np.zeros((*w_PGir.shape[:2], PANEL), np.float32) for _ in range(2))
+    for i in range(GROUP):
+        over += w_PGir[:, :, i] * code_PGir[:, :, i]
+        under += code_PGir[:, :, i] * code_PGir[:, :, i]
+    return np.where(under == 0, np.float32(0), over / under)
+
+
+def _scales(panels: Array, shape: PanelShape) -> Array:
+    """The scales of panels as [panels, groups, 16] of f16, shared."""
+    found = panels[:, : shape.groups * PANEL * 2].view("<f2")
+    return found.reshape(len(panels), shape.groups, PANEL)
+
+
+def _pack(codes: Array, bits: int) -> Array:
+    """[panels, inputs, 16] of uint8 -> their bytes."""
+    quads = codes.reshape(len(codes), -1, 4, PANEL).transpose(0, 1, 3, 2)  # [panels, quads, 16, 4]
+    if bits == 4:
+        quads = quads[:, 0::2] | quads[:, 1::2] << 4
+    return quads.reshape(len(codes), -1)
+
+
+def _unpack(data: Array, shape: PanelShape) -> Array:
+    """The inverse of _pack."""
+    quads = data.reshape(len(data), -1, PANEL, 4)
+    if shape.bits == 4:
+        quads = np.stack((quads & 15, quads >> 4), 2).reshape(len(data), -1, PANEL, 4)
+    return quads.transpose(0, 1, 3, 2).reshape(len(data), shape.padded_inputs, PANEL)
+
+
+def _f32(values: Array) -> Array:
+    if values.dtype == np.uint16:
+        wide = values.astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    return values.astype(np.float32)
+
+
+def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
+    """Names the first output that cannot be quantised."""
+    for output, row in enumerate(map(_f32, values_OI)):
+        if not np.isfinite(row).all():
+            return CannotQuantise(output, "has a weight that is not a finite number")
+        if np.abs(row).max() / abs(_DIVISORS[bits][0]) >= _F16_OVERFLOW:
+            return CannotQuantise(
+                output, f"has a weight of {np.abs(row).max():.3g}, too large for a scale in f16"
+            )
+    raise AssertionError("all outputs can be quantised")
+
+
+# --- native
+
+
+class _Native:
+    """The function of native/quantise.cpp with the instruction set of a library."""
+
+    def __init__(self, library: Library) -> None:
+        self._function = library.dll.tpiedge_quantise
+        self._function.argtypes = [_size, _pointer, *[_size] * 6, _pointer, _pointer]
+        self._function.restype = _size
+        # As in quantise.cpp: 0 any, 1 AVX2, 2 AVX512.
+        self._level = 2 if library.isa.startswith("avx512") else 1 if library.isa.startswith("avx2") else 0
+
+    def __call__(
+        self, values_OI: Array, shape: PanelShape, search: bool, out: Array
+    ) -> QuantisationError | None:
+        sums = np.zeros(2)
+        refused = self._function(
+            self._level,
+            values_OI.ctypes.data,
+            _KINDS[values_OI.dtype],
+            values_OI.strides[0] // values_OI.itemsize,
+            shape.outputs,
+            shape.inputs,
+            shape.bits,
+            search,
+            out.ctypes.data,
+            sums.ctypes.data,
+        )
+        return None if refused else QuantisationError(float(sums[0]), float(sums[1]))
+
+
+@functools.cache
+def _native_quantise() -> _Native | None:
+    library = native_library()
+    return _Native(library) if library else None

@@ -1,0 +1,39 @@
+"""The C interface of the shared library: argument and result types of each exported function (native/)."""
+
+import ctypes
+from typing import Any
+
+__all__ = ["ABI", "SIGNATURES"]
+
+#: As in native/interface.cpp.
+ABI = 5
+
+_int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
+_packed = ctypes.c_char_p
+_ROWS = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _size]
+
+SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+    "tpiedge_has_isa": ([_int], _int),
+    "tpiedge_best_isa": ([], _int),
+    "tpiedge_open": ([_int, _int], _pointer),
+    "tpiedge_close": ([_pointer], None),
+    "tpiedge_project": ([_pointer, _pointer, _size, _size, _packed, _size], None),
+    "tpiedge_contract": ([_pointer, _pointer, _packed, _size, _size], None),
+    "tpiedge_ffn": (
+        [_pointer, _pointer, _size, _size, _pointer, _float, _int, _packed, _size, _pointer],
+        None,
+    ),
+    "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], None),
+    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed], None),
+    "tpiedge_panels_attention": ([_pointer, _packed, _pointer], None),
+    "tpiedge_panels_ffn": ([_pointer, _pointer, _size, _pointer, _float, _packed], None),
+    "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
+    "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
+    "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),
+    "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
+    "tpiedge_kv_append": ([_pointer, _pointer, _pointer, _int, *[_size] * 7], None),
+    "tpiedge_attention": (
+        [_pointer, _pointer, _pointer, _pointer, _pointer, _int, _packed, *[_size] * 10, _float],
+        None,
+    ),
+}
