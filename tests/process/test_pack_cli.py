@@ -1,11 +1,14 @@
 """Packs by the command: written, run from, read back; and text through a whole cluster."""
 
 import json
+import os
+import subprocess
 
 import pytest
 import torch
 from safetensors import safe_open
 
+from tests.process.command import COMMAND
 from tpiedge.model.source import resolve_model
 
 
@@ -135,6 +138,109 @@ def test_a_random_pack_of_a_real_shape(tpiedge, tmp_path):
     # One layer, the embedding and the head: 22 layers would take 2.2 GB.
     assert 340e6 < one["bytes"] < 360e6
     assert len(list((tmp_path / "pack" / "blobs").glob("*.hashes"))) == 3
+
+
+# Quantised.
+
+
+@pytest.mark.parametrize(
+    ("name", "others"), [("llama-gqa-odd", {"head": "q8"}), ("qwen2-tied", {"embedding": "q8"})]
+)
+def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path, name, others):
+    folder = references(name).folder
+    packed = tpiedge("pack", folder, "--precision", "q4", "--out", tmp_path / "pack", "--verify", "--json")
+    assert packed.status == 0, packed.err
+    record = json.loads(packed.out)
+    quality = record.pop("quality")
+    assert set(record) == {"path", "bytes", "reused", "verified"}
+    by_matrix = {tensor["matrix"]: tensor["precision"] for tensor in quality["tensors"]}
+    assert by_matrix == dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), "q4") | others
+    for tensor in quality["tensors"]:
+        assert 19 < tensor["sqnr_db"] - 24 * (tensor["precision"] == "q8") < 27
+    again = tpiedge("pack", folder, "--precision", "q4", "--out", tmp_path / "pack")
+    assert again.out.startswith(f"{tmp_path / 'pack'} (")
+    assert again.out.endswith(f", already there, SQNR {quality['sqnr_db']:.1f} dB)\n")
+
+    unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
+    assert unpacked.status == 0, unpacked.err
+    assert unpacked.err.splitlines() == [
+        "note: quantised weights come back in f32 as they are used, not as they were before"
+    ]
+    source, back = tensors(folder), tensors(tmp_path / "back")
+    assert back.keys() == source.keys()
+    stored = {tensor["tensor"]: tensor for tensor in quality["tensors"]}
+    for tensor_name, tensor in source.items():
+        found, expected = back[tensor_name].double(), tensor.double()
+        if tensor_name not in stored:
+            assert found.equal(expected)
+            continue
+        assert back[tensor_name].dtype == torch.float32
+        ratio = 10 * ((expected**2).sum() / ((found - expected) ** 2).sum()).log10()
+        assert ratio == pytest.approx(stored[tensor_name]["sqnr_db"], abs=0.01)
+
+
+def test_a_table_for_people_at_a_terminal(references, tmp_path):
+    controller, terminal = os.openpty()
+    try:
+        arguments = ["pack", str(references("llama-gqa-odd").folder), "--precision", "q4"]
+        command = [COMMAND, *arguments, "--out", str(tmp_path / "pack")]
+        subprocess.run(command, stdout=terminal, stderr=subprocess.DEVNULL, check=True)
+        lines = os.read(controller, 1 << 16).decode().splitlines()
+    finally:
+        os.close(terminal)
+        os.close(controller)
+    assert lines[0].split() == ["matrix", "stored", "SQNR", "least", "tensor"]
+    assert [line.split()[:2] for line in lines[2:-1]] == [
+        *([name, "q4"] for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        ["head", "q8"],
+    ]
+    assert lines[-1].startswith(str(tmp_path / "pack"))
+
+
+def test_every_storage_has_a_folder_of_its_own(tpiedge, references, tmp_path):
+    folder = references("llama-gqa-odd").folder
+    wanted = {
+        "q4": (),
+        "q4-head-bf16": ("--head-precision", "bf16"),
+        "q4-embedding-q8-head-q4": ("--embedding-precision", "q8", "--head-precision", "q4"),
+        "q4-plain": ("--no-search",),
+    }
+    for flags in wanted.values():
+        assert tpiedge("pack", folder, "--precision", "q4", *flags, "--cache", tmp_path).status == 0
+    packs = json.loads(tpiedge("ls", "--json", "--cache", tmp_path).out)["packs"]
+    assert {pack["path"].split("/")[-1].rpartition("-")[0] for pack in packs} == {
+        f"{folder.name}-{label}" for label in wanted
+    }
+    assert {(pack["model"], pack["precision"]) for pack in packs} == {(folder.name, "q4")}
+    shown = json.loads(tpiedge("show", folder, "--json", "--cache", tmp_path).out)
+    assert sorted(shown["packs"]) == sorted(pack["path"] for pack in packs)
+    assert shown["nbytes"]["f32"] > shown["nbytes"]["bf16"] > shown["nbytes"]["q8"] > shown["nbytes"]["q4"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "complaint"),
+    [
+        (("--precision", "bf16", "--head-precision", "q8"), "needs --precision q8 or q4"),
+        (("--no-search",), "needs --precision q8 or q4"),
+    ],
+)
+def test_flags_that_contradict_each_other(tpiedge, references, tmp_path, flags, complaint):
+    ended = tpiedge("pack", references("llama-gqa-odd").folder, *flags, "--out", tmp_path / "pack")
+    assert ended.status == 2
+    assert len(ended.err.splitlines()) == 1
+    assert complaint in ended.err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_random_pack_in_four_bits(tpiedge, tmp_path):
+    arguments = ("pack", "--random", "qwen2.5-0.5b", "--distinct-layers", 1, "--precision", "q4")
+    packed = tpiedge(*arguments, "--json", "--cache", tmp_path)
+    assert packed.status == 0, packed.err
+    record = json.loads(packed.out)
+    assert record["path"] == str(tmp_path / "packs" / "random-qwen2.5-0.5b-q4-k1-s0")
+    # The tied embedding in q8: 151936 x 896 x 8.5 bits; a layer in q4: 15 million weights.
+    assert 150e6 < record["bytes"] < 158e6
+    assert 21 < record["quality"]["tensors"][1]["sqnr_db"] < 22.5
 
 
 # Text.

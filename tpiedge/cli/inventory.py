@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpiedge.cli.prepare import cached_pack, packs_folder
+from tpiedge.cli.prepare import packs_folder
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.hub_cache import parse_hub_name
+from tpiedge.model.hub_cache import folder_label, parse_hub_name
 from tpiedge.model.source import resolve_model
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
@@ -15,7 +15,10 @@ from tpiedge.pack.reader import Pack
 
 __all__ = ["StoredPack", "packs_of", "stored_packs"]
 
-_OF_MODEL = re.compile(r"(.+)-(f32|bf16)-[0-9a-f]{16}")
+_PRECISION = "|".join(precision.value for precision in Precision)
+# As `cached_pack` names them: Storage.label and the checkpoint's fingerprint.
+_STORAGE = rf"(?:{_PRECISION})(?:-embedding-(?:{_PRECISION}))?(?:-head-(?:{_PRECISION}))?(?:-plain)?"
+_OF_MODEL = re.compile(rf"(.+?)-{_STORAGE}-[0-9a-f]{{16}}")
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,10 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
     if hub_name is not None:
         return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
     checkpoint = Checkpoint.open(resolve_model(name, cache))
-    packs = [cached_pack(checkpoint, precision, cache) for precision in Precision]
-    return [path for path in packs if (path / MANIFEST_NAME).is_file()]
+    label, ending = folder_label(checkpoint.folder), checkpoint.fingerprint[:16]
+    of_checkpoint = re.compile(f"{re.escape(label)}-{_STORAGE}-{ending}")
+    found = (path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+    return sorted(path for path in found if of_checkpoint.fullmatch(path.name))
 
 
 def _describe(path: Path) -> StoredPack:

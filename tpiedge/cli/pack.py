@@ -1,6 +1,8 @@
 """`tpiedge pack` and `tpiedge unpack`: the on-disk form of a model, and back."""
 
 import json
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -15,8 +17,10 @@ from tpiedge.cli.prepare import (
     run_packing,
     source_precision,
 )
+from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
+from tpiedge.kernels.quantise import QuantisationError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
@@ -25,11 +29,32 @@ from tpiedge.model.spec import model_spec
 from tpiedge.pack.child import PackRequest, RandomTensors
 from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Precision
+from tpiedge.pack.quality import Quality, TensorQuality, load_quality
 from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import PackReport
 from tpiedge.units import format_bytes
 
 __all__ = ["pack", "unpack"]
+
+
+_precision = click.Choice([precision.value for precision in Precision])
+
+
+@dataclass(frozen=True)
+class _Wish:
+    """What the flags say of the storage."""
+
+    precision: str | None
+    embedding: str | None
+    head: str | None
+    search: bool
+
+    def storage(self, usual: Precision, tied: bool) -> Storage:
+        """`usual`: where --precision is not given. Raises UserError."""
+        embedding, head = (Precision(one) if one else None for one in (self.embedding, self.head))
+        layers = Precision(self.precision) if self.precision else usual
+        return Storage.of(layers, tied=tied, embedding=embedding, head=head, search=self.search)
 
 
 @click.command()
@@ -42,7 +67,20 @@ __all__ = ["pack", "unpack"]
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Of the random weights.")
 @click.option(
-    "--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's; bf16]"
+    "--precision",
+    type=_precision,
+    help="Storage; q8 and q4 quantise the layers.  [default: the checkpoint's; bf16]",
+)
+@click.option(
+    "--embedding-precision", type=_precision, help="Of the embedding, with q8 or q4.  [default: bf16]"
+)
+@click.option(
+    "--head-precision",
+    type=_precision,
+    help="Of the output matrix, with q8 or q4; a tied embedding's, too.  [default: q8]",
+)
+@click.option(
+    "--search/--no-search", default=True, help="Choose the scales of q4 by their error.  [default: search]"
 )
 @click.option("--out", type=Location(), help="Folder to write.  [default: in the cache]")
 @click.option("--verify", is_flag=True, help="Read everything back and compare with the hashes.")
@@ -54,38 +92,72 @@ def pack(
     distinct_layers: int | None,
     seed: int,
     precision: str | None,
+    embedding_precision: str | None,
+    head_precision: str | None,
+    search: bool,
     out: Path | None,
     verify: bool,
     as_json: bool,
     cache: Path | None,
 ) -> None:
     """Write MODEL (or a random model of a real shape) in the form that nodes read."""
+    wish = _Wish(precision, embedding_precision, head_precision, search)
     if (model_name is None) == (preset_name is None):
         raise UserError("give either a MODEL or --random PRESET")
     if preset_name is not None:
-        report = _pack_random(preset_name, distinct_layers, seed, Precision(precision or "bf16"), out, cache)
+        report = _pack_random(preset_name, distinct_layers, seed, wish, out, cache)
     else:
         if distinct_layers is not None:
             raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
-        report = _pack_model(model_name or "", precision, out, cache)
+        report = _pack_model(model_name or "", wish, out, cache)
     if verify:
         verify_pack(Pack.open(report.path))
+    _tell(report, verify, as_json)
+
+
+def _tell(report: PackReport, verified: bool, as_json: bool) -> None:
+    quality = load_quality(report.path)
     if as_json:
         record = {
             "path": str(report.path),
             "bytes": report.nbytes,
             "reused": report.reused,
-            "verified": verify,
+            "verified": verified,
         }
-        click.echo(json.dumps(record))
-    else:
-        done = "already there" if report.reused else "written"
-        click.echo(f"{report.path} ({format_bytes(report.nbytes)}, {done}{', verified' if verify else ''})")
+        click.echo(json.dumps(record | ({"quality": quality.to_json()} if quality else {})))
+        return
+    if quality and sys.stdout.isatty():
+        print_table(["matrix", "stored", "SQNR", "least", "tensor"], _rows(quality))
+    notes = [
+        format_bytes(report.nbytes),
+        "already there" if report.reused else "written",
+        *(["verified"] if verified else []),
+        *([f"SQNR {_decibels(quality.total)}"] if quality else []),
+    ]
+    click.echo(f"{report.path} ({', '.join(notes)})")
 
 
-def _pack_model(name: str, precision: str | None, out: Path | None, cache: Path | None) -> PackReport:
+def _rows(quality: Quality) -> list[list[str]]:
+    """One per kind of matrix: all of its tensors together, and the worst of them."""
+    kinds: dict[str, list[TensorQuality]] = {}
+    for tensor in quality.tensors:
+        kinds.setdefault(tensor.matrix, []).append(tensor)
+    rows = []
+    for matrix, tensors in kinds.items():
+        worst = min(tensors, key=lambda tensor: tensor.error.sqnr_db)
+        whole = sum((tensor.error for tensor in tensors), QuantisationError())
+        stored = worst.precision.value
+        rows.append([matrix, stored, _decibels(whole), _decibels(worst.error), worst.tensor])
+    return rows
+
+
+def _decibels(error: QuantisationError) -> str:
+    return f"{error.sqnr_db:.1f} dB" if error.noise else "exact"
+
+
+def _pack_model(name: str, wish: _Wish, out: Path | None, cache: Path | None) -> PackReport:
     checkpoint = Checkpoint.open(resolve_model(name, cache))
-    stored = Precision(precision) if precision else source_precision(checkpoint)
+    stored = wish.storage(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
     return pack_checkpoint(checkpoint, stored, out or cached_pack(checkpoint, stored, cache))
 
 
@@ -93,7 +165,7 @@ def _pack_random(
     name: str,
     distinct_layers: int | None,
     seed: int,
-    precision: Precision,
+    wish: _Wish,
     out: Path | None,
     cache: Path | None,
 ) -> PackReport:
@@ -101,17 +173,25 @@ def _pack_random(
         raise UserError(f"--seed {seed} is out of range: 0 to {(1 << 64) - 1}")
     config = ModelConfig.from_huggingface(preset(name), f"preset {name}")
     layers = f"-k{distinct_layers}" if distinct_layers is not None else ""
-    folder = out or packs_folder(cache) / f"random-{name}-{precision.value}{layers}-s{seed}"
-    request = PackRequest(model_spec(config), RandomTensors(seed), precision, folder, distinct_layers)
-    return run_packing(request, f"packing random {name} as {precision.value}")
+    spec = model_spec(config)
+    storage = wish.storage(Precision.BF16, spec.tied)
+    label = storage.label(tied=spec.tied)
+    folder = out or packs_folder(cache) / f"random-{name}-{label}{layers}-s{seed}"
+    request = PackRequest(spec, RandomTensors(seed), storage, folder, distinct_layers)
+    return run_packing(request, f"packing random {name} as {label}")
 
 
 @click.command()
 @click.argument("pack_path", metavar="PACK", type=Location())
 @click.argument("out", type=Location())
 def unpack(pack_path: Path, out: Path) -> None:
-    """Write PACK back as a Hugging Face checkpoint in the new folder OUT, bit for bit."""
-    files = export_safetensors(Pack.open(pack_path), out)
+    """Write PACK back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32."""
+    found = Pack.open(pack_path)
+    files = export_safetensors(found, out)
+    if found.precision.quantised:
+        click.echo(
+            "note: quantised weights come back in f32 as they are used, not as they were before", err=True
+        )
     text = pack_path / TEXT_FOLDER
     if text.is_dir():
         keep_text_files(text, out)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tpiedge.cli.inventory import packs_of
 from tpiedge.errors import UserError
+from tpiedge.kernels.panels import GROUP
 from tpiedge.model.aliases import Alias, aliases
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.hub_cache import HubName, parse_hub_name
@@ -15,6 +16,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec
+from tpiedge.pack.storage import storage_of
 from tpiedge.units import format_bytes
 
 __all__ = ["ModelSheet"]
@@ -73,9 +75,9 @@ class ModelSheet:
             "context_tokens": self.config.max_position_embeddings,
             "dtype": self.config.dtype,
             "parameters": self._parameters(),
-            "nbytes": {one.value: self._parameters() * one.itemsize for one in Precision},
+            "nbytes": {one.value: self._bytes(one) for one in Precision},
             "layer_bytes_per_node": {
-                one.value: {str(nodes): self._layers() * one.itemsize // nodes for nodes in _NODE_COUNTS}
+                one.value: {str(nodes): self._layer_bytes(one) // nodes for nodes in _NODE_COUNTS}
                 for one in Precision
             },
             "path": str(self.folder) if self.folder else None,
@@ -103,12 +105,20 @@ class ModelSheet:
         return found + [(f"as {one.value}", self._sizes(one)) for one in Precision]
 
     def _sizes(self, precision: Precision) -> str:
-        whole = self._parameters() * precision.itemsize
         parts = (
-            f"{format_bytes(self._layers() * precision.itemsize / nodes)} on each of {nodes}"
+            f"{format_bytes(self._layer_bytes(precision) / nodes)} on each of {nodes}"
             for nodes in _NODE_COUNTS[1:]
         )
-        return f"{format_bytes(whole)}; layers: {', '.join(parts)} nodes"
+        return f"{format_bytes(self._bytes(precision))}; layers: {', '.join(parts)} nodes"
+
+    def _bytes(self, precision: Precision) -> int:
+        spec = model_spec(self.config)
+        storage = storage_of(precision, spec)
+        others = ((spec.embedding, storage.embedding), (spec.head, storage.head))
+        return self._layer_bytes(precision) + sum(_nbytes(blob, stored) for blob, stored in others)
+
+    def _layer_bytes(self, precision: Precision) -> int:
+        return sum(_nbytes(layer, precision) for layer in model_spec(self.config).layers)
 
     def _parameters(self) -> int:
         spec = model_spec(self.config)
@@ -122,6 +132,14 @@ def _numbers(blob: BlobSpec) -> int:
     return sum(matrix.rows * matrix.cols for matrix in blob.matrices) + sum(
         vector.length for vector in blob.vectors
     )
+
+
+def _nbytes(blob: BlobSpec, precision: Precision) -> int:
+    """Of the numbers and their scales, without what fills up rows and pages."""
+    vectors = sum(vector.length for vector in blob.vectors)
+    weights = _numbers(blob) - vectors
+    scales = weights // GROUP * 16 if precision.quantised else 0
+    return (weights * precision.bits + scales + vectors * precision.of_vectors.bits) // 8
 
 
 def _alias_of(name: HubName | None) -> Alias | None:

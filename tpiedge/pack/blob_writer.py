@@ -1,4 +1,7 @@
-"""One blob, written tile by tile: a tensor of any size passes through a fixed amount of memory."""
+"""One blob, written tile by tile: a tensor of any size passes through a fixed amount of memory.
+
+Here are matrices in rows; panel_writer.py has those in panels.
+"""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +11,8 @@ import numpy as np
 
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.dtypes import STORED, Array, convert, numpy_dtype
-from tpiedge.pack.layout import BlobLayout, MatrixLayout
+from tpiedge.pack.layout import BlobLayout, PanelLayout, RowLayout
+from tpiedge.pack.panel_writer import Quantiser
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec
 
@@ -35,7 +39,7 @@ class Tile:
         return self.units * self.rows
 
 
-def tiles(matrix: MatrixLayout, max_rows: int) -> Iterator[Tile]:
+def tiles(matrix: RowLayout, max_rows: int) -> Iterator[Tile]:
     """Cut a matrix into tiles of at most `max_rows` data rows, in storage order."""
     per_unit, whole_units = matrix.rows_per_unit, matrix.rows // matrix.rows_per_unit
     group = max_rows // per_unit
@@ -46,44 +50,51 @@ def tiles(matrix: MatrixLayout, max_rows: int) -> Iterator[Tile]:
 
 
 def write_blob(
-    path: Path, spec: BlobSpec, layout: BlobLayout, source: TensorSource, on_bytes: Callable[[int], None]
+    path: Path,
+    spec: BlobSpec,
+    layout: BlobLayout,
+    source: TensorSource,
+    quantiser: Quantiser,
+    on_bytes: Callable[[int], None],
 ) -> bytes:
     """Write the blob to `path`, durably, and return its hashes. `on_bytes` is told of each step."""
     with BlobSink(path, (item.length for item in layout.ranges())) as sink:
-        for part in _parts(spec, layout, source):
+        for part in _parts(spec, layout, source, quantiser):
             data = part.reshape(-1).view(np.uint8).data
             sink.write(data)
             on_bytes(len(data))
         return sink.finish()
 
 
-def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource) -> Iterator[Array]:
+def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:
     if layout.vectors_nbytes:
         yield _vector_section(spec, layout, source)
     for matrix_spec, matrix in zip(spec.matrices, layout.matrices, strict=True):
-        yield from _matrix_parts(matrix_spec, matrix, layout, source)
+        match matrix:
+            case RowLayout():
+                yield from _matrix_parts(matrix_spec, matrix, source)
+            case PanelLayout():
+                yield from quantiser.parts(matrix_spec, matrix, source)
 
 
 def _vector_section(spec: BlobSpec, layout: BlobLayout, source: TensorSource) -> Array:
     section = np.zeros(layout.vectors_nbytes, np.uint8)
     for vector, place in zip(spec.vectors, layout.vectors, strict=True):
         values = source.read_vector(vector.source)
-        stored = convert(values, source.dtype(vector.source), layout.precision)
+        stored = convert(values, source.dtype(vector.source), place.precision)
         section[place.offset : place.offset + place.nbytes] = stored.view(np.uint8)
     return section
 
 
-def _matrix_parts(
-    spec: MatrixSpec, matrix: MatrixLayout, layout: BlobLayout, source: TensorSource
-) -> Iterator[Array]:
+def _matrix_parts(spec: MatrixSpec, matrix: RowLayout, source: TensorSource) -> Iterator[Array]:
     dtype = source.dtype(spec.source)
     widest = max(numpy_dtype(dtype).itemsize, matrix.itemsize)
     limit = STRIP_BYTES if spec.transposed else TILE_BYTES
     max_rows = max(1, limit // max(matrix.cols * widest, matrix.row_stride))
     for tile in tiles(matrix, max_rows):
         values = _read(spec, source, tile)
-        values = convert(values, dtype, layout.precision)
-        yield _pad(values, tile, matrix, numpy_dtype(STORED[layout.precision]))
+        values = convert(values, dtype, matrix.precision)
+        yield _pad(values, tile, matrix, numpy_dtype(STORED[matrix.precision]))
 
 
 def _read(spec: MatrixSpec, source: TensorSource, tile: Tile) -> Array:
@@ -104,7 +115,7 @@ def transpose(strip: Array) -> Array:
     return turned
 
 
-def _pad(values: Array, tile: Tile, matrix: MatrixLayout, dtype: "np.dtype[np.generic]") -> Array:
+def _pad(values: Array, tile: Tile, matrix: RowLayout, dtype: "np.dtype[np.generic]") -> Array:
     """Zeros after each row up to the row stride and after each unit's rows up to `padded_rows`."""
     stride = matrix.row_stride // matrix.itemsize
     if stride == matrix.cols and tile.padded_rows == tile.rows:
@@ -114,7 +125,7 @@ def _pad(values: Array, tile: Tile, matrix: MatrixLayout, dtype: "np.dtype[np.ge
     return padded
 
 
-def _pieces_of_unit(matrix: MatrixLayout, unit: int, max_rows: int) -> Iterator[Tile]:
+def _pieces_of_unit(matrix: RowLayout, unit: int, max_rows: int) -> Iterator[Tile]:
     first, rows = unit * matrix.rows_per_unit, matrix.unit_rows(unit)
     for start in range(0, rows, max_rows):
         count = min(max_rows, rows - start)

@@ -21,11 +21,13 @@ from typing import Any
 from tpiedge.errors import Cancelled, InternalError, OutOfMemory, TpiedgeError, UserError
 from tpiedge.lifeline import guard
 from tpiedge.pack.dtypes import STORED
+from tpiedge.pack.imported import AnyTensor, open_tensors, tensor_from_json, tensor_to_json
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json, parse_precision
+from tpiedge.pack.manifest import model_spec_from_json, model_spec_to_json
 from tpiedge.pack.random_weights import RandomSource
-from tpiedge.pack.source import CheckpointSource, SourceTensor, TensorSource
+from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import JSON, ModelSpec
+from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.writer import write_pack
 
 __all__ = ["CheckpointTensors", "PackRequest", "RandomTensors", "main"]
@@ -35,7 +37,7 @@ _PROGRESS_EVERY_S = 0.2
 
 @dataclass(frozen=True)
 class RandomTensors:
-    """Numbers from a seed, in the precision of the pack."""
+    """Numbers from a seed, in the precision of the pack; bf16 where that is quantised."""
 
     seed: int
 
@@ -44,7 +46,7 @@ class RandomTensors:
 class CheckpointTensors:
     """Numbers from files."""
 
-    tensors: Mapping[str, SourceTensor]
+    tensors: Mapping[str, AnyTensor]
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,7 @@ class PackRequest:
 
     spec: ModelSpec
     source: RandomTensors | CheckpointTensors
-    precision: Precision
+    precision: Precision | Storage
     out: Path
     distinct_layers: int | None = None
 
@@ -61,7 +63,7 @@ class PackRequest:
         return {
             "spec": model_spec_to_json(self.spec),
             "source": _source_to_json(self.source),
-            "precision": self.precision.value,
+            "storage": storage_of(self.precision, self.spec).to_json(),
             "out": str(self.out.absolute()),
             "distinct_layers": self.distinct_layers,
         }
@@ -72,15 +74,16 @@ class PackRequest:
         return PackRequest(
             spec=model_spec_from_json(value["spec"]),
             source=_source_from_json(value["source"]),
-            precision=parse_precision(value["precision"]),
+            precision=Storage.from_json(value["storage"]),
             out=Path(value["out"]),
             distinct_layers=value["distinct_layers"],
         )
 
     def open_source(self) -> TensorSource:
         if isinstance(self.source, CheckpointTensors):
-            return CheckpointSource(self.source.tensors)
-        return RandomSource.for_spec(self.source.seed, self.spec, STORED[self.precision])
+            return open_tensors(self.source.tensors)
+        stored = STORED.get(storage_of(self.precision, self.spec).layers, "BF16")
+        return RandomSource.for_spec(self.source.seed, self.spec, stored)
 
 
 def main() -> int:
@@ -160,10 +163,7 @@ def _ignore_signals() -> None:
 def _source_to_json(source: RandomTensors | CheckpointTensors) -> JSON:
     if isinstance(source, RandomTensors):
         return {"kind": "random", "seed": source.seed}
-    tensors: dict[str, JSON] = {
-        name: [str(t.file.absolute()), t.dtype, list(t.shape), t.offset, t.nbytes]
-        for name, t in source.tensors.items()
-    }
+    tensors = {name: tensor_to_json(tensor) for name, tensor in source.tensors.items()}
     return {"kind": "checkpoint", "tensors": tensors}
 
 
@@ -172,12 +172,7 @@ def _source_from_json(value: Any) -> RandomTensors | CheckpointTensors:
         return RandomTensors(int(value["seed"]))
     if value["kind"] != "checkpoint":
         raise UserError(f"unknown source of tensors {value['kind']!r}")
-    return CheckpointTensors(
-        {
-            name: SourceTensor(Path(file), dtype, tuple(shape), offset, nbytes)
-            for name, (file, dtype, shape, offset, nbytes) in value["tensors"].items()
-        }
-    )
+    return CheckpointTensors({name: tensor_from_json(one) for name, one in value["tensors"].items()})
 
 
 if __name__ == "__main__":

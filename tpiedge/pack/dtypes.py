@@ -16,6 +16,7 @@ __all__ = ["STORED", "Array", "SourceDtype", "bf16_from_f32", "convert", "f32_fr
 Array: TypeAlias = npt.NDArray[Any]
 SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
+#: Of the precisions that are not quantised.
 STORED: dict[Precision, SourceDtype] = {Precision.F32: "F32", Precision.BF16: "BF16"}
 
 # Conversions go by blocks that fit the cache: twice as fast, and no temporaries of a tensor's size.

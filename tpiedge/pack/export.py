@@ -1,4 +1,7 @@
-"""A pack back as a safetensors checkpoint: the original names and shapes, the stored bits."""
+"""A pack back as a safetensors checkpoint: the original names and shapes, the stored bits.
+
+Matrices in q8 and q4 come back in f32, which holds exactly what the pack means; what quantising took is lost.
+"""
 
 import json
 import os
@@ -10,12 +13,12 @@ import numpy as np
 
 from tpiedge.errors import UserError
 from tpiedge.pack.blob_writer import STRIP_BYTES, TILE_BYTES, tiles, transpose
-from tpiedge.pack.dtypes import STORED, Array, numpy_dtype
+from tpiedge.pack.dtypes import STORED, Array, SourceDtype, numpy_dtype
 from tpiedge.pack.files import array_bytes, open_regular, read_exactly, read_strided
-from tpiedge.pack.layout import MatrixLayout
+from tpiedge.pack.layout import PanelLayout, Precision, RowLayout
+from tpiedge.pack.panel_reader import dequantised_rows
 from tpiedge.pack.reader import BlobKey, Pack, verify_pack
 from tpiedge.pack.safetensors_file import INDEX_NAME, TensorEntry, header, index, shard_names, split_shards
-from tpiedge.pack.specs import MatrixSpec
 from tpiedge.pack.target import (
     check_free_space,
     explain_write_errors,
@@ -67,17 +70,22 @@ def export_safetensors(
 
 def _tensors(pack: Pack) -> list[_Tensor]:
     """Every tensor once, in the order of use."""
-    dtype, itemsize = STORED[pack.precision], pack.precision.itemsize
     tensors: dict[str, _Tensor] = {}
     for key in pack.keys:
-        spec = pack.blob_spec(key)
+        spec, precision = pack.blob_spec(key), pack.layout(key).precision
+        dtype = _exported(precision)
         for m in spec.matrices:
-            nbytes = m.rows * m.cols * itemsize
+            nbytes = m.rows * m.cols * numpy_dtype(dtype).itemsize
             tensors.setdefault(m.source, _Tensor(m.source, dtype, m.source_shape, nbytes, key, m.name))
+        dtype = _exported(precision.of_vectors)
         for v in spec.vectors:
-            nbytes = v.length * itemsize
+            nbytes = v.length * numpy_dtype(dtype).itemsize
             tensors.setdefault(v.source, _Tensor(v.source, dtype, (v.length,), nbytes, key, v.name))
     return list(tensors.values())
+
+
+def _exported(precision: Precision) -> SourceDtype:
+    return STORED.get(precision, "F32")
 
 
 def _write_shard(pack: Pack, path: Path, tensors: list[_Tensor]) -> None:
@@ -101,10 +109,11 @@ def _stored_parts(pack: Pack, tensor: _Tensor) -> Iterator[Array]:
         if len(tensor.shape) == 1:
             yield _vector(pack, tensor, fd, path)
             return
-        specs = {matrix.name: matrix for matrix in pack.blob_spec(tensor.key).matrices}
-        matrix = pack.layout(tensor.key).matrix(tensor.part)
-        dtype = numpy_dtype(STORED[pack.precision])
-        yield from _matrix_parts(specs[tensor.part], matrix, fd, path, dtype)
+        match pack.layout(tensor.key).matrix(tensor.part):
+            case RowLayout() as matrix:
+                yield from _matrix_parts(matrix, fd, path)
+            case PanelLayout() as matrix:
+                yield from dequantised_rows(matrix, fd, path)
     finally:
         os.close(fd)
 
@@ -116,10 +125,9 @@ def _vector(pack: Pack, tensor: _Tensor, fd: int, path: Path) -> Array:
     return values
 
 
-def _matrix_parts(
-    spec: MatrixSpec, matrix: MatrixLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]"
-) -> Iterator[Array]:
-    if spec.transposed:
+def _matrix_parts(matrix: RowLayout, fd: int, path: Path) -> Iterator[Array]:
+    dtype = numpy_dtype(STORED[matrix.precision])
+    if matrix.transposed:
         step = max(1, STRIP_BYTES // (matrix.rows * matrix.itemsize))
         for first in range(0, matrix.cols, step):
             count = min(step, matrix.cols - first)
@@ -133,7 +141,7 @@ def _matrix_parts(
 
 
 def _read_rows(
-    matrix: MatrixLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]", first: int, count: int
+    matrix: RowLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]", first: int, count: int
 ) -> Array:
     """`count` stored rows, padding and all, from the data row `first` on."""
     rows = np.empty((count, matrix.row_stride // matrix.itemsize), dtype)
@@ -142,7 +150,7 @@ def _read_rows(
 
 
 def _read_columns(
-    matrix: MatrixLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]", first: int, count: int
+    matrix: RowLayout, fd: int, path: Path, dtype: "np.dtype[np.generic]", first: int, count: int
 ) -> Array:
     """Columns [first, first + count) of all data rows."""
     strip = np.empty((matrix.rows, count), dtype)

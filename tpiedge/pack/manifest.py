@@ -13,8 +13,8 @@ from typing import TypeVar
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.hashes import is_blob_id
-from tpiedge.pack.layout import Precision
 from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, VectorSpec
+from tpiedge.pack.storage import Storage
 
 __all__ = [
     "BLOB_FOLDER",
@@ -25,7 +25,6 @@ __all__ = [
     "manifest_text",
     "model_spec_from_json",
     "model_spec_to_json",
-    "parse_precision",
 ]
 
 FORMAT_VERSION = 1
@@ -46,7 +45,7 @@ class Manifest:
     """
 
     spec: ModelSpec
-    precision: Precision
+    storage: Storage
     source: str
     distinct_layers: int
     embedding: str
@@ -54,7 +53,7 @@ class Manifest:
     head: str
 
     def same_request(self, other: "Manifest") -> bool:
-        """Whether both come from the same model, numbers and precision, whatever their blobs."""
+        """Whether both come from the same model, numbers and storage, whatever their blobs."""
         return _checksum(_request(self)) == _checksum(_request(other))
 
 
@@ -106,15 +105,6 @@ def model_spec_from_json(value: JSON) -> ModelSpec:
     )
 
 
-def parse_precision(value: JSON) -> Precision:
-    """'bf16' -> Precision.BF16. Raises UserError."""
-    try:
-        return Precision(value)
-    except ValueError:
-        known = ", ".join(precision.value for precision in Precision)
-        raise UserError(f"unknown precision {str(value)[:20]!r}: this version knows {known}") from None
-
-
 def _parse(document: JSON) -> Manifest:
     body = _mapping(_get(document, "manifest"), "manifest")
     if body.get("format") != _FORMAT or body.get("version") != FORMAT_VERSION:
@@ -131,7 +121,7 @@ def _parse(document: JSON) -> Manifest:
         raise UserError(f"distinct_layers is not a number from 1 to {len(layers)}: pack again")
     return Manifest(
         spec=spec,
-        precision=parse_precision(_get(body, "precision")),
+        storage=_storage(body, spec),
         source=_text(_get(body, "source"), "source"),
         distinct_layers=distinct,
         embedding=_id(_get(blobs, "embedding")),
@@ -144,11 +134,18 @@ def _request(manifest: Manifest) -> dict[str, JSON]:
     return {
         "format": _FORMAT,
         "version": FORMAT_VERSION,
-        "precision": manifest.precision.value,
+        **manifest.storage.to_json(),
         "source": manifest.source,
         "distinct_layers": manifest.distinct_layers,
         "spec": model_spec_to_json(manifest.spec),
     }
+
+
+def _storage(body: Mapping[str, JSON], spec: ModelSpec) -> Storage:
+    storage = Storage.from_json(body)
+    if spec.tied and storage.embedding is not storage.head:
+        raise UserError("two precisions for an embedding that is the head, too: pack again")
+    return storage
 
 
 def _checksum(body: Mapping[str, JSON]) -> str:

@@ -67,8 +67,12 @@ class RandomSource:
         return random_rows(self._seed, name, first, count, cols, self._dtype, std=self._std)
 
     def read_columns(self, name: str, first: int, count: int) -> Array:
-        rows = self.shape(name)[0]
-        return random_rows(self._seed, name, 0, rows, count, self._dtype, first_col=first, std=self._std)
+        return self.read_block(name, 0, self.shape(name)[0], first, count)
+
+    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
+        return random_rows(
+            self._seed, name, first_row, rows, cols, self._dtype, first_col=first_col, std=self._std
+        )
 
     def close(self) -> None:
         """Nothing is open."""

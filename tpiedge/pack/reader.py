@@ -16,6 +16,7 @@ from tpiedge.pack.layout import BlobLayout, Precision, Range, group_size, share_
 from tpiedge.pack.manifest import BLOB_FOLDER, Manifest, load_manifest
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
+from tpiedge.pack.storage import Storage
 
 __all__ = ["BlobKey", "Pack", "check_range", "verify_pack"]
 
@@ -49,7 +50,12 @@ class Pack:
 
     @property
     def precision(self) -> Precision:
-        return self._manifest.precision
+        """Of the layers; `layout(key).precision` is that of a blob."""
+        return self._manifest.storage.layers
+
+    @property
+    def storage(self) -> Storage:
+        return self._manifest.storage
 
     @property
     def spec(self) -> ModelSpec:
@@ -102,7 +108,7 @@ class Pack:
 
     def layout(self, key: BlobKey) -> BlobLayout:
         if key not in self._layouts:
-            self._layouts[key] = BlobLayout.of(self.blob_spec(key), self.precision)
+            self._layouts[key] = BlobLayout.of(self.blob_spec(key), self.storage.of_blob(key))
         return self._layouts[key]
 
     def hashes(self, key: BlobKey) -> HashTable:

@@ -45,6 +45,10 @@ class TensorSource(Protocol):
         """[rows, count]: a vertical strip of a 2-D tensor."""
         ...
 
+    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
+        """[rows, cols]: a rectangle of a 2-D tensor."""
+        ...
+
     def close(self) -> None: ...
 
 
@@ -101,14 +105,18 @@ class CheckpointSource:
 
     def read_columns(self, name: str, first: int, count: int) -> Array:
         tensor = self._tensor(name)
-        rows, cols = tensor.shape
-        values = np.empty((rows, count), numpy_dtype(tensor.dtype))
-        itemsize = values.itemsize
-        fd = self._fd(tensor.file)
         if first == 0 and hasattr(os, "posix_fadvise"):
             # The strips of a tensor touch all of it again and again, in steps that defeat the readahead.
+            fd = self._fd(tensor.file)
             os.posix_fadvise(fd, tensor.offset, tensor.nbytes, os.POSIX_FADV_WILLNEED)
-        read_strided(fd, tensor.file, tensor.offset + first * itemsize, cols * itemsize, values)
+        return self.read_block(name, 0, tensor.shape[0], first, count)
+
+    def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
+        tensor = self._tensor(name)
+        values = np.empty((rows, cols), numpy_dtype(tensor.dtype))
+        stride = tensor.shape[1] * values.itemsize
+        offset = tensor.offset + first_row * stride + first_col * values.itemsize
+        read_strided(self._fd(tensor.file), tensor.file, offset, stride, values)
         return values
 
     def close(self) -> None:

@@ -10,8 +10,11 @@ from tpiedge.pack.blob_writer import write_blob
 from tpiedge.pack.hashes import RECORD_BYTES, blob_id
 from tpiedge.pack.layout import BlobLayout, Precision
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, Manifest, load_manifest, manifest_text
+from tpiedge.pack.panel_writer import Quantiser
+from tpiedge.pack.quality import QUALITY_NAME, quality_text
 from tpiedge.pack.source import TensorSource
 from tpiedge.pack.specs import BlobSpec, ModelSpec
+from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.target import (
     check_free_space,
     explain_write_errors,
@@ -36,16 +39,18 @@ class PackReport:
     reused: bool
 
 
-def pack_bytes(spec: ModelSpec, precision: Precision, distinct_layers: int | None = None) -> int:
+def pack_bytes(spec: ModelSpec, precision: Precision | Storage, distinct_layers: int | None = None) -> int:
     """Bytes of all blobs and their hashes on disk (at most: identical blobs are stored once)."""
-    layouts = [BlobLayout.of(blob, precision) for blob in _blobs(spec, distinct_layers).values()]
+    storage = storage_of(precision, spec)
+    blobs = _blobs(spec, distinct_layers).items()
+    layouts = [BlobLayout.of(blob, storage.of_blob(key)) for key, blob in blobs]
     return sum(layout.nbytes + layout.range_count * RECORD_BYTES for layout in layouts)
 
 
 def write_pack(
     spec: ModelSpec,
     source: TensorSource,
-    precision: Precision,
+    precision: Precision | Storage,
     out: Path,
     distinct_layers: int | None = None,
     progress: Progress | None = None,
@@ -53,27 +58,31 @@ def write_pack(
 ) -> PackReport:
     """Write `spec` with the numbers of `source` into the folder `out`, in less than 256 MB of memory.
 
+    `precision` is that of the layers, with what is usual beside it (`Storage.of`), or says all.
     With `distinct_layers` K, layer i gets the numbers of layer i % K. `progress` is called with (bytes
     written, bytes in all). Where `out` already holds the same pack, nothing is written; another writer of
     `out` is waited for. On any error nothing is left of it, also where the source changed meanwhile. Raises UserError,
     ResourceError.
     """
     out = out.absolute()
-    distinct = _check_distinct(spec, precision, distinct_layers)
+    storage = storage_of(precision, spec)
+    distinct = _check_distinct(spec, storage, distinct_layers)
     _check_sources(spec, source, distinct)
-    needed = pack_bytes(spec, precision, distinct) + _SLACK_BYTES
-    wanted = Manifest(spec, precision, source.fingerprint, distinct, "", (), "")
+    needed = pack_bytes(spec, storage, distinct) + _SLACK_BYTES
+    wanted = Manifest(spec, storage, source.fingerprint, distinct, "", (), "")
     with explain_write_errors(out.parent, needed):
         out.parent.mkdir(parents=True, exist_ok=True)
         with lock_target(out, lock_timeout_s):
             if _already_there(out, wanted):
                 return PackReport(out, needed - _SLACK_BYTES, reused=True)
-            with partial_folder(out) as partial:
+            with partial_folder(out) as partial, Quantiser(storage.search) as quantiser:
                 check_free_space(out.parent, needed)
-                written = _Writer(partial, precision, source, progress or _silent, needed - _SLACK_BYTES)
+                written = _Writer(partial, source, quantiser, progress or _silent, needed - _SLACK_BYTES)
                 manifest = written.model(wanted)
                 _check_unchanged(source, wanted.source)
-                _write_manifest(partial, manifest)
+                if storage.layers.quantised:
+                    _write_synced(partial / QUALITY_NAME, quality_text(quantiser.quality))
+                _write_synced(partial / MANIFEST_NAME, manifest_text(manifest))
             return PackReport(out, written.done, reused=False)
 
 
@@ -81,11 +90,11 @@ class _Writer:
     """Writes blobs into a partial folder and counts the bytes."""
 
     def __init__(
-        self, folder: Path, precision: Precision, source: TensorSource, progress: Progress, total: int
+        self, folder: Path, source: TensorSource, quantiser: Quantiser, progress: Progress, total: int
     ) -> None:
         self._blobs = folder / BLOB_FOLDER
-        self._precision = precision
         self._source = source
+        self._quantiser = quantiser
         self._progress = progress
         self._total = total
         self.done = 0
@@ -94,17 +103,17 @@ class _Writer:
         """Write every blob and return the manifest with their ids."""
         self._blobs.mkdir()
         distinct = wanted.distinct_layers
-        ids = {key: self._blob(blob) for key, blob in _blobs(wanted.spec, distinct).items()}
+        blobs = _blobs(wanted.spec, distinct).items()
+        ids = {key: self._blob(BlobLayout.of(blob, wanted.storage.of_blob(key)), blob) for key, blob in blobs}
         sync_folder(self._blobs)
         layers = tuple(ids[layer % distinct] for layer in range(len(wanted.spec.layers)))
         return Manifest(
-            wanted.spec, wanted.precision, wanted.source, distinct, ids["embedding"], layers, ids["head"]
+            wanted.spec, wanted.storage, wanted.source, distinct, ids["embedding"], layers, ids["head"]
         )
 
-    def _blob(self, spec: BlobSpec) -> str:
-        layout = BlobLayout.of(spec, self._precision)
+    def _blob(self, layout: BlobLayout, spec: BlobSpec) -> str:
         path = self._blobs / "incoming"
-        table = write_blob(path, spec, layout, self._source, self._count)
+        table = write_blob(path, spec, layout, self._source, self._quantiser, self._count)
         name = blob_id(layout, table)
         path.rename(self._blobs / name)
         _write_synced(self._blobs / f"{name}.hashes", table)
@@ -114,10 +123,6 @@ class _Writer:
     def _count(self, nbytes: int) -> None:
         self.done += nbytes
         self._progress(self.done, self._total)
-
-
-def _write_manifest(folder: Path, manifest: Manifest) -> None:
-    _write_synced(folder / MANIFEST_NAME, manifest_text(manifest))
 
 
 def _write_synced(path: Path, data: bytes) -> None:
@@ -141,14 +146,14 @@ def _already_there(out: Path, wanted: Manifest) -> bool:
     raise UserError(f"{out} holds a pack of something else: delete it or choose another folder")
 
 
-def _check_distinct(spec: ModelSpec, precision: Precision, distinct_layers: int | None) -> int:
+def _check_distinct(spec: ModelSpec, storage: Storage, distinct_layers: int | None) -> int:
     count = len(spec.layers)
     distinct = count if distinct_layers is None else distinct_layers
     if not 1 <= distinct <= count:
         raise UserError(
             f"--distinct-layers {distinct}: the model has {count} layers; give a number from 1 to {count}"
         )
-    layouts = [BlobLayout.of(layer, precision) for layer in spec.layers]
+    layouts = [BlobLayout.of(layer, storage.layers) for layer in spec.layers]
     for layer, layout in enumerate(layouts):
         if layout != layouts[layer % distinct]:
             raise UserError(

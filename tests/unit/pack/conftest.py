@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.layout import Precision
+from tpiedge.pack.layout import Precision, RowLayout
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.source import CheckpointSource, SourceTensor
@@ -83,7 +83,7 @@ def make_spec() -> Callable[..., ModelSpec]:
 def make_pack(tmp_path: Path) -> Callable[..., Pack]:
     def make(precision: Precision = Precision.F32, distinct: int | None = None, **kwargs: object) -> Pack:
         model = build_spec(**kwargs)  # type: ignore[arg-type]
-        source = RandomSource.for_spec(7, model, STORED[precision])
+        source = RandomSource.for_spec(7, model, STORED.get(precision, "F32"))
         report = write_pack(model, source, precision, tmp_path / "pack", distinct)
         return Pack.open(report.path)
 
@@ -119,8 +119,9 @@ def read_matrix() -> Callable[[Pack, int | str, str], np.ndarray]:
     def read(pack: Pack, key: int | str, name: str) -> np.ndarray:
         layout = pack.layout(key)  # type: ignore[arg-type]
         matrix = layout.matrix(name)
+        assert isinstance(matrix, RowLayout)
         blob = pack.blob_path(key).read_bytes()  # type: ignore[arg-type]
-        dtype = np.dtype(f"<u{layout.precision.itemsize}")
+        dtype = np.dtype(f"<u{layout.precision.bits // 8}")
         rows = [np.frombuffer(blob, dtype, matrix.cols, matrix.row_offset(row)) for row in range(matrix.rows)]
         return np.stack(rows)
 

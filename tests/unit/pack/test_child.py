@@ -16,6 +16,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.parent import run_pack_child
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
+from tpiedge.pack.storage import Storage
 
 # A few hundred megabytes of random numbers: long enough to be interrupted.
 _ROWS = 16384
@@ -45,8 +46,12 @@ def test_a_pack_from_a_child(tmp_path: Path, spec: ModelSpec) -> None:
 
 
 def test_requests_cross_as_json(tmp_path: Path, spec: ModelSpec) -> None:
-    random = PackRequest(spec, RandomTensors(5), Precision.BF16, tmp_path / "pack", 1)
-    assert PackRequest.from_json(json.loads(json.dumps(random.to_json()))) == random
+    for storage in (
+        Storage.of(Precision.BF16, tied=False),
+        Storage.of(Precision.Q4, tied=False, head=Precision.F32, search=False),
+    ):
+        random = PackRequest(spec, RandomTensors(5), storage, tmp_path / "pack", 1)
+        assert PackRequest.from_json(json.loads(json.dumps(random.to_json()))) == random
 
 
 class FileTensor:

@@ -40,12 +40,12 @@ def expected_tensors(spec: ModelSpec, precision: Precision) -> dict[str, np.ndar
             expected[m.source] = source.read_rows(m.source, 0, m.source_shape[0])
         for v in blob.vectors:
             expected[v.source] = source.read_vector(v.source)
-    return {name: array.view(f"<i{precision.itemsize}") for name, array in expected.items()}
+    return {name: array.view(f"<i{precision.bits // 8}") for name, array in expected.items()}
 
 
 @pytest.mark.parametrize("shard_bytes", [1 << 30, 100_000])
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", [Precision.F32, Precision.BF16])
 def test_round_trip_bit_for_bit(
     make_pack: MakePack,
     tmp_path: Path,

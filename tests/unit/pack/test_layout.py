@@ -9,7 +9,9 @@ from tpiedge.pack.layout import (
     ALIGN,
     ROW_ALIGN,
     BlobLayout,
+    PanelLayout,
     Precision,
+    RowLayout,
     group_size,
     share_bytes,
     share_of_matrix,
@@ -45,8 +47,53 @@ def test_matrix_layout_by_hand(
 ) -> None:
     layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit),)), precision)
     matrix = layout.matrix("q")
+    assert isinstance(matrix, RowLayout)
     assert (matrix.row_stride, matrix.padded_rows, matrix.units) == (stride, padded, units)
     assert matrix.nbytes == nbytes == layout.nbytes
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "per_unit", "transposed", "precision", "units", "nbytes"),
+    [
+        # 8 panels of 128 groups: 16 * 2 bytes a group of scales, 16 * 32 codes
+        (4096, 4096, 128, False, Precision.Q8, 32, 32 * 8 * (128 * 32 + 4096 * 16)),
+        (4096, 4096, 128, False, Precision.Q4, 32, 32 * 8 * (128 * 32 + 4096 * 8)),
+        # the units are of inputs: 256 panels of 4 groups
+        (11008, 4096, 128, True, Precision.Q4, 86, 86 * 256 * (4 * 32 + 128 * 8)),
+        # heads of 100 outputs: 7 panels of 100 groups; 49.2 pages
+        (3200, 3200, 100, False, Precision.Q4, 32, 32 * 50 * 4096),
+        # heads of 100 inputs: 4 groups, 104 codes
+        (3200, 3200, 100, True, Precision.Q8, 32, 32 * 88 * 4096),
+        # 67.5 tiles: the last unit has 64 inputs, 2 groups
+        (8640, 3200, 128, True, Precision.Q4, 68, 67 * 57 * 4096 + 29 * 4096),
+    ],
+)
+def test_panels_by_hand(
+    rows: int, cols: int, per_unit: int, transposed: bool, precision: Precision, units: int, nbytes: int
+) -> None:
+    layout = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", rows, cols, per_unit, transposed),)), precision)
+    matrix = layout.matrix("q")
+    assert isinstance(matrix, PanelLayout)
+    assert (matrix.units, matrix.nbytes) == (units, nbytes)
+    assert layout.nbytes == nbytes
+
+
+def test_vectors_are_f32_beside_quantised_matrices() -> None:
+    spec = BlobSpec((MatrixSpec("q", "s", 128, 64, 64),), (VectorSpec("a", "va", 60),))
+    for precision, stored in ((Precision.Q4, F32), (Precision.Q8, F32), (BF16, BF16), (F32, F32)):
+        (vector,) = BlobLayout.of(spec, precision).vectors
+        assert (vector.precision, vector.nbytes) == (stored, 60 * stored.bits // 8)
+
+
+def test_a_panel_is_found_by_its_row() -> None:
+    matrix = BlobLayout.of(BlobSpec((MatrixSpec("q", "s", 1003, 60, 100),)), Precision.Q4).matrix("q")
+    assert isinstance(matrix, PanelLayout)
+    panel = 64 + 64 * 8
+    assert matrix.shape(0).panel_nbytes == panel
+    assert matrix.panel_offset(0) == matrix.panel_offset(15) == 0
+    assert matrix.panel_offset(99) == 6 * panel
+    assert matrix.panel_offset(100) == 4096
+    assert matrix.panel_offset(1002) == 10 * 4096
 
 
 def test_vectors_come_first_in_one_aligned_section() -> None:
@@ -101,16 +148,23 @@ def test_any_share_is_one_aligned_range_of_its_units(
     offset, length = matrix.span(start, stop)
     units = list(matrix.ranges(start, stop))
     assert offset % ALIGN == length % ALIGN == 0
-    assert sum(item.length for item in units) == length == matrix.row_count(start, stop) * matrix.row_stride
+    assert sum(item.length for item in units) == length
     if units:
         assert units[0].offset == offset
-    assert matrix.row_stride % ROW_ALIGN == 0
-    assert matrix.row_stride - ROW_ALIGN < spec.cols * precision.itemsize <= matrix.row_stride
+    if isinstance(matrix, RowLayout):
+        assert length == matrix.row_count(start, stop) * matrix.row_stride
+        assert matrix.row_stride % ROW_ALIGN == 0
+        assert matrix.row_stride - ROW_ALIGN < spec.cols * matrix.itemsize <= matrix.row_stride
+    else:
+        assert isinstance(matrix, PanelLayout)
+        for unit in range(start, stop):
+            assert 0 <= matrix.unit_nbytes(unit) - matrix.shape(unit).nbytes < ALIGN
 
 
-@given(matrices, st.sampled_from(Precision), st.data())
+@given(matrices, st.sampled_from([F32, BF16]), st.data())
 def test_a_row_lies_in_its_unit(spec: MatrixSpec, precision: Precision, data: st.DataObject) -> None:
     matrix = BlobLayout.of(BlobSpec((spec,)), precision).matrix("q")
+    assert isinstance(matrix, RowLayout)
     row = data.draw(st.integers(0, spec.rows - 1))
     offset, length = matrix.span(row // spec.rows_per_unit, row // spec.rows_per_unit + 1)
     assert offset <= matrix.row_offset(row) <= offset + length - matrix.row_stride
@@ -164,6 +218,10 @@ def test_a_blob_is_bounded() -> None:
         BlobLayout.of(BlobSpec((huge,)), F32)
     with pytest.raises(UserError, match="ranges, more than"):
         BlobLayout.of(BlobSpec((MatrixSpec("q", "s", 1 << 26, 4, 1),)), F32)
+    wide = MatrixSpec("q", "s", 4, (1 << 20) + 1, 4)
+    with pytest.raises(UserError, match="q: 1048577 inputs, more than the 1048576 that can be quantised"):
+        BlobLayout.of(BlobSpec((wide,)), Precision.Q4)
+    BlobLayout.of(BlobSpec((replace(wide, transposed=True),)), Precision.Q4)
     with pytest.raises(UserError, match="twice"):
         BlobSpec((MatrixSpec("q", "s", 1, 1, 1),), (VectorSpec("q", "s", 1),))
 
@@ -173,8 +231,13 @@ def test_units_and_rows_beyond_the_matrix_are_refused(spec: ModelSpec) -> None:
     for start, stop in ((0, 7), (-1, 2), (3, 2)):
         with pytest.raises(UserError, match="has units"):
             matrix.span(start, stop)
+    assert isinstance(matrix, RowLayout)
     with pytest.raises(UserError, match="has rows"):
         matrix.row_offset(120)
+    panels = BlobLayout.of(spec.layers[0], Precision.Q8).matrix("q")
+    assert isinstance(panels, PanelLayout)
+    with pytest.raises(UserError, match="has rows"):
+        panels.panel_offset(120)
 
 
 def test_uneven_groups_are_refused() -> None:

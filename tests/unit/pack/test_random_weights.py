@@ -50,6 +50,7 @@ def test_vectors_are_norms_or_biases() -> None:
 def test_a_source_knows_only_its_tensors() -> None:
     source = RandomSource(1, {"w": (4, 6)}, "F32")
     np.testing.assert_array_equal(source.read_columns("w", 2, 3), source.read_rows("w", 0, 4)[:, 2:5])
+    np.testing.assert_array_equal(source.read_block("w", 1, 2, 3, 2), source.read_rows("w", 1, 2)[:, 3:5])
     with pytest.raises(UserError, match="no tensor nope"):
         source.read_rows("nope", 0, 1)
     with pytest.raises(UserError, match="rows of at most"):

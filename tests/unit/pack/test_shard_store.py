@@ -58,7 +58,9 @@ def fill(copy: ShardCopy, pack: Pack, share: NodeShare) -> None:
             assert copy.write(part.layer, item, content(pack, part.layer, item))
 
 
-def test_a_filled_share_is_a_pack_with_holes(pack, tmp_path):
+@pytest.mark.parametrize("precision", [Precision.F32, Precision.Q4])
+def test_a_filled_share_is_a_pack_with_holes(make_pack, tmp_path, precision):
+    pack = make_pack(precision)
     with adopt(ShardStore(tmp_path / "store"), pack) as copy:
         wanted = copy.missing(SHARE)
         assert [part.layer for part in wanted] == [0, 1]

@@ -22,6 +22,7 @@ def test_rectangles(tensor: SourceTensor) -> None:
     np.testing.assert_array_equal(source.read_rows("w", 2, 3), whole[2:5])
     np.testing.assert_array_equal(source.read_columns("w", 7, 3), whole[:, 7:])
     np.testing.assert_array_equal(source.read_columns("w", 0, 10), whole)
+    np.testing.assert_array_equal(source.read_block("w", 1, 3, 4, 5), whole[1:4, 4:9])
     source.close()
 
 

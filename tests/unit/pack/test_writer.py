@@ -15,7 +15,7 @@ from tpiedge.pack import blob_writer
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.blob_writer import tiles, transpose
 from tpiedge.pack.dtypes import STORED, convert
-from tpiedge.pack.layout import BlobLayout, Precision
+from tpiedge.pack.layout import BlobLayout, Precision, RowLayout
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.source import CheckpointSource
@@ -33,7 +33,7 @@ def random_source(spec: ModelSpec, precision: Precision = F32) -> RandomSource:
 
 
 @pytest.mark.parametrize("tile_bytes", [1 << 20, 3000])
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", [F32, BF16])
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])
 def test_every_number_arrives_in_its_place(
     tmp_path: Path,
@@ -56,9 +56,8 @@ def test_every_number_arrives_in_its_place(
         for m in pack.blob_spec(key).matrices:
             expected = arrays[m.source].T if m.transposed else arrays[m.source]
             stored = convert(np.ascontiguousarray(expected), dtype, precision)  # type: ignore[arg-type]
-            np.testing.assert_array_equal(
-                read_matrix(pack, key, m.name), stored.view(f"<u{precision.itemsize}")
-            )
+            bits = stored.view(f"<u{precision.bits // 8}")
+            np.testing.assert_array_equal(read_matrix(pack, key, m.name), bits)
     verify_pack(pack)
 
 
@@ -66,6 +65,7 @@ def test_all_that_is_not_data_is_zero(make_pack: Callable[..., Pack]) -> None:
     pack = make_pack(F32)
     blob = np.fromfile(pack.blob_path(0), np.uint8)
     for matrix in pack.layout(0).matrices:
+        assert isinstance(matrix, RowLayout)
         for row in range(matrix.rows):
             offset = matrix.row_offset(row)
             blob[offset : offset + matrix.cols * 4] = 0
@@ -79,6 +79,7 @@ def test_all_that_is_not_data_is_zero(make_pack: Callable[..., Pack]) -> None:
 def test_tiles_cover_a_matrix_in_order(rows: int, per_unit: int, max_rows: int) -> None:
     spec = BlobSpec((MatrixSpec("q", "s", rows, 60, per_unit),))
     matrix = BlobLayout.of(spec, F32).matrix("q")
+    assert isinstance(matrix, RowLayout)
     next_row = stored = 0
     for tile in tiles(matrix, max_rows):
         assert tile.first_row == next_row
@@ -313,7 +314,7 @@ print(peak() - before)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["f32", "bf16"])
+@pytest.mark.parametrize("precision", ["f32", "bf16", "q8", "q4"])
 def test_a_transposed_tensor_of_600_mb_passes_through_256_mb(tmp_path: Path, precision: str) -> None:
     rows, cols = 5120, 29696
     with (tmp_path / "w").open("wb") as file:

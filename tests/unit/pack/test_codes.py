@@ -1,0 +1,56 @@
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.quantise import dequantise_unit
+from tpiedge.pack.codes import Codes, panels_of
+
+
+def random_codes(bits: int, outputs: int, inputs: int, seed: int = 0) -> Codes:
+    random = np.random.default_rng(seed)
+    codes = random.integers(0, 1 << bits, (outputs, inputs), np.uint8)
+    scales = random.standard_normal((outputs, -(-inputs // 32))).astype(np.float16)
+    return Codes(bits, codes, scales)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    bits=st.sampled_from([4, 8]),
+    outputs=st.integers(1, 40),
+    inputs=st.integers(1, 100),
+    seed=st.integers(0, 9),
+)
+def test_a_unit_holds_what_the_codes_say(bits: int, outputs: int, inputs: int, seed: int) -> None:
+    codes, shape = random_codes(bits, outputs, inputs, seed), PanelShape(bits, outputs, inputs)
+    unit = panels_of(codes, shape)
+    assert unit.shape == (shape.nbytes,)
+    values = codes.values()
+    np.testing.assert_array_equal(dequantise_unit(unit, shape), values)
+    assert values[0, 0] == np.float32(codes.scales_OG[0, 0]) * (int(codes.codes_OI[0, 0]) - (1 << (bits - 1)))
+    assert codes.squares() == pytest.approx(float(np.square(values.astype(np.float64)).sum()), rel=1e-5)
+
+
+def test_what_fills_up_is_zero() -> None:
+    codes, shape = random_codes(4, 3, 33), PanelShape(4, 3, 33)
+    codes.codes_OI[:] = 15
+    unit = panels_of(codes, shape)
+    scales, blocks = unit[: shape.scales_nbytes].view("<f2"), unit[shape.scales_nbytes :].reshape(-1, 16, 4)
+    assert not scales[2 * 16 :].any()
+    assert not scales[:32].reshape(2, 16)[:, 3:].any()
+    assert not blocks[:, 3:].any()
+    assert blocks[4, :3].tolist() == [[15, 0, 0, 0]] * 3
+
+
+def test_cut_as_an_array() -> None:
+    codes = random_codes(8, 20, 100)
+    np.testing.assert_array_equal(codes[3:9].values(), codes.values()[3:9])
+    np.testing.assert_array_equal(codes[:, 32:90].values(), codes.values()[:, 32:90])
+    with pytest.raises(ValueError, match="input 33 is inside a group"):
+        codes[:, 33:]
+
+
+def test_codes_of_another_unit() -> None:
+    with pytest.raises(ValueError, match="are not a unit"):
+        panels_of(random_codes(8, 20, 100), PanelShape(4, 20, 100))

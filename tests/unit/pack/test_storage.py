@@ -1,0 +1,63 @@
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.storage import Storage
+
+F32, BF16, Q8, Q4 = Precision
+
+
+@pytest.mark.parametrize(
+    ("layers", "tied", "embedding", "head"),
+    [
+        (F32, False, F32, F32),
+        (BF16, True, BF16, BF16),
+        (Q4, False, BF16, Q8),
+        (Q8, False, BF16, Q8),
+        (Q4, True, Q8, Q8),
+        (Q8, True, Q8, Q8),
+    ],
+)
+def test_what_is_usual(layers: Precision, tied: bool, embedding: Precision, head: Precision) -> None:
+    storage = Storage.of(layers, tied=tied)
+    assert storage == Storage(layers, embedding, head)
+    assert storage.label(tied=tied) == layers.value
+    assert [storage.of_blob(key) for key in (0, 7, "embedding", "head")] == [layers, layers, embedding, head]
+
+
+@pytest.mark.parametrize(
+    ("tied", "embedding", "head", "search", "label"),
+    [
+        (False, None, None, False, "q4-plain"),
+        (False, Q8, None, True, "q4-embedding-q8"),
+        (False, None, F32, True, "q4-head-f32"),
+        (False, Q4, Q4, False, "q4-embedding-q4-head-q4-plain"),
+        (True, BF16, None, True, "q4-embedding-bf16-head-bf16"),
+        (True, None, Q4, True, "q4-embedding-q4-head-q4"),
+        (True, Q8, Q8, True, "q4"),
+    ],
+)
+def test_what_was_asked_for(
+    tied: bool, embedding: Precision | None, head: Precision | None, search: bool, label: str
+) -> None:
+    storage = Storage.of(Q4, tied=tied, embedding=embedding, head=head, search=search)
+    assert storage.label(tied=tied) == label
+    assert embedding in (None, storage.embedding)
+    assert head in (None, storage.head)
+    assert not tied or storage.embedding is storage.head
+    assert Storage.from_json(storage.to_json()) == storage
+
+
+def test_what_contradicts_itself() -> None:
+    with pytest.raises(UserError, match="the model's head is its embedding"):
+        Storage.of(Q4, tied=True, embedding=BF16, head=Q8)
+    for asked in ({"head": Q8}, {"embedding": F32}, {"search": False}):
+        with pytest.raises(UserError, match="layers in bf16 go with"):
+            Storage.of(BF16, tied=False, **asked)
+
+
+def test_plain_packs_say_one_precision() -> None:
+    assert Storage.of(BF16, tied=False).to_json() == {"precision": "bf16"}
+    assert Storage.from_json({"precision": "f32"}) == Storage(F32, F32, F32)
+    with pytest.raises(UserError, match="precision is missing"):
+        Storage.from_json({})
