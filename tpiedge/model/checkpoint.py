@@ -15,16 +15,21 @@ from typing import NoReturn
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.fields import Fields
 from tpiedge.model.folder import has_file, one_line, open_file, parse_json, quote, read_bytes, resolve_file
+from tpiedge.model.int4_checkpoint import joined_tensors
+from tpiedge.model.quantisation import QUANTISATION_KEY, Quantisation
 from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
 from tpiedge.model.spec import HEAD
-from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.imported import AnyTensor, ImportedTensor, open_tensors
+from tpiedge.pack.source import SourceTensor
 from tpiedge.pack.specs import ModelSpec
 
 __all__ = ["Checkpoint"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
+_OLD_GPTQ = "quantize_config.json"
 _MAX_INDEX_BYTES = 10_000_000
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_SHARDS = 10_000
@@ -38,13 +43,14 @@ class Checkpoint:
     """The config and the tensors of a folder, each with the real path of its file.
 
     `fingerprint` (64 hex digits) changes when the config, a header, a size or a modification time does: it
-    names what was packed without reading the weights.
+    names what was packed without reading the weights. `quantisation` says how others have quantised it, if they have.
     """
 
     folder: Path
     config: ModelConfig
-    tensors: Mapping[str, SourceTensor]
+    tensors: Mapping[str, AnyTensor]
     fingerprint: str
+    quantisation: Quantisation | None = None
 
     @staticmethod
     def open(folder: Path) -> "Checkpoint":
@@ -64,8 +70,12 @@ class Checkpoint:
             tensor_count += len(header.entries)
             if tensor_count > MAX_TENSORS:
                 raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
-        tensors = dict(_locate(folder, weight_map, shards))
-        return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest())
+        located = dict(_locate(folder, weight_map, shards))
+        quantisation = _quantisation(folder)
+        tensors = joined_tensors(located, quantisation) if quantisation else located
+        if not any(isinstance(tensor, ImportedTensor) for tensor in tensors.values()):
+            quantisation = None  # whatever config.json says: the weights are plain
+        return Checkpoint(folder, config, MappingProxyType(tensors), digest.hexdigest(), quantisation)
 
     def check(self, spec: ModelSpec) -> None:
         """Raise UserError that names the first tensor of `spec` that is missing or has a wrong shape.
@@ -81,12 +91,12 @@ class Checkpoint:
                 )
             if info.shape != shape:
                 raise UserError(
-                    f"{info.file}: tensor {source} has shape {_times(info.shape)}, config.json asks for "
+                    f"{_file(info)}: tensor {source} has shape {_times(info.shape)}, config.json asks for "
                     f"{_times(shape)}; check that config.json belongs to the checkpoint"
                 )
             if info.dtype not in _SOURCE_DTYPES:
                 raise UserError(
-                    f"{info.file}: tensor {source} is stored as {info.dtype}; supported are "
+                    f"{_file(info)}: tensor {source} is stored as {info.dtype}; supported are "
                     f"{', '.join(_SOURCE_DTYPES)}: give the original, unquantised checkpoint"
                 )
         head = self.tensors.get(HEAD)
@@ -105,11 +115,25 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield vector.source, (vector.length,)
 
 
-def _same_numbers(one: SourceTensor, other: SourceTensor) -> bool:
+def _quantisation(folder: Path) -> Quantisation | None:
+    where = folder / "config.json"
+    config = parse_json(read_bytes(folder, "config.json", _MAX_CONFIG_BYTES), str(where))
+    if QUANTISATION_KEY not in config and has_file(folder, _OLD_GPTQ):  # as GPTQ once was published
+        where = folder / _OLD_GPTQ
+        old = parse_json(read_bytes(folder, _OLD_GPTQ, _MAX_CONFIG_BYTES), str(where))
+        config = {QUANTISATION_KEY: {"quant_method": "gptq", **old}}
+    return Quantisation.of(Fields(str(where), config))
+
+
+def _file(tensor: AnyTensor) -> Path:
+    return tensor.files[0] if isinstance(tensor, ImportedTensor) else tensor.file
+
+
+def _same_numbers(one: AnyTensor, other: AnyTensor) -> bool:
     """Whether two tensors are equal bit for bit; stops at the first difference."""
     if (one.dtype, one.shape) != (other.dtype, other.shape):
         return False
-    with closing(CheckpointSource({"one": one, "other": other})) as source:
+    with closing(open_tensors({"one": one, "other": other})) as source:
         step = max(1, _COMPARED_NUMBERS // one.shape[1])
         for first in range(0, one.shape[0], step):
             count = min(step, one.shape[0] - first)
@@ -181,7 +205,7 @@ def _locate(
 def _refuse_without_safetensors(folder: Path) -> NoReturn:
     names = sorted(entry.name for entry in folder.iterdir())
     if any(name.endswith(".gguf") for name in names):
-        raise UserError(f"{folder} holds GGUF files: give the original model with safetensors files instead")
+        raise UserError(f"{folder} holds GGUF files: make a pack of one with tpiedge import-gguf FILE")
     if any(name.endswith(_PICKLES) for name in names):
         raise UserError(
             f"{folder} holds pickle files only (.bin), which can run code and are never read: "

@@ -13,6 +13,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.families import FAMILIES, Family
 from tpiedge.model.fields import Fields
 from tpiedge.model.folder import has_file, quote, read_json
+from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import RopeConfig
 
 __all__ = ["ModelConfig"]
@@ -183,10 +184,7 @@ def _family(config: Fields) -> Family:
 
 def _refuse_unsupported(config: Fields) -> None:
     """What a supported `model_type` can be combined with that this engine does not compute."""
-    if config.raw("quantization_config") is not None:
-        config.refuse(
-            "quantization_config", "is set: give the original checkpoint (f32, f16 or bf16 weights)"
-        )
+    Quantisation.of(config)
     for key in _EXPERT_KEYS:
         if config.raw(key) is not None:
             config.refuse(key, "is set: mixture-of-experts models are not supported, only dense ones")

@@ -171,7 +171,7 @@ IMPOSSIBLE: list[tuple[str, Any]] = [
     ("torch_dtype", "float8_e4m3fn"),
     ("tie_word_embeddings", 1),
     ("attention_bias", "yes"),
-    ("quantization_config", {"quant_method": "awq"}),
+    ("quantization_config", "awq"),
     ("num_local_experts", 8),
     ("architectures", ["LlamaForSequenceClassification"]),
     ("bos_token_id", -1),

@@ -1,0 +1,150 @@
+"""GGUF files of small random models, written by the `gguf` package."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
+
+__all__ = ["TinyGguf", "dequantised", "interleaved", "paired_back"]
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass
+class TinyGguf:
+    """A model to write. `kinds`: the type of a matrix by a part of its name, "" for all others."""
+
+    architecture: str = "llama"
+    hidden: int = 64
+    heads: int = 2
+    kv_heads: int = 1
+    head_dim: int = 32
+    ffn: int = 160
+    layers: int = 2
+    vocab: int = 300
+    tied: bool = False
+    kinds: Mapping[str, str] = field(default_factory=lambda: {"": "Q4_0"})
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    extra: Mapping[str, Array] = field(default_factory=dict)
+    without: tuple[str, ...] = ()
+    seed: int = 0
+
+    def tensors(self) -> dict[str, Array]:
+        """Name in the file -> f32, queries and keys already in the file's order."""
+        random = np.random.default_rng(self.seed)
+
+        def matrix(rows: int, cols: int) -> Array:
+            return (random.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
+
+        def vector(length: int) -> Array:
+            return (1 + 0.1 * random.standard_normal(length)).astype(np.float32)
+
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        found = {
+            "token_embd.weight": matrix(self.vocab, self.hidden),
+            "output_norm.weight": vector(self.hidden),
+        }
+        if not self.tied:
+            found["output.weight"] = matrix(self.vocab, self.hidden)
+        for layer in range(self.layers):
+            part = {
+                "attn_norm.weight": vector(self.hidden),
+                "ffn_norm.weight": vector(self.hidden),
+                "attn_q.weight": matrix(queries, self.hidden),
+                "attn_k.weight": matrix(keys, self.hidden),
+                "attn_v.weight": matrix(keys, self.hidden),
+                "attn_output.weight": matrix(self.hidden, queries),
+                "ffn_gate.weight": matrix(self.ffn, self.hidden),
+                "ffn_up.weight": matrix(self.ffn, self.hidden),
+                "ffn_down.weight": matrix(self.hidden, self.ffn),
+            }
+            if self.architecture == "qwen2":
+                sizes = {"attn_q": queries, "attn_k": keys, "attn_v": keys}
+                part |= {f"{name}.bias": vector(size) for name, size in sizes.items()}
+            if self.architecture == "qwen3":
+                part |= {f"{name}.weight": vector(self.head_dim) for name in ("attn_q_norm", "attn_k_norm")}
+            found |= {f"blk.{layer}.{name}": value for name, value in part.items()}
+        found |= self.extra
+        return {name: value for name, value in found.items() if name not in self.without}
+
+    def metadata(self) -> dict[str, Any]:
+        """Key -> value."""
+        name = self.architecture
+        return {
+            f"{name}.block_count": self.layers,
+            f"{name}.context_length": 128,
+            f"{name}.embedding_length": self.hidden,
+            f"{name}.feed_forward_length": self.ffn,
+            f"{name}.attention.head_count": self.heads,
+            f"{name}.attention.head_count_kv": self.kv_heads,
+            f"{name}.attention.key_length": self.head_dim,
+            f"{name}.attention.value_length": self.head_dim,
+            f"{name}.attention.layer_norm_rms_epsilon": 1e-5,
+            f"{name}.rope.dimension_count": self.head_dim,
+            f"{name}.rope.freq_base": 10000.0,
+            f"{name}.vocab_size": self.vocab,
+        } | dict(self.keys)
+
+    def write(self, path: Path) -> Path:
+        writer = GGUFWriter(path, self.architecture)
+        for key, value in self.metadata().items():
+            _add(writer, key, value)
+        for name, values in self.tensors().items():
+            kind = self._kind(name, values)
+            if kind in ("F32", "F16"):
+                writer.add_tensor(name, values.astype(np.float32 if kind == "F32" else np.float16))
+            else:
+                raw = gguf.quants.quantize(values, GGMLQuantizationType[kind])
+                writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    def _kind(self, name: str, values: Array) -> str:
+        if values.ndim == 1:
+            return "F32"
+        matching = [part for part in self.kinds if name.startswith(part) or f".{part}" in name]
+        return self.kinds[max(matching, key=len)]
+
+
+def _add(writer: GGUFWriter, key: str, value: Any) -> None:
+    if key == "general.architecture":
+        return
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    else:
+        writer.add_array(key, value)
+
+
+def dequantised(path: Path) -> dict[str, Array]:
+    """Name -> f32, as the `gguf` package reads the file."""
+    return {
+        tensor.name: gguf.quants.dequantize(tensor.data, tensor.tensor_type).reshape(
+            [int(size) for size in reversed(tensor.shape)]
+        )
+        for tensor in GGUFReader(path).tensors
+    }
+
+
+def interleaved(rows: Array, head_dim: int) -> Array:
+    """Rows as checkpoints order them (the halves of a head) in the order of the files (pairs)."""
+    heads = rows.reshape(-1, 2, head_dim // 2, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)
+
+
+def paired_back(rows: Array, head_dim: int) -> Array:
+    """The inverse of `interleaved`."""
+    heads = rows.reshape(-1, head_dim // 2, 2, *rows.shape[1:])
+    return heads.swapaxes(1, 2).reshape(rows.shape)

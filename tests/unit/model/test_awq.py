@@ -1,0 +1,46 @@
+"""AWQ checkpoints: the numbers of the published layout, exactly, also in packs that can hold them."""
+
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.unit.model.int4_files import Int4Checkpoint, exported
+from tpiedge.errors import UserError
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.imported import open_tensors
+from tpiedge.pack.int4_words import AWQ_ORDER, unpack_words
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.writer import write_pack
+
+
+def test_the_order_of_the_outputs_in_a_word() -> None:
+    """A word whose nibbles count upwards from its lowest bits."""
+    word = np.array([[0x76543210]], np.uint32)
+    assert unpack_words(word, 1, AWQ_ORDER).tolist() == [[0, 4, 1, 5, 2, 6, 3, 7]]
+    assert unpack_words(word, 1).tolist() == [list(range(8))]
+    assert unpack_words(word, 0).tolist() == [[code] for code in range(8)]
+
+
+@pytest.mark.parametrize("group", [32, 64, 128, -1])
+def test_nothing_is_lost_in_eight_bits(tmp_path: Path, group: int) -> None:
+    numbers = Int4Checkpoint("awq", group).write(tmp_path / "m")
+    checkpoint = Checkpoint.open(tmp_path / "m")
+    assert checkpoint.quantisation is not None
+    assert checkpoint.quantisation.precision is Precision.Q8
+    spec = model_spec(checkpoint.config)
+    checkpoint.check(spec)
+    with closing(open_tensors(checkpoint.tensors)) as source:
+        write_pack(spec, source, Precision.Q8, tmp_path / "pack")
+    back = exported(tmp_path / "pack", tmp_path / "back")
+    for name, values in numbers.items():
+        if "proj" in name:
+            np.testing.assert_array_equal(back[name], values, err_msg=name)
+
+
+def test_other_layouts_are_refused(tmp_path: Path) -> None:
+    Int4Checkpoint("awq", quantization={"version": "gemv"}).write(tmp_path / "m")
+    with pytest.raises(UserError, match="version is 'gemv'; supported is gemm"):
+        Checkpoint.open(tmp_path / "m")

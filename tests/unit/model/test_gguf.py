@@ -1,0 +1,349 @@
+"""GGUF files imported: the same numbers as the `gguf` package reads, and nothing lost on the way into a pack."""
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from safetensors.numpy import load_file
+
+from tests.unit.model.gguf_files import TinyGguf, dequantised, interleaved, paired_back
+from tpiedge.errors import UserError
+from tpiedge.model.gguf import GgufModel
+from tpiedge.model.gguf_names import gguf_name
+from tpiedge.model.rope import rope_frequencies
+from tpiedge.model.spec import model_spec
+from tpiedge.pack import panel_writer
+from tpiedge.pack.dtypes import f32_from_bf16
+from tpiedge.pack.export import export_safetensors
+from tpiedge.pack.imported import open_tensors, tensor_from_json, tensor_to_json
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.quality import load_quality
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.writer import write_pack
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+Q4, Q8, BF16, F32 = Precision.Q4, Precision.Q8, Precision.BF16, Precision.F32
+
+
+def checkpoint_numbers(path: Path, model: GgufModel) -> dict[str, Array]:
+    """Checkpoint's name -> f32, by the package alone."""
+    found = dequantised(path)
+    numbers = {source: found[gguf_name(source)] for source in model.tensors}
+    if model.config.model_type == "llama":
+        for source, values in numbers.items():
+            if "q_proj" in source or "k_proj" in source:
+                numbers[source] = paired_back(values, model.config.head_dim)
+    return numbers
+
+
+def as_f32(values: Array) -> Array:
+    return f32_from_bf16(values) if values.dtype == np.uint16 else values.astype(np.float32)
+
+
+def packed(path: Path, precision: Precision | None, out: Path) -> tuple[Pack, Mapping[str, Array]]:
+    """The file's pack, and its numbers as `unpack` gives them back."""
+    model = GgufModel.open(path)
+    with closing(open_tensors(model.tensors)) as source:
+        write_pack(model_spec(model.config), source, model.storage(precision), out / "pack")
+    pack = Pack.open(out / "pack")
+    export_safetensors(pack, out / "back")
+    return pack, load_file(out / "back" / "model.safetensors")
+
+
+@pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize(("kind", "precision"), [("Q4_0", Q4), ("Q8_0", Q8), ("F16", F32), ("F32", F32)])
+def test_nothing_is_lost(tmp_path: Path, architecture: str, kind: str, precision: Precision) -> None:
+    tiny = TinyGguf(architecture, kinds={"": kind}, hidden=96, head_dim=64, heads=4, kv_heads=2, ffn=288)
+    path = tiny.write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    assert list(model.losses(model.storage(None))) == []
+    pack, back = packed(path, None, tmp_path)
+    assert pack.precision is precision
+    expected = checkpoint_numbers(path, model)
+    assert set(back) == set(expected)
+    for name, values in expected.items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+    quality = load_quality(pack.path)
+    assert (quality is not None) == precision.quantised
+    assert quality is None or quality.total.noise == 0
+
+
+def test_bf16_stays_bf16(tmp_path: Path) -> None:
+    path = TinyGguf(kinds={"": "BF16"}, tied=True).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    assert model.storage(None).layers is BF16
+    with closing(open_tensors(model.tensors)) as source:
+        write_pack(model_spec(model.config), source, BF16, tmp_path / "pack")
+        expected = checkpoint_numbers(path, model)
+        name = "model.layers.0.self_attn.q_proj.weight"
+        np.testing.assert_array_equal(as_f32(source.read_rows(name, 3, 40)), expected[name][3:43])
+
+
+def test_four_bits_fit_eight(tmp_path: Path) -> None:
+    path = TinyGguf().write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    assert list(model.losses(model.storage(Q8))) == []
+    pack, back = packed(path, Q8, tmp_path)
+    assert pack.precision is Q8
+    for name, values in checkpoint_numbers(path, model).items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("piece_bytes", [1, 10_000, 60_000])
+def test_however_it_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece_bytes: int) -> None:
+    """Some panels of a unit at a time, a unit, or several."""
+    monkeypatch.setattr(panel_writer, "PIECE_BYTES", piece_bytes)
+    path = TinyGguf(kinds={"": "Q4_0"}, head_dim=64, layers=1).write(tmp_path / "f.gguf")
+    expected = checkpoint_numbers(path, GgufModel.open(path))
+    back = packed(path, None, tmp_path)[1]
+    for name, values in expected.items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+
+
+def test_scales_that_a_quantiser_would_not_choose_stay(tmp_path: Path) -> None:
+    """Files of other programs: codes that do not reach the ends of their range."""
+    path = TinyGguf(layers=1).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    data = bytearray(path.read_bytes())
+    random = np.random.default_rng(1)
+    for tensor in model.tensors.values():
+        if tensor.kind == "Q4_0":
+            blocks = np.frombuffer(
+                data, np.uint8, tensor.shape[0] * tensor.row_nbytes, tensor.offset
+            ).reshape(-1, 18)
+            blocks[:, 2:] = random.integers(6, 11, blocks[:, 2:].shape) * 17  # codes 6 to 10
+    path.write_bytes(data)
+    model = GgufModel.open(path)
+    _, back = packed(path, None, tmp_path)
+    for name, values in checkpoint_numbers(path, model).items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize("scale", [0x7E00, 0x7C00])
+def test_a_scale_that_is_no_number_is_refused(tmp_path: Path, scale: int) -> None:
+    path = TinyGguf(layers=1).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    data = bytearray(path.read_bytes())
+    at = model.tensors["model.layers.0.mlp.down_proj.weight"].offset
+    data[at : at + 2] = scale.to_bytes(2, "little")
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"mlp\.down_proj\.weight, row 0 .* cannot be quantised"):
+        packed(path, None, tmp_path)
+
+
+def test_heads_that_cut_groups_are_rounded_and_nothing_else(tmp_path: Path) -> None:
+    """With 48 numbers in a head, groups of the output projection begin elsewhere than in the file."""
+    path = TinyGguf(heads=2, kv_heads=2, head_dim=48, kinds={"": "Q8_0"}).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    assert list(model.losses(model.storage(None))) == ["2 of Q8_0 are rounded to q8"]
+    _, back = packed(path, None, tmp_path)
+    for name, values in checkpoint_numbers(path, model).items():
+        if "o_proj" in name:
+            assert 0 < np.abs(back[name] - values).max() < 0.02 * np.abs(values).max()
+        else:
+            np.testing.assert_array_equal(back[name], values, err_msg=name)
+
+
+@pytest.mark.parametrize(
+    "kind", ["Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"]
+)
+def test_other_types_are_read_as_the_package_does(tmp_path: Path, kind: str) -> None:
+    """The package writes few of them: any bits are valid blocks."""
+    import gguf
+
+    from tpiedge.pack.ggml_blocks import BLOCKS
+    from tpiedge.pack.ggml_tensor import BlockTensor
+
+    weights, nbytes = BLOCKS[kind]
+    random = np.random.default_rng(2)
+    raw = random.integers(0, 256, (12, 512 // weights * nbytes), np.uint8)
+    path = tmp_path / "f"
+    path.write_bytes(bytes(7) + raw.tobytes())
+    with np.errstate(all="ignore"):
+        expected = gguf.quants.dequantize(raw, gguf.GGMLQuantizationType[kind])
+    with closing(open_tensors({"w": BlockTensor((12, 512), path, kind, 7)})) as source:
+        np.testing.assert_array_equal(source.read_rows("w", 2, 5), expected[2:7])
+        np.testing.assert_array_equal(source.read_columns("w", 130, 200), expected[:, 130:330])
+        np.testing.assert_array_equal(source.read_block("w", 3, 4, 255, 2), expected[3:7, 255:257])
+
+
+def test_a_mixture_goes_by_most_of_the_weights(tmp_path: Path) -> None:
+    kinds = {"": "Q4_0", "blk.0.ffn_down": "Q4_1", "output.weight": "Q8_0", "token_embd": "F16"}
+    path = TinyGguf(kinds=kinds).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    storage = model.storage(None)
+    assert (storage.layers, storage.embedding, storage.head) == (Q4, BF16, Q8)
+    assert list(model.losses(storage)) == ["1 of F16 is rounded to bf16", "1 of Q4_1 is rounded to q4"]
+    assert model.storage(BF16).head is BF16
+    mostly = GgufModel.open(TinyGguf(kinds={"": "Q4_0", "ffn": "Q5_0"}).write(tmp_path / "g.gguf"))
+    assert mostly.storage(None).layers is Q8
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), kind=st.sampled_from(["Q4_0", "Q8_0", "F16"]))
+def test_any_rectangle(tmp_path: Path, data: Any, kind: str) -> None:
+    path = TinyGguf(layers=1, kinds={"": kind}, heads=3, kv_heads=3).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    expected = checkpoint_numbers(path, model)
+    name = data.draw(st.sampled_from(sorted(n for n, t in model.tensors.items() if len(t.shape) == 2)))
+    rows, cols = model.tensors[name].shape
+    row, col = data.draw(st.integers(0, rows - 1)), data.draw(st.integers(0, cols - 1))
+    height, width = data.draw(st.integers(1, rows - row)), data.draw(st.integers(1, cols - col))
+    part = expected[name][row : row + height, col : col + width]
+    with closing(open_tensors(model.tensors)) as source:
+        np.testing.assert_array_equal(as_f32(source.read_block(name, row, height, col, width)), part)
+        codes = source.read_codes(name, range(row, row + height), range(col, col + width), 8)  # type: ignore[attr-defined]
+        assert (codes is not None) == (kind != "F16" and col % 32 == 0)
+        if codes is not None:
+            np.testing.assert_array_equal(codes.values(), part)
+
+
+def test_tensors_cross_to_the_child(tmp_path: Path) -> None:
+    import json
+
+    model = GgufModel.open(TinyGguf().write(tmp_path / "f.gguf"))
+    for tensor in model.tensors.values():
+        assert tensor_from_json(json.loads(json.dumps(tensor_to_json(tensor)))) == tensor
+
+
+def test_the_fingerprint_follows_the_file(tmp_path: Path) -> None:
+    path = TinyGguf().write(tmp_path / "f.gguf")
+    before = GgufModel.open(path)
+    moved = path.rename(tmp_path / "g.gguf").rename(path)
+    assert GgufModel.open(moved).fingerprint == before.fingerprint
+    TinyGguf(seed=1).write(path)
+    assert GgufModel.open(path).fingerprint != before.fingerprint
+    with closing(open_tensors(before.tensors)) as source:
+        first = source.fingerprint
+        path.write_bytes(path.read_bytes() + bytes(32))
+        assert source.fingerprint != first
+
+
+def test_interleaving_is_its_own_story() -> None:
+    """Row 2 i + a of a file's head is row a * half + i of the checkpoint's."""
+    rows = np.arange(8)
+    assert interleaved(rows, 8).tolist() == [0, 4, 1, 5, 2, 6, 3, 7]
+    assert paired_back(interleaved(rows, 4), 4).tolist() == rows.tolist()
+
+
+# --- the config
+
+
+def config_of(tmp_path: Path, **changes: Any) -> Any:
+    return GgufModel.open(TinyGguf(layers=1, **changes).write(tmp_path / "f.gguf")).config
+
+
+def test_the_config(tmp_path: Path) -> None:
+    config = config_of(tmp_path, architecture="qwen3", heads=4, kv_heads=2, head_dim=32, tied=True)
+    assert (config.model_type, config.hidden_size, config.intermediate_size) == ("qwen3", 64, 160)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 32)
+    assert (config.vocab_size, config.tie_word_embeddings, config.qk_norm) == (300, True, True)
+    assert (config.rms_norm_eps, config.rope.theta) == (1e-5, 10000.0)
+    assert config_of(tmp_path, architecture="qwen2").qkv_bias
+    assert not config_of(tmp_path).tie_word_embeddings
+
+
+def llama3_divisors(original: int, factor: float = 8.0, head_dim: int = 32) -> Array:
+    """The rule, number by number: long waves are slowed by the factor, short ones kept, the others in between."""
+    divisors = []
+    for index in range(head_dim // 2):
+        wave = 2 * np.pi * 10000.0 ** (2 * index / head_dim)
+        smooth = (original / wave - 1.0) / (4.0 - 1.0)
+        divisors.append(factor if smooth < 0 else 1.0 if smooth > 1 else 1 / ((1 - smooth) / factor + smooth))
+    return np.array(divisors, np.float32)
+
+
+@pytest.mark.parametrize(("original", "factor"), [(8192, 8.0), (8192, 32.0), (256, 4.0)])
+def test_the_rope_of_llama_3(tmp_path: Path, original: int, factor: float) -> None:
+    divisors = llama3_divisors(original, factor)
+    rope = config_of(tmp_path, extra={"rope_freqs.weight": divisors}).rope
+    assert (rope.kind, rope.factor, rope.original_positions) == ("llama3", factor, original)
+    plain = 10000.0 ** (-np.arange(0, 32, 2) / 32)
+    np.testing.assert_allclose(rope_frequencies(rope, 32, 1)[0], plain / divisors, rtol=1e-4)
+
+
+def test_other_scalings_of_rope(tmp_path: Path) -> None:
+    plain = config_of(tmp_path, extra={"rope_freqs.weight": np.ones(16, np.float32)}).rope
+    assert plain.kind == "default"
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
+    assert (lambda rope: (rope.kind, rope.factor))(config_of(tmp_path, keys=linear).rope) == ("linear", 4.0)
+    old = {"llama.rope.scale_linear": 2.0}
+    assert (lambda rope: (rope.kind, rope.factor))(config_of(tmp_path, keys=old).rope) == ("linear", 2.0)
+    yarn = {
+        "llama.rope.scaling.type": "yarn",
+        "llama.rope.scaling.factor": 4.0,
+        "llama.rope.scaling.original_context_length": 32,
+    }
+    rope = config_of(tmp_path, keys=yarn).rope
+    assert (rope.kind, rope.factor, rope.original_positions) == ("yarn", 4.0, 32)
+
+
+def test_every_id_that_ends_an_answer(tmp_path: Path) -> None:
+    tokens = ["<s>", "</s>", "<|eot_id|>", "a", "<|im_end|>"]
+    keys = {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3, 3, 3, 1, 3],
+        "tokenizer.ggml.bos_token_id": 0,
+        "tokenizer.ggml.eos_token_id": 1,
+    }
+    config = config_of(tmp_path, keys=keys)
+    assert (config.bos_id, config.eos_ids) == (0, (1, 2, 4))
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"architecture": "gemma2"}, "the architecture is 'gemma2'; supported are llama, qwen2, qwen3"),
+    ({"keys": {"split.count": 3}}, "is one part of several: join them with llama-gguf-split"),
+    ({"keys": {"llama.expert_count": 8}}, "mixture-of-experts"),
+    ({"keys": {"llama.rope.dimension_count": 16}}, "rope.dimension_count is 16, not the numbers of a head"),
+    ({"keys": {"llama.rope.scaling.type": "longrope"}}, "supported are none, linear, yarn"),
+    ({"keys": {"llama.attention.layer_norm_rms_epsilon": 5.0}}, "layer_norm_rms_epsilon is 5.0"),
+    ({"keys": {"llama.attention.head_count": 3}}, "num_attention_heads|has the shape"),
+    ({"keys": {"llama.attention.head_count": [2, 2]}}, "llama.attention.head_count is"),
+    ({"keys": {"llama.embedding_length": 0}}, "llama.embedding_length is 0"),
+    ({"keys": {"llama.block_count": 2}}, "the tensor blk.1.attn_q.weight is missing"),
+    ({"without": ("blk.0.ffn_up.weight",)}, "the tensor blk.0.ffn_up.weight is missing"),
+    ({"without": ("token_embd.weight",)}, "token_embd.weight is missing"),
+    ({"keys": {"llama.feed_forward_length": 128}}, "blk.0.ffn_gate.weight has the shape"),
+    ({"extra": {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}}, "blk.0.attn_sinks.weight has no place"),
+    ({"extra": {"rope_freqs.weight": np.full(16, 1.5, np.float32)}}, "does not follow the rule of Llama 3"),
+    ({"extra": {"rope_freqs.weight": np.full(16, np.nan, np.float32)}}, "rope_parameters|rope_freqs"),
+    ({"keys": {"llama.attention.scale": 0.5}}, "llama.attention.scale is set"),
+]
+
+
+@pytest.mark.parametrize(("changes", "message"), REFUSED, ids=[message for _, message in REFUSED])
+def test_what_is_refused(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message) as caught:
+        config_of(tmp_path, **changes)
+    assert "\n" not in str(caught.value)
+    assert "f.gguf" in str(caught.value)
+
+
+def test_biases_are_where_the_file_has_them(tmp_path: Path) -> None:
+    random = np.random.default_rng(3)
+    sizes = {
+        "attn_q": 64,
+        "attn_k": 32,
+        "attn_v": 32,
+        "attn_output": 64,
+        "ffn_gate": 160,
+        "ffn_up": 160,
+        "ffn_down": 64,
+    }
+    extra = {
+        f"blk.0.{name}.bias": random.standard_normal(size).astype(np.float32) for name, size in sizes.items()
+    }
+    path = TinyGguf(layers=1, extra=extra).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    assert (model.config.qkv_bias, model.config.o_bias, model.config.mlp_bias) == (True, True, True)
+    back = packed(path, None, tmp_path)[1]
+    for name, values in checkpoint_numbers(path, model).items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+    only_qkv = {name: values for name, values in extra.items() if "output" not in name and "ffn" not in name}
+    assert not config_of(tmp_path, extra=only_qkv).o_bias

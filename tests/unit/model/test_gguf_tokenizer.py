@@ -1,0 +1,208 @@
+"""Tokenizers of GGUF files against the demo model's own, and against SentencePiece's rule done naively."""
+
+import json
+import re
+from collections.abc import Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.model.gguf_files import TinyGguf
+from tpiedge.model.gguf_file import GgufHeader, read_gguf_header
+from tpiedge.model.gguf_tokenizer import text_files
+from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.tokenizer import Tokenizer
+
+TEXTS = [
+    "The small boat sails home.",
+    "It's 12345 o'clock, isn't it?\n\n  Two  spaces, a\ttab.",
+    "naïve café, 你好，世界！ 👩‍👩‍👧 <|eos|> after",
+    " leading and trailing ",
+    "",
+]
+
+
+def files_of(values: Mapping[str, Any], vocab_size: int = 5000) -> Any:
+    keys = {f"tokenizer.{name}": value for name, value in values.items()}
+    return text_files(GgufHeader(Path("f.gguf"), keys, {}, ""), vocab_size)
+
+
+def tokenizer_of(folder: Path, values: Mapping[str, Any]) -> Tokenizer:
+    found = files_of(values)
+    assert found.notice is None
+    for name, data in found.files.items():
+        (folder / name).write_bytes(data)
+    return Tokenizer.open(folder)
+
+
+# --- byte-level
+
+
+@pytest.fixture(scope="module")
+def demo_keys() -> dict[str, Any]:
+    """The demo model's tokenizer as a file's keys."""
+    source = json.loads((resolve_model(DEMO) / "tokenizer.json").read_bytes())
+    ids = source["model"]["vocab"] | {token["content"]: token["id"] for token in source["added_tokens"]}
+    tokens = [token for token, _ in sorted(ids.items(), key=lambda item: item[1])]
+    added = {token["content"] for token in source["added_tokens"]}
+    return {
+        "ggml.model": "gpt2",
+        "ggml.pre": "gpt-2",
+        "ggml.tokens": tokens,
+        "ggml.token_type": np.array([3 if token in added else 1 for token in tokens], np.int32),
+        "ggml.merges": [" ".join(merge) for merge in source["model"]["merges"]],
+        "ggml.bos_token_id": 0,
+        "ggml.eos_token_id": 1,
+        "ggml.add_bos_token": True,
+        "chat_template": "{{ messages }}",
+    }
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_the_demo_model_through_a_file(tmp_path: Path, demo_keys: dict[str, Any], text: str) -> None:
+    own, ours = Tokenizer.open(resolve_model(DEMO)), tokenizer_of(tmp_path, demo_keys)
+    assert ours.encode(text) == own.encode(text)
+    assert ours.encode(text, add_special=False) == own.encode(text, add_special=False)
+    ids = own.encode(text)
+    assert ours.decode(ids) == own.decode(ids) == text.replace("<|eos|>", "")
+    assert ours.decode(ids, skip_special=False) == own.decode(ids, skip_special=False)
+    assert (ours.bos_id, ours.eos_id, ours.special_ids) == (0, 1, own.special_ids)
+    assert (tmp_path / "chat_template.jinja").read_text() == "{{ messages }}"
+
+
+SPLITS = [
+    ("gpt-2", "It's 1234!\n\nA  b", ["It", "'s", " 1234", "!", "\n", "\n", "A", " ", " b"]),
+    ("llama-bpe", "It'S 1234!\n\nA  b", ["It", "'S", " ", "123", "4", "!\n\n", "A", " ", " b"]),
+    ("qwen2", "It'S 1234!\n\nA  b", ["It", "'S", " ", "1", "2", "3", "4", "!\n\n", "A", " ", " b"]),
+    ("smollm", "It's 12!\n\nA", ["It", "'s", " ", "1", "2", "!", "\n", "\n", "A"]),
+    ("tekken", "camelCase A1", ["camel", "Case", " A", "1"]),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "pieces"), SPLITS)
+def test_how_text_is_cut(
+    tmp_path: Path, demo_keys: dict[str, Any], name: str, text: str, pieces: list[str]
+) -> None:
+    tokenizer = tokenizer_of(tmp_path, demo_keys | {"ggml.pre": name})
+    found = tokenizer._backend.pre_tokenizer.pre_tokenize_str(text)
+    assert [text[start:stop] for _, (start, stop) in found] == pieces
+
+
+def test_defaults_of_the_families(tmp_path: Path, demo_keys: dict[str, Any]) -> None:
+    keys = {name: value for name, value in demo_keys.items() if name != "ggml.add_bos_token"}
+    assert tokenizer_of(tmp_path, keys | {"ggml.pre": "llama-bpe"}).encode("a")[0] == 0
+    assert tokenizer_of(tmp_path, keys | {"ggml.pre": "qwen2"}).encode("a")[0] != 0
+    ours = tokenizer_of(tmp_path, keys | {"ggml.add_eos_token": True})
+    assert ours.encode("a")[-1] == 1
+    wide = tokenizer_of(tmp_path, keys | {"ggml.pre": "qwen2"})
+    assert wide.encode("é") == wide.encode("é")
+
+
+# --- SentencePiece
+
+_BYTES = [f"<0x{value:02X}>" for value in range(256)]
+_PIECES = ["▁", "a", "b", "n", "▁a", "an", "▁b", "ana", "▁ban", "ban", "na", "▁an", "aa", "▁▁", "ab"]
+
+
+@pytest.fixture(scope="module")
+def piece_keys() -> dict[str, Any]:
+    """Pieces that overlap in many ways, with scores that are not in the order of ids."""
+    tokens = ["<unk>", "<s>", "</s>", *_BYTES, *_PIECES, "<tool>"]
+    scores = np.zeros(len(tokens), np.float32)
+    scores[259 : 259 + len(_PIECES)] = -np.random.default_rng(7).permutation(len(_PIECES)).astype(np.float32)
+    kinds = [2, 3, 3] + [6] * 256 + [1] * len(_PIECES) + [4]
+    return {
+        "ggml.model": "llama",
+        "ggml.tokens": tokens,
+        "ggml.scores": scores,
+        "ggml.token_type": np.array(kinds, np.int32),
+        "ggml.bos_token_id": 1,
+        "ggml.eos_token_id": 2,
+        "ggml.unknown_token_id": 0,
+    }
+
+
+def by_the_rule(text: str, keys: Mapping[str, Any]) -> list[int]:
+    """Merge the pair whose piece has the best score, the leftmost of equal ones, until there is none."""
+    scores = {
+        token: (float(score), index)
+        for index, (token, kind, score) in enumerate(
+            zip(keys["ggml.tokens"], keys["ggml.token_type"], keys["ggml.scores"], strict=True)
+        )
+        if kind == 1
+    }
+    symbols = list("▁" + text.replace(" ", "▁")) if text else []
+    while True:
+        pairs = [
+            (-scores[left + right][0], at)
+            for at, (left, right) in enumerate(pairwise(symbols))
+            if left + right in scores
+        ]
+        if not pairs:
+            break
+        at = min(pairs)[1]
+        symbols[at : at + 2] = [symbols[at] + symbols[at + 1]]
+    ids: list[int] = []
+    for symbol in symbols:
+        ids += [scores[symbol][1]] if symbol in scores else [3 + byte for byte in symbol.encode()]
+    return ids
+
+
+@settings(max_examples=300, deadline=None)
+@given(text=st.text("abn é", max_size=24))
+def test_pieces_by_their_scores(piece_tokenizer: Tokenizer, piece_keys: dict[str, Any], text: str) -> None:
+    ids = by_the_rule(text, piece_keys)
+    assert piece_tokenizer.encode(text, add_special=False) == ids
+    assert piece_tokenizer.decode(ids) == text
+
+
+@pytest.fixture(scope="module")
+def piece_tokenizer(tmp_path_factory: pytest.TempPathFactory, piece_keys: dict[str, Any]) -> Tokenizer:
+    return tokenizer_of(tmp_path_factory.mktemp("pieces"), piece_keys)
+
+
+def test_special_tokens_of_pieces(tmp_path: Path, piece_keys: dict[str, Any]) -> None:
+    tokenizer = tokenizer_of(tmp_path, piece_keys)
+    assert tokenizer.encode("a")[0] == 1
+    assert tokenizer.encode("<tool>", add_special=False) == [len(piece_keys["ggml.tokens"]) - 1]
+    assert tokenizer.special_ids == {0, 1, 2}
+    plain = tokenizer_of(tmp_path, piece_keys | {"ggml.add_space_prefix": False, "ggml.add_bos_token": False})
+    assert plain.encode("a") == [piece_keys["ggml.tokens"].index("a")]
+    assert plain.decode(plain.encode(" a")) == " a"
+
+
+# --- without
+
+
+@pytest.mark.parametrize(
+    ("changes", "notice"),
+    [
+        ({"ggml.model": "t5"}, r"\('t5, gpt-2'\) is of no kind that is known"),
+        ({"ggml.pre": "new-model"}, "'gpt2, new-model'"),
+        ({"ggml.pre": None}, "'gpt2, None'"),
+        ({"ggml.merges": None}, "of no kind that is known"),
+        ({"ggml.tokens": None}, "the file has no tokenizer"),
+        ({"ggml.tokens": ["x"] * 5001}, "the tokenizer has 5001 tokens, the embedding 5000 rows"),
+    ],
+)
+def test_a_tokenizer_that_is_not_known_is_left_out(
+    demo_keys: dict[str, Any], changes: dict[str, Any], notice: str
+) -> None:
+    found = files_of(demo_keys | changes)
+    assert set(found.files) == {"chat_template.jinja"}
+    assert re.search(notice, str(found.notice))
+
+
+def test_through_a_real_file(tmp_path: Path, piece_keys: dict[str, Any]) -> None:
+    keys = {
+        f"tokenizer.{name}": value.tolist() if isinstance(value, np.ndarray) else value
+        for name, value in piece_keys.items()
+    }
+    path = TinyGguf(layers=1, keys=keys).write(tmp_path / "f.gguf")
+    found = text_files(read_gguf_header(path), 300)
+    assert found == files_of(piece_keys)

@@ -1,0 +1,112 @@
+"""A model in a GGUF file: its config, where its tensors lie, its text files, and how a pack holds it best."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+
+from tpiedge.kernels.panels import GROUP
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf_config import gguf_config, huggingface_config
+from tpiedge.model.gguf_file import read_gguf_header
+from tpiedge.model.gguf_names import gguf_tensors
+from tpiedge.model.gguf_tokenizer import TextFiles, text_files
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.ggml_blocks import EXACT_BITS
+from tpiedge.pack.ggml_tensor import BlockTensor
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import MatrixSpec
+from tpiedge.pack.storage import Storage
+
+__all__ = ["GgufModel"]
+
+_FLOATS = MappingProxyType({"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32})
+_EXACT = MappingProxyType({4: Precision.Q4, 8: Precision.Q8})
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """`huggingface` is the model's config.json. `fingerprint` changes with the header, the size and the time of change
+    of the file."""
+
+    path: Path
+    config: ModelConfig
+    huggingface: Mapping[str, object]
+    tensors: Mapping[str, BlockTensor]
+    text: TextFiles
+    fingerprint: str
+
+    @staticmethod
+    def open(path: Path) -> "GgufModel":
+        """Read the header and check it. Raises UserError."""
+        header = read_gguf_header(path)
+        config = gguf_config(header)
+        tensors = gguf_tensors(header, config)
+        return GgufModel(
+            path,
+            config,
+            MappingProxyType(huggingface_config(header)),
+            MappingProxyType(tensors),
+            text_files(header, config.vocab_size),
+            header.digest,
+        )
+
+    def storage(self, precision: Precision | None) -> Storage:
+        """Of a pack with layers in `precision`; by default what holds most of them as they are."""
+        weights: Counter[Precision] = Counter()
+        for _, tensor in self._matrices("layer"):
+            weights[_natural(tensor.kind)] += tensor.shape[0] * tensor.shape[1]
+        kinds = {tensor.kind for _, tensor in self._matrices("layer")}
+        usual = weights.most_common(1)[0][0]
+        if not usual.quantised and kinds != {"BF16"}:
+            usual = Precision.F32 if kinds <= _FLOATS.keys() else Precision.Q8
+        layers = precision or usual
+        tied = self.config.tie_word_embeddings
+        if not layers.quantised:
+            return Storage.of(layers, tied=tied)
+        ((_, embedding),) = self._matrices("embedding")
+        heads = [tensor for _, tensor in self._matrices("head")]
+        return Storage.of(
+            layers,
+            tied=tied,
+            embedding=_quantised(embedding.kind),
+            head=_quantised(heads[0].kind) if heads else None,
+        )
+
+    def losses(self, storage: Storage) -> Iterator[str]:
+        """What a pack of this storage holds otherwise than the file, a line for each kind of change."""
+        found: Counter[tuple[str, Precision]] = Counter()
+        for blob in ("layer", "embedding", "head"):
+            for spec, tensor in self._matrices(blob):
+                precision = storage.of_blob(0 if blob == "layer" else blob)
+                if not _is_exact(spec, tensor.kind, precision):
+                    found[tensor.kind, precision] += 1
+        for (kind, precision), count in sorted(
+            found.items(), key=lambda item: (item[0][0], item[0][1].value)
+        ):
+            yield f"{count} of {kind} {'are' if count > 1 else 'is'} rounded to {precision.value}"
+
+    def _matrices(self, blob: str) -> Iterator[tuple[MatrixSpec, BlockTensor]]:
+        """Of the blobs that are called so."""
+        spec = model_spec(self.config)
+        blobs = {"layer": spec.layers, "embedding": (spec.embedding,), "head": (spec.head,)}[blob]
+        return ((matrix, self.tensors[matrix.source]) for one in blobs for matrix in one.matrices)
+
+
+def _natural(kind: str) -> Precision:
+    """What holds a type as it is; q8 for what nothing does."""
+    return _FLOATS.get(kind) or _EXACT[EXACT_BITS.get(kind, 8)]
+
+
+def _quantised(kind: str) -> Precision | None:
+    """The same beside quantised layers; None: what is usual there."""
+    return None if kind in ("F16", "F32") else _natural(kind)
+
+
+def _is_exact(spec: MatrixSpec, kind: str, precision: Precision) -> bool:
+    if precision is Precision.F32 or (precision is Precision.BF16 and kind == "BF16"):
+        return True
+    one_unit, whole_groups = spec.rows_per_unit >= spec.rows, spec.rows_per_unit % GROUP == 0
+    fits = not spec.transposed or one_unit or whole_groups
+    return precision.quantised and fits and EXACT_BITS.get(kind, 9) <= precision.bits

@@ -1,0 +1,77 @@
+"""The matrices of a GPTQ or AWQ checkpoint, each joined from its parts: NAME.qweight, .qzeros, .scales, .g_idx."""
+
+from collections.abc import Mapping
+
+from tpiedge.errors import UserError
+from tpiedge.model.folder import quote
+from tpiedge.model.quantisation import Quantisation
+from tpiedge.pack.imported import AnyTensor
+from tpiedge.pack.int4_tensor import Int4Tensor
+from tpiedge.pack.int4_words import WORD
+from tpiedge.pack.source import SourceTensor
+
+__all__ = ["joined_tensors"]
+
+_WEIGHT, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
+_SCALE_DTYPES = ("F16", "BF16", "F32")
+
+
+def joined_tensors(tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> dict[str, AnyTensor]:
+    """`tensors` with NAME.weight in the place of the parts of NAME. Raises UserError for parts that do not fit."""
+    joined: dict[str, AnyTensor] = {}
+    parts: set[str] = set()
+    for name in tensors:
+        if name.endswith(_WEIGHT):
+            base = name.removesuffix(_WEIGHT)
+            joined[f"{base}.weight"] = _joined(base, tensors, quantisation)
+            parts |= {base + part for part in (_WEIGHT, _ZEROS, _SCALES, _GROUPS)}
+    return {name: tensor for name, tensor in tensors.items() if name not in parts} | joined
+
+
+def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:
+    qweight, qzeros = (_part(base + part, tensors, ("I32", "U32")) for part in (_WEIGHT, _ZEROS))
+    scales = _part(base + _SCALES, tensors, _SCALE_DTYPES)
+    rows, cols = qweight.shape
+    inputs, outputs = (rows, cols * WORD) if quantisation.method == "awq" else (rows * WORD, cols)
+    group = quantisation.group or inputs
+    groups = -(-inputs // group)
+    if scales.shape != (groups, outputs) or qzeros.shape != (groups, outputs // WORD) or outputs % WORD:
+        raise UserError(
+            f"{qweight.file}: the parts of {quote(base, 100)} do not fit together: qweight {qweight.shape}, "
+            f"qzeros {qzeros.shape}, scales {scales.shape} with groups of {group}"
+        )
+    return Int4Tensor(
+        (outputs, inputs),
+        quantisation.method,
+        group,
+        quantisation.zero_offset,
+        qweight,
+        qzeros,
+        scales,
+        _group_of(base, inputs, tensors, quantisation),
+    )
+
+
+def _group_of(
+    base: str, inputs: int, tensors: Mapping[str, SourceTensor], quantisation: Quantisation
+) -> SourceTensor | None:
+    """The table of the inputs' groups, which may be left out where it says nothing."""
+    found = tensors.get(base + _GROUPS)
+    if found and found.dtype == "I32" and found.shape == (inputs,):
+        return found
+    if quantisation.act_order:
+        raise UserError(
+            f"the checkpoint has no usable {quote(base + _GROUPS, 100)}; download the model again"
+        )
+    return None
+
+
+def _part(name: str, tensors: Mapping[str, SourceTensor], dtypes: tuple[str, ...]) -> SourceTensor:
+    found = tensors.get(name)
+    if found is None:
+        raise UserError(f"tensor {quote(name, 100)} is missing from the checkpoint; download the model again")
+    if found.dtype not in dtypes or len(found.shape) != 2 or 0 in found.shape:
+        raise UserError(
+            f"{found.file}: tensor {quote(name, 100)} is {found.dtype} of the shape {found.shape}"
+        )
+    return found

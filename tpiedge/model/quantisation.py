@@ -1,0 +1,78 @@
+"""`quantization_config`: how a checkpoint's weights were quantised. Known are GPTQ and AWQ with 4 bits."""
+
+from dataclasses import dataclass
+
+from tpiedge.model.fields import Fields
+from tpiedge.model.folder import quote
+from tpiedge.pack.layout import Precision
+
+__all__ = ["QUANTISATION_KEY", "Quantisation"]
+
+QUANTISATION_KEY = "quantization_config"
+
+_MAX_GROUP = 1 << 17
+_METHODS = ("gptq", "awq")
+_GPTQ_ZERO_OFFSETS = {"gptq": 1, "gptq_v2": 0}
+_WITHOUT_GROUPS = -1
+
+
+@dataclass(frozen=True)
+class Quantisation:
+    """`method` is "gptq" or "awq". `group` inputs share a scale (None: all of them).
+
+    `zero_offset` is what is added to a stored zero point; where `symmetric`, the zero point is 8 everywhere.
+    `act_order`: each input names its group.
+    """
+
+    method: str
+    group: int | None
+    zero_offset: int
+    symmetric: bool
+    act_order: bool
+
+    @property
+    def precision(self) -> Precision:
+        """Of the pack that holds such weights as they are, where their groups lie in order."""
+        return Precision.Q4 if self.symmetric else Precision.Q8
+
+    @staticmethod
+    def of(config: Fields) -> "Quantisation | None":
+        """From the object in config.json; None where its weights are plain. Raises UserError for other methods."""
+        if config.raw(QUANTISATION_KEY) is None:
+            return None
+        fields = config.fields(QUANTISATION_KEY)
+        method = fields.text("quant_method", "")
+        if method not in _METHODS:
+            fields.refuse(
+                "quant_method",
+                f"is {quote(method)}; supported are gptq and awq: give the original checkpoint",
+            )
+        if fields.integer("bits", 1, 64) != 4:
+            fields.refuse(
+                "bits", f"is {quote(fields.raw('bits'))}; supported is 4: give the original checkpoint"
+            )
+        size = fields.integer("group_size", _WITHOUT_GROUPS, _MAX_GROUP)
+        if size == 0:
+            fields.refuse("group_size", "is 0")
+        group = None if size == _WITHOUT_GROUPS else size
+        return _gptq(fields, group) if method == "gptq" else _awq(fields, group)
+
+
+def _gptq(fields: Fields, group: int | None) -> Quantisation:
+    layout = fields.text("checkpoint_format", "gptq")
+    if layout not in _GPTQ_ZERO_OFFSETS:
+        fields.refuse(
+            "checkpoint_format", f"is {quote(layout)}; supported are {', '.join(_GPTQ_ZERO_OFFSETS)}"
+        )
+    if fields.raw("dynamic"):
+        fields.refuse("dynamic", "is set: layers that were quantised differently are not supported")
+    return Quantisation(
+        "gptq", group, _GPTQ_ZERO_OFFSETS[layout], fields.flag("sym", False), fields.flag("desc_act", False)
+    )
+
+
+def _awq(fields: Fields, group: int | None) -> Quantisation:
+    layout = fields.text("version", "gemm")
+    if layout.lower() != "gemm":
+        fields.refuse("version", f"is {quote(layout)}; supported is gemm")
+    return Quantisation("awq", group, 0, not fields.flag("zero_point", True), False)
