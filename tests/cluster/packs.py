@@ -18,22 +18,22 @@ __all__ = ["packs", "split"]
 
 
 @pytest.fixture(scope="session")
-def packs(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Reference], Path]:
-    """The pack of a reference's checkpoint, in the checkpoint's own precision."""
-    known: dict[str, Path] = {}
+def packs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """The pack of a reference's checkpoint, in the checkpoint's own precision or in the one that is asked for."""
+    known: dict[tuple[str, Precision], Path] = {}
 
-    def find(reference: Reference) -> Path:
-        name = reference.case.name
-        if name not in known:
+    def find(reference: Reference, precision: Precision | None = None) -> Path:
+        stored = precision or (Precision.BF16 if reference.case.dtype == "bf16" else Precision.F32)
+        key = reference.case.name, stored
+        if key not in known:
             checkpoint = Checkpoint.open(reference.folder)
             spec = model_spec(checkpoint.config)
             checkpoint.check(spec)
-            precision = Precision.BF16 if reference.case.dtype == "bf16" else Precision.F32
             source = CheckpointSource(checkpoint.tensors)
-            known[name] = tmp_path_factory.mktemp("packs") / name
-            write_pack(spec, source, precision, known[name])
+            known[key] = tmp_path_factory.mktemp("packs") / reference.case.name
+            write_pack(spec, source, stored, known[key])
             source.close()
-        return known[name]
+        return known[key]
 
     return find
 

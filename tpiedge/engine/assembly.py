@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass
 
-import torch
-
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.forward import ForwardPass
@@ -17,6 +15,7 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.wire.fields import KVPrecision
 
 __all__ = ["Engine", "kv_cache"]
 
@@ -24,19 +23,19 @@ __all__ = ["Engine", "kv_cache"]
 def kv_cache(
     config: ModelConfig,
     share: NodeShare,
-    compute: str,
+    kv: KVPrecision,
     slots: int,
     capacity_tokens: int,
     quantum_bytes: int | None = None,
 ) -> KVCache:
-    """Of the precision of the arithmetic. `quantum_bytes` as in KVCache. Raises OutOfMemory."""
+    """For the node's own KV heads, kept as `kv`. `quantum_bytes` as in KVCache. Raises OutOfMemory."""
     return KVCache(
         num_layers=config.num_layers,
         kv_heads=len(kv_share(share.attention, config.group_size)),
         head_dim=config.head_dim,
         slots=slots,
         capacity=capacity_tokens,
-        dtype=torch.bfloat16 if Arithmetic(compute) is Arithmetic.BF16 else torch.float32,
+        precision=kv,
         quantum_bytes=quantum_bytes,
     )
 

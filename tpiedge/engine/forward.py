@@ -1,7 +1,8 @@
 """The forward pass of one node: its slice of every layer, and the all-reduces that join the slices.
 
 Shape legend: T tokens of the step, C tokens of a chunk, H hidden size, n local query heads, K local KV heads, d head
-dimension, P stored rows of a head (d, or more where a head is padded to whole pages), F stored rows of the FFN share.
+dimension, P rows of a head and F of the FFN share as products see them: with those that pad a unit of f32 or bf16 to
+whole pages; quantised matrices have none.
 
 The residual stream x_TH is f32 on every node and identical on all of them, because every node adds the same sums in
 the same order (TPI-LLM, section 3.1; design, section 9).
@@ -16,9 +17,11 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.reductions import Part, Reductions
-from tpiedge.engine.steps import Chunk, chunks, last_rows
+from tpiedge.engine.steps import Chunk, Piece, chunks, last_rows
 from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels.attention_block import AttentionBlock, Sequence, all_panels, attention_block
 from tpiedge.kernels.ffn import Biases, ffn
+from tpiedge.kernels.library import MAX_HEAD_WIDTH
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
@@ -27,6 +30,7 @@ from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import rope_frequencies
+from tpiedge.pack.layout import ATTENTION_MATRICES
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import StepPlan
 
@@ -144,6 +148,11 @@ class ForwardPass:
             return None
         rows = slice(chunk.first_row, chunk.last_row)
         cos_Cd, sin_Cd = rotary.cos_Td[rows], rotary.sin_Td[rows]
+        pool = self._linear.pool
+        block = self._as_one_call(weights, layer) if pool and len(chunk.pieces) == 1 else None
+        if pool and block:
+            sequence = self._sequence(layer, chunk.pieces[0], cos_Cd, sin_Cd)
+            return attention_block(x_CH, block, sequence, pool)
         h_CH = self._norm(x_CH, weights, "attention_norm")
         y_q, y_k, y_v = self._linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
         q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
@@ -159,11 +168,26 @@ class ForwardPass:
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self._linear.contract(out_CnP.flatten(1), o_RH)
 
+    def _as_one_call(self, weights: BlockWeights, layer: int) -> AttentionBlock | None:
+        """The block for the tokens of one sequence as a native call, where there is one for it."""
+        vectors, config = weights.vectors, self._config
+        matrices = tuple(weights.matrices[name] for name in ATTENTION_MATRICES)
+        if config.head_dim > MAX_HEAD_WIDTH or not all_panels(matrices) or config.qkv_bias:
+            return None
+        norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
+        window, eps = config.windows[layer], config.rms_norm_eps
+        return AttentionBlock(matrices, vectors["attention_norm"], norms, eps, self._kv_of_head, window)
+
+    def _sequence(self, layer: int, piece: Piece, cos_Cd: Tensor, sin_Cd: Tensor) -> Sequence:
+        keys = self._cache.keys(layer, piece.slot, piece.stop)
+        return Sequence(piece.start, keys, self._cache.values(layer, piece.slot, piece.stop), cos_Cd, sin_Cd)
+
     def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, chunk: Chunk) -> Tensor:
         parts = []
         for piece in chunk.pieces:
             rows = slice(piece.first_row, piece.last_row)
-            self._cache.append(layer, piece.slot, piece.start, k_CKd[rows], v_CKd[rows])
+            pool = self._linear.pool
+            self._cache.append(layer, piece.slot, piece.start, k_CKd[rows], v_CKd[rows], pool)
             part_Cnd = attention(
                 q_Cnd[rows],
                 self._cache.keys(layer, piece.slot, piece.stop),
@@ -171,7 +195,7 @@ class ForwardPass:
                 self._kv_of_head,
                 piece.start,
                 window=self._config.windows[layer],
-                pool=self._linear.pool,
+                pool=pool,
             )
             parts.append(part_Cnd)
         return torch.cat(parts) if len(parts) > 1 else parts[0]

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.panel_matrix import Weight
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
@@ -53,6 +54,6 @@ class Head:
         weight = self._weights.head_vectors()["final_norm"]
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)
 
-    def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Tensor) -> Tensor:
+    def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:
         rows = min(tile_RH.shape[0], self._config.vocab_size - first)
         return self._linear.project(h_MH, tile_RH)[:, :rows]

@@ -63,10 +63,12 @@ class Arena:
         """The extent as [rows, cols] with rows `row_stride` bytes apart. No copy is made."""
         if rows * row_stride > extent.length:
             raise InternalError(f"{rows} rows of {row_stride} bytes in an extent of {extent.length}")
+        return self.bytes(extent).view(dtype).as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
+
+    def bytes(self, extent: Extent) -> torch.Tensor:
+        """The extent as uint8. No copy is made."""
         # By way of numpy, whose array keeps the mapping open: torch.frombuffer would let `close` unmap it.
-        bytes_ = np.frombuffer(self._map, np.uint8, extent.length, extent.offset)
-        flat = torch.from_numpy(bytes_).view(dtype)
-        return flat.as_strided((rows, cols), (row_stride // dtype.itemsize, 1))
+        return torch.from_numpy(np.frombuffer(self._map, np.uint8, extent.length, extent.offset))
 
     def discard(self, extent: Extent) -> None:
         """Give the extent's pages back to the system; its bytes are zeros from now on."""

@@ -4,35 +4,37 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
-from tpiedge.errors import UserError
-from tpiedge.memory.arena import DTYPES
+from tpiedge.errors import InternalError, UserError
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape
 from tpiedge.memory.ranges import range_checks, read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader
-from tpiedge.pack.dtypes import STORED, numpy_dtype
+from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
 from tpiedge.pack.files import array_bytes, open_regular, read_exactly
+from tpiedge.pack.layout import MatrixLayout, PanelLayout, Precision, RowLayout
 from tpiedge.pack.reader import Pack
 
-__all__ = ["EmbeddingTable"]
+__all__ = ["EmbeddingTable", "panel_row"]
 
-_ROWS = 64  # that exist twice for a moment, as stored and as f32
+_Array: TypeAlias = npt.NDArray[Any]
 
 
 class EmbeddingTable:
     """Rows of the pack's embedding on disk. A unit's checksum is checked before its first row is used.
 
-    `bytes_read` counts the rows; `bytes_checked` what was read for the checksums. One thread at a time.
+    `bytes_read` counts what was read for rows, `bytes_checked` for the checksums. A quantised row is read with the 15
+    others of its panel. One thread at a time.
     """
 
     def __init__(self, pack: Pack, reader: DirectReader) -> None:
         self.bytes_read = 0
         self.bytes_checked = 0
         self._matrix = pack.layout("embedding").matrix("embedding")
-        self._dtype = DTYPES[pack.precision]
-        self._stored = numpy_dtype(STORED[pack.precision])
         self._path = pack.blob_path("embedding")
         self._hashes = pack.hashes("embedding")
         self._reader = reader
@@ -42,18 +44,15 @@ class EmbeddingTable:
     def rows(self, ids: Sequence[int]) -> torch.Tensor:
         """[T, H] in f32. Raises UserError for an id that the vocabulary lacks, ReadFault, IntegrityError."""
         matrix = self._matrix
-        offsets = [matrix.row_offset(row) for row in ids]
+        places = [_place(matrix, row) for row in ids]
         self._check({row // matrix.rows_per_unit for row in ids} - self._checked)
-        found_TH = torch.empty((len(ids), matrix.cols))
-        data = np.empty((min(len(ids), _ROWS), matrix.cols), self._stored)
-        stored = torch.from_numpy(data).view(self._dtype)
-        for first in range(0, len(ids), _ROWS):
-            part_RH = found_TH[first : first + _ROWS]
-            for place, offset in enumerate(offsets[first : first + _ROWS]):
-                read_exactly(self._fd, self._path, offset, array_bytes(data[place]))
-            part_RH.copy_(stored[: len(part_RH)])
-        self.bytes_read += len(ids) * matrix.cols * data.itemsize
-        return found_TH
+        found_TH = np.empty((len(ids), matrix.cols), np.float32)
+        for row, (offset, length), found_H in zip(ids, places, found_TH, strict=True):
+            stored = np.empty(length, np.uint8)
+            read_exactly(self._fd, self._path, offset, array_bytes(stored))
+            found_H[:] = _row(matrix, row, stored)
+            self.bytes_read += length
+        return torch.from_numpy(found_TH)
 
     def close(self) -> None:
         if self._fd >= 0:
@@ -72,6 +71,35 @@ class EmbeddingTable:
                 jobs = read_jobs(file, checks, buffer[: item.length])
                 self.bytes_checked += self._reader.run(jobs)
                 self._checked.add(item.unit)
+
+
+def _place(layout: MatrixLayout, row: int) -> tuple[int, int]:
+    """(offset, length) of what holds a row in the blob. Raises UserError for a row that is not there."""
+    match layout:
+        case RowLayout():
+            return layout.row_offset(row), layout.cols * layout.itemsize
+        case PanelLayout():
+            return layout.panel_offset(row), layout.shape(0).panel_nbytes
+    raise InternalError(f"no rows are read of a {type(layout).__name__}")
+
+
+def _row(layout: MatrixLayout, row: int, stored: _Array) -> _Array:
+    """[H] in f32, of the bytes at its place."""
+    if isinstance(layout, PanelLayout):
+        return panel_row(stored, layout.shape(0), row % layout.rows_per_unit % PANEL)
+    values: _Array = stored.view(numpy_dtype(STORED[layout.precision]))
+    return f32_from_bf16(values) if layout.precision is Precision.BF16 else values
+
+
+def panel_row(panel: _Array, shape: PanelShape, output: int) -> _Array:
+    """[inputs] in f32: the weights of one output of a panel, given as uint8 (format: kernels/panels.py)."""
+    scales = panel[: shape.groups * PANEL * 2].view("<f2").reshape(-1, PANEL)[:, output].astype(np.float32)
+    codes = panel[shape.scales_nbytes : shape.panel_nbytes].reshape(-1, PANEL, 4)[:, output]
+    if shape.bits == 4:
+        codes = np.stack((codes & 15, codes >> 4), axis=1)
+    values = codes.reshape(-1)[: shape.inputs].astype(np.float32) - OFFSETS[shape.bits]
+    values *= np.repeat(scales, GROUP)[: shape.inputs]
+    return values
 
 
 def _open_random(path: Path) -> int:

@@ -23,7 +23,7 @@ def load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str,
     vectors = {}
     for vector in layout.vectors:
         extent = Extent(vector.offset, vector.nbytes)
-        stored = arena.matrix(extent, 1, vector.length, vector.nbytes, DTYPES[layout.precision])
+        stored = arena.matrix(extent, 1, vector.length, vector.nbytes, DTYPES[vector.precision])
         vectors[vector.name] = stored[0].to(torch.float32, copy=True)
     arena.close()
     return vectors

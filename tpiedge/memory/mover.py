@@ -6,10 +6,10 @@ from concurrent.futures import Future
 from dataclasses import replace
 from itertools import accumulate
 
-import torch
-
 from tpiedge.errors import Cancelled, InternalError, TpiedgeError
-from tpiedge.memory.arena import DTYPES, Arena, Extent
+from tpiedge.kernels.panel_matrix import Weight
+from tpiedge.memory.arena import Arena, Extent
+from tpiedge.memory.matrices import matrix_in
 from tpiedge.memory.ranges import RangeCheck, range_checks, read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader, ReadJob
 from tpiedge.memory.residency import Read
@@ -80,14 +80,11 @@ class PieceMover:
     def release(self) -> None:
         self._ring.discard(Extent(0, self._ring.nbytes))
 
-    def tensor(self, piece: int, offset: int | None) -> torch.Tensor:
-        """[rows, cols] in the storage dtype, of the piece at that place. A view: no copy is made."""
+    def matrix(self, piece: int, offset: int | None) -> Weight:
+        """The piece at that place. A view: no copy is made."""
         held = self._sweep.pieces[piece]
-        layout = self._pack.layout(held.key)
-        matrix = layout.matrix(held.matrix)
         arena, extent = self._extent(piece, offset)
-        rows = matrix.row_count(held.units.start, held.units.stop)
-        return arena.matrix(extent, rows, matrix.cols, matrix.row_stride, DTYPES[layout.precision])
+        return matrix_in(arena, extent, self._pack.layout(held.key).matrix(held.matrix), held.units)
 
     def close(self) -> None:
         """Idempotent. The memory goes back when the last tensor is gone."""

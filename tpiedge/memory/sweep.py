@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import chain
 from typing import Literal, TypeAlias
 
-from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, share_of_matrix
+from tpiedge.pack.layout import ATTENTION_MATRICES, FFN_MATRICES, MatrixLayout, RowLayout, share_of_matrix
 from tpiedge.pack.reader import BlobKey, Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -125,6 +125,7 @@ def head_tile_bytes(pack: Pack) -> int:
 
 
 def _tile_units(matrix: MatrixLayout) -> int:
-    # Units with padding between them cannot be computed in one product.
-    whole = matrix.padded_rows == matrix.rows_per_unit
-    return max(1, _TILE_BYTES // (matrix.padded_rows * matrix.row_stride)) if whole else 1
+    # Rows with padding between them cannot be computed in one product.
+    if isinstance(matrix, RowLayout) and matrix.padded_rows != matrix.rows_per_unit:
+        return 1
+    return max(1, _TILE_BYTES // matrix.unit_nbytes(0))

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 
 from tpiedge.errors import InternalError, UserError
+from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.memory.embedding import EmbeddingTable
 from tpiedge.memory.loader import load_vectors
 from tpiedge.memory.mover import PieceMover
@@ -33,16 +34,16 @@ _READING_BYTES = 64 << 20
 class BlockWeights:
     """The node's own share of a block.
 
-    `matrices`: [rows, cols] in the storage dtype, rows of padding (zeros) included, row stride >= cols; a
+    `matrices`: panels, or [rows, cols] in the storage dtype, rows of padding (zeros) included, row stride >= cols; a
     matrix of which the node has no unit is absent. `vectors`: all of the layer's, whole, in f32.
     """
 
-    matrices: Mapping[str, torch.Tensor]
+    matrices: Mapping[str, Weight]
     vectors: Mapping[str, torch.Tensor]
 
 
 class Weights(Protocol):
-    """What the forward pass needs. Tensors are valid inside the `with` only, and not to be changed."""
+    """What the forward pass needs. Matrices are valid inside the `with` only, and not to be changed."""
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]: ...
 
@@ -54,9 +55,9 @@ class Weights(Protocol):
         """[T, H] in f32. Rank 0 only."""
         ...
 
-    def head_tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
-        """(first vocabulary row, [rows, H] in the storage dtype), no padding, in order. Rank 0 only. A tile is valid
-        until the next one is asked for."""
+    def head_tiles(self) -> Iterator[tuple[int, Weight]]:
+        """(first vocabulary row, some rows [R, H] as they are stored), no padding, in order. Rank 0 only. A tile is
+        valid until the next one is asked for."""
         ...
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
@@ -69,7 +70,7 @@ class NodeWeights:
 
     Without a `placement` everything is pinned. When made, everything is read and checked that can be read ahead.
     Raises OutOfMemory, ReadFault, IntegrityError, UserError. `progress` is called with (bytes read, bytes to read
-    before it is ready). `close` ends threads and files; the memory goes back when the last tensor is gone.
+    before it is ready). `close` ends threads and files; the memory goes back when the last matrix is gone.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class NodeWeights:
         self._embedding: EmbeddingTable | None = None
         self._open: _Open | None = None
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
-        self._own: dict[int, torch.Tensor] = {}
+        self._own: dict[int, Weight] = {}
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
         self._load(rank0, direct, progress)
 
@@ -139,7 +140,7 @@ class NodeWeights:
             raise InternalError("embedding rows were asked of a node that is not rank 0, or closed")
         return self._embedding.rows(ids)
 
-    def head_tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def head_tiles(self) -> Iterator[tuple[int, Weight]]:
         key, name = self._pack.head_matrix
         matrix = self._pack.layout(key).matrix(name)
         if not self.sweep.head_tiles:
@@ -148,7 +149,8 @@ class NodeWeights:
             (piece,) = self.sweep.blocks[tile]
             first = piece.units.start * matrix.rows_per_unit
             with self._resident(tile) as weights:
-                yield first, weights.matrices[name][: matrix.rows - first]
+                stored = weights.matrices[name]
+                yield first, stored if isinstance(stored, PanelMatrix) else stored[: matrix.rows - first]
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
         if not self.sweep.head_tiles:
@@ -237,18 +239,18 @@ class NodeWeights:
     def _weights_of(self, block: Block | HeadTile, opened: "_Open") -> BlockWeights:
         first = self.sweep.first_piece[block]
         matrices = {
-            piece.matrix: self._tensor(number, opened)
+            piece.matrix: self._matrix(number, opened)
             for number, piece in enumerate(self.sweep.blocks[block], first)
         }
         key: BlobKey = block.layer if isinstance(block, Block) else "head"
         return BlockWeights(matrices, self._vectors[key])
 
-    def _tensor(self, piece: int, opened: "_Open") -> torch.Tensor:
+    def _matrix(self, piece: int, opened: "_Open") -> Weight:
         place = opened.scheduler.place(piece)
         if place is not None:
-            return opened.mover.tensor(piece, place)
+            return opened.mover.matrix(piece, place)
         if piece not in self._own:
-            self._own[piece] = opened.mover.tensor(piece, None)
+            self._own[piece] = opened.mover.matrix(piece, None)
         return self._own[piece]
 
 

@@ -34,7 +34,7 @@ from tpiedge.wire.control import (
     Stats,
     Token,
 )
-from tpiedge.wire.fields import Choice, Compute, WirePrecision
+from tpiedge.wire.fields import Choice, Compute, KVPrecision, WirePrecision
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
@@ -77,6 +77,7 @@ class ClusterSpec:
     places: tuple[Place, ...] = ()
     collective: Choice = "auto"
     wire: WirePrecision = "f32"
+    kv: KVPrecision = "f32"
 
     def place(self, rank: int) -> Place:
         return self.places[rank] if self.places else _HERE
@@ -269,4 +270,5 @@ class LocalCluster:
             weights=spec.weights[rank] if spec.weights else ALL_PINNED,
             collective=spec.collective,
             wire=spec.wire,
+            kv=spec.kv,
         )

@@ -38,6 +38,7 @@ from tpiedge.nodes.routing import route
 from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.arithmetic import check_compute
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -190,9 +191,10 @@ class Node:
         communicator = plane.communicator
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
+        check_compute(pack.precision, assign.compute)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
-        cache = kv_cache(config, share, assign.compute, assign.slots, assign.capacity_tokens)
+        cache = kv_cache(config, share, assign.kv, assign.slots, assign.capacity_tokens)
         self._weights = NodeWeights(
             pack,
             share,

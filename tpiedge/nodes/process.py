@@ -60,7 +60,7 @@ def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
     pipe = _take_standard_output()
     import tpiedge.nodes.lifetime  # noqa: F401 (for its imports)
-    from tpiedge.kernels.library import native_library
+    from tpiedge.kernels.shared_library import native_library
     from tpiedge.nodes.capacity import measure
     from tpiedge.nodes.usage import cpu_name, forget_peak_rss
 

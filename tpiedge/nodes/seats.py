@@ -8,7 +8,7 @@ from tpiedge.nodes.timing import Timing
 from tpiedge.pack.share import NodeShare
 from tpiedge.wire.control import Assign
 from tpiedge.wire.epochs import Prepare
-from tpiedge.wire.fields import Choice, Compute, WirePrecision
+from tpiedge.wire.fields import Choice, Compute, KVPrecision, WirePrecision
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
 __all__ = ["Arrangement", "Fetching", "Seat", "Served"]
@@ -67,6 +67,7 @@ class Served:
     capacity_tokens: int
     collective: Choice = "auto"
     wire: WirePrecision = "f32"
+    kv: KVPrecision = "f32"
 
     def prepare(self, epoch: int, seats: tuple[Seat, ...], rank: int, timing: Timing) -> Prepare:
         """What the worker of `rank` is asked to have ready."""
@@ -111,4 +112,5 @@ class Served:
             weights=seat.weights,
             collective=self.collective,
             wire=self.wire,
+            kv=self.kv,
         )

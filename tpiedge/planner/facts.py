@@ -1,41 +1,44 @@
 """A pack's numbers for the planner."""
 
+from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.memory.sweep import head_tile_bytes
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.partition import Shape
+from tpiedge.wire.fields import KVPrecision
 
 __all__ = ["model_facts"]
 
 _F32_BYTES = 4
+_SMALLEST = Precision.Q4
 
 
-def model_facts(pack: Pack, *, head_dim: int, kv_itemsize: int) -> ModelFacts:
+def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
     """Bytes of every part of the model in `pack`, as a node holds them in memory.
 
-    `kv_itemsize` is the size of one number in the KV cache. All layers have the shape of the first.
+    `kv`: how the KV cache keeps heads of `head_dim` numbers. All layers have the shape of the first.
     """
     layer = pack.layout(0)
 
-    def unit_bytes(*names: str, last: bool = False) -> int:
-        spans = [(matrix := layer.matrix(name)).span(*_unit(matrix.units, last)) for name in names]
-        return sum(length for _, length in spans)
+    def first(name: str) -> int:
+        return layer.matrix(name).unit_nbytes(0)
+
+    def last(name: str) -> int:
+        return layer.matrix(name).unit_nbytes(layer.matrix(name).units - 1)
 
     key, head = pack.head_matrix
     return ModelFacts(
         shape=Shape(layer.matrix("q").units, layer.matrix("k").units, layer.matrix("gate").units),
         num_layers=pack.num_layers,
-        query_unit_bytes=unit_bytes("q", "o"),
-        kv_unit_bytes=unit_bytes("k", "v"),
-        ffn_tile_bytes=unit_bytes("gate", "up", "down"),
-        last_tile_bytes=unit_bytes("gate", "up", "down", last=True),
+        query_unit_bytes=(first("q"), first("o")),
+        kv_unit_bytes=(first("k"), first("v")),
+        ffn_tile_bytes=(first("gate"), first("up"), first("down")),
+        last_tile_bytes=(last("gate"), last("up"), last("down")),
         resident_bytes=layer.vectors_nbytes,
         head_bytes=pack.layout(key).matrix(head).nbytes + pack.layout("head").vectors_nbytes,
-        kv_token_bytes=2 * head_dim * kv_itemsize,
+        kv_token_bytes=2 * KVFormat(kv, head_dim).row_nbytes,
         head_tile_bytes=head_tile_bytes(pack),
         row_bytes=_F32_BYTES * layer.matrix("q").cols,
+        smaller_precision="" if layer.precision is _SMALLEST else _SMALLEST.value,
     )
-
-
-def _unit(units: int, last: bool) -> tuple[int, int]:
-    return (units - 1, units) if last else (0, 1)

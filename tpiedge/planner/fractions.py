@@ -7,7 +7,9 @@ With a fraction f of the layers a node computes f W / speed seconds, and reads w
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, base_bytes, pieces_of_blocks
 from tpiedge.units import format_bytes, format_least
 
 __all__ = ["fraction_limit", "fractions", "pinned_limit", "shortage", "water_fill", "whole_bytes"]
@@ -131,8 +133,14 @@ def shortage(
     )
     return Infeasible(
         f"the layers need {format_bytes(weights)} and the KV cache {format_bytes(kv_cache)}, but {parts}: "
-        f"{format_bytes(missing)} too little; add a node, raise the memory limits or choose a smaller precision"
+        f"{format_bytes(missing)} too little; {_remedies(model)}"
     )
+
+
+def _remedies(model: ModelFacts) -> str:
+    if model.smaller_precision:
+        return f"add a node, raise the memory limits or choose --precision {model.smaller_precision}"
+    return "add a node or raise the memory limits"
 
 
 def _line(model: ModelFacts, rank: int, node: NodeFacts, limit: float, capacity_tokens: int) -> _Line:
@@ -155,17 +163,21 @@ def _line(model: ModelFacts, rank: int, node: NodeFacts, limit: float, capacity_
 def _ring(model: ModelFacts, rank: int, node: NodeFacts) -> tuple[int, int]:
     """(bytes of the smallest ring of a node with all of every layer, bytes of any ring)."""
     attention, ffn = _block_bytes(model)
-    shape, keeping = model.shape, node.keeping
-    largest = max(shape.heads * model.query_unit_bytes, shape.kv_heads * model.kv_unit_bytes) // 2
-    whole = max(attention + largest, ffn + ffn // 3, keeping.window_blocks * max(attention, ffn))
+    keeping = node.keeping
+    whole = max(smallest_ring(_blocks(model), frozenset()), keeping.window_blocks * max(attention, ffn))
     return whole, max(model.head_tile_bytes if rank == 0 else 0, keeping.window_bytes)
 
 
 def _block_bytes(model: ModelFacts) -> tuple[int, int]:
     """(attention, FFN) of one layer."""
-    shape = model.shape
-    attention = shape.heads * model.query_unit_bytes + shape.kv_heads * model.kv_unit_bytes
-    return attention, (shape.ffn_tiles - 1) * model.ffn_tile_bytes + model.last_tile_bytes
+    attention, ffn, *_ = map(sum, _blocks(model))
+    return attention, ffn
+
+
+def _blocks(model: ModelFacts) -> tuple[tuple[int, ...], ...]:
+    """The bytes of each matrix of one layer, by blocks."""
+    everything = NodeShare(Share(0, model.shape.heads), Share(0, model.shape.ffn_tiles))
+    return pieces_of_blocks(model, 1, everything)
 
 
 def _room(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:

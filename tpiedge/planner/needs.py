@@ -31,14 +31,15 @@ _ACTIVATION_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """Bytes of a model's parts, per layer where not said."""
+    """Bytes of a model's parts as they are stored, per layer where not said. Of units: of each matrix of a block."""
 
     shape: Shape
     num_layers: int
-    query_unit_bytes: int
-    kv_unit_bytes: int
-    ffn_tile_bytes: int
-    last_tile_bytes: int
+    #: Of q and o; of k and v; of gate, up and down.
+    query_unit_bytes: tuple[int, int]
+    kv_unit_bytes: tuple[int, int]
+    ffn_tile_bytes: tuple[int, int, int]
+    last_tile_bytes: tuple[int, int, int]
     resident_bytes: int
     head_bytes: int
     #: Of one KV head in one layer for one token.
@@ -47,6 +48,8 @@ class ModelFacts:
     head_tile_bytes: int = 0
     #: Of a token's hidden state: in a step's memory, and in an allreduce.
     row_bytes: int = 0
+    #: The precision in which the model would be the smallest; "" where it is stored in that.
+    smaller_precision: str = ""
 
 
 @dataclass(frozen=True)
@@ -119,21 +122,26 @@ def whole_need(
 
 def layer_bytes(model: ModelFacts, share: NodeShare) -> int:
     """Bytes of the share's matrices in one layer."""
-    kv_heads = len(kv_share(share.attention, model.shape.group_size))
-    attention = len(share.attention) * model.query_unit_bytes + kv_heads * model.kv_unit_bytes
-    return attention + _ffn_bytes(model, share)
+    return sum(_attention_pieces(model, share)) + sum(_ffn_pieces(model, share))
 
 
 def pieces_of_blocks(model: ModelFacts, rank: int, share: NodeShare) -> tuple[tuple[int, ...], ...]:
     """The bytes of each matrix of the share, in one block of each kind: q, k, v, o; gate, up, down; on rank 0 a tile
     of the LM head. Empty ones are left out."""
-    kv_heads = len(kv_share(share.attention, model.shape.group_size))
-    query, kv = len(share.attention) * model.query_unit_bytes // 2, kv_heads * model.kv_unit_bytes // 2
-    ffn = _ffn_bytes(model, share) // 3
-    blocks = [(query, kv, kv, query), (ffn, ffn, ffn), (model.head_tile_bytes if rank == 0 else 0,)]
+    head = (model.head_tile_bytes if rank == 0 else 0,)
+    blocks = (_attention_pieces(model, share), _ffn_pieces(model, share), head)
     return tuple(tuple(size for size in sizes if size) for sizes in blocks)
 
 
-def _ffn_bytes(model: ModelFacts, share: NodeShare) -> int:
+def _attention_pieces(model: ModelFacts, share: NodeShare) -> tuple[int, ...]:
+    heads, kv_heads = len(share.attention), len(kv_share(share.attention, model.shape.group_size))
+    (q, o), (k, v) = model.query_unit_bytes, model.kv_unit_bytes
+    return heads * q, kv_heads * k, kv_heads * v, heads * o
+
+
+def _ffn_pieces(model: ModelFacts, share: NodeShare) -> tuple[int, ...]:
     has_last = len(share.ffn) > 0 and share.ffn.stop == model.shape.ffn_tiles
-    return len(share.ffn) * model.ffn_tile_bytes - has_last * (model.ffn_tile_bytes - model.last_tile_bytes)
+    return tuple(
+        (len(share.ffn) - has_last) * tile + has_last * last
+        for tile, last in zip(model.ffn_tile_bytes, model.last_tile_bytes, strict=True)
+    )

@@ -21,15 +21,18 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError
+from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.memory.pinning import Placement
 from tpiedge.memory.sweep import Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
+from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessPeer
 from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["InProcessCluster", "greedy_request"]
@@ -51,21 +54,24 @@ class InProcessCluster:
         pack: Path,
         shares: Sequence[NodeShare],
         *,
-        compute: str = "f32",
+        compute: Compute | None = None,
+        kv: KVPrecision | None = None,
         capacity_tokens: int = 256,
         limits: StepLimits | None = None,
         placement: Callable[[Sweep], Placement] | None = None,
         kv_quantum_bytes: int | None = None,
         route: Route | None = None,
     ) -> None:
-        """`placement`: of every node's weights; all are pinned without one. With `kv_quantum_bytes` they also use what
-        the KV cache leaves free, which grows by so much. `route`: of the all-reduces; by the star without one."""
+        """`compute` and `kv`: what is usual for the pack without them. `placement`: of every node's weights; all are
+        pinned without one. With `kv_quantum_bytes` they also use what the KV cache leaves free, which grows by so much.
+        `route`: of the all-reduces; by the star without one."""
         self._placement = placement
         self._kv_quantum_bytes = kv_quantum_bytes
         self._pack = Pack.open(pack)
         self._config = config_of_pack(self._pack)
         self._shares = shares
-        self._compute = compute
+        self._compute = compute or usual_compute(self._pack.precision)
+        self._kv = kv or usual_kv(self._compute)
         self._limits = limits
         self._capacity = capacity_tokens
         self._resources = ExitStack()
@@ -125,7 +131,7 @@ class InProcessCluster:
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
-        cache = kv_cache(self._config, share, self._compute, 1, self._capacity, self._kv_quantum_bytes)
+        cache = kv_cache(self._config, share, self._kv, 1, self._capacity, self._kv_quantum_bytes)
         kv_bytes = cache.reserved_bytes if self._kv_quantum_bytes else 0
         weights = NodeWeights(self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes)
         self.weights.append(weights)

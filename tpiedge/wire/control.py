@@ -10,6 +10,7 @@ from tpiedge.wire.fields import (
     Compute,
     Interval,
     Key,
+    KVPrecision,
     MaxItems,
     Name,
     Rank,
@@ -67,7 +68,7 @@ class Assign:
 
     `peer_keys` are the public keys of all nodes' data endpoints, its own included. `collective` is what the user wants,
     or "auto"; unless it is "star", every node but the last listens for those of higher rank, and connects to those of
-    lower rank that Connect names. Partials travel as `wire`.
+    lower rank that Connect names. Partials travel as `wire`; keys and values are kept as `kv`.
     """
 
     epoch: U32
@@ -84,6 +85,7 @@ class Assign:
     weights: WeightMemory
     collective: Choice = "auto"
     wire: WirePrecision = "f32"
+    kv: KVPrecision = "f32"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ __all__ = [
     "Collective",
     "Compute",
     "Interval",
+    "KVPrecision",
     "Key",
     "MaxBytes",
     "MaxItems",
@@ -85,7 +86,10 @@ Key = Annotated[str, MaxLength(40)]
 """A CURVE public key in Z85, or empty."""
 Interval = tuple[U32, U32]
 """(start, stop), half open."""
-Compute = Literal["f32", "bf16"]
+Compute = Literal["f32", "bf16", "int8"]
+"""Of products with weights: int8 where weights are quantised, and only there."""
+KVPrecision = Literal["f32", "bf16", "q8", "q4"]
+"""How keys and values are kept."""
 Collective = Literal["star", "mesh", "two-shot", "tree", "ring"]
 Choice = Literal["auto", "star", "mesh", "two-shot", "tree", "ring"]
 """A collective, or whichever is the fastest by the measured links."""

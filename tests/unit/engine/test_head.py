@@ -10,6 +10,9 @@ import torch
 from tpiedge.engine.head import Head
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
+from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
@@ -17,24 +20,34 @@ VOCABULARY, HIDDEN, TILE = 150, 32, 64
 
 
 class Tiles:
-    """A head of three tiles, which counts how often it is gone through."""
+    """A head of three tiles, which counts how often it is gone through; quantised where `bits` are given."""
 
-    def __init__(self) -> None:
+    def __init__(self, bits: int | None = None) -> None:
         torch.manual_seed(3)
         self.passes = 0
+        self.bits = bits
         self.weight = torch.randn(VOCABULARY, HIDDEN)
 
-    def head_tiles(self) -> Iterator[tuple[int, torch.Tensor]]:
+    def head_tiles(self) -> Iterator[tuple[int, Weight]]:
         self.passes += 1
-        return ((first, self.weight[first : first + TILE]) for first in range(0, VOCABULARY, TILE))
+        return ((first, self.tile(first)) for first in range(0, VOCABULARY, TILE))
+
+    def tile(self, first: int) -> Weight:
+        rows = self.weight[first : first + TILE]
+        if self.bits is None:
+            return rows
+        shape = PanelShape(self.bits, *rows.shape)
+        data, _ = quantise_unit(rows.numpy(), shape)
+        return PanelMatrix(torch.from_numpy(data), self.bits, *rows.shape, TILE, shape.nbytes, False)
 
     def head_vectors(self) -> Mapping[str, torch.Tensor]:
         return {"final_norm": torch.linspace(0.5, 2, HIDDEN)}
 
 
 @pytest.mark.parametrize("positions", [1, 64, 200])
-def test_the_scores_of_a_text(positions: int) -> None:
-    tiles = Tiles()
+@pytest.mark.parametrize("bits", [None, 8, 4])
+def test_the_scores_of_a_text(positions: int, bits: int | None) -> None:
+    tiles = Tiles(bits)
     config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
     head = Head(config, cast(Weights, tiles), Linear(Arithmetic.F32, 1, None))
     x_MH, ids_M = torch.randn(positions, HIDDEN), torch.randint(VOCABULARY, (positions,))
@@ -44,3 +57,15 @@ def test_the_scores_of_a_text(positions: int) -> None:
     logits_MV = head.logits(x_MH).double()
     expected_M = torch.log_softmax(logits_MV, dim=-1).gather(1, ids_M[:, None])[:, 0]
     torch.testing.assert_close(found_M.double(), expected_M, rtol=1e-6, atol=1e-5)
+
+
+@pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.2)])
+def test_the_logits_of_a_quantised_head(bits: int, error: float) -> None:
+    config = cast(ModelConfig, SimpleNamespace(vocab_size=VOCABULARY, rms_norm_eps=1e-5))
+    x_MH = torch.randn(5, HIDDEN, generator=torch.Generator().manual_seed(1))
+    with Linear.create(Arithmetic.INT8, 1) as linear:
+        exact_MV, found_MV = (
+            Head(config, cast(Weights, Tiles(tile_bits)), linear).logits(x_MH) for tile_bits in (None, bits)
+        )
+    assert found_MV.shape == (5, VOCABULARY)
+    assert 0 < (found_MV - exact_MV).norm() < error * exact_MV.norm()

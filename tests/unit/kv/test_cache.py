@@ -6,7 +6,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.unit.kernels.test_linear import open_library
 from tpiedge.errors import OutOfMemory, ProtocolError
+from tpiedge.kernels.attention import Rows, attention
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_rows import QuantisedRows, decode, encode
+from tpiedge.kernels.library import Pool
 from tpiedge.kv.cache import KVCache
 
 
@@ -17,7 +22,7 @@ def make(**changes: object) -> KVCache:
         "head_dim": 4,
         "slots": 2,
         "capacity": 8,
-        "dtype": torch.float32,
+        "precision": "f32",
     }
     return KVCache(**(settings | changes))  # type: ignore[arg-type]
 
@@ -64,11 +69,80 @@ def test_a_plan_that_breaks_the_laws_is_a_protocol_error(
 
 
 def test_bf16_halves_the_reserved_bytes() -> None:
-    halved, whole = make(dtype=torch.bfloat16, capacity=1024), make(capacity=1024)
+    halved, whole = make(precision="bf16", capacity=1024), make(capacity=1024)
     assert halved.reserved_bytes * 2 == whole.reserved_bytes == 2 * 2 * 2 * 3 * 1024 * 4 * 4
 
 
+@pytest.mark.parametrize(("precision", "row_bytes"), [("f32", 256), ("bf16", 128), ("q8", 68), ("q4", 40)])
+def test_a_position_takes_what_its_precision_needs(precision: str, row_bytes: int) -> None:
+    """In whole pages of a head's positions."""
+    cache = make(precision=precision, head_dim=64, capacity=1000, quantum_bytes=1)
+    pages = -(-1000 * row_bytes // mmap.PAGESIZE)
+    assert cache.reserved_bytes == 2 * 12 * pages * mmap.PAGESIZE
+    cache.begin(0, 0, 1000)
+    assert cache.held_bytes == 12 * pages * mmap.PAGESIZE
+
+
+def numbers(rows: Rows) -> torch.Tensor:
+    return rows.numbers() if isinstance(rows, QuantisedRows) else rows.float()
+
+
+@pytest.mark.parametrize("isa", [None, "portable", "best"])
+@pytest.mark.parametrize("precision", ["q8", "q4"])
+def test_quantised_positions_are_read_back_and_cut_back(precision: str, isa: str | None) -> None:
+    """Whether torch or the native kernels write them; what is cut off is replaced."""
+    format_ = KVFormat(precision, 40)
+    cache = make(precision=precision, head_dim=40, capacity=200)
+    pool = None if isa is None else Pool(open_library(None if isa == "best" else isa), 1)
+    k_TKd, v_TKd, other_TKd = torch.randn(150, 3, 40), torch.randn(150, 3, 40), torch.randn(70, 3, 40)
+    cache.begin(1, 0, 150)
+    for start, stop in [(0, 1), (1, 64), (64, 150)]:
+        cache.append(1, 1, start, k_TKd[start:stop], v_TKd[start:stop], pool)
+    cache.commit(1, 150)
+    expected = [decode(encode(x, format_), format_).transpose(0, 1) for x in (k_TKd, v_TKd)]
+    assert torch.equal(numbers(cache.keys(1, 1, 150)), expected[0])
+    assert torch.equal(numbers(cache.values(1, 1, 150)), expected[1])
+    cache.begin(1, 100, 170)
+    cache.append(1, 1, 100, other_TKd, other_TKd, pool)
+    cache.commit(1, 170)
+    replaced = decode(encode(other_TKd, format_), format_).transpose(0, 1)
+    assert torch.equal(numbers(cache.keys(1, 1, 170)), torch.cat([expected[0][:, :100], replaced], 1))
+    assert not numbers(cache.keys(0, 1, 170)).any()
+    assert not numbers(cache.keys(1, 0, 170)).any()
+    with pytest.raises(ProtocolError, match="hole"):
+        cache.begin(1, 171, 172)
+    if pool is not None:
+        pool.close()
+
+
+@pytest.mark.parametrize("precision", ["f32", "bf16", "q8", "q4"])
+def test_attention_over_a_growing_cache_has_the_bits_of_one_prompt(precision: str) -> None:
+    """Token by token as in decode, in chunks as in prefill, or at once."""
+    pool = Pool(open_library(), 2)
+    q, k, v = (torch.randn(150, 3, 40) for _ in "qkv")
+
+    def outputs(*cuts: int) -> torch.Tensor:
+        cache = make(precision=precision, head_dim=40, capacity=200)
+        parts = []
+        for start, stop in zip((0, *cuts), (*cuts, 150), strict=True):
+            cache.begin(0, start, stop)
+            cache.append(0, 0, start, k[start:stop], v[start:stop], pool)
+            cache.commit(0, stop)
+            keys, values = cache.keys(0, 0, stop), cache.values(0, 0, stop)
+            parts.append(attention(q[start:stop], keys, values, (0, 1, 2), start, pool=pool))
+        return torch.cat(parts)
+
+    whole = outputs()
+    assert torch.equal(outputs(*range(1, 150)), whole)
+    assert torch.equal(outputs(63, 64, 130), whole)
+    pool.close()
+
+
 def test_a_node_without_attention_has_an_empty_cache() -> None:
+    quantised = make(kv_heads=0, precision="q4")
+    quantised.begin(0, 0, 3)
+    quantised.append(0, 0, 0, torch.empty(3, 0, 4), torch.empty(3, 0, 4))
+    assert quantised.reserved_bytes == quantised.held_bytes == 0
     cache = make(kv_heads=0)
     cache.begin(0, 0, 3)
     cache.append(0, 0, 0, torch.empty(3, 0, 4), torch.empty(3, 0, 4))
@@ -103,22 +177,31 @@ def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
-def test_what_a_shorter_sequence_does_not_need_goes_back_to_the_system() -> None:
+@pytest.mark.parametrize("precision", ["f32", "q8", "q4"])
+def test_what_a_shorter_sequence_does_not_need_goes_back_to_the_system(precision: str) -> None:
     """What it keeps is as it was; and other sequences are."""
-    cache = make(num_layers=4, kv_heads=2, head_dim=64, capacity=8192, quantum_bytes=1 << 20)
+    settings = {"num_layers": 4, "kv_heads": 2, "head_dim": 64, "capacity": 8192, "quantum_bytes": 1 << 20}
+    empty = resident_bytes()
+    cache = make(precision=precision, **settings)
+    pool = Pool(open_library(), 1)
     k_TKd, v_TKd = torch.randn(8192, 2, 64), torch.randn(8192, 2, 64)
+    given = resident_bytes() - empty
     for slot in (0, 1):
         cache.begin(slot, 0, 8192)
         for layer in range(4):
-            cache.append(layer, slot, 0, k_TKd, v_TKd)
+            cache.append(layer, slot, 0, k_TKd, v_TKd, pool)
         cache.commit(slot, 8192)
     full, held = resident_bytes(), cache.held_bytes
     assert held == cache.reserved_bytes
+    assert abs(full - empty - given - held) < 4 << 20
+    before = [numbers(cache.keys(layer, 0, 1000)).clone() for layer in range(4)]
+    others = [numbers(cache.values(layer, 1, 8192)).clone() for layer in range(4)]
+    full = resident_bytes()
     cache.begin(0, 1000, 1001, 1500)
-    assert cache.held_bytes < held - (24 << 20)
+    assert cache.held_bytes < held * 2 // 3
     assert abs((full - resident_bytes()) - (held - cache.held_bytes)) < 4 << 20
     for layer in range(4):
-        assert torch.equal(cache.keys(layer, 0, 1000), k_TKd[:1000].transpose(0, 1))
-        assert torch.equal(cache.values(layer, 0, 1000), v_TKd[:1000].transpose(0, 1))
-        assert torch.equal(cache.values(layer, 1, 8192), v_TKd.transpose(0, 1))
-    assert not cache.keys(3, 0, 8192)[:, -100:].any()
+        assert torch.equal(numbers(cache.keys(layer, 0, 1000)), before[layer])
+        assert torch.equal(numbers(cache.values(layer, 1, 8192)), others[layer])
+    assert not numbers(cache.keys(3, 0, 8192))[:, -100:].any()
+    pool.close()

@@ -10,6 +10,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
+from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.writer import write_pack
 
 HIDDEN, FFN, VOCABULARY, HEAD_DIM = 60, 200, 1003, 20
@@ -29,7 +30,10 @@ def _layer(at: int) -> BlobSpec:
 @pytest.fixture
 def make_pack(tmp_path: Path) -> Callable[..., Pack]:
     def make(
-        precision: Precision = Precision.F32, layers: int = 2, distinct: int | None = None, tied: bool = False
+        precision: Precision | Storage = Precision.F32,
+        layers: int = 2,
+        distinct: int | None = None,
+        tied: bool = False,
     ) -> Pack:
         head = () if tied else (MatrixSpec("head", "head", VOCABULARY, HIDDEN, 128),)
         spec = ModelSpec(
@@ -38,7 +42,7 @@ def make_pack(tmp_path: Path) -> Callable[..., Pack]:
             BlobSpec(head, (VectorSpec("final_norm", "norm", HIDDEN),)),
             {},
         )
-        source = RandomSource.for_spec(7, spec, STORED[precision])
+        source = RandomSource.for_spec(7, spec, STORED.get(storage_of(precision, spec).layers, "BF16"))
         write_pack(spec, source, precision, tmp_path / "pack", distinct)
         return Pack.open(tmp_path / "pack")
 

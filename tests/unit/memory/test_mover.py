@@ -47,27 +47,27 @@ def read(mover: PieceMover, piece: int, offset: int | None) -> None:
 def test_a_piece_that_is_dropped_leaves_memory_and_its_neighbours_stay(mover: PieceMover) -> None:
     for piece in (2, 3, 4):
         read(mover, piece, None)
-    before = [mover.tensor(piece, None).clone() for piece in (2, 3, 4)]
+    before = [mover.matrix(piece, None).clone() for piece in (2, 3, 4)]
     assert all(tensor.any() for tensor in before)
     mover.drop(3)
-    assert not mover.tensor(3, None).any()
-    assert mover.tensor(2, None).equal(before[0])
-    assert mover.tensor(4, None).equal(before[2])
+    assert not mover.matrix(3, None).any()
+    assert mover.matrix(2, None).equal(before[0])
+    assert mover.matrix(4, None).equal(before[2])
     read(mover, 3, None)
-    assert mover.tensor(3, None).equal(before[1])
+    assert mover.matrix(3, None).equal(before[1])
 
 
 def test_a_ring_that_is_released_leaves_memory_and_what_is_pinned_stays(mover: PieceMover) -> None:
     read(mover, 0, None)
     read(mover, 1, 0)
     read(mover, 4, 4096 * 16)
-    pinned = mover.tensor(0, None).clone()
-    assert mover.tensor(1, 0).any()
-    assert mover.tensor(4, 4096 * 16).any()
+    pinned = mover.matrix(0, None).clone()
+    assert mover.matrix(1, 0).any()
+    assert mover.matrix(4, 4096 * 16).any()
     mover.release()
-    assert not mover.tensor(1, 0).any()
-    assert not mover.tensor(4, 4096 * 16).any()
-    assert mover.tensor(0, None).equal(pinned)
+    assert not mover.matrix(1, 0).any()
+    assert not mover.matrix(4, 4096 * 16).any()
+    assert mover.matrix(0, None).equal(pinned)
 
 
 def half(sweep: Sweep) -> Placement:
@@ -85,7 +85,7 @@ def test_weights_that_make_room_for_a_full_kv_cache_leave_memory(make_pack: Make
 
     def in_memory() -> set[int]:
         pieces = range(len(weights.sweep.pieces))
-        return {piece for piece in pieces if opened.mover.tensor(piece, None).any()}
+        return {piece for piece in pieces if opened.mover.matrix(piece, None).any()}
 
     assert in_memory() > weights.placement.pinned
     allotted = weights.weight_bytes

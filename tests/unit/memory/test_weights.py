@@ -41,7 +41,7 @@ def original(precision: Precision, name: str, rows: int, cols: int) -> torch.Ten
     return values if precision is Precision.F32 else values.view(torch.bfloat16)
 
 
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", list(DTYPES))
 def test_a_share_of_a_block(
     make_pack: MakePack, load: Callable[..., NodeWeights], precision: Precision
 ) -> None:
@@ -117,7 +117,7 @@ def test_repeated_layers_take_memory_each(make_pack: MakePack, load: Callable[..
     assert len(places) == 3
 
 
-@pytest.mark.parametrize("precision", list(Precision))
+@pytest.mark.parametrize("precision", list(DTYPES))
 @pytest.mark.parametrize("tied", [False, True])
 def test_rank_0_has_embedding_and_head(
     make_pack: MakePack, load: Callable[..., NodeWeights], tied: bool, precision: Precision

@@ -18,7 +18,8 @@ from tpiedge.units import GIB, MIB
 from tpiedge.wire.epochs import Capacity
 
 SHAPE = Shape(heads=8, kv_heads=4, ffn_tiles=16)
-MODEL = ModelFacts(SHAPE, 4, MIB, MIB, MIB, MIB, 0, MIB, 1024)
+TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
+MODEL = ModelFacts(SHAPE, 4, (MIB // 2,) * 2, (MIB // 2,) * 2, TILE, TILE, 0, MIB, 1024)
 
 
 def seating(

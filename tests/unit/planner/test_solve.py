@@ -1,5 +1,7 @@
 """The planner: proportional to speed while it fits, water-filled when it does not, and a refusal with numbers."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,10 +15,10 @@ from tpiedge.units import GIB, MIB
 MODEL = ModelFacts(
     shape=Shape(heads=32, kv_heads=8, ffn_tiles=64),
     num_layers=32,
-    query_unit_bytes=MIB // 2,
-    kv_unit_bytes=2 * MIB,
-    ffn_tile_bytes=MIB,
-    last_tile_bytes=MIB,
+    query_unit_bytes=(MIB // 4, MIB // 4),
+    kv_unit_bytes=(MIB, MIB),
+    ffn_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
+    last_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
     resident_bytes=4096,
     head_bytes=GIB,
     kv_token_bytes=1024,
@@ -53,6 +55,39 @@ def test_what_cannot_fit_is_refused_with_the_numbers() -> None:
     assert isinstance(plan, Infeasible)
     assert "too little" in plan.reason
     assert "node 1 takes" in plan.reason
+
+
+@pytest.mark.parametrize(
+    ("smaller", "remedies"),
+    [
+        ("q4", "add a node, raise the memory limits or choose --precision q4"),
+        ("", "add a node or raise the memory limits"),
+    ],
+)
+def test_a_refusal_says_what_to_do(smaller: str, remedies: str) -> None:
+    model = replace(MODEL, smaller_precision=smaller)
+    plan = solve(model, [NodeFacts(1.0, memory_bytes=2 * GIB), NodeFacts(1.0, memory_bytes=GIB)], 100)
+    assert isinstance(plan, Infeasible)
+    assert plan.reason.endswith(f"too little; {remedies}")
+
+
+def test_a_step_takes_as_long_as_its_bytes() -> None:
+    """Weights of an eighth of the bytes, as q4 beside f32, in an eighth of the time: speeds are bytes per second."""
+    eighth = replace(
+        MODEL,
+        query_unit_bytes=tuple(nbytes // 8 for nbytes in MODEL.query_unit_bytes),
+        kv_unit_bytes=tuple(nbytes // 8 for nbytes in MODEL.kv_unit_bytes),
+        ffn_tile_bytes=tuple(nbytes // 8 for nbytes in MODEL.ffn_tile_bytes),
+        last_tile_bytes=tuple(nbytes // 8 for nbytes in MODEL.last_tile_bytes),
+        head_bytes=MODEL.head_bytes // 8,
+    )
+    nodes = [NodeFacts(1e9), NodeFacts(3e9)]
+    whole, small = solve(MODEL, nodes, 100), solve(eighth, nodes, 100)
+    assert isinstance(whole, Plan)
+    assert isinstance(small, Plan)
+    assert small.shares == whole.shares
+    assert small.layers_s == pytest.approx(whole.layers_s / 8, rel=1e-4)
+    assert small.head_s == pytest.approx(whole.head_s / 8)
 
 
 def test_rank_0_without_room_for_the_head_is_named() -> None:
@@ -103,10 +138,10 @@ def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) ->
     return ModelFacts(
         shape=Shape(heads, kv_heads, ffn_tiles),
         num_layers=4,
-        query_unit_bytes=10 * MIB,
-        kv_unit_bytes=5 * MIB,
-        ffn_tile_bytes=8 * MIB,
-        last_tile_bytes=last_mib * MIB,
+        query_unit_bytes=(5 * MIB, 5 * MIB),
+        kv_unit_bytes=(2 * MIB, 3 * MIB),
+        ffn_tile_bytes=(3 * MIB, 3 * MIB, 2 * MIB),
+        last_tile_bytes=(0, 0, last_mib * MIB),
         resident_bytes=MIB,
         head_bytes=0,
         kv_token_bytes=0,

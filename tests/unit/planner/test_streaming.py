@@ -12,7 +12,6 @@ from tpiedge.engine.steps import ACTIVATION_BYTES
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
-from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
@@ -43,10 +42,10 @@ SHARE = NodeShare(Share(0, 4), Share(0, 1))
 MODEL = ModelFacts(
     shape=Shape(heads=4, kv_heads=4, ffn_tiles=1),
     num_layers=4,
-    query_unit_bytes=PIECE // 2,
-    kv_unit_bytes=PIECE // 2,
-    ffn_tile_bytes=3 * PIECE,
-    last_tile_bytes=3 * PIECE,
+    query_unit_bytes=(PIECE // 4, PIECE // 4),
+    kv_unit_bytes=(PIECE // 4, PIECE // 4),
+    ffn_tile_bytes=(PIECE,) * 3,
+    last_tile_bytes=(PIECE,) * 3,
     resident_bytes=0,
     head_bytes=0,
     kv_token_bytes=1000,
@@ -119,7 +118,9 @@ def test_a_disk_that_is_slower_than_the_processor_decides() -> None:
     assert node_seconds(MODEL, SHARE, node, NodeNeed(0, 0, 0)) == 28 * PIECE / 100
 
 
-def write(path: Path, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int) -> Pack:
+def write(
+    path: Path, precision: Precision, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
+) -> Pack:
     shapes = {"q": (heads, 64), "k": (kv_heads, 64), "v": (kv_heads, 64), "o": (heads, 64)}
     sizes = {name: (units * rows, rows) for name, (units, rows) in shapes.items()}
     sizes |= dict.fromkeys(("gate", "up", "down"), (ffn, 128))
@@ -134,19 +135,21 @@ def write(path: Path, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: i
     table = BlobSpec((MatrixSpec("embedding", "embedding", vocab, hidden, 64),))
     head = BlobSpec((MatrixSpec("head", "head", vocab, hidden, 64),))
     spec = ModelSpec(table, tuple(map(layer, range(3))), head, {})
-    write_pack(spec, RandomSource.for_spec(1, spec, STORED[Precision.F32]), Precision.F32, path, 2)
+    write_pack(spec, RandomSource.for_spec(1, spec, "BF16"), precision, path, 2)
     return Pack.open(path)
 
 
+@pytest.mark.parametrize("precision", list(Precision))
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "ffn", "hidden", "vocab"),
     [(4, 2, 384, 256, 512), (4, 4, 300, 200, 1000), (6, 1, 130, 1024, 64), (2, 2, 1000, 96, 70000)],
 )
 def test_the_planner_s_sizes_are_the_pack_s(
-    tmp_path: Path, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
+    tmp_path: Path, precision: Precision, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
 ) -> None:
-    pack = write(tmp_path / "pack", heads, kv_heads, ffn, hidden, vocab)
-    model = model_facts(pack, head_dim=64, kv_itemsize=4)
+    pack = write(tmp_path / "pack", precision, heads, kv_heads, ffn, hidden, vocab)
+    model = model_facts(pack, head_dim=64, kv="f32")
+    assert model.smaller_precision == ("" if precision is Precision.Q4 else "q4")
     tiles = -(-ffn // 128)
     shares = [NodeShare(Share(0, heads), Share(0, tiles)), NodeShare(Share(1, heads), Share(1, tiles))]
     for rank, share in enumerate(shares):
@@ -171,7 +174,8 @@ def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequ
         assert sum(pieces) - placement.pinned_bytes(pieces) <= need.streamed_bytes + max(pieces)
 
 
-LARGE = ModelFacts(Shape(32, 8, 64), 32, MIB // 2, 2 * MIB, MIB, MIB, 4096, GIB, 1024, 16 * MIB)
+TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
+LARGE = ModelFacts(Shape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB)
 
 
 def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:

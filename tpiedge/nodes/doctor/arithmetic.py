@@ -13,7 +13,7 @@ def main() -> None:
     """Print {"torch": version, "isa": instruction set or null}."""
     import torch
 
-    from tpiedge.kernels.library import native_library
+    from tpiedge.kernels.shared_library import native_library
 
     library = native_library()
     sys.stdout.write(json.dumps({"torch": torch.__version__, "isa": library.isa if library else None}))

@@ -1,0 +1,192 @@
+"""Quantised matrices: what a node is given are the panels of the pack, and rows of an embedding come out of them."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.errors import IntegrityError, UserError
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import PANEL, PanelShape
+from tpiedge.kernels.quantise import dequantise_unit, quantise_unit
+from tpiedge.memory import sweep
+from tpiedge.memory.embedding import panel_row
+from tpiedge.memory.pinning import Placement
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import Block, Sweep
+from tpiedge.memory.weights import NodeWeights
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.random_weights import random_rows
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.storage import Storage
+
+MakePack = Callable[..., Pack]
+EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
+HIDDEN, VOCABULARY = 60, 1003
+QUANTISED = [Precision.Q8, Precision.Q4]
+
+
+@contextmanager
+def loaded(pack: Pack, share: NodeShare = EVERYTHING, **options: object) -> Iterator[NodeWeights]:
+    weights = NodeWeights(pack, share, True, **options)  # type: ignore[arg-type]
+    try:
+        yield weights
+    finally:
+        weights.close()
+
+
+def original(name: str, rows: int, cols: int) -> np.ndarray:
+    """As the checkpoint has it: the bits of bf16."""
+    return random_rows(7, name, 0, rows, cols, "BF16")
+
+
+def quantised(values_OI: np.ndarray, bits: int) -> np.ndarray:
+    """[O, I] in f32 of a unit that was quantised."""
+    shape = PanelShape(bits, *values_OI.shape)
+    return dequantise_unit(quantise_unit(np.ascontiguousarray(values_OI), shape)[0], shape)
+
+
+def units_of(matrix: PanelMatrix) -> list[np.ndarray]:
+    """[O, I] in f32 of each of its units."""
+    data = matrix.data_B.numpy()
+    return [
+        dequantise_unit(data[unit * matrix.unit_nbytes :], matrix.unit_shape(unit))
+        for unit in range(matrix.units)
+    ]
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_a_share_of_a_block(make_pack: MakePack, precision: Precision) -> None:
+    """Every unit is quantised on its own, and there is no padding in the matrices' shapes."""
+    with loaded(make_pack(precision), NodeShare(Share(1, 4), Share(1, 2))) as weights:
+        with weights.resident(Block(1, "attention")) as attention:
+            q, k, o = (attention.matrices[name] for name in "qko")
+        with weights.resident(Block(1, "ffn")) as ffn:
+            gate, down = ffn.matrices["gate"], ffn.matrices["down"]
+            bias = attention.vectors["q_bias"]
+        assert all(
+            isinstance(one, PanelMatrix) and one.bits == precision.bits for one in (q, k, o, gate, down)
+        )
+        assert (q.shape, k.shape, o.shape) == ((60, HIDDEN), (40, HIDDEN), (60, HIDDEN))
+        assert (gate.shape, down.shape) == ((72, HIDDEN), (72, HIDDEN))  # the last tile, which is short
+        assert bias.dtype == torch.float32
+        q_OI, o_OI = original("1.q", 120, HIDDEN), original("1.o", HIDDEN, 120)
+        for head, found_q, found_o in zip((1, 2, 3), units_of(q), units_of(o), strict=True):
+            part = slice(20 * head, 20 * head + 20)
+            assert np.array_equal(found_q, quantised(q_OI[part], precision.bits))
+            assert np.array_equal(found_o, quantised(o_OI[:, part], precision.bits))
+        (found_gate,), (found_down,) = units_of(gate), units_of(down)
+        assert np.array_equal(found_gate, quantised(original("1.gate", 200, HIDDEN)[128:], precision.bits))
+        assert np.array_equal(found_down, quantised(original("1.down", HIDDEN, 200)[:, 128:], precision.bits))
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_what_streams_has_the_bytes_of_what_is_pinned(make_pack: MakePack, precision: Precision) -> None:
+    def smallest(sweep: Sweep) -> Placement:
+        return Placement(smallest_ring(sweep.sizes, frozenset()), frozenset())
+
+    pack = make_pack(precision)
+    with loaded(pack) as pinned, loaded(pack, placement=smallest) as streamed:
+        for _ in range(2):
+            for block in pinned.sweep.blocks:
+                if not isinstance(block, Block):
+                    continue
+                with pinned.resident(block) as one, streamed.resident(block) as other:
+                    for name, matrix in one.matrices.items():
+                        assert torch.equal(matrix.data_B, other.matrices[name].data_B)
+            tiles = zip(pinned.head_tiles(), streamed.head_tiles(), strict=True)
+            assert all(torch.equal(one.data_B, other.data_B) for (_, one), (_, other) in tiles)
+
+
+def test_no_copy_is_made(make_pack: MakePack) -> None:
+    with loaded(make_pack(Precision.Q4)) as weights:
+        places = []
+        for _ in range(2):
+            with weights.resident(Block(0, "ffn")) as ffn:
+                places.append([matrix.data_B.data_ptr() for matrix in ffn.matrices.values()])
+        sizes = [piece.nbytes for piece in weights.sweep.blocks[Block(0, "ffn")]]
+        assert places[0] == places[1]
+        # Side by side, as the arena has them.
+        assert np.diff(places[0]).tolist() == sizes[:-1]
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("units_of_a_tile", [1, 3, 100])
+def test_tiles_of_a_head(
+    make_pack: MakePack,
+    monkeypatch: pytest.MonkeyPatch,
+    precision: Precision,
+    tied: bool,
+    units_of_a_tile: int,
+) -> None:
+    """Any number of units is one tile: their panels are not padded with outputs that anybody would have to cut out."""
+    pack = make_pack(Storage.of(Precision.Q4, tied=tied, head=precision), tied=tied)
+    key, name = pack.head_matrix
+    unit_nbytes = pack.layout(key).matrix(name).unit_nbytes(0)
+    monkeypatch.setattr(sweep, "_TILE_BYTES", units_of_a_tile * unit_nbytes)
+    rows_OI = original("embedding" if tied else "head", VOCABULARY, HIDDEN)
+    with loaded(pack) as weights:
+        tiles = list(weights.head_tiles())
+        starts = [first for first, _ in tiles]
+        assert starts == list(range(0, VOCABULARY, 128 * units_of_a_tile))
+        assert sum(tile.shape[0] for _, tile in tiles) == VOCABULARY
+        for first, tile in tiles:
+            for unit, found in enumerate(units_of(tile)):
+                start = first + 128 * unit
+                assert np.array_equal(found, quantised(rows_OI[start : start + 128], precision.bits))
+
+
+def tied_pack(make_pack: MakePack, precision: Precision) -> Pack:
+    return make_pack(Storage.of(Precision.Q4, tied=True, head=precision), tied=True)
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_rows_of_a_quantised_embedding(make_pack: MakePack, precision: Precision) -> None:
+    ids = [0, 1002, 127, 128, 15, 16, 5, 5, *range(900, 1003)]
+    with loaded(tied_pack(make_pack, precision)) as weights:
+        found_TH = weights.embedding_rows(ids)
+        assert weights.embedding_rows([]).shape == (0, HIDDEN)
+        for row in (VOCABULARY, -1):
+            with pytest.raises(UserError, match=f"has rows 0 to 1002, not {row}"):
+                weights.embedding_rows([0, row])
+        panel_nbytes = PanelShape(precision.bits, PANEL, HIDDEN).panel_nbytes
+        assert weights.embedding_bytes_read == len(ids) * panel_nbytes
+    table = original("embedding", VOCABULARY, HIDDEN)
+    units = [quantised(table[start : start + 128], precision.bits) for start in range(0, VOCABULARY, 128)]
+    assert np.array_equal(found_TH.numpy(), np.concatenate(units)[ids])
+
+
+def test_an_unquantised_embedding_beside_quantised_layers(make_pack: MakePack) -> None:
+    ids = [3, 1002, 3]
+    with loaded(make_pack(Precision.Q4)) as weights:
+        stored = torch.from_numpy(original("embedding", VOCABULARY, HIDDEN)[ids]).view(torch.bfloat16)
+        assert torch.equal(weights.embedding_rows(ids), stored.float())
+
+
+def test_damage_in_a_quantised_embedding_is_seen_at_first_use(make_pack: MakePack) -> None:
+    pack = tied_pack(make_pack, Precision.Q8)
+    path = pack.blob_path("embedding")
+    data = bytearray(path.read_bytes())
+    data[pack.layout("embedding").matrix("embedding").span(3, 4)[0]] ^= 1
+    with loaded(pack) as weights:  # the head, which is the same matrix, has been read
+        path.write_bytes(data)
+        weights.embedding_rows([0, 3 * 128 - 1])
+        with pytest.raises(IntegrityError, match="unit 3 of embedding"):
+            weights.embedding_rows([0, 3 * 128])
+
+
+@given(st.sampled_from([4, 8]), st.integers(1, 140), st.integers(0, 2**32 - 1))
+def test_a_row_of_a_panel(bits: int, inputs: int, seed: int) -> None:
+    """The numbers that the whole panel has there."""
+    shape = PanelShape(bits, PANEL, inputs)
+    values = np.random.default_rng(seed).standard_normal((PANEL, inputs), np.float32)
+    panel, _ = quantise_unit(values, shape)
+    expected_OI = dequantise_unit(panel, shape)
+    found: Sequence[np.ndarray] = [panel_row(panel, shape, output) for output in range(PANEL)]
+    assert np.array_equal(np.stack(found), expected_OI)

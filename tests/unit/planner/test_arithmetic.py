@@ -1,0 +1,34 @@
+"""Every precision with every arithmetic: what goes together, and what is said where it does not."""
+
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.pack.layout import Precision
+from tpiedge.planner.arithmetic import check_compute, usual_compute
+from tpiedge.wire.fields import Compute
+
+GOES = {
+    Precision.F32: {"f32"},
+    Precision.BF16: {"f32", "bf16"},
+    Precision.Q8: {"int8"},
+    Precision.Q4: {"int8"},
+}
+
+
+@pytest.mark.parametrize("compute", ["f32", "bf16", "int8"])
+@pytest.mark.parametrize("stored", list(Precision))
+def test_what_goes_together(stored: Precision, compute: Compute) -> None:
+    if compute in GOES[stored]:
+        return check_compute(stored, compute)
+    with pytest.raises(UserError) as refused:
+        check_compute(stored, compute)
+    words = str(refused.value)
+    assert f"--compute {compute}" in words
+    assert "\n" not in words
+    assert any(remedy in words for remedy in ("add --precision", "leave --compute out"))
+
+
+@pytest.mark.parametrize("stored", list(Precision))
+def test_what_is_usual_goes(stored: Precision) -> None:
+    assert usual_compute(stored) == ("int8" if stored.quantised else "f32")
+    check_compute(stored, usual_compute(stored))
