@@ -2,6 +2,7 @@
 
     .venv/bin/python tools/bench_peers.py transformers CHECKPOINT --precision bf16 [--compute bf16] [--threads 2]
     .venv/bin/python tools/bench_peers.py offload [--json] [--limits 60%,90%] [--repeats 5]
+    .venv/bin/python tools/bench_peers.py decode [--shapes 1.1b,7b] [--precisions q4,q8] [--threads 1,2] [--repeats 5]
     .venv/bin/python tools/bench_peers.py allreduce [--testbed paper-8] [--nodes 2,4,8] [--bytes 4]
 
 transformers: both hold the same weights at the same time and answer in alternation (A B A B ...), so that a noisy
@@ -12,6 +13,10 @@ with offload_folder) and AirLLM decode with the same bf16 weights, each in a fre
 control group, which counts page cache too; in alternation, with the disk's own rate measured between. The others are
 installed and built on the first run, which takes about ten minutes. Linux, root.
 
+decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8) and threads, all weights in
+memory: tokens per second of a prompt and of an answer. Random weights of real shapes are written for it and removed
+afterwards; the 7B shape takes up to 8 GB of disk and 16 GB of memory.
+
 allreduce: torch.distributed's gloo against tpiedge, one process per rank and both over the same links: those of a
 testbed (Linux, root), or loopback.
 
@@ -21,9 +26,11 @@ Printed: medians with minimum and maximum, and the ratio pair by pair.
 import argparse
 import json
 import sys
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import get_args
 
+from peers.decode import PRECISIONS, SHAPES, compare_decode
 from peers.offload import PEERS, compare_offload
 from peers.table import table
 from platformdirs import user_cache_path
@@ -54,6 +61,7 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(required=True)
     _add_transformers(verbs.add_parser("transformers", help="decode and prefill of one process each"))
     _add_offload(verbs.add_parser("offload", help="decode of a model larger than its memory"))
+    _add_decode(verbs.add_parser("decode", help="prefill and decode with quantised weights"))
     _add_allreduce(verbs.add_parser("allreduce", help="sums over a network"))
     return parser
 
@@ -76,7 +84,9 @@ def _add_offload(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(compare=_offload)
     verb.add_argument("--checkpoint", type=Path, help="bf16 [default: random, of the 1.1B shape]")
     verb.add_argument("--limits", default="60%,90%", help="parts of the model's file, or sizes: 60%%,700MB")
-    verb.add_argument("--peers", type=_peers, default=PEERS, help=f"of: {', '.join(PEERS)} [default: all]")
+    verb.add_argument(
+        "--peers", type=_names_of(PEERS), default=PEERS, help=f"of: {', '.join(PEERS)} [default: all]"
+    )
     verb.add_argument("--threads", type=_positive, default=2)
     verb.add_argument("--tokens", type=_positive, default=8, help="timed ones; a quarter for the slow")
     verb.add_argument("--repeats", type=_positive, default=5)
@@ -88,6 +98,24 @@ def _add_offload(verb: argparse.ArgumentParser) -> None:
         help="keeps what was installed and made",
     )
     verb.add_argument("--json", action="store_true", help="print one JSON object instead of tables")
+
+
+def _add_decode(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(compare=_decode)
+    verb.add_argument("--shapes", type=_names_of(SHAPES), default=("1.1b",), help="1.1b,7b [default: 1.1b]")
+    verb.add_argument(
+        "--precisions", type=_names_of(PRECISIONS), default=("q4", "q8"), help="[default: q4,q8]; bf16, too"
+    )
+    verb.add_argument("--threads", type=_counts, help="like 1,2 [default: 1, and all cores]")
+    verb.add_argument("--prompt-tokens", type=_positive, default=512)
+    verb.add_argument("--tokens", type=_positive, default=64, help="of an answer [default: 64]")
+    verb.add_argument("--repeats", type=_positive, default=5)
+    verb.add_argument(
+        "--work",
+        type=Path,
+        default=user_cache_path("tpiedge") / "peers",
+        help="keeps what was installed",
+    )
 
 
 def _add_allreduce(verb: argparse.ArgumentParser) -> None:
@@ -107,8 +135,23 @@ def _add_allreduce(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--repeats", type=_positive, default=5)
 
 
+def _names_of(known: Collection[str]) -> Callable[[str], tuple[str, ...]]:
+    def names(text: str) -> tuple[str, ...]:
+        found = tuple(name.strip() for name in text.split(","))
+        unknown = [name for name in found if name not in known]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(known)}")
+        return found
+
+    return names
+
+
+def _counts(text: str) -> tuple[int, ...]:
+    return tuple(_positive(item.strip()) for item in text.split(","))
+
+
 def _node_counts(text: str) -> tuple[int, ...]:
-    counts = tuple(_positive(item.strip()) for item in text.split(","))
+    counts = _counts(text)
     if not all(2 <= count <= 64 for count in counts):
         raise argparse.ArgumentTypeError(f"{text!r}: from 2 to 64 nodes")
     return counts
@@ -118,14 +161,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number above 0")
     return int(text)
-
-
-def _peers(text: str) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in text.split(","))
-    unknown = [name for name in names if name not in PEERS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r} is none of {', '.join(PEERS)}")
-    return names
 
 
 def _transformers(arguments: argparse.Namespace) -> int:
@@ -138,6 +173,11 @@ def _transformers(arguments: argparse.Namespace) -> int:
 def _offload(arguments: argparse.Namespace) -> int:
     record = compare_offload(arguments)
     print(json.dumps(record, indent=2) if arguments.json else table(record))
+    return 0
+
+
+def _decode(arguments: argparse.Namespace) -> int:
+    print(json.dumps(compare_decode(arguments), indent=2))
     return 0
 
 

@@ -11,7 +11,7 @@ import click
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/memory.md", "docs/network.md")
+DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/memory.md", "docs/network.md", "docs/kernels.md")
 
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

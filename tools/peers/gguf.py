@@ -6,7 +6,7 @@ expects. There is no tokenizer in it: the benchmark feeds ids.
 """
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,6 +56,11 @@ class GgufTensor:
     @property
     def is_vector(self) -> bool:
         return len(self.shape) == 1
+
+    @property
+    def kind(self) -> int:
+        """The format's number of how it is stored."""
+        return _F32_TENSOR if self.is_vector else _BF16_TENSOR
 
     @property
     def nbytes(self) -> int:
@@ -121,17 +126,16 @@ def gguf_name(source: str) -> str:
     return f"blk.{layer}.{name}.weight"
 
 
-def header(values: Mapping[str, str | int | float], tensors: list[GgufTensor]) -> bytes:
+def header(values: Mapping[str, str | int | float], tensors: Sequence[GgufTensor]) -> bytes:
     """All that comes before the first tensor's bytes."""
     out = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(values)))
     for key, value in values.items():
         out += _string(key) + _typed(value)
     offset = 0
     for tensor in tensors:
-        kind = _F32_TENSOR if tensor.is_vector else _BF16_TENSOR
         sizes = tensor.shape[::-1]  # the fastest-running first
         out += _string(tensor.name) + struct.pack(f"<I{len(sizes)}Q", len(sizes), *sizes)
-        out += struct.pack("<IQ", kind, offset)
+        out += struct.pack("<IQ", tensor.kind, offset)
         offset += tensor.nbytes + -tensor.nbytes % _ALIGN
     return bytes(out) + bytes(-len(out) % _ALIGN)
 

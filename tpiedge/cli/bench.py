@@ -4,6 +4,7 @@ import click
 
 from tpiedge.cli.bench_allreduce import allreduce
 from tpiedge.cli.bench_decode import decode
+from tpiedge.cli.bench_kernels import kernels
 from tpiedge.cli.bench_memory import memory, memory_run
 
 __all__ = ["bench"]
@@ -16,5 +17,6 @@ def bench() -> None:
 
 bench.add_command(allreduce)
 bench.add_command(decode)
+bench.add_command(kernels)
 bench.add_command(memory)
 bench.add_command(memory_run)

@@ -22,6 +22,7 @@ from tpiedge.cli.bench_links import (
 )
 from tpiedge.cli.benching import ask, check_lengths, check_names, milliseconds, spread
 from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.cli.testbed_nodes import Emulated, emulated
@@ -30,7 +31,7 @@ from tpiedge.nodes.cluster import Place
 from tpiedge.testbed.running import RunningTestbed, open_testbed
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
-from tpiedge.wire.fields import Choice, Compute, WirePrecision
+from tpiedge.wire.fields import Choice, Compute, KVPrecision, WirePrecision
 
 __all__ = ["decode"]
 
@@ -134,8 +135,8 @@ class _Bench:
     "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
 )
 @click.option("--rate", help="Vary the rate of the testbed's links, in Mbit/s: 100,300,none.")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]))
-@click.option("--compute", type=click.Choice(["f32", "bf16"]))
+@arithmetic_options
+@kv_option
 @click.option("--prompt-tokens", type=click.IntRange(1, 8192), default=64, show_default=True)
 @click.option("--tokens", type=click.IntRange(2, 4096), default=24, show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
@@ -151,6 +152,7 @@ def decode(
     rate: str | None,
     precision: str | None,
     compute: Compute | None,
+    kv: KVPrecision | None,
     prompt_tokens: int,
     tokens: int,
     repeats: int,
@@ -175,7 +177,7 @@ def decode(
         setting.layout(described)
     if testbed_name is not None:
         check_devices(testbed_name, max(setting.nodes for setting in wanted))
-    model = prepare(model_name, precision, compute, cache)
+    model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     with ExitStack() as stack:
         testbed = None
@@ -187,6 +189,7 @@ def decode(
             "model": model.name,
             "precision": model.pack.precision.value,
             "compute": model.compute,
+            "kv_precision": model.kv,
             "prompt_tokens": prompt_tokens,
             "tokens": tokens,
             "repeats": repeats,

@@ -16,11 +16,12 @@ from tpiedge.cli.bench_memory_report import GroupUse, Run, print_report, report
 from tpiedge.cli.bench_streaming import Sample, measure
 from tpiedge.cli.benching import check_lengths
 from tpiedge.cli.launch import Layout, plan_cluster
+from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.errors import OutOfMemory
 from tpiedge.lifeline import guard
 from tpiedge.units import format_bytes
-from tpiedge.wire.fields import Compute, Pin
+from tpiedge.wire.fields import Compute, KVPrecision, Pin
 from tpiedge.wire.weights import Keeping
 
 __all__ = ["memory", "memory_run"]
@@ -43,6 +44,7 @@ class _Order:
 
     pack: str
     compute: Compute
+    kv: KVPrecision
     nodes: int
     shares: str | None
     threads: int
@@ -54,8 +56,8 @@ class _Order:
 
 @click.command()
 @click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]))
-@click.option("--compute", type=click.Choice(["f32", "bf16"]))
+@arithmetic_options
+@kv_option
 @click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")
 @click.option("--shares", help="Relative weights, one per node: 3,1,2.  [default: even]")
 @click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")
@@ -77,6 +79,7 @@ def memory(
     model_name: str,
     precision: str | None,
     compute: Compute | None,
+    kv: KVPrecision | None,
     nodes: int,
     shares: str | None,
     threads: int | None,
@@ -95,7 +98,7 @@ def memory(
     # The same split in every setting: by itself the planner would move weights to nodes with more room.
     layout = Layout(nodes, shares or ",".join(["1"] * nodes), threads, None)
     layout.check()
-    model = prepare(model_name, precision, compute, cache)
+    model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     capacity = prompt_tokens + tokens
     found = budgets(wanted, model, layout, capacity)
@@ -105,6 +108,7 @@ def memory(
         "model": model.name,
         "precision": model.pack.precision.value,
         "compute": model.compute,
+        "kv_precision": model.kv,
         "nodes": nodes,
         "threads": layout.threads_per_node,
         "prompt_tokens": prompt_tokens,
@@ -127,7 +131,7 @@ def memory_run(order: str) -> None:
     input."""
     guard(lambda: os.kill(os.getpid(), signal.SIGTERM), signal.SIGTERM)
     found = _Order(**json.loads(order))
-    model = prepare(found.pack, None, found.compute, None)
+    model = prepare(found.pack, None, found.compute, None, found.kv)
     sample = measure(model, _planned(found, model), found.prompt_tokens, found.tokens)
     click.echo(json.dumps(asdict(sample)))
 
@@ -186,6 +190,7 @@ def _order(model: PreparedModel, budget: Budget, work: _Work) -> _Order:
     return _Order(
         pack=str(model.pack.path.absolute()),
         compute=model.compute,
+        kv=model.kv,
         nodes=layout.nodes,
         shares=layout.shares,
         threads=layout.threads_per_node,

@@ -7,6 +7,7 @@ import click
 from tpiedge.cli.answer import collect
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.once import positions
+from tpiedge.cli.options import arithmetic_options
 from tpiedge.cli.prepare import cache_option, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.cli.testbed_nodes import emulated, testbed_option
@@ -14,6 +15,7 @@ from tpiedge.model.source import DEMO
 from tpiedge.planner.solve import Plan
 from tpiedge.units import format_bytes, format_seconds
 from tpiedge.wire.control import Stats
+from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["demo"]
@@ -27,13 +29,21 @@ _SHARES = ("3", "2", "1")
 @click.command()
 @click.option("--prompt", default=_PROMPT, show_default=True)
 @click.option("--max-tokens", type=click.IntRange(1, 400), default=_TOKENS, show_default=True)
+@arithmetic_options
 @testbed_option
 @cache_option
-def demo(prompt: str, max_tokens: int, testbed_name: str | None, cache: Path | None) -> None:
+def demo(
+    prompt: str,
+    max_tokens: int,
+    precision: str | None,
+    compute: Compute | None,
+    testbed_name: str | None,
+    cache: Path | None,
+) -> None:
     """Watch three nodes of unequal shares answer together with the bundled model."""
     testbed = emulated(testbed_name, None)
     nodes = _NODES if testbed is None else min(_NODES, len(testbed.devices))
-    model = prepare(DEMO, None, None, cache)
+    model = prepare(DEMO, precision, compute, cache)
     layout = Layout(nodes, ",".join(_SHARES[:nodes]), 1, None, testbed=testbed)
     prompt_ids = tuple(model.tokenizer.encode(prompt))
     capacity = positions(model, None, prompt_ids, max_tokens)

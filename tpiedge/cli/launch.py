@@ -116,9 +116,7 @@ def _node(layout: Layout, rank: int, memory_bytes: int | None) -> NodeFacts:
 
 def model_facts_of(model: PreparedModel) -> ModelFacts:
     """The model's numbers for the planner."""
-    return model_facts(
-        model.pack, head_dim=model.config.head_dim, kv_itemsize=2 if model.compute == "bf16" else 4
-    )
+    return model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
 
 
 def _total_bytes(plan: Plan) -> int:
@@ -138,9 +136,11 @@ def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
     needed = _total_bytes(plan)
     available = _available_bytes()
     if needed > available:
+        precision = model_facts_of(model).smaller_precision
+        smaller = f", or --precision {precision}" if precision else ""
         raise OutOfMemory(
             f"{model.name} on {len(plan.needs)} nodes needs {needed / 1e9:.1f} GB in all, this computer has "
-            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context, or --precision bf16"
+            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
         )
 
 
@@ -172,6 +172,7 @@ def launch(
             places=places,
             collective=layout.collective,
             wire=layout.wire,
+            kv=model.kv,
         )
         yield from _run(spec, [need.weight_bytes for need in plan.needs])
 
@@ -196,6 +197,7 @@ def plan_json(
     return {
         "precision": model.pack.precision.value,
         "compute": model.compute,
+        "kv_precision": model.kv,
         "collective": (routing.collective if routing else "") or "none",
         "bulk_collective": (routing.bulk_collective if routing else "") or "none",
         "collective_why": routing.why if routing else "",

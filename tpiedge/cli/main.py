@@ -20,6 +20,8 @@ from tpiedge.cli.configured import ConfiguredGroup
 from tpiedge.cli.demo import demo
 from tpiedge.cli.doctor import doctor
 from tpiedge.cli.ending import Terminated, honour_signals
+from tpiedge.cli.eval import evaluate
+from tpiedge.cli.import_gguf import import_gguf
 from tpiedge.cli.master import master
 from tpiedge.cli.models import ls, rm, show
 from tpiedge.cli.nodes import nodes
@@ -49,7 +51,9 @@ for command in (
     demo,
     pack,
     unpack,
+    import_gguf,
     bench,
+    evaluate,
     doctor,
     config,
     completion,

@@ -14,7 +14,7 @@ from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
 from tpiedge.cli.launch import check_context, model_facts_of
 from tpiedge.cli.network_options import collective_option, wire_option
-from tpiedge.cli.options import keeping_of, keeping_options, own_memory_option
+from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.places import master_state, state_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.serving import MasterService
@@ -40,7 +40,7 @@ from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, Machine
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.fields import Choice, Compute, Pin, WirePrecision
+from tpiedge.wire.fields import Choice, Compute, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.weights import Keeping
 
 __all__ = ["master"]
@@ -83,8 +83,8 @@ class _Flags:
 @own_memory_option
 @keeping_options
 @click.option("--threads", type=click.IntRange(1, 1024), help="Of rank 0.  [default: the cores]")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
-@click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
+@arithmetic_options
+@kv_option
 @click.option("--context", type=int, help=f"Positions of the KV cache.  [default: up to {_CONTEXT}]")
 @collective_option
 @wire_option
@@ -111,6 +111,7 @@ def master(
     threads: int | None,
     precision: str | None,
     compute: Compute | None,
+    kv: KVPrecision | None,
     context: int | None,
     collective: Choice,
     wire: WirePrecision,
@@ -140,7 +141,7 @@ def master(
     with suppress(Terminated):  # as asked: a service that is stopped has done its work
         folder = master_state(state)
         keys = load_or_create_keys(folder)
-        model = prepare(model_name, precision, compute, cache)
+        model = prepare(model_name, precision, compute, cache, kv)
         with (
             _serving(flags, model, model_name, keys, folder) as (running, api),
             _inviting(flags.listen, keys, folder, token_file),
@@ -178,6 +179,7 @@ def _serving(
             capacity,
             flags.collective,
             flags.wire,
+            model.kv,
         )
         running = Master(
             entrance.hub,

@@ -2,24 +2,27 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 from click.core import ParameterSource
 
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
+from tpiedge.pack.layout import Precision
 from tpiedge.units import parse_bytes
-from tpiedge.wire.fields import Pin
+from tpiedge.wire.fields import Compute, KVPrecision, Pin
 from tpiedge.wire.requests import Sampling
 from tpiedge.wire.weights import Keeping
 
 __all__ = [
     "BYTES",
     "Ending",
+    "arithmetic_options",
     "is_default",
     "keeping_of",
     "keeping_options",
+    "kv_option",
     "on_either_side",
     "own_memory_option",
     "sampling_of",
@@ -90,6 +93,35 @@ class _Window(click.ParamType[tuple[int, int]]):
 
 
 WINDOW = _Window()
+
+
+def arithmetic_options(command: _Command) -> _Command:
+    """--precision and --compute: see prepare.choose_arithmetics."""
+    for option in reversed(_ARITHMETIC):
+        command = option(command)
+    return command
+
+
+_ARITHMETIC = (
+    click.option(
+        "--precision",
+        type=click.Choice([one.value for one in Precision]),
+        help="Storage; q8 and q4 are quantised, 8 and 4 bits a weight.  [default: the checkpoint's]",
+    ),
+    click.option(
+        "--compute",
+        type=click.Choice(get_args(Compute)),
+        help="Arithmetic.  [default: int8 for q8 and q4, else f32]",
+    ),
+)
+
+
+kv_option = click.option(
+    "--kv-precision",
+    "kv",
+    type=click.Choice(get_args(KVPrecision)),
+    help="How keys and values are kept; q8 and q4 are quantised.  [default: f32 for f32 arithmetic, else bf16]",
+)
 
 
 def keeping_options(command: _Command) -> _Command:

@@ -1,5 +1,6 @@
 """From the name of a model to a pack, packed on first use, with its tokenizer and chat template."""
 
+import json
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,9 +12,11 @@ from platformdirs import user_cache_path
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
+from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.folder import has_file, read_bytes
+from tpiedge.model.folder import has_file, read_bytes, read_json
 from tpiedge.model.hub_cache import folder_label
+from tpiedge.model.quantisation import QUANTISATION_KEY
 from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.model.template import ChatTemplate
@@ -23,9 +26,11 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.parent import run_pack_child
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.use import PackHold
 from tpiedge.pack.writer import PackReport
-from tpiedge.wire.fields import Compute
+from tpiedge.planner.arithmetic import check_compute, usual_compute
+from tpiedge.wire.fields import Compute, KVPrecision
 
 __all__ = [
     "TEXT_FOLDER",
@@ -67,10 +72,14 @@ class Arithmetics:
 class PreparedModel:
     """A model that is ready to run. `folder` is its checkpoint; None where only a pack was given."""
 
-    def __init__(self, name: str, pack: Pack, compute: Compute, folder: Path | None) -> None:
+    def __init__(
+        self, name: str, pack: Pack, compute: Compute, folder: Path | None, kv: KVPrecision | None = None
+    ) -> None:
+        """`kv`: how keys and values are kept; as is usual for the arithmetic without one."""
         self.name = name
         self.pack = pack
         self.compute = compute
+        self.kv = kv or usual_kv(compute)
         self.config = config_of_pack(pack)
         self._folder = folder
         self._hold = PackHold(pack.path)
@@ -110,24 +119,31 @@ class PreparedModel:
         return ChatTemplate.open(self._folder, self.tokenizer.special_tokens)
 
 
-def prepare(name: str, precision: str | None, compute: Compute | None, cache: Path | None) -> PreparedModel:
+def prepare(
+    name: str,
+    precision: str | None,
+    compute: Compute | None,
+    cache: Path | None,
+    kv: KVPrecision | None = None,
+) -> PreparedModel:
     """Open the model's pack; the first time, make it, with progress on standard error."""
     given = Path(name)
     if os.path.isfile(given / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
-        return _prepare_pack(name, given, precision, compute)
+        return _prepare_pack(name, given, precision, compute, kv)
     folder = resolve_model(name, cache)
     checkpoint = Checkpoint.open(folder)
     choice = choose_arithmetics(source_precision(checkpoint), precision, compute)
     out = cached_pack(checkpoint, choice.precision, cache)
     if not (out / MANIFEST_NAME).is_file():
         pack_checkpoint(checkpoint, choice.precision, out)
-    return PreparedModel(name, Pack.open(out), choice.compute, folder)
+    return PreparedModel(name, Pack.open(out), choice.compute, folder, kv)
 
 
-def cached_pack(checkpoint: Checkpoint, precision: Precision, cache: Path | None) -> Path:
-    """Where the pack of a checkpoint is kept: another checkpoint or precision has another folder."""
-    name = folder_label(checkpoint.folder)
-    return packs_folder(cache) / f"{name}-{precision.value}-{checkpoint.fingerprint[:16]}"
+def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
+    """Where the pack of a checkpoint is kept: another checkpoint or storage has another folder."""
+    name, spec = folder_label(checkpoint.folder), model_spec(checkpoint.config)
+    stored = storage_of(precision, spec).label(tied=spec.tied)
+    return packs_folder(cache) / f"{name}-{stored}-{checkpoint.fingerprint[:16]}"
 
 
 def packs_folder(cache: Path | None) -> Path:
@@ -135,45 +151,64 @@ def packs_folder(cache: Path | None) -> Path:
     return (cache or user_cache_path("tpiedge")) / "packs"
 
 
-def _prepare_pack(name: str, path: Path, precision: str | None, compute: Compute | None) -> PreparedModel:
+def _prepare_pack(
+    name: str, path: Path, precision: str | None, compute: Compute | None, kv: KVPrecision | None
+) -> PreparedModel:
     pack = Pack.open(path)
     stored = pack.precision
-    if precision == "bf16" and stored is Precision.F32:
-        raise UserError(f"the pack {name} is stored in f32: pack it again with --precision bf16")
+    widened = precision == "f32" and stored is Precision.BF16
+    if precision not in (None, stored.value) and not widened:
+        raise UserError(
+            f"the pack {name} is stored in {stored.value}: pack the checkpoint again with --precision {precision}"
+        )
     choice = choose_arithmetics(stored, None if stored.value == precision else precision, compute)
     text = path / TEXT_FOLDER
-    return PreparedModel(name, pack, choice.compute, text if text.is_dir() else None)
+    return PreparedModel(name, pack, choice.compute, text if text.is_dir() else None, kv)
 
 
 def choose_arithmetics(source: Precision, precision: str | None, compute: Compute | None) -> Arithmetics:
-    """Storage follows the source and arithmetic is f32 unless flags say otherwise.
+    """Storage follows the source, and arithmetic is int8 for quantised weights and f32 for others, unless flags say
+    otherwise. Raises UserError where they contradict each other.
 
     --precision f32 alone keeps a bf16 source in bf16, which f32 arithmetic widens exactly; with --compute f32 beside
     it the weights are stored in f32 too.
     """
-    if precision == "f32" and compute is None:
+    if precision == "f32" and compute is None and not source.quantised:
         return Arithmetics(source, "f32")
     stored = Precision(precision) if precision else source
-    arithmetic: Compute = compute or "f32"
-    if stored is Precision.F32 and arithmetic == "bf16":
-        raise UserError("--compute bf16 needs weights in bf16: add --precision bf16")
+    arithmetic = compute or usual_compute(stored)
+    check_compute(stored, arithmetic)
     return Arithmetics(stored, arithmetic)
 
 
 def source_precision(checkpoint: Checkpoint) -> Precision:
-    """bf16 where every weight is; otherwise f32, which holds f16 exactly."""
+    """bf16 where every weight is; what holds the integers of GPTQ and AWQ; otherwise f32, which holds f16 exactly."""
+    if checkpoint.quantisation:
+        return checkpoint.quantisation.precision
     dtypes = {info.dtype for info in checkpoint.tensors.values()}
     return Precision.BF16 if dtypes == {"BF16"} else Precision.F32
 
 
-def pack_checkpoint(checkpoint: Checkpoint, precision: Precision, out: Path) -> PackReport:
+def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out: Path) -> PackReport:
     """Write the pack in a child process, with progress. Raises UserError, DiskFull, ReadFault."""
     spec = model_spec(checkpoint.config)
     checkpoint.check(spec)
     request = PackRequest(spec, CheckpointTensors(checkpoint.tensors), precision, out)
-    report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {precision.value}")
+    label = storage_of(precision, spec).label(tied=spec.tied)
+    report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {label}")
     keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
+    if checkpoint.quantisation:
+        _say_plain(out / TEXT_FOLDER)
     return report
+
+
+def _say_plain(folder: Path) -> None:
+    """What is unpacked again are plain numbers: its config.json must not promise GPTQ or AWQ."""
+    config = dict(read_json(folder, "config.json", _MAX_TEXT_BYTES))
+    config.pop(QUANTISATION_KEY, None)
+    partial = folder / f".config.json.{os.getpid()}.partial"
+    partial.write_text(json.dumps(config, indent=2))
+    partial.replace(folder / "config.json")
 
 
 def run_packing(request: PackRequest, label: str) -> PackReport:

@@ -12,9 +12,11 @@ from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
     BYTES,
     Ending,
+    arithmetic_options,
     is_default,
     keeping_of,
     keeping_options,
+    kv_option,
     sampling_of,
     sampling_options,
     token_ids,
@@ -25,7 +27,7 @@ from tpiedge.cli.testbed_nodes import emulated, testbed_option
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
-from tpiedge.wire.fields import Choice, Compute, Pin, WirePrecision
+from tpiedge.wire.fields import Choice, Compute, KVPrecision, Pin, WirePrecision
 
 __all__ = ["run"]
 
@@ -42,8 +44,8 @@ __all__ = ["run"]
 @wire_option
 @click.option("--shares", help="Relative weights, one per node: 3,1,2; 0:2 is FFN only.  [default: even]")
 @click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")
-@click.option("--precision", type=click.Choice(["f32", "bf16"]), help="Storage.  [default: the checkpoint's]")
-@click.option("--compute", type=click.Choice(["f32", "bf16"]), help="Arithmetic.  [default: f32]")
+@arithmetic_options
+@kv_option
 @click.option("--memory", type=BYTES, help="Limit per node; weights that do not fit stream from disk.")
 @keeping_options
 @click.option("--context", type=int, help="Positions of the KV cache.  [default: as needed; 4096 in a chat]")
@@ -74,6 +76,7 @@ def run(
     threads: int | None,
     precision: str | None,
     compute: Compute | None,
+    kv: KVPrecision | None,
     memory: int | None,
     window: tuple[int, int] | None,
     pin: Pin,
@@ -101,7 +104,7 @@ def run(
     sampling = sampling_of(sampling_flags)
     ids = token_ids(prompt_ids) if prompt_ids is not None else None
     with recording(trace, nodes) as traces:
-        model = prepare(model_name, precision, compute, cache)
+        model = prepare(model_name, precision, compute, cache, kv)
         check_sampling(sampling, model.config.vocab_size)
         if ids is None and prompt is not None:
             ids = tuple(model.tokenizer.encode(prompt))

@@ -15,7 +15,7 @@ from tpiedge.tracing.collection import cannot_write
 from tpiedge.tracing.intervals import Interval, clip, rows, total, union
 from tpiedge.tracing.tracer import LANES, Event
 
-__all__ = ["draw"]
+__all__ = ["draw", "save"]
 
 _DPI = 150
 _WIDTH_INCHES = 16.0
@@ -53,7 +53,7 @@ def draw(trace: Trace, window: Interval, path: Path) -> None:
         _draw_node(axes, rank, events, place * (len(LANES) + _GAP), window)
     _frame(axes, len(trace.nodes), lanes, window)
     _mark_steps(axes, trace, window)
-    _save(figure, path)
+    save(figure, path)
 
 
 def _draw_node(axes: Axes, rank: int, events: Sequence[Event], top: float, window: Interval) -> None:
@@ -163,8 +163,8 @@ def _mark_steps(axes: Axes, trace: Trace, window: Interval) -> None:
             free_from = start + (len(label) + 1) * _LETTER * (window[1] - window[0])
 
 
-def _save(figure: Figure, path: Path) -> None:
-    """In place of what was there, whole or not at all."""
+def save(figure: Figure, path: Path) -> None:
+    """As a PNG, in place of what was there, whole or not at all. Raises UserError, DiskFull."""
     # Not named after the file, whose name may be as long as can be.
     unfinished = path.with_name(f".tpiedge-{os.getpid()}.partial")
     try:

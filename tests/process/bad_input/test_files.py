@@ -99,7 +99,7 @@ def test_a_tensor_of_another_shape_than_the_config(fails, cache, model):
         ({"rope_scaling": {"type": "longrope", "factor": 2.0}}, "longrope"),
         ({"rope_scaling": {"type": "linear", "factor": -2.0}}, "factor is -2.0"),
         ({"hidden_act": "gelu"}, "hidden_act is 'gelu'"),
-        ({"quantization_config": {"bits": 4}}, "quantization_config is set"),
+        ({"quantization_config": {"bits": 4}}, "quant_method is ''; supported are gptq and awq"),
         ({"num_local_experts": 8}, "mixture-of-experts"),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",

@@ -107,7 +107,7 @@ def test_too_little_memory_is_told_in_numbers(fails, references):
         (("--random", "tinyllama", "--distinct-layers", 0), "--distinct-layers 0"),
         (("--random", "tinyllama", "--distinct-layers", 23), "the model has 22 layers"),
         (("--random", "tinyllama", "--seed", -1), "--seed -1 is out of range"),
-        (("--random", "tinyllama", "--precision", "q4"), "'q4' is not one of"),
+        (("--random", "tinyllama", "--precision", "q5"), "'q5' is not one of"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",
 )

@@ -1,0 +1,95 @@
+"""`tpiedge bench kernels` runs and prints what it promises; its numbers are nobody's assertion."""
+
+import json
+import math
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import run_command
+from tpiedge.kernels.shared_library import native_library
+
+SMALL = ("--shapes", "64x192", "--tokens", "2", "--threads", "1", "--repeats", "1")
+
+
+def numbers(value: object) -> Iterator[float]:
+    """All of a JSON value."""
+    if isinstance(value, dict):
+        for part in value.values():
+            yield from numbers(part)
+    elif isinstance(value, list):
+        for part in value:
+            yield from numbers(part)
+    elif isinstance(value, (int, float)):
+        yield value
+
+
+def size_of_picture(path: Path) -> tuple[int, int]:
+    """(width, height) of a whole PNG: every chunk has the checksum that it says."""
+    data = path.read_bytes()
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, kinds = 8, []
+    while at < len(data):
+        (length,) = struct.unpack_from(">I", data, at)
+        body = data[at + 4 : at + 8 + length]
+        assert struct.unpack_from(">I", data, at + 8 + length)[0] == zlib.crc32(body)
+        kinds.append(body[:4])
+        at += 12 + length
+    assert (kinds[0], kinds[-1]) == (b"IHDR", b"IEND")
+    width, height = struct.unpack_from(">II", data, 16)
+    return width, height
+
+
+@pytest.mark.skipif(native_library() is None, reason="the native kernels are not built")
+def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
+    path = tmp_path / "roofline.png"
+    ended = run_command("bench", "kernels", *SMALL, "--json", "--png", path)
+    assert ended.status == 0, ended.err
+    record = json.loads(ended.out)
+    assert ended.out.count("\n") == 1
+    assert all(math.isfinite(number) for number in numbers(record))
+    results = record["results"]
+    products = [
+        (kernel, one)
+        for kernel in ("project", "contract", "ffn", "attention")
+        for one in ("f32", "bf16", "q8", "q4")
+    ]
+    wanted = {*products, ("rms_norm", "f32"), ("rope", "f32"), ("swiglu", "f32")}
+    assert {(found["kernel"], found["precision"]) for found in results} == wanted
+    assert len(results) == len(wanted)
+    for found in results:
+        assert found["seconds"]["median"] > 0
+        assert (found["of_read_bandwidth"] is not None) == ((found["kernel"], found["precision"]) in products)
+        assert found["of_peak"]["median"] > 0
+    assert min(size_of_picture(path)) > 500
+
+
+def test_without_native_kernels() -> None:
+    ended = run_command(
+        "bench", "kernels", *SMALL, "--kernels", "project", "--precisions", "f32", TPIEDGE_NATIVE="0"
+    )
+    assert ended.status == 0, ended.err
+    assert "project 64x192 (torch)" in ended.out
+    assert "none, torch computes" in ended.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--shapes", "4096"], "write HIDDENxFFN"),
+        (["--tokens", "0"], "--tokens '0' is not a list of numbers"),
+        (["--threads", "x"], "--threads 'x' is not a list"),
+        (["--precisions", "q5"], "'q5' is none of f32"),
+        (["--kernels", "gemm"], "'gemm' is none of project"),
+        (["--png", "/nowhere/at/all.png"], "there is no folder"),
+    ],
+)
+def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:
+    ended = run_command("bench", "kernels", *arguments)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err.startswith("tpiedge: ")
+    assert ended.err.count("\n") == 1
+    assert complaint in ended.err

@@ -1,0 +1,170 @@
+"""`tpiedge eval` says what transformers says of the same tokens, and ends in one line where it cannot measure."""
+
+import json
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import Ended
+
+LENGTH = 120
+
+
+@pytest.fixture(scope="session")
+def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Words of the text model's vocabulary."""
+    draw = random.Random(3)
+    text = " ".join(draw.choice("bcdfghjklm") + draw.choice("aeiou") for _ in range(LENGTH))
+    path = tmp_path_factory.mktemp("eval") / "words.txt"
+    path.write_text(text)
+    return path
+
+
+def log_probabilities(folder: Path, ids: list[int]):
+    """[tokens - 1] of transformers: of each token but the first, given all before it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        logs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    return logs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+def token_ids(folder: Path, text: Path) -> list[int]:
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_file(str(folder / "tokenizer.json")).encode(text.read_text()).ids
+    assert len(ids) == LENGTH
+    return ids
+
+
+def only_line(ended: Ended) -> dict:
+    assert ended.status == 0, ended.err
+    lines = ended.out.splitlines()
+    assert len(lines) == 1, ended.out
+    record = json.loads(lines[0])
+    assert isinstance(record, dict)
+    return record
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_perplexity_is_that_of_transformers(
+    tpiedge: Callable[..., Ended], text_model: Path, words: Path, nodes: int
+) -> None:
+    ended = tpiedge(
+        *(
+            "eval",
+            "perplexity",
+            "--model",
+            text_model,
+            "--text",
+            words,
+            "--nodes",
+            nodes,
+            "--threads",
+            1,
+            "--json",
+        )
+    )
+    record = only_line(ended)
+    expected = -float(log_probabilities(text_model, token_ids(text_model, words)).mean())
+    assert record["nats_per_token"] == pytest.approx(expected, rel=1e-5)
+    assert record["perplexity"] == pytest.approx(math.exp(expected), rel=1e-4)
+    assert (record["tokens"], record["scored_tokens"], record["nodes"]) == (LENGTH, LENGTH - 1, nodes)
+    of_text = record["bits_per_byte"] * record["bytes"]
+    assert of_text == pytest.approx(expected * (LENGTH - 1) / math.log(2), rel=1e-5)
+    assert record["bytes"] == len(words.read_text()) - 2  # the first word has no score
+
+
+def test_windows_are_those_of_the_definition(
+    tpiedge: Callable[..., Ended], text_model: Path, words: Path
+) -> None:
+    context, stride = 32, 10
+    ended = tpiedge(
+        *("eval", "perplexity", "--model", text_model, "--text", words, "--threads", 1, "--json"),
+        *("--context", context, "--stride", stride),
+    )
+    ids = token_ids(text_model, words)
+    nats = -float(log_probabilities(text_model, ids[:context]).sum())
+    for start in range(stride, LENGTH - context + stride, stride):
+        window = ids[start : start + context]
+        fresh = len(window) - (context - stride)
+        nats -= float(log_probabilities(text_model, window)[-fresh:].sum())
+    record = only_line(ended)
+    assert record["scored_tokens"] == LENGTH - 1
+    assert record["nats_per_token"] == pytest.approx(nats / (LENGTH - 1), rel=1e-5)
+
+
+def test_a_model_agrees_with_itself(tpiedge: Callable[..., Ended], text_model: Path, words: Path) -> None:
+    ended = tpiedge(
+        *("eval", "agreement", "--model", text_model, "--text", words, "--precision", "f32", "--threads", 1),
+        *("--context", 50, "--json"),
+    )
+    record = only_line(ended)
+    assert record["top1_agreement"] == 1.0
+    assert record["kl_nats"] == {"mean": 0.0, "p95": 0.0, "max": 0.0}
+    assert record["positions"] == LENGTH - 1
+    assert record["reference"]["precision"] == record["precision"] == "f32"
+
+
+def test_a_precision_is_compared_with_f32(
+    tpiedge: Callable[..., Ended], text_model: Path, words: Path
+) -> None:
+    bf16 = ("--text", words, "--precision", "bf16", "--threads", 1, "--json")
+    found = only_line(tpiedge("eval", "agreement", "--model", text_model, *bf16))
+    alone = only_line(tpiedge("eval", "perplexity", "--model", text_model, *bf16))
+    reference = math.exp(-float(log_probabilities(text_model, token_ids(text_model, words)).mean()))
+    assert (found["precision"], found["reference"]["precision"]) == ("bf16", "f32")
+    assert found["perplexity"] == pytest.approx(alone["perplexity"], rel=1e-5)
+    assert found["reference_perplexity"] == pytest.approx(reference, rel=1e-4)
+    assert found["perplexity"] != pytest.approx(reference, rel=1e-6)
+    assert 0 < found["kl_nats"]["mean"] <= found["kl_nats"]["p95"] <= found["kl_nats"]["max"] < 0.1
+    assert 0.8 < found["top1_agreement"] <= 1
+
+
+def test_for_people(tpiedge: Callable[..., Ended], text_model: Path, words: Path) -> None:
+    ended = tpiedge("eval", "perplexity", "--model", text_model, "--text", words, "--threads", 1)
+    assert ended.out.startswith("perplexity ")
+    assert f"{LENGTH - 1} tokens scored" in ended.out
+
+
+@pytest.mark.parametrize("verb", ["perplexity", "agreement"])
+@pytest.mark.parametrize(
+    ("text", "flags", "complaint"),
+    [
+        (None, (), "nowhere.txt: No such file"),
+        ("", (), "is empty"),
+        ("ba", (), "has 1 token"),
+        ("ba ce", ("--context", 1), "leaves no token"),
+        ("ba ce", ("--precision", "q3"), "'q3' is not one of"),
+        ("ba ce", ("--threads", 0), "--threads 0 is out of range"),
+    ],
+)
+def test_what_cannot_be_measured_is_one_line(
+    tpiedge: Callable[..., Ended],
+    text_model: Path,
+    tmp_path: Path,
+    verb: str,
+    text: str | None,
+    flags: tuple[object, ...],
+    complaint: str,
+) -> None:
+    path = tmp_path / "nowhere.txt"
+    if text is not None:
+        path = tmp_path / "given.txt"
+        path.write_text(text)
+    ended = tpiedge("eval", verb, "--model", text_model, "--text", path, *flags)
+    assert (ended.status, ended.out) == (2, "")
+    (line,) = [line for line in ended.err.splitlines() if not line.startswith("packing ")]
+    assert line.startswith("tpiedge: ")
+    assert complaint in line
+
+
+def test_other_models_need_a_text(tpiedge: Callable[..., Ended], text_model: Path) -> None:
+    ended = tpiedge("eval", "perplexity", "--model", text_model)
+    assert ended.status == 2
+    assert "--text FILE is missing" in ended.err

@@ -1,0 +1,178 @@
+"""llama.cpp against one node of tpiedge with equal bits and threads, in alternation; all weights are in memory."""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from tpiedge.cli.benching import ask, spread
+from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.errors import PeerError
+from tpiedge.nodes.cluster import LocalCluster
+from tpiedge.nodes.device import default_threads
+
+from .install import VERSIONS, build_llama_bench, checked
+from .models import TPIEDGE
+from .random_gguf import write_random_gguf
+from .spread import ratios
+
+__all__ = ["PRECISIONS", "SHAPES", "Speed", "compare_decode", "read_speed", "report_of_setting"]
+
+SHAPES = {"1.1b": "tinyllama", "7b": "llama2-7b"}
+PRECISIONS = ("q4", "q8", "bf16")
+_REQUIRED = {"prefill": 2.0, "decode": 1.0}
+_DECODE_PROMPT = 1
+_DEADLINE_S = 900.0
+_LINE = 200
+
+
+@dataclass(frozen=True)
+class Speed:
+    """Of one run, in tokens per second."""
+
+    prefill: float
+    decode: float
+
+
+@dataclass(frozen=True)
+class _Work:
+    program: Path
+    folder: Path
+    prompt_tokens: int
+    tokens: int
+    repeats: int
+
+
+def compare_decode(arguments: argparse.Namespace) -> dict[str, object]:
+    """The record of a whole comparison. Raises UserError, NotInstalled, PeerError, ResourceError."""
+    signal.signal(signal.SIGTERM, _end)
+    folder = arguments.work / "models" / f"decode-{os.getpid()}"
+    program = build_llama_bench(arguments.work)
+    work = _Work(program, folder, arguments.prompt_tokens, arguments.tokens, arguments.repeats)
+    folder.mkdir(parents=True)
+    try:
+        settings = [
+            setting
+            for shape in arguments.shapes
+            for precision in arguments.precisions
+            for setting in _compare(shape, precision, arguments.threads or _all_threads(), work)
+        ]
+    finally:
+        shutil.rmtree(folder)
+    return {
+        "llama.cpp": VERSIONS["llama-cpp-python"],
+        "prompt_tokens": work.prompt_tokens,
+        "tokens": work.tokens,
+        "repeats": work.repeats,
+        "settings": settings,
+    }
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)  # through the blocks that remove files
+
+
+def _all_threads() -> tuple[int, ...]:
+    return tuple(sorted({1, default_threads()}))
+
+
+def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work) -> Iterator[dict[str, object]]:
+    """One setting after the other, with the same files, which are gone afterwards."""
+    gguf, pack = work.folder / "model.gguf", work.folder / "pack"
+    print(f"{shape} {precision}: writing random weights for both", file=sys.stderr)
+    try:
+        write_random_gguf(SHAPES[shape], precision, gguf)
+        random = ["pack", "--random", SHAPES[shape], "--distinct-layers", "2", "--precision", precision]
+        checked([str(TPIEDGE), *random, "--out", str(pack)])
+        for count in threads:
+            yield {
+                "shape": shape,
+                "precision": precision,
+                "threads": count,
+                "gguf_bytes": gguf.stat().st_size,
+                **_alternate(f"{shape} {precision}", gguf, pack, count, work),
+            }
+    finally:
+        gguf.unlink(missing_ok=True)
+        shutil.rmtree(pack, ignore_errors=True)
+
+
+def _alternate(name: str, gguf: Path, pack: Path, threads: int, work: _Work) -> dict[str, object]:
+    """llama.cpp loads anew for every run, from the page cache; tpiedge waits meanwhile, without computing."""
+    peer: list[Speed] = []
+    own: list[Speed] = []
+    with _cluster(pack, threads, work) as (cluster, model):
+        weight_bytes = sum(node.weight_bytes for node in cluster.stats())
+        _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
+        for repeat in range(work.repeats):
+            peer.append(_peer_speed(gguf, threads, work))
+            own.append(_own_speed(cluster, model, work))
+            told = f"llama.cpp {_words(peer[-1])}, tpiedge {_words(own[-1])}"
+            print(f"{name}, {threads} threads, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
+    return report_of_setting(peer, own) | {"tpiedge_weight_bytes": weight_bytes}
+
+
+@contextmanager
+def _cluster(pack: Path, threads: int, work: _Work) -> Iterator[tuple[LocalCluster, PreparedModel]]:
+    model = prepare(str(pack), None, None, None)
+    layout = Layout(1, None, threads, None)
+    capacity = max(work.prompt_tokens + 1, _DECODE_PROMPT + work.tokens + 1)
+    plan = plan_cluster(model, layout, capacity)
+    with launch(model, layout, plan, capacity) as cluster:
+        yield cluster, model
+
+
+def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Speed:
+    """The same as llama-bench: a prompt without an answer, then tokens from an empty context on."""
+    prefill = ask(cluster, model, work.prompt_tokens, 1, keep=False)
+    decode = ask(cluster, model, _DECODE_PROMPT, work.tokens + 1, keep=False)
+    return Speed(work.prompt_tokens / prefill.ttft_s, 1 / (decode.s_per_token or float("inf")))
+
+
+def _peer_speed(gguf: Path, threads: int, work: _Work) -> Speed:
+    flags = {"-m": gguf, "-p": work.prompt_tokens, "-n": work.tokens, "-r": 1, "-t": threads, "-ngl": 0}
+    command = [str(work.program), *(str(word) for pair in flags.items() for word in pair), "-o", "json"]
+    ended = subprocess.run(
+        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
+    )
+    if ended.returncode:
+        lines = ended.stderr.strip().splitlines() or ["it said nothing"]
+        raise PeerError(f"llama-bench ended with status {ended.returncode}: {lines[-1][:_LINE]}")
+    return read_speed(ended.stdout)
+
+
+def read_speed(out: str) -> Speed:
+    """Of `llama-bench -o json` with one test of each kind."""
+    tests = json.loads(out)
+    (prefill,) = (test["avg_ts"] for test in tests if test["n_prompt"])
+    (decode,) = (test["avg_ts"] for test in tests if test["n_gen"])
+    return Speed(prefill, decode)
+
+
+def report_of_setting(peer: Sequence[Speed], own: Sequence[Speed]) -> dict[str, object]:
+    """Tokens per second of both, and how many times faster tpiedge was, round by round."""
+    report: dict[str, object] = {}
+    for kind in _REQUIRED:
+        theirs, ours = ([getattr(speed, kind) for speed in speeds] for speeds in (peer, own))
+        found = spread(ratios(ours, theirs))
+        report[kind] = {
+            "llama_cpp_tokens_per_s": spread(theirs),
+            "tpiedge_tokens_per_s": spread(ours),
+            "times_faster_than_llama_cpp": found,
+            "required": _REQUIRED[kind],
+            "met": found["median"] >= _REQUIRED[kind],
+        }
+    return report
+
+
+def _words(speed: Speed) -> str:
+    return f"{speed.prefill:.1f} and {speed.decode:.2f} tokens/s"

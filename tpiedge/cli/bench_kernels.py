@@ -1,0 +1,178 @@
+"""`tpiedge bench kernels`: how near every kernel comes to what memory and processor allow."""
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from tpiedge.cli.benching import check_names, milliseconds
+from tpiedge.cli.table import print_table
+from tpiedge.cli.types import Location
+from tpiedge.errors import UserError
+from tpiedge.nodes.device import default_threads
+from tpiedge.tracing.collection import writable
+from tpiedge.wire.fields import KVPrecision
+
+__all__ = ["kernels"]
+
+_KERNELS = ("project", "contract", "ffn", "attention", "rms_norm", "rope", "swiglu")
+_PRECISIONS: tuple[KVPrecision, ...] = get_args(KVPrecision)
+_SHAPE = re.compile(r"(\d{1,6})x(\d{1,6})", re.ASCII)
+_MOST_ELEMENTS = 1 << 28
+_MOST_TOKENS = 8192
+_MOST_THREADS = 1024
+_CACHES = 3  # so many times the largest cache lies between two uses of an operand
+_LEAST_BYTES = 128 << 20
+
+
+@click.command()
+@click.option(
+    "--shapes",
+    default="4096x11008",
+    show_default=True,
+    help="HIDDENxFFN, a list: project is hidden to FFN (gate, up), contract FFN to hidden (down).",
+)
+@click.option("--tokens", default="1,2,4,8,16,128,512", show_default=True, help="Rows of the step, a list.")
+@click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Of weights or KV, a list.")
+@click.option("--threads", help="A list.  [default: 1, and the cores that this process may use]")
+@click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="A list.")
+@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option(
+    "--png", type=Location(dir_okay=False), metavar="FILE", help="Draw the products below the roofline."
+)
+def kernels(
+    shapes: str,
+    tokens: str,
+    precisions: str,
+    threads: str | None,
+    names: str,
+    repeats: int,
+    as_json: bool,
+    png: Path | None,
+) -> None:
+    """Time, bytes and operations per second of the kernels.
+
+    Every repeat also measures what the same number of threads reads from memory and multiplies in registers, and
+    torch's way to the same result. Weights are rotated so that they come from memory, as in a step of a model.
+    """
+    wanted = _shapes(shapes)
+    chosen, given = names.split(","), precisions.split(",")
+    check_names("--kernels", chosen, _KERNELS)
+    check_names("--precisions", given, _PRECISIONS)
+    stored = [one for one in _PRECISIONS if one in given]
+    rows = _numbers("--tokens", tokens, _MOST_TOKENS)
+    counts = _numbers("--threads", threads, _MOST_THREADS) if threads else sorted({1, default_threads()})
+    picture = None if png is None else writable(png)
+    record = _measure(chosen, wanted, stored, rows, counts, repeats)
+    if picture is not None:
+        _draw(record, picture)
+    if as_json:
+        click.echo(json.dumps(record))
+    else:
+        _print(record)
+
+
+def _measure(
+    names: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    precisions: Sequence[KVPrecision],
+    tokens: Sequence[int],
+    threads: Sequence[int],
+    repeats: int,
+) -> dict[str, Any]:
+    from tpiedge.cli.bench_kernels_cases import Rotation, cases_of  # imports torch
+    from tpiedge.cli.bench_kernels_measure import Bench, last_level_cache_bytes
+    from tpiedge.kernels.shared_library import native_library
+
+    library = native_library()
+    cache_bytes = last_level_cache_bytes()
+    rotated_bytes = max(_LEAST_BYTES, _CACHES * cache_bytes)
+    bench = Bench(library, rotated_bytes, lambda line: click.echo(line, err=True))
+    found: list[dict[str, Any]] = []
+    for make in cases_of(names, shapes, precisions, tokens, Rotation(rotated_bytes)):
+        found += bench.measure(make, threads, repeats)
+    return {
+        "instruction_set": library.isa if library else None,
+        "last_level_cache_bytes": cache_bytes,
+        "rotated_bytes": rotated_bytes,
+        "repeats": repeats,
+        "results": found,
+    }
+
+
+def _draw(record: dict[str, Any], path: Path) -> None:
+    try:
+        from tpiedge.cli.bench_kernels_plot import draw
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("matplotlib"):
+            raise
+        raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
+    draw(record, path)
+    click.echo(f"drawn: {path}", err=True)
+
+
+def _shapes(text: str) -> list[tuple[int, int]]:
+    """'4096x11008' -> [(4096, 11008)]. Raises UserError."""
+    found = []
+    for item in text.split(","):
+        match = _SHAPE.fullmatch(item.strip())
+        if match is None:
+            raise UserError(f"--shapes {text[:60]!r}: write HIDDENxFFN, like 4096x11008,2048x5632")
+        hidden, columns = int(match[1]), int(match[2])
+        if min(hidden, columns) < 32 or hidden % 2 or hidden * columns > _MOST_ELEMENTS:
+            raise UserError(
+                f"--shapes {item}: an even hidden size, 32 at least each, and 2^28 weights at most"
+            )
+        found.append((hidden, columns))
+    return found
+
+
+def _numbers(flag: str, text: str, most: int) -> list[int]:
+    """'1,2' -> [1, 2]. Raises UserError."""
+    items = [item.strip() for item in text.split(",")]
+    if not all(item.isdecimal() and len(item) < 10 and 1 <= int(item) <= most for item in items):
+        raise UserError(f"{flag} {text[:60]!r} is not a list of numbers from 1 to {most}")
+    return [int(item) for item in items]
+
+
+def _print(record: dict[str, Any]) -> None:
+    columns = [
+        "kernel",
+        "precision",
+        "tokens",
+        "threads",
+        "ms",
+        "GB/s",
+        "of reading",
+        "GOP/s",
+        "of peak",
+        "torch ms",
+    ]
+    rows = [
+        [
+            f"{found['kernel']} {found['shape']}{'' if found['native'] else ' (torch)'}",
+            found["precision"],
+            str(found["tokens"]),
+            str(found["threads"]),
+            milliseconds(found["seconds"], 3),
+            f"{found['bytes_per_s']['median'] / 1e9:.1f}",
+            _percent(found["of_read_bandwidth"]),
+            f"{found['operations_per_s']['median'] / 1e9:.0f}",
+            _percent(found["of_peak"]),
+            milliseconds(found["torch_seconds"], 3),
+        ]
+        for found in record["results"]
+    ]
+    print_table(columns, rows)
+    click.echo(
+        f"instruction set: {record['instruction_set'] or 'none, torch computes'}; GB/s of what is read and written "
+        "once; of reading, of peak: medians of the parts of what was measured in the same repeat"
+    )
+
+
+def _percent(found: dict[str, float] | None) -> str:
+    return "-" if found is None else f"{100 * found['median']:.0f} %"

@@ -1,0 +1,157 @@
+"""`tpiedge eval agreement`: what a precision changes, position by position of a given text."""
+
+import json
+import os
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from tpiedge.cli.eval_options import (
+    context_option,
+    json_option,
+    memory_option,
+    stride_option,
+    text_option,
+    threads_option,
+)
+from tpiedge.cli.eval_text import EvalText, Window, read_text
+from tpiedge.cli.launch import Layout
+from tpiedge.cli.options import arithmetic_options, kv_option
+from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.progress import ByteProgress
+from tpiedge.errors import UserError
+from tpiedge.nodes.device import available_memory_bytes, default_memory_bytes
+from tpiedge.nodes.usage import rss_bytes
+from tpiedge.pack.layout import Precision
+from tpiedge.wire.fields import Compute, KVPrecision
+
+if TYPE_CHECKING:  # they import torch, which takes seconds
+    from tpiedge.cli.eval_comparison import Comparison
+    from tpiedge.cli.eval_engine import WindowRows
+
+__all__ = ["agreement"]
+
+
+@click.command()
+@click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
+@arithmetic_options
+@kv_option
+@click.option(
+    "--reference",
+    type=click.Choice([one.value for one in Precision]),
+    default="f32",
+    show_default=True,
+    help="The precision to compare with.",
+)
+@click.option(
+    "--reference-model", "reference_name", help="Another model to compare with.  [default: --model]"
+)
+@threads_option
+@memory_option
+@text_option
+@context_option
+@stride_option
+@json_option
+@cache_option
+def agreement(
+    model_name: str,
+    precision: str | None,
+    compute: Compute | None,
+    kv: KVPrecision | None,
+    reference: str,
+    reference_name: str | None,
+    threads: int | None,
+    memory: int | None,
+    text: Path | None,
+    context: int | None,
+    stride: int | None,
+    as_json: bool,
+    cache: Path | None,
+) -> None:
+    """How often the likeliest next token is the reference's, and how far the probabilities are from its own.
+
+    Both are given the text, whatever they would have said. The distance is the Kullback-Leibler divergence of the
+    reference's probabilities from the model's, in nats.
+    """
+    layout = Layout(1, None, threads, memory)
+    layout.check()
+    model = prepare(model_name, precision, compute, cache, kv)
+    other = prepare(reference_name or model_name, reference, None, cache)
+    if other.config.vocab_size != model.config.vocab_size:
+        raise UserError(
+            f"{model.name} has {model.config.vocab_size} tokens, {other.name} {other.config.vocab_size}: "
+            "only models of one vocabulary can be compared"
+        )
+    wanted = read_text(model, text, context, stride)
+    found = _compare(model, other, layout, wanted)
+    record = {
+        "model": model.name,
+        "precision": model.pack.precision.value,
+        "compute": model.compute,
+        "kv_precision": model.kv,
+        "reference": {
+            "model": other.name,
+            "precision": other.pack.precision.value,
+            "compute": other.compute,
+            "kv_precision": other.kv,
+        },
+        **wanted.described(),
+        **found.described(),
+    }
+    click.echo(json.dumps(record)) if as_json else _print(model, other, wanted, found)
+
+
+def _compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> "Comparison":
+    """Both are in this process at once, so that neither's logits are kept."""
+    from tpiedge.cli.eval_comparison import Comparison
+    from tpiedge.cli.eval_engine import open_engine
+
+    each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
+    found = Comparison()
+    progress = ByteProgress("comparing")
+    with ExitStack() as engines:
+        opened = [engines.enter_context(open_engine(one, each, text.longest)) for one in (other, model)]
+        try:
+            for window in text.windows:
+                _compare_window(opened, window, found)
+                progress(text.scored_bytes * found.positions // text.scored, text.scored_bytes)
+        finally:
+            progress.finish(text.scored_bytes * found.positions // text.scored)
+    return found
+
+
+def _compare_window(engines: "list[WindowRows]", window: Window, found: "Comparison") -> None:
+    """Position t foretells token t + 1; the last one foretells nothing that is known."""
+    of_reference, of_model = (engine.logits(window.ids) for engine in engines)
+    row = 0
+    for reference_RV, model_RV in zip(of_reference, of_model, strict=True):
+        first = max(0, window.first - 1 - row)
+        last = min(len(reference_RV), len(window.ids) - 1 - row)
+        if first < last:
+            following = window.ids[row + first + 1 : row + last + 1]
+            found.add(reference_RV[first:last], model_RV[first:last], following)
+        row += len(reference_RV)
+
+
+def _half_of_free_memory() -> int:
+    return default_memory_bytes(available_memory_bytes() + rss_bytes(os.getpid())) // 2
+
+
+def _print(model: PreparedModel, other: PreparedModel, text: EvalText, found: "Comparison") -> None:
+    figures = found.described()
+    kl = found.divergence()
+    click.echo(
+        f"{100 * found.agreement:.2f} % of {found.positions} positions have the reference's likeliest token; "
+        f"divergence {kl['mean']:.3g} nats on average, {kl['p95']:.3g} at the 95th percentile, {kl['max']:.3g} at most"
+    )
+    click.echo(
+        f"perplexity {figures['perplexity']:.4f}, of the reference {figures['reference_perplexity']:.4f}"
+    )
+    click.echo(f"{_words(model)}, against {_words(other)}; {text.name}, {text.documents} documents")
+
+
+def _words(model: PreparedModel) -> str:
+    return f"{model.name} (weights in {model.pack.precision.value}, {model.compute} arithmetic, KV in {model.kv})"

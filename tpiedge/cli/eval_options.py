@@ -1,0 +1,37 @@
+"""Flags that the verbs of `tpiedge eval` share."""
+
+import click
+
+from tpiedge.cli.options import BYTES
+from tpiedge.cli.types import Location
+
+__all__ = [
+    "context_option",
+    "json_option",
+    "memory_option",
+    "stride_option",
+    "text_option",
+    "threads_option",
+]
+
+threads_option = click.option(
+    "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"
+)
+memory_option = click.option(
+    "--memory", type=BYTES, help="Limit per node; weights that do not fit stream from disk."
+)
+text_option = click.option(
+    "--text",
+    type=Location(dir_okay=False),
+    metavar="FILE",
+    help="UTF-8; a form feed begins a new document.  [default: for 'demo' a text that it was not trained on]",
+)
+context_option = click.option(
+    "--context", type=int, help="Tokens of a window.  [default: the model's positions, 2048 at most]"
+)
+stride_option = click.option(
+    "--stride", type=int, help="New tokens of each window after the first.  [default: half the context]"
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object and nothing else on standard output."
+)
