@@ -94,7 +94,7 @@ def _check(x_TH: Tensor, block: AttentionBlock, sequence: Sequence) -> None:
         check_product(x_TH, w, input_dim=1)
     check_weight(o, input_dim=0)
     tokens, (kv_heads, positions, width) = x_TH.shape[0], sequence.keys_KSd.shape
-    if sequence.values_KSd.shape != sequence.keys_KSd.shape or positions != sequence.start + tokens:
+    if sequence.values_KSd.shape != sequence.keys_KSd.shape or not 0 <= sequence.start == positions - tokens:
         raise ValueError(
             f"a cache of {positions} positions for {tokens} tokens from position {sequence.start} on"
         )

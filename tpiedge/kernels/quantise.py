@@ -77,7 +77,7 @@ def quantise_unit(
     `values_OI`: f32, f16 or the bits of bf16 as uint16; rows may be strided. `out`: uint8[shape.nbytes], contiguous.
     Raises CannotQuantise for the first output with a NaN, an infinity or weights too large.
     """
-    if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS:
+    if values_OI.shape != (shape.outputs, shape.inputs) or values_OI.dtype not in _KINDS or shape.inputs < 1:
         raise ValueError(
             f"{values_OI.dtype}{list(values_OI.shape)} for {shape.outputs} x {shape.inputs} weights"
         )

@@ -35,7 +35,7 @@ class PieceMover:
         self._sweep = sweep
         self._reader = reader
         self._offsets = (0, *accumulate(piece.nbytes for piece in sweep.pieces))
-        self._own = Arena(self._offsets[-1])
+        self._own = Arena(self._offsets[-1], filled=not ring_bytes)
         self._ring = Arena(ring_bytes)
         self._files: dict[str, DirectFile] = {}
         self._hashes: dict[str, HashTable] = {}

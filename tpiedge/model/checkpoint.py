@@ -60,6 +60,8 @@ class Checkpoint:
         for name in ("config.json", "generation_config.json"):
             data = read_bytes(folder, name, _MAX_CONFIG_BYTES) if has_file(folder, name) else b""
             digest.update(f"{name} {len(data)}\n".encode() + data)
+        if has_file(folder, _OLD_GPTQ):
+            digest.update(read_bytes(folder, _OLD_GPTQ, _MAX_CONFIG_BYTES))
         weight_map = _weight_map(folder)
         shards: dict[str, tuple[Path, Header]] = {}
         tensor_count = 0

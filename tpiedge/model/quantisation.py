@@ -32,8 +32,10 @@ class Quantisation:
 
     @property
     def precision(self) -> Precision:
-        """Of the pack that holds such weights as they are, where their groups lie in order."""
-        return Precision.Q4 if self.symmetric else Precision.Q8
+        """Of the pack that holds such weights as they are, or, where their groups lie in another order, adds little to
+        their error."""
+        in_order = not (self.act_order and self.group)
+        return Precision.Q4 if self.symmetric and in_order else Precision.Q8
 
     @staticmethod
     def of(config: Fields) -> "Quantisation | None":

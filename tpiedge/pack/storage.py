@@ -48,14 +48,12 @@ class Storage:
         if tied:
             if None not in (embedding, head) and embedding is not head:
                 raise UserError("the model's head is its embedding: give them one precision")
-            one = embedding or head or usual
-            return Storage(layers, one, one, search)
-        return Storage(
-            layers,
-            embedding or (Precision.BF16 if layers.quantised else layers),
-            head or usual,
-            search,
-        )
+            embedding = head = embedding or head or usual
+        embedding = embedding or (Precision.BF16 if layers.quantised else layers)
+        head = head or usual
+        if layers.quantised and Precision.Q4 not in (layers, embedding, head):
+            search = True  # as usual: eight bits leave nothing to search for
+        return Storage(layers, embedding, head, search)
 
     def of_blob(self, key: int | str) -> Precision:
         """`key` as in Pack: a layer's number, "embedding" or "head"."""

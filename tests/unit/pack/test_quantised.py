@@ -480,6 +480,7 @@ sys.exit(status)
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("native", ["1", "0"])
 @pytest.mark.parametrize("transposed", [False, True])
 def test_the_child_keeps_below_256_mb(tmp_path: Path, transposed: bool, native: str) -> None:
