@@ -15,6 +15,7 @@ REASON = why_no_testbed()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(240)]
 
 LIMIT_S = 100.0
+_TRIES = 3
 ASK = (
     "run", "--model", "demo", "--prompt", "Once upon a time", "--max-tokens", 6, "--temperature", 0,
     "--threads", 1, "--json",
@@ -51,11 +52,18 @@ def tokens_of_one_node() -> tuple[int, ...]:
 
 @pytest.mark.parametrize("way", ["star", "mesh", "two-shot", "tree", "ring"])
 def test_four_devices_say_what_one_says(bed: str, tmp_path: Path, way: str) -> None:
-    found = answer("--testbed", lossy(tmp_path, bed, 4), "--collective", way)
-    assert len(found["nodes"]) == 4
-    assert found["plan"]["collective"] == found["plan"]["bulk_collective"] == way
-    assert tuple(found["token_ids"]) == tokens_of_one_node()
-    assert left_of(bed) == []
+    """A link whose first packets are lost again and again is given up, and all goes over the star: seldom."""
+    testbed = lossy(tmp_path, bed, 4)
+    used: list[str] = []
+    while way not in used and len(used) < _TRIES:
+        found = answer("--testbed", testbed, "--collective", way)
+        assert len(found["nodes"]) == 4
+        assert tuple(found["token_ids"]) == tokens_of_one_node()
+        assert left_of(bed) == []
+        used.append(found["plan"]["collective"])
+        assert used[-1] == found["plan"]["bulk_collective"]
+        assert used[-1] in (way, "star")
+    assert way in used
 
 
 def test_eight_devices_say_what_one_says(bed: str, tmp_path: Path) -> None:
