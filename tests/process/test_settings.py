@@ -96,7 +96,9 @@ def test_show_for_people(tpiedge):
 def test_a_value_that_the_flag_refuses(tpiedge, settings):
     file = settings('[run]\nprecision = "q5"\n')
     line = refusal(tpiedge(*RUN, *file))
-    assert line.startswith(f"{file[1]}:2 [run] precision: --precision: 'q5' is not one of 'f32', 'bf16', 'q8', 'q4'")
+    assert line.startswith(
+        f"{file[1]}:2 [run] precision: --precision: 'q5' is not one of 'f32', 'bf16', 'q8', 'q4'"
+    )
     assert line == refusal(tpiedge("config", "check", file[1]))
     line = refusal(tpiedge(*RUN, TPIEDGE_RUN_MEMORY="lots"))
     assert line.startswith("TPIEDGE_RUN_MEMORY: --memory: not a size: 'lots'")
