@@ -104,7 +104,7 @@ void check_block(void *handle, Check &check, Random &random) {
     Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
     memcpy(packed.data(), &block, sizeof block);
     memcpy(packed.data() + sizeof block, c.head_start.data(), static_cast<size_t>(starts_nbytes));
-    tpiedge_panels_attention(handle, packed.data(), scratch.data());
+    tpiedge_panels_attention(handle, reinterpret_cast<const AttentionBlock *>(packed.data()), scratch.data());
     check.shape(c.tokens, c.hidden, c.heads, c.format);
     for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
     check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());

@@ -13,7 +13,7 @@
 
 #include <utility>
 
-#include "interface.h"
+#include "../../tpiedge/kernels/native/interface.h"
 
 // splitmix64. One call for each expression: the order of others is the compiler's choice.
 class Random {

@@ -4,70 +4,10 @@
 
 #include "context.h"
 
-extern "C" {
-void tpiedge_rms_norm(void *, const float *, float *, int64_t, int64_t, int64_t, int64_t, int64_t, const float *, float);
-void tpiedge_rope(void *, const float *, float *, int64_t, int64_t, int64_t, int64_t, int64_t, const float *,
-                  const float *, int64_t);
-void tpiedge_panels_project(void *, const float *, int64_t, const void *, int64_t);
-void tpiedge_panels_contract(void *, const float *, int64_t, const void *);
-void tpiedge_kv_append(void *, const float *, void *, int, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t,
-                       int64_t);
-void tpiedge_attention(void *, const float *, const void *, const void *, float *, int, const int64_t *, int64_t,
-                       int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, int64_t, float);
-}
-
 namespace {
 
-struct Matrix {  // as packed by library.py, and read by panels_interface.cpp
-    const uint8_t *data;
-    float *y;
-    int64_t bits;
-    int64_t unit_nbytes;
-    int64_t rows;
-    int64_t cols;
-    int64_t rows_per_unit;
-};
-
-struct Cached {  // keys or values from position 0 on, strides in numbers of the cache (bytes where it is quantised)
-    unsigned char *rows;
-    int64_t head_stride;
-    int64_t stride;
-};
-
-struct Block {  // as packed by attention_block.py; the first query head of every KV head and the end follow
-    Matrix qkv[3];
-    Matrix o;
-    const float *x;  // [T, H]
-    int64_t tokens;
-    int64_t hidden;
-    const float *norm;
-    int64_t heads;
-    int64_t kv_heads;
-    int64_t width;
-    const float *q_norm;  // of each head, or null
-    const float *k_norm;
-    const float *cos;
-    const float *sin;
-    int64_t rotated;
-    Cached keys;
-    Cached values;
-    int64_t stored;  // a KVFormat
-    int64_t start;
-    int64_t window;
-    double eps;
-    double scale;
-};
-
-// To the nearest, ties to even, as torch rounds.
-uint16_t bf16(float value) {
-    uint32_t bits;
-    memcpy(&bits, &value, sizeof bits);
-    if ((bits & 0x7FFFFFFF) > 0x7F800000) return 0x7FC0;
-    return static_cast<uint16_t>((bits + 0x7FFF + (bits >> 16 & 1)) >> 16);
-}
-
 // The rows of `x` [T, K, d] at the positions from `start` on.
-void append(void *handle, const Block &b, const float *x, const Cached &to) {
+void append(void *handle, const AttentionBlock &b, const float *x, const Cached &to) {
     const int64_t row = b.kv_heads * b.width;
     const int64_t size = b.stored == tpiedge::KV_F32 ? 4 : b.stored == tpiedge::KV_BF16 ? 2 : 1;
     unsigned char *first = to.rows + b.start * to.stride * size;
@@ -84,12 +24,12 @@ void append(void *handle, const Block &b, const float *x, const Cached &to) {
                 continue;
             }
             uint16_t *rounded = reinterpret_cast<uint16_t *>(at);
-            for (int64_t c = 0; c < b.width; c++) rounded[c] = bf16(x[c]);
+            for (int64_t c = 0; c < b.width; c++) rounded[c] = tpiedge::bf16(x[c]);
         }
 }
 
 // Norm, where there is one, and rotation of [T, n, d] in `x`; the result is in `x` or in `other`, which is returned.
-float *turned(void *handle, const Block &b, float *x, float *other, int64_t heads, const float *norm) {
+float *turned(void *handle, const AttentionBlock &b, float *x, float *other, int64_t heads, const float *norm) {
     const int64_t row = heads * b.width;
     if (norm) {
         tpiedge_rms_norm(handle, x, other, row, b.width, b.tokens, heads, b.width, norm, static_cast<float>(b.eps));
@@ -104,14 +44,14 @@ float *turned(void *handle, const Block &b, float *x, float *other, int64_t head
 }  // namespace
 
 // `scratch`: T (H + 2 (n + K) d + K d) floats.
-TPIEDGE_EXPORT void tpiedge_panels_attention(void *handle, const Block *block, float *scratch) {
-    const Block &b = *block;
+TPIEDGE_EXPORT void tpiedge_panels_attention(void *handle, const AttentionBlock *block, float *scratch) {
+    const AttentionBlock &b = *block;
     const int64_t *head_start = reinterpret_cast<const int64_t *>(block + 1);
     const int64_t queries = b.tokens * b.heads * b.width, kv = b.tokens * b.kv_heads * b.width;
     float *normed = scratch, *q = normed + b.tokens * b.hidden, *q_other = q + queries;
     float *k = q_other + queries, *k_other = k + kv, *v = k_other + kv;
     tpiedge_rms_norm(handle, b.x, normed, b.hidden, 0, b.tokens, 1, b.hidden, b.norm, static_cast<float>(b.eps));
-    Matrix qkv[3];
+    PanelWeight qkv[3];
     memcpy(qkv, b.qkv, sizeof qkv);
     qkv[0].y = q;
     qkv[1].y = k;

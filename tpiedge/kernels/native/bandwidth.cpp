@@ -9,7 +9,7 @@
 #include <sys/auxv.h>
 #endif
 
-#define TPIEDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "interface.h"
 
 namespace {
 

@@ -2,14 +2,15 @@
 #ifndef TPIEDGE_CONTEXT_H
 #define TPIEDGE_CONTEXT_H
 
+#include <string.h>
+
 #include <mutex>
 #include <vector>
 
+#include "interface.h"
 #include "kernels.h"
 #include "panels.h"
 #include "pool.h"
-
-#define TPIEDGE_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace tpiedge {
 
@@ -36,6 +37,14 @@ struct Context {
 inline int64_t piece_of(int64_t outputs, int64_t grain, int64_t wanted) {
     const int64_t piece = ((outputs + wanted - 1) / wanted + grain - 1) / grain * grain;
     return piece > 0 ? piece : grain;
+}
+
+// The bits of the nearest bf16, halves to even, as torch rounds.
+inline uint16_t bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fc0;
+    return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
 // `wanted` elements at least, from a multiple of a cache line's bytes on. What a vector held is not kept.

@@ -13,7 +13,7 @@
 #include <arm_acle.h>
 #endif
 
-#define TPIEDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "interface.h"
 
 namespace {
 

@@ -93,14 +93,6 @@ void compute_contract(const void *context, int64_t index) {
     job.kernel(part, 0, part.cols);
 }
 
-struct Weight {  // as packed by library.py
-    const void *w;
-    float *y;
-    int64_t is_bf16;
-    int64_t stride;
-    int64_t rows;
-};
-
 void project(Context &context, const float *x, int64_t tokens, int64_t cols, const Weight *weights, int64_t count) {
     const Kernels &kernels = *context.kernels;
     int64_t rows = 0;
@@ -133,13 +125,10 @@ void contract(Context &context, const float *x, const Weight &w, int64_t tokens,
         for (int64_t i = 0; i < outputs; i++) w.y[i] += job.partial[s * outputs + i];
 }
 
-// To the nearest bf16, halves to even, as torch does.
+// To bf16, and back to f32.
 void round_to_bf16(float *x, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
-        uint32_t bits;
-        memcpy(&bits, x + i, sizeof bits);
-        const bool number = (bits & 0x7fffffff) <= 0x7f800000;
-        bits = number ? (bits + 0x7fff + ((bits >> 16) & 1)) & 0xffff0000 : 0x7fc00000;
+        const uint32_t bits = static_cast<uint32_t>(tpiedge::bf16(x[i])) << 16;
         memcpy(x + i, &bits, sizeof bits);
     }
 }

@@ -24,16 +24,6 @@ constexpr int64_t CHUNK_INPUTS = 1024;
 constexpr int64_t PROJECT_BYTES = 768 << 10;
 constexpr int64_t CONTRACT_BYTES = 4 << 20;
 
-struct PanelWeight {  // as packed by library.py
-    const uint8_t *data;
-    float *y;
-    int64_t bits;
-    int64_t unit_nbytes;  // from one unit to the next
-    int64_t rows;
-    int64_t cols;
-    int64_t rows_per_unit;
-};
-
 // Where the rows come from that are quantised.
 enum Source { PLAIN, NORMED, GATED };
 

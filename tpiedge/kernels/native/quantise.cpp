@@ -10,7 +10,7 @@
 // Vectors are passed by value, but to functions that are inlined: no calling convention matters.
 #pragma GCC diagnostic ignored "-Wpsabi"
 
-#define TPIEDGE_EXPORT extern "C" __attribute__((visibility("default")))
+#include "interface.h"
 #define TPIEDGE_INLINE __attribute__((always_inline)) inline
 
 #if defined(__x86_64__)

@@ -1,10 +1,12 @@
-// What the kernels' library exports, as its native/interface.cpp and native/crc32.cpp define it.
-#ifndef TPIEDGE_TESTS_INTERFACE_H
-#define TPIEDGE_TESTS_INTERFACE_H
+// All that the kernels' library exports, as signatures.py and the callers in Python declare it.
+#ifndef TPIEDGE_INTERFACE_H
+#define TPIEDGE_INTERFACE_H
 
 #include <stdint.h>
 
-struct Weight {
+#define TPIEDGE_EXPORT extern "C" __attribute__((visibility("default")))
+
+struct Weight {  // as packed by library.py
     const void *w;
     float *y;
     int64_t is_bf16;
@@ -12,40 +14,40 @@ struct Weight {
     int64_t rows;
 };
 
-struct PanelWeight {
+struct PanelWeight {  // as packed by library.py
     const uint8_t *data;
     float *y;
     int64_t bits;
-    int64_t unit_nbytes;
+    int64_t unit_nbytes;  // from one unit to the next
     int64_t rows;
     int64_t cols;
     int64_t rows_per_unit;
 };
 
-struct Cached {
+struct Cached {  // keys or values from position 0 on, strides in numbers of the cache (bytes where it is quantised)
     uint8_t *rows;
     int64_t head_stride;
     int64_t stride;
 };
 
-struct AttentionBlock {  // the first query head of every KV head and the end follow
+struct AttentionBlock {  // as packed by attention_block.py; the first query head of every KV head and the end follow
     PanelWeight qkv[3];
     PanelWeight o;
-    const float *x;
+    const float *x;  // [T, H]
     int64_t tokens;
     int64_t hidden;
     const float *norm;
     int64_t heads;
     int64_t kv_heads;
     int64_t width;
-    const float *q_norm;
+    const float *q_norm;  // of each head, or null
     const float *k_norm;
     const float *cos;
     const float *sin;
     int64_t rotated;
     Cached keys;
     Cached values;
-    int64_t stored;
+    int64_t stored;  // a KVFormat
     int64_t start;
     int64_t window;
     double eps;
@@ -53,6 +55,7 @@ struct AttentionBlock {  // the first query head of every KV head and the end fo
 };
 
 extern "C" {
+int tpiedge_abi();
 int tpiedge_has_isa(int isa);
 int tpiedge_best_isa();
 void *tpiedge_open(int threads, int isa);
@@ -63,7 +66,7 @@ void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, c
                  const Weight *weights, int64_t cols, float *scratch);
 void tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights, int64_t count);
 void tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
-void tpiedge_panels_attention(void *handle, const void *block, float *scratch);
+void tpiedge_panels_attention(void *handle, const AttentionBlock *block, float *scratch);
 void tpiedge_panels_ffn(void *handle, const float *x, int64_t tokens, const float *norm, float eps,
                         const PanelWeight *weights);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
