@@ -50,7 +50,8 @@ def round_activations(x_TI: Tensor) -> Tensor:
     tokens, inputs = x_TI.shape
     x_TGi = F.pad(x_TI, (0, -inputs % GROUP)).view(tokens, -1, GROUP)
     most_TG1 = x_TGi.abs().amax(-1, keepdim=True)
-    inverse_TG1 = _STEPS / most_TG1
+    # A tensor, because a number divided by a tensor is the rounded reciprocal times the number: two roundings.
+    inverse_TG1 = torch.tensor(float(_STEPS)) / most_TG1
     number = most_TG1.isfinite()
     q_TGi = torch.where(number & inverse_TG1.isfinite(), x_TGi * inverse_TG1, 0).round_()
     dx_TG1 = torch.where(number, most_TG1 / _STEPS, torch.nan)
