@@ -15,7 +15,8 @@ installed and built on the first run, which takes about ten minutes. Linux, root
 
 decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8) and threads, all weights in
 memory: tokens per second of a prompt and of an answer. Random weights of real shapes are written for it and removed
-afterwards; the 7B shape takes up to 8 GB of disk and 16 GB of memory.
+afterwards; the 7B shape takes up to 8 GB of disk and 16 GB of memory. Where it fails or is interrupted, what was
+measured before is printed all the same, with the error.
 
 allreduce: torch.distributed's gloo against tpiedge, one process per rank and both over the same links: those of a
 testbed (Linux, root), or loopback.
@@ -177,7 +178,7 @@ def _offload(arguments: argparse.Namespace) -> int:
 
 
 def _decode(arguments: argparse.Namespace) -> int:
-    print(json.dumps(compare_decode(arguments), indent=2))
+    compare_decode(arguments)
     return 0
 
 

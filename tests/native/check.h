@@ -174,6 +174,7 @@ private:
 // The parts. `handle` computes with the instruction set `isa`.
 void check_products(void *handle, const char *isa);
 void check_panels(void *handle, const char *isa);
+void check_rooms(void *handle);  // after check_panels
 void check_elementwise(void *handle, const char *isa);
 void check_attention(void *handle, const char *isa);
 void check_attention_block(void *handle, const char *isa);

@@ -3,6 +3,8 @@
 
 namespace {
 
+constexpr int64_t SHARED = 70000;
+
 // Rows at two strides.
 struct Strided {
     int64_t tokens;
@@ -12,8 +14,8 @@ struct Strided {
     int64_t token_stride;
     Floats x;
 
-    Strided(Random &random, int64_t width_)
-        : tokens(random.between(1, 4)), heads(random.between(1, 4)), width(width_),
+    Strided(Random &random, int64_t tokens_, int64_t width_)
+        : tokens(tokens_), heads(random.between(1, 4)), width(width_),
           head_stride(width + random.between(0, 7)), token_stride(heads * head_stride + random.between(0, 7)),
           x(random_floats(random, (tokens - 1) * token_stride + (heads - 1) * head_stride + width)) {}
     const float *row(int64_t token, int64_t head) const {
@@ -21,8 +23,8 @@ struct Strided {
     }
 };
 
-void check_norm(void *handle, Check &check, Random &random) {
-    const Strided rows(random, random.between(1, 140));
+void check_norm(void *handle, Check &check, Random &random, int64_t tokens) {
+    const Strided rows(random, tokens, random.between(1, 140));
     const Floats weight = random_floats(random, rows.width);
     Floats y(rows.tokens * rows.heads * rows.width);
     tpiedge_rms_norm(handle, rows.x.data(), y.data(), rows.token_stride, rows.head_stride, rows.tokens, rows.heads,
@@ -42,9 +44,9 @@ void check_norm(void *handle, Check &check, Random &random) {
         }
 }
 
-void check_rope(void *handle, Check &check, Random &random) {
+void check_rope(void *handle, Check &check, Random &random, int64_t tokens) {
     const int64_t half = random.between(1, 70), rotated = 2 * half;
-    const Strided rows(random, rotated + random.sometimes(20));
+    const Strided rows(random, tokens, rotated + random.sometimes(20));
     const Floats cos = random_floats(random, rows.tokens * rotated), sin = random_floats(random, rows.tokens * rotated);
     Floats y(rows.tokens * rows.heads * rows.width);
     tpiedge_rope(handle, rows.x.data(), y.data(), rows.token_stride, rows.head_stride, rows.tokens, rows.heads,
@@ -66,8 +68,7 @@ void check_rope(void *handle, Check &check, Random &random) {
             }
 }
 
-void check_swiglu(void *handle, Check &check, Random &random) {
-    const int64_t count = random.between(1, 150);
+void check_swiglu(void *handle, Check &check, Random &random, int64_t count) {
     Floats gate = random_floats(random, count);
     for (float &value : gate) value *= 30;
     const Floats up = random_floats(random, count);
@@ -92,8 +93,12 @@ void check_elementwise(void *handle, const char *isa) {
     Random random(2);
     Check norm("rms_norm", isa), rope("rope", isa), swiglu("swiglu", isa);
     for (int i = 0; i < 30; i++) {
-        check_norm(handle, norm, random);
-        check_rope(handle, rope, random);
-        check_swiglu(handle, swiglu, random);
+        check_norm(handle, norm, random, random.between(1, 4));
+        check_rope(handle, rope, random, random.between(1, 4));
+        check_swiglu(handle, swiglu, random, random.between(1, 150));
     }
+    // So many that the threads share them.
+    check_norm(handle, norm, random, SHARED);
+    check_rope(handle, rope, random, SHARED);
+    check_swiglu(handle, swiglu, random, SHARED + 17);
 }

@@ -98,8 +98,8 @@ void make_special(Random &random, float *x, int64_t count) {
     if (kind == 9) x[at] = random.coin() ? 1e7f : 1e5f;
 }
 
-void check_append(void *handle, Check &check, Random &random, int format) {
-    const int64_t tokens = random.between(1, 3), heads = random.between(1, 3), width = random.between(1, 140);
+void check_append(void *handle, Check &check, Random &random, int format, int64_t tokens, int64_t width) {
+    const int64_t heads = random.between(1, 3);
     const int64_t nbytes = row_nbytes(format, width);
     const int64_t x_head_stride = width + random.sometimes(5), x_stride = heads * x_head_stride + random.sometimes(5);
     const int64_t stride = nbytes + random.sometimes(9), head_stride = tokens * stride + random.sometimes(9);
@@ -165,7 +165,11 @@ void check_kv(void *handle, const char *isa) {
     Random random(6);
     Check q8("kv_append_q8", isa), q4("kv_append_q4", isa);
     for (int i = 0; i < 120; i++) {
-        check_append(handle, q8, random, Q8);
-        check_append(handle, q4, random, Q4);
+        const int64_t tokens = random.between(1, 3), width = random.between(1, 140);
+        check_append(handle, q8, random, Q8, tokens, width);
+        check_append(handle, q4, random, Q4, tokens, width);
     }
+    // Of a prompt.
+    check_append(handle, q8, random, Q8, 700, 130);
+    check_append(handle, q4, random, Q4, 700, 130);
 }

@@ -4,15 +4,26 @@ namespace {
 
 int64_t up(int64_t size, int64_t to) { return (size + to - 1) / to * to; }
 
-// Bytes of a panel's scales, with what fills them up.
-int64_t scales_nbytes(int64_t inputs) { return up(up(inputs, GROUP) / GROUP * PANEL * 2, 64); }
+// Two groups: a line of scales, then their codes.
+int64_t pair_nbytes(int64_t bits) { return 64 + 64 * PANEL * bits / 8; }
 
-int64_t panel_nbytes(int64_t inputs, int64_t bits) { return scales_nbytes(inputs) + up(inputs, 8) * PANEL * bits / 8; }
+int64_t panel_nbytes(int64_t inputs, int64_t bits) {
+    return up(inputs, 64) / 64 * 64 + up(inputs, 8) * PANEL * bits / 8;
+}
 
-int code_at(const uint8_t *codes, int64_t bits, int64_t r, int64_t input) {
-    if (bits == 8) return codes[input / 4 * 64 + 4 * r + input % 4];
-    const int both = codes[input / 8 * 64 + 4 * r + input % 4];
-    return input % 8 < 4 ? both & 15 : both >> 4;
+// Where a panel has the scale of output r for a group, and the code for an input, perhaps with another's.
+int64_t scale_place(int64_t bits, int64_t r, int64_t group) {
+    return group / 2 * pair_nbytes(bits) + group % 2 * 32 + 2 * r;
+}
+
+int64_t code_place(int64_t bits, int64_t r, int64_t input) {
+    const int64_t within = input % 64, inputs_of_block = 32 / bits;
+    return input / 64 * pair_nbytes(bits) + 64 + within / inputs_of_block * 64 + 4 * r + within % 4;
+}
+
+int code_at(const uint8_t *panel, int64_t bits, int64_t r, int64_t input) {
+    const int stored = panel[code_place(bits, r, input)];
+    return bits == 8 ? stored : input % 8 < 4 ? stored & 15 : stored >> 4;
 }
 
 // Of any size that an f16 has, some zero.
@@ -53,9 +64,9 @@ Panels::Panels(int64_t bits_, int64_t outputs, int64_t inputs, const Array<uint8
         const int64_t r = o % PANEL;
         for (size_t g = 0; g < groups.size(); g++) {
             scales.push_back(0);
-            memcpy(&scales.back(), panel + 2 * (PANEL * g + r), 2);
+            memcpy(&scales.back(), panel + scale_place(bits, r, g), 2);
         }
-        for (int64_t i = 0; i < inputs; i++) codes.push_back(code_at(panel + scales_nbytes(inputs), bits, r, i));
+        for (int64_t i = 0; i < inputs; i++) codes.push_back(code_at(panel, bits, r, i));
     }
 }
 
@@ -103,16 +114,12 @@ void Panels::lay_out(int64_t unit, uint8_t *to) const {
 void Panels::lay_out_panel(int64_t output, int64_t count, const std::vector<int64_t> &own, uint8_t *to) const {
     const int64_t before = groups[own.front()].first;
     const int64_t stretch = groups[own.back()].first + groups[own.back()].count - before;
-    uint8_t *const at = to + scales_nbytes(stretch);
     for (int64_t r = 0; r < count; r++) {
         for (size_t g = 0; g < own.size(); g++)
-            memcpy(to + 2 * (PANEL * g + r), &scales[(output + r) * groups.size() + own[g]], 2);
+            memcpy(to + scale_place(bits, r, g), &scales[(output + r) * groups.size() + own[g]], 2);
         for (int64_t i = 0; i < stretch; i++) {
             const int code = codes[(output + r) * inputs() + before + i];
-            if (bits == 8)
-                at[i / 4 * 64 + 4 * r + i % 4] = static_cast<uint8_t>(code);
-            else
-                at[i / 8 * 64 + 4 * r + i % 4] |= static_cast<uint8_t>(code << (i % 8 < 4 ? 0 : 4));
+            to[code_place(bits, r, i)] |= static_cast<uint8_t>(code << (bits == 8 || i % 8 < 4 ? 0 : 4));
         }
     }
 }

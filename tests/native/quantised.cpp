@@ -44,9 +44,9 @@ Panels column_parallel(Random &random, int64_t rows, int64_t cols) {
     return Panels(random, bits, rows, cols, random.between(1, rows), false);
 }
 
-Panels row_parallel(Random &random, int64_t rows, int64_t cols) {
+Panels row_parallel(Random &random, int64_t rows, int64_t cols, int64_t rows_per_unit) {
     const int64_t bits = random.coin() ? 8 : 4;
-    return Panels(random, bits, rows, cols, random.between(1, rows), true);
+    return Panels(random, bits, rows, cols, rows_per_unit, true);
 }
 
 void check_project(void *handle, Check &check, Random &random, int64_t tokens, int64_t rows, int64_t cols) {
@@ -64,9 +64,10 @@ void check_project(void *handle, Check &check, Random &random, int64_t tokens, i
     for (int64_t i = 0; i < count; i++) compare(check, matrices[i], x, results[i], tokens);
 }
 
-void check_contract(void *handle, Check &check, Random &random, int64_t tokens, int64_t rows, int64_t cols) {
+void check_contract(void *handle, Check &check, Random &random, int64_t tokens, int64_t rows, int64_t cols,
+                    int64_t rows_per_unit) {
     const Floats x = activations(random, tokens, rows);
-    const Panels matrix = row_parallel(random, rows, cols);
+    const Panels matrix = row_parallel(random, rows, cols, rows_per_unit);
     Floats y(tokens * cols);
     const PanelWeight weight = matrix.weight(y.data());
     tpiedge_panels_contract(handle, x.data(), tokens, &weight);
@@ -79,7 +80,7 @@ void check_ffn(void *handle, Check &check, Random &random) {
     const int64_t cols = random.between(1, 40);
     const Floats x = random_floats(random, tokens * hidden), norm = random_floats(random, hidden);
     const Panels gate = column_parallel(random, inner, hidden), up = column_parallel(random, inner, hidden);
-    const Panels down = row_parallel(random, inner, cols);
+    const Panels down = row_parallel(random, inner, cols, random.between(1, inner));
     check.shape(tokens, hidden, inner, cols);
 
     Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner), wanted(tokens * cols);
@@ -89,9 +90,10 @@ void check_ffn(void *handle, Check &check, Random &random) {
     tpiedge_swiglu(handle, gated.data(), raised.data(), gated.data(), tokens * inner);
     tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2]);
 
-    Floats y(tokens * cols);
-    const PanelWeight fused[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(y.data())};
-    tpiedge_panels_ffn(handle, x.data(), tokens, norm.data(), 1e-5f, fused);
+    Floats scratch(tokens * (hidden + 2 * inner)), y(tokens * cols);
+    float *const inside = scratch.data() + tokens * hidden;
+    const PanelWeight fused[] = {gate.weight(inside), up.weight(inside + tokens * inner), down.weight(y.data())};
+    tpiedge_panels_ffn(handle, x.data(), tokens, norm.data(), 1e-5f, fused, scratch.data());
     for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
 }
 
@@ -104,10 +106,12 @@ void check_panels(void *handle, const char *isa) {
         const int64_t tokens = i < 20 ? 1 + i : random.between(1, 9);
         const int64_t rows = random.between(1, 90), cols = random.between(1, 200);
         check_project(handle, project, random, tokens, rows, cols);
-        check_contract(handle, contract, random, tokens, cols, rows);
+        check_contract(handle, contract, random, tokens, cols, rows, random.between(1, cols));
         check_ffn(handle, ffn, random);
     }
     // More activations than pass over a matrix together.
     check_project(handle, project, random, 170, 3, 4100);
-    check_contract(handle, contract, random, 170, 4100, 3);
+    check_contract(handle, contract, random, 1000, 4100, 3, 1400);  // units one by one, the last of them short
+    check_contract(handle, contract, random, 170, 4100, 3, 300);    // some units at a time
+    check_contract(handle, contract, random, 4200, 1, 272, 1);      // more sums than are kept
 }

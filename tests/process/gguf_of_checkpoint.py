@@ -1,14 +1,14 @@
 """A checkpoint as a GGUF file, as llama.cpp's converter writes it, by the `gguf` package."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors import safe_open
 
+from tests.unit.model.gguf_files import interleaved, write_gguf
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 
 __all__ = ["write_gguf_of"]
@@ -34,57 +34,82 @@ _NAMES = {
 
 
 def write_gguf_of(folder: Path, path: Path, kind: str = "F32", **keys: Any) -> Path:
-    """Matrices in the type `kind`, vectors in f32; `keys` go beside those of the model."""
+    """Matrices in the type `kind`, vectors in f32; `keys` go beside those of the model ("a__b" for "a.b")."""
     config = json.loads((folder / "config.json").read_text())
     name = config["model_type"]
-    writer = GGUFWriter(path, name)
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_dimension_count(head_dim)
-    _add_rope(writer, config, head_dim)
-    for key, value in keys.items():
-        _add(writer, f"tokenizer.{key}", value)
+    rope = _Rope.of(config)
+    tensors = {}
+    if rope.kind == "llama3":
+        tensors["rope_freqs.weight"] = rope.divisors(head_dim)
     for source, values in _tensors(folder):
-        if name == "llama" and ("q_proj" in source or "k_proj" in source):
-            pairs = values.reshape(-1, 2, head_dim // 2, *values.shape[1:])
-            values = np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(values.shape)
-        _add_tensor(writer, _gguf_name(source), values, kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
-
-
-def _add_rope(writer: GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
-    rope = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
-    theta = float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0)
-    writer.add_rope_freq_base(theta)
-    kind = rope.get("rope_type") or rope.get("type") or "default"
-    if kind == "linear":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(rope["factor"])
-    elif kind == "yarn":
-        writer.add_rope_scaling_type(gguf.RopeScalingType.YARN)
-        writer.add_rope_scaling_factor(rope["factor"])
-        writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    elif kind == "llama3":
-        plain = RopeConfig("default", theta, 1, 1)
-        slowed = RopeConfig(
-            "llama3", theta, 1, rope["original_max_position_embeddings"], factor=rope["factor"]
+        paired = name == "llama" and ("q_proj" in source or "k_proj" in source)
+        tensors[_gguf_name(source)] = (
+            np.ascontiguousarray(interleaved(values, head_dim)) if paired else values
         )
-        divisors = rope_frequencies(plain, head_dim, 1)[0] / rope_frequencies(slowed, head_dim, 1)[0]
-        writer.add_tensor("rope_freqs.weight", divisors.astype(np.float32))
-    else:
-        assert kind == "default", kind
+    metadata = _metadata(config, head_dim) | rope.keys()
+    return write_gguf(
+        path,
+        name,
+        {f"{name}.{key}": value for key, value in metadata.items()}
+        | {f"tokenizer.{key.replace('__', '.')}": value for key, value in keys.items()},
+        tensors,
+        lambda _, values: "F32" if values.ndim == 1 else kind,
+    )
+
+
+def _metadata(config: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Key, without the architecture -> value."""
+    return {
+        "block_count": config["num_hidden_layers"],
+        "context_length": config["max_position_embeddings"],
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"],
+        "attention.key_length": head_dim,
+        "attention.value_length": head_dim,
+        "attention.layer_norm_rms_epsilon": float(config["rms_norm_eps"]),
+        "rope.dimension_count": head_dim,
+    }
+
+
+@dataclass(frozen=True)
+class _Rope:
+    """`values`: rope_parameters, or rope_scaling, of config.json."""
+
+    kind: str
+    theta: float
+    values: dict[str, Any]
+
+    @staticmethod
+    def of(config: dict[str, Any]) -> "_Rope":
+        values = dict(config.get("rope_parameters") or config.get("rope_scaling") or {})
+        theta = float(values.get("rope_theta") or config.get("rope_theta") or 10000.0)
+        return _Rope(values.get("rope_type") or values.get("type") or "default", theta, values)
+
+    def keys(self) -> dict[str, Any]:
+        """Key, without the architecture -> value."""
+        found: dict[str, Any] = {"rope.freq_base": self.theta}
+        if self.kind in ("linear", "yarn"):
+            found |= {"rope.scaling.type": self.kind, "rope.scaling.factor": float(self.values["factor"])}
+        if self.kind == "yarn":
+            found["rope.scaling.original_context_length"] = self.values["original_max_position_embeddings"]
+        assert self.kind in ("default", "linear", "yarn", "llama3"), self.kind
+        return found
+
+    def divisors(self, head_dim: int) -> Array:
+        """Of the frequencies, by the rule of Llama 3."""
+        plain = RopeConfig("default", self.theta, 1, 1)
+        slowed = RopeConfig(
+            "llama3",
+            self.theta,
+            1,
+            self.values["original_max_position_embeddings"],
+            factor=self.values["factor"],
+        )
+        found: Array = rope_frequencies(plain, head_dim, 1)[0] / rope_frequencies(slowed, head_dim, 1)[0]
+        return found.astype(np.float32)
 
 
 def _tensors(folder: Path) -> list[tuple[str, Array]]:
@@ -101,23 +126,3 @@ def _gguf_name(source: str) -> str:
         return f"{_NAMES[base]}.{kind}"
     _, layer, inner = base.split(".", 2)
     return f"blk.{layer}.{_NAMES[inner]}.{kind}"
-
-
-def _add_tensor(writer: GGUFWriter, name: str, values: Array, kind: str) -> None:
-    if values.ndim == 1 or kind == "F32":
-        writer.add_tensor(name, values)
-    else:
-        quantised = GGMLQuantizationType[kind]
-        writer.add_tensor(name, gguf.quants.quantize(values, quantised), raw_dtype=quantised)
-
-
-def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    key = key.replace("__", ".")
-    if isinstance(value, bool):
-        writer.add_bool(key, value)
-    elif isinstance(value, int):
-        writer.add_uint32(key, value)
-    elif isinstance(value, str):
-        writer.add_string(key, value)
-    else:
-        writer.add_array(key, value)

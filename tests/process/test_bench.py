@@ -1,11 +1,30 @@
 """The benchmarks run and print what they promise; their numbers are nobody's assertion."""
 
 import json
+from typing import Any
 
 import pytest
 
 from tests.process.command import run_command
 from tests.process.network.namespaces import why_impossible
+
+DEMO = {"model": "demo", "precision": "bf16", "compute": "f32", "kv_precision": "f32"}
+
+
+def described(record: dict[str, Any]) -> dict[str, Any]:
+    """What every verb says of its model."""
+    return {name: record.get(name) for name in DEMO}
+
+
+def test_a_run_and_the_benchmarks_describe_a_model_alike() -> None:
+    few = ("--model", "demo", "--threads", 1)
+    for arguments, find in [
+        (("run", *few, "--prompt", "once", "--max-tokens", 1), lambda record: record["plan"]),
+        (("bench", "memory", *few, "--tokens", 2, "--repeats", 1, "--budgets", "all"), lambda record: record),
+    ]:
+        ended = run_command(*arguments, "--json")
+        assert ended.status == 0, ended.err
+        assert described(find(json.loads(ended.out))) == DEMO
 
 
 def test_bench_decode_reports_every_setting() -> None:
@@ -16,6 +35,7 @@ def test_bench_decode_reports_every_setting() -> None:
     assert ended.status == 0, ended.err
     record = json.loads(ended.out)
     assert list(record["settings"]) == ["1x1", "2x1"]
+    assert described(record) == DEMO
     for nodes, summary in zip((1, 2), record["settings"].values(), strict=True):
         assert len(summary["peak_rss_bytes"]) == nodes
         assert (

@@ -93,3 +93,36 @@ def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:
     assert ended.err.startswith("tpiedge: ")
     assert ended.err.count("\n") == 1
     assert complaint in ended.err
+
+
+def test_a_missing_matplotlib_is_said_before_anything_is_measured(tmp_path: Path) -> None:
+    folder = tmp_path / "matplotlib"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "raise ModuleNotFoundError('no matplotlib here', name='matplotlib')\n"
+    )
+    ended = run_command(
+        "bench", "kernels", *SMALL, "--png", tmp_path / "roofline.png", PYTHONPATH=str(tmp_path)
+    )
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == "tpiedge: --png needs matplotlib: pip install 'tpiedge[plot]'\n"
+
+
+def test_operands_that_do_not_fit_are_refused_before_anything_is_measured() -> None:
+    tokens = ",".join(["8192"] * 3000)  # 1.6 TB of activations, which are there together
+    ended = run_command(
+        "bench",
+        "kernels",
+        "--shapes",
+        "16384x16384",
+        "--tokens",
+        tokens,
+        "--kernels",
+        "project",
+        "--threads",
+        "1",
+    )
+    assert (ended.status, ended.out) == (4, "")
+    assert ended.err.startswith("tpiedge: ")
+    assert ended.err.count("\n") == 1
+    assert "are free: give smaller --shapes" in ended.err

@@ -3,12 +3,14 @@
 import json
 import math
 import random
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.process.command import Ended
+from tests.process.models import build_text_model
 
 LENGTH = 120
 
@@ -23,14 +25,21 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def log_probabilities(folder: Path, ids: list[int]):
-    """[tokens - 1] of transformers: of each token but the first, given all before it."""
+def distributions(folder: Path, ids: list[int]):
+    """[tokens, vocabulary] of transformers, as logarithms."""
     import torch
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
     with torch.inference_mode():
-        logs = model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+        return model(torch.tensor([ids])).logits[0].double().log_softmax(-1)
+
+
+def log_probabilities(folder: Path, ids: list[int]):
+    """[tokens - 1] of transformers: of each token but the first, given all before it."""
+    import torch
+
+    logs = distributions(folder, ids)
     return logs[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
 
 
@@ -124,6 +133,85 @@ def test_a_precision_is_compared_with_f32(
     assert found["perplexity"] != pytest.approx(reference, rel=1e-6)
     assert 0 < found["kl_nats"]["mean"] <= found["kl_nats"]["p95"] <= found["kl_nats"]["max"] < 0.1
     assert 0.8 < found["top1_agreement"] <= 1
+
+
+@pytest.fixture(scope="session")
+def narrow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of the text model's words, with other weights and fewer positions than the text has words."""
+    folder = tmp_path_factory.mktemp("narrow") / "narrow"
+    return build_text_model(folder, hidden_size=32, num_hidden_layers=1, max_position_embeddings=100)
+
+
+def agreement(
+    tpiedge: Callable[..., Ended], model: Path, reference: Path, text: Path, *flags: object
+) -> Ended:
+    names = ("--model", model, "--reference-model", reference, "--text", text, "--threads", 1)
+    return tpiedge("eval", "agreement", *names, *flags)
+
+
+def test_another_model_is_the_reference(
+    tpiedge: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path, tmp_path: Path
+) -> None:
+    few = tmp_path / "few.txt"
+    few.write_text(" ".join(words.read_text().split()[:90]))
+    found = only_line(agreement(tpiedge, text_model, narrow_model, few, "--precision", "f32", "--json"))
+    ids = token_ids(text_model, words)[:90]
+    model, reference = (distributions(folder, ids)[:-1] for folder in (text_model, narrow_model))
+    divergence = (reference.exp() * (reference - model)).sum(-1)
+    same = (reference.argmax(-1) == model.argmax(-1)).double().mean()
+    assert found["reference"]["model"] == str(narrow_model)
+    assert found["kl_nats"]["mean"] == pytest.approx(float(divergence.mean()), rel=1e-4)
+    assert found["kl_nats"]["max"] == pytest.approx(float(divergence.max()), rel=1e-4)
+    assert found["top1_agreement"] == pytest.approx(float(same))
+    assert found["positions"] == 89
+    for figure, folder in (("perplexity", text_model), ("reference_perplexity", narrow_model)):
+        assert found[figure] == pytest.approx(
+            math.exp(-float(log_probabilities(folder, ids).mean())), rel=1e-4
+        )
+
+
+def test_windows_fit_the_reference(
+    tpiedge: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path
+) -> None:
+    found = only_line(agreement(tpiedge, text_model, narrow_model, words, "--json"))
+    assert (found["context"], found["positions"]) == (100, LENGTH - 1)
+    ended = agreement(tpiedge, text_model, narrow_model, words, "--context", 101)
+    assert (ended.status, ended.out) == (2, "")
+    assert f"--context 101 is out of range: the reference {narrow_model} has 1 to 100 positions" in ended.err
+
+
+def test_a_reference_of_other_words_is_refused(
+    tpiedge: Callable[..., Ended], text_model: Path, narrow_model: Path, words: Path, tmp_path: Path
+) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(narrow_model, other)
+    text = (other / "tokenizer.json").read_text()
+    (other / "tokenizer.json").write_text(text.replace('"be"', '"bé"'))
+    ended = agreement(tpiedge, text_model, other, words)
+    assert (ended.status, ended.out) == (2, "")
+    line = ended.err.splitlines()[-1]
+    assert line == f"tpiedge: token 4 of {text_model} is 'be', of {other} 'b\\xe9': " + (
+        "only models of one vocabulary can be compared"
+    )
+
+
+def test_a_pack_that_cannot_be_the_reference(
+    tpiedge: Callable[..., Ended], text_model: Path, words: Path, tmp_path: Path
+) -> None:
+    pack = tmp_path / "pack"
+    assert tpiedge("pack", text_model, "--precision", "q8", "--out", pack).status == 0
+    ended = tpiedge("eval", "agreement", "--model", pack, "--text", words)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == (
+        f"tpiedge: {pack} is a pack in q8, which cannot be its own reference in f32: give the checkpoint that it was "
+        "made from as --reference-model, or --reference q8\n"
+    )
+    named = agreement(tpiedge, text_model, pack, words, "--precision", "f32")
+    assert named.status == 2
+    assert f"the reference {pack} is a pack in q8, not in f32: give --reference q8 with it" in named.err
+    found = only_line(agreement(tpiedge, pack, text_model, words, "--json"))
+    assert (found["precision"], found["reference"]["precision"]) == ("q8", "f32")
+    assert 0 < found["kl_nats"]["mean"] < 0.1
 
 
 def test_for_people(tpiedge: Callable[..., Ended], text_model: Path, words: Path) -> None:

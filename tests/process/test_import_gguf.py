@@ -129,6 +129,18 @@ def test_gptq_and_awq_checkpoints_run(generate, tmp_path, method, options, preci
     assert generate("--model", tmp_path / "model", *arguments)["precision"] == precision
 
 
+def test_integers_that_a_pack_cannot_hold_are_told(tpiedge, tmp_path):
+    Int4Checkpoint(act_order=True).write(tmp_path / "model")
+    ended = tpiedge("pack", tmp_path / "model", "--out", tmp_path / "pack")
+    assert ended.status == 0
+    assert (
+        "tpiedge: model: 7 of GPTQ are rounded to q8, because act-order has put the inputs of a group apart\n"
+        in ended.err
+    )
+    Int4Checkpoint().write(tmp_path / "in-order")
+    assert "rounded" not in tpiedge("pack", tmp_path / "in-order", "--out", tmp_path / "exact").err
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [(b"", "is not a GGUF file"), (b"GGUF" + bytes(100), "version 0 of GGUF"), (None, "No such file")],
@@ -142,6 +154,38 @@ def test_what_is_no_model_is_refused_in_one_line(tpiedge, tmp_path, data, messag
     assert message in ended.err
     assert ended.err.startswith("tpiedge: ")
     assert ended.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ("run", "--prompt", "x", "--model"),
+        ("master", "--model"),
+        ("pack",),
+        ("eval", "perplexity", "--model"),
+        ("eval", "agreement", "--model"),
+    ],
+)
+def test_other_verbs_name_the_one_that_imports(tpiedge, tmp_path, verb):
+    path = TinyGguf(layers=1).write(tmp_path / "tiny.gguf")
+    ended = tpiedge(*verb, path)
+    assert (ended.status, ended.out) == (2, "")
+    assert ended.err == (
+        f"tpiedge: {path} is a GGUF file: use tpiedge import-gguf {path} first, then give the pack that it writes\n"
+    )
+
+
+def test_norms_that_bf16_has_not_stay_as_they_are(tpiedge, generate, tmp_path):
+    path = TinyGguf(kinds={"": "BF16"}, layers=1).write(tmp_path / "tiny.gguf")
+    record, _ = imported(tpiedge, path)
+    assert record["precision"]["layers"] == "bf16"
+    assert record["exact"]
+    assert "bf16-vectors-f32" in record["path"]
+    wide, _ = imported(tpiedge, path, "--precision", "f32")
+    flags = ("--prompt-ids", "5,6,7", "--max-tokens", 8, "--ignore-eos", "--nodes", 2, "--logprobs", 3)
+    ran, expected = (generate("--model", one["path"], *flags, "--precision", "f32") for one in (record, wide))
+    assert ran["token_ids"] == expected["token_ids"]
+    assert ran["logprobs"] == expected["logprobs"]
 
 
 def test_a_file_that_ends_early_leaves_nothing(tpiedge, tmp_path):

@@ -11,6 +11,8 @@ from safetensors import safe_open
 from tests.process.command import COMMAND
 from tpiedge.model.source import resolve_model
 
+SPEED = ("seconds", "source_bytes", "source_bytes_per_s")
+
 
 def tensors(folder):
     """Name -> the tensor of a checkpoint."""
@@ -19,6 +21,14 @@ def tensors(folder):
         with safe_open(path, "pt") as file:
             found |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a mapping)
     return found
+
+
+def check_speed(record, folder):
+    """Takes what was measured out of the record of packing the checkpoint in `folder`."""
+    seconds, source_bytes, rate = (record.pop(name) for name in SPEED)
+    assert source_bytes == sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    assert 0 < seconds < 60
+    assert rate == pytest.approx(source_bytes / seconds)
 
 
 def ids(found):
@@ -35,6 +45,7 @@ def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path, name, dtype):
     assert packed.status == 0, packed.err
     record = json.loads(packed.out)
     size = sum(path.stat().st_size for path in (tmp_path / "pack" / "blobs").iterdir())
+    check_speed(record, folder)
     assert record == {"path": str(tmp_path / "pack"), "bytes": size, "reused": False, "verified": True}
     unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
@@ -133,6 +144,10 @@ def test_a_random_pack_of_a_real_shape(tpiedge, tmp_path):
     assert (first.status, second.status) == (0, 0), first.err + second.err
     one, two = json.loads(first.out), json.loads(second.out)
     assert (one.pop("reused"), two.pop("reused")) == (False, True)
+    assert one.pop("seconds") > 0
+    assert two.pop("seconds") is None
+    # Random numbers are made, not read.
+    assert [record.pop(name) for record in (one, two) for name in SPEED[1:]] == [None] * 4
     assert one == two
     assert set(one) == {"path", "bytes", "verified"}
     # One layer, the embedding and the head: 22 layers would take 2.2 GB.
@@ -152,6 +167,7 @@ def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path, name
     assert packed.status == 0, packed.err
     record = json.loads(packed.out)
     quality = record.pop("quality")
+    check_speed(record, folder)
     assert set(record) == {"path", "bytes", "reused", "verified"}
     by_matrix = {tensor["matrix"]: tensor["precision"] for tensor in quality["tensors"]}
     assert by_matrix == dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), "q4") | others

@@ -7,11 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from tpiedge.cli.benching import ask, spread
 from tpiedge.cli.launch import Layout, launch, plan_cluster
@@ -23,6 +24,7 @@ from tpiedge.nodes.device import default_threads
 from .install import VERSIONS, build_llama_bench, checked
 from .models import TPIEDGE
 from .random_gguf import write_random_gguf
+from .record import printed
 from .spread import ratios
 
 __all__ = ["PRECISIONS", "SHAPES", "Speed", "compare_decode", "read_speed", "report_of_setting"]
@@ -33,6 +35,9 @@ _REQUIRED = {"prefill": 2.0, "decode": 1.0}
 _DECODE_PROMPT = 1
 _DEADLINE_S = 900.0
 _LINE = 200
+
+Keep = Callable[[dict[str, Any]], None]
+"""Takes what was found in one setting."""
 
 
 @dataclass(frozen=True)
@@ -52,29 +57,35 @@ class _Work:
     repeats: int
 
 
-def compare_decode(arguments: argparse.Namespace) -> dict[str, object]:
-    """The record of a whole comparison. Raises UserError, NotInstalled, PeerError, ResourceError."""
+def compare_decode(arguments: argparse.Namespace) -> None:
+    """Print the record of a whole comparison, or of the rounds before it failed, with its "error".
+
+    Raises UserError, NotInstalled, PeerError, ResourceError.
+    """
+    settings: list[dict[str, Any]] = []
+    record = {
+        "llama.cpp": VERSIONS["llama-cpp-python"],
+        "prompt_tokens": arguments.prompt_tokens,
+        "tokens": arguments.tokens,
+        "repeats": arguments.repeats,
+        "settings": settings,
+    }
+    with printed(record, settings):
+        _compare_all(arguments, settings.append)
+
+
+def _compare_all(arguments: argparse.Namespace, keep: Keep) -> None:
     signal.signal(signal.SIGTERM, _end)
     folder = arguments.work / "models" / f"decode-{os.getpid()}"
     program = build_llama_bench(arguments.work)
     work = _Work(program, folder, arguments.prompt_tokens, arguments.tokens, arguments.repeats)
     folder.mkdir(parents=True)
     try:
-        settings = [
-            setting
-            for shape in arguments.shapes
-            for precision in arguments.precisions
-            for setting in _compare(shape, precision, arguments.threads or _all_threads(), work)
-        ]
+        for shape in arguments.shapes:
+            for precision in arguments.precisions:
+                _compare(shape, precision, arguments.threads or _all_threads(), work, keep)
     finally:
         shutil.rmtree(folder)
-    return {
-        "llama.cpp": VERSIONS["llama-cpp-python"],
-        "prompt_tokens": work.prompt_tokens,
-        "tokens": work.tokens,
-        "repeats": work.repeats,
-        "settings": settings,
-    }
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:
@@ -85,7 +96,7 @@ def _all_threads() -> tuple[int, ...]:
     return tuple(sorted({1, default_threads()}))
 
 
-def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work) -> Iterator[dict[str, object]]:
+def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work, keep: Keep) -> None:
     """One setting after the other, with the same files, which are gone afterwards."""
     gguf, pack = work.folder / "model.gguf", work.folder / "pack"
     print(f"{shape} {precision}: writing random weights for both", file=sys.stderr)
@@ -93,32 +104,35 @@ def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work) ->
         write_random_gguf(SHAPES[shape], precision, gguf)
         random = ["pack", "--random", SHAPES[shape], "--distinct-layers", "2", "--precision", precision]
         checked([str(TPIEDGE), *random, "--out", str(pack)])
+        gguf_bytes = gguf.stat().st_size
         for count in threads:
-            yield {
-                "shape": shape,
-                "precision": precision,
-                "threads": count,
-                "gguf_bytes": gguf.stat().st_size,
-                **_alternate(f"{shape} {precision}", gguf, pack, count, work),
-            }
+            setting = {"shape": shape, "precision": precision, "threads": count, "gguf_bytes": gguf_bytes}
+            _alternate(setting, gguf, pack, work, keep)
     finally:
         gguf.unlink(missing_ok=True)
         shutil.rmtree(pack, ignore_errors=True)
 
 
-def _alternate(name: str, gguf: Path, pack: Path, threads: int, work: _Work) -> dict[str, object]:
-    """llama.cpp loads anew for every run, from the page cache; tpiedge waits meanwhile, without computing."""
-    peer: list[Speed] = []
-    own: list[Speed] = []
-    with _cluster(pack, threads, work) as (cluster, model):
+def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, keep: Keep) -> None:
+    """llama.cpp loads anew for every run, from the page cache; tpiedge waits meanwhile, without computing.
+
+    Rounds that both ended are kept, whatever comes after them.
+    """
+    name = "{shape} {precision}, {threads} threads".format_map(setting)
+    rounds: list[tuple[Speed, Speed]] = []
+    with _cluster(pack, setting["threads"], work) as (cluster, model):
         weight_bytes = sum(node.weight_bytes for node in cluster.stats())
         _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
-        for repeat in range(work.repeats):
-            peer.append(_peer_speed(gguf, threads, work))
-            own.append(_own_speed(cluster, model, work))
-            told = f"llama.cpp {_words(peer[-1])}, tpiedge {_words(own[-1])}"
-            print(f"{name}, {threads} threads, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
-    return report_of_setting(peer, own) | {"tpiedge_weight_bytes": weight_bytes}
+        try:
+            for repeat in range(work.repeats):
+                rounds.append((_peer_speed(gguf, setting["threads"], work), _own_speed(cluster, model, work)))
+                told = f"llama.cpp {_words(rounds[-1][0])}, tpiedge {_words(rounds[-1][1])}"
+                print(f"{name}, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
+        finally:
+            if rounds:
+                peer, own = zip(*rounds, strict=True)
+                found = report_of_setting(peer, own)
+                keep({**setting, **found, "rounds": len(rounds), "tpiedge_weight_bytes": weight_bytes})
 
 
 @contextmanager
@@ -141,9 +155,17 @@ def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Spee
 def _peer_speed(gguf: Path, threads: int, work: _Work) -> Speed:
     flags = {"-m": gguf, "-p": work.prompt_tokens, "-n": work.tokens, "-r": 1, "-t": threads, "-ngl": 0}
     command = [str(work.program), *(str(word) for pair in flags.items() for word in pair), "-o", "json"]
-    ended = subprocess.run(
-        command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_DEADLINE_S, check=False
-    )
+    try:
+        ended = subprocess.run(
+            command,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=_DEADLINE_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise PeerError(f"llama-bench did not end within {_DEADLINE_S:.0f} s: give fewer tokens") from None
     if ended.returncode:
         lines = ended.stderr.strip().splitlines() or ["it said nothing"]
         raise PeerError(f"llama-bench ended with status {ended.returncode}: {lines[-1][:_LINE]}")

@@ -186,10 +186,7 @@ def decode(
             stack.enter_context(testbed.inside(testbed.devices[0]))
         measured = _Bench(model, prompt_tokens, tokens, described, testbed)
         record = {
-            "model": model.name,
-            "precision": model.pack.precision.value,
-            "compute": model.compute,
-            "kv_precision": model.kv,
+            **model.described(),
             "prompt_tokens": prompt_tokens,
             "tokens": tokens,
             "repeats": repeats,

@@ -2,17 +2,18 @@
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import click
 
+from tpiedge.cli.bench_kernels_room import Rotation, check_room, largest
 from tpiedge.cli.benching import check_names, milliseconds
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
-from tpiedge.nodes.device import default_threads
+from tpiedge.nodes.device import available_memory_bytes, default_threads
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
 
@@ -66,10 +67,10 @@ def kernels(
     stored = [one for one in _PRECISIONS if one in given]
     rows = _numbers("--tokens", tokens, _MOST_TOKENS)
     counts = _numbers("--threads", threads, _MOST_THREADS) if threads else sorted({1, default_threads()})
-    picture = None if png is None else writable(png)
+    picture = None if png is None else _picture(writable(png))
     record = _measure(chosen, wanted, stored, rows, counts, repeats)
     if picture is not None:
-        _draw(record, picture)
+        picture(record)
     if as_json:
         click.echo(json.dumps(record))
     else:
@@ -84,16 +85,18 @@ def _measure(
     threads: Sequence[int],
     repeats: int,
 ) -> dict[str, Any]:
-    from tpiedge.cli.bench_kernels_cases import Rotation, cases_of  # imports torch
+    from tpiedge.cli.bench_kernels_cases import cases_of  # imports torch
     from tpiedge.cli.bench_kernels_measure import Bench, last_level_cache_bytes
     from tpiedge.kernels.shared_library import native_library
 
     library = native_library()
     cache_bytes = last_level_cache_bytes()
     rotated_bytes = max(_LEAST_BYTES, _CACHES * cache_bytes)
+    rotation = Rotation(rotated_bytes)
+    check_room(largest(names, shapes, precisions, tokens, rotation), rotation, available_memory_bytes())
     bench = Bench(library, rotated_bytes, lambda line: click.echo(line, err=True))
     found: list[dict[str, Any]] = []
-    for make in cases_of(names, shapes, precisions, tokens, Rotation(rotated_bytes)):
+    for make in cases_of(names, shapes, precisions, tokens, rotation):
         found += bench.measure(make, threads, repeats)
     return {
         "instruction_set": library.isa if library else None,
@@ -104,15 +107,20 @@ def _measure(
     }
 
 
-def _draw(record: dict[str, Any], path: Path) -> None:
+def _picture(path: Path) -> Callable[[dict[str, Any]], None]:
+    """What draws a record there: looked for before minutes of measuring. Raises UserError where nothing can draw."""
     try:
         from tpiedge.cli.bench_kernels_plot import draw
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise
         raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
-    draw(record, path)
-    click.echo(f"drawn: {path}", err=True)
+
+    def draw_and_say(record: dict[str, Any]) -> None:
+        draw(record, path)
+        click.echo(f"drawn: {path}", err=True)
+
+    return draw_and_say
 
 
 def _shapes(text: str) -> list[tuple[int, int]]:

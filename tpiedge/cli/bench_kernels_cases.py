@@ -7,9 +7,20 @@ import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from tpiedge.cli.bench_kernels_room import (
+    BITS,
+    GROUP,
+    POSITIONS,
+    UNIT,
+    Rotation,
+    cache_nbytes,
+    heads_of,
+    matrix_nbytes,
+)
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import Rows, attention, kv_of_heads
 from tpiedge.kernels.ffn import ffn
@@ -18,36 +29,19 @@ from tpiedge.kernels.kv_rows import QuantisedRows, encode
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.kernels.panels import PanelShape
+from tpiedge.kernels.panels import PanelShape, join_panels, split_panels
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kernels.swiglu import swiglu
+from tpiedge.pack.layout import whole_pages
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["KERNELS", "Case", "Rotation", "cases_of", "random_panels"]
+__all__ = ["KERNELS", "Case", "cases_of", "random_panels"]
 
-_UNIT = 128
-_PAGE = 4096
-_MOST_COPIES = 32
-_HEAD_DIM = 128
-_GROUP = 4
-_POSITIONS = 2048
 _EPS = 1e-5
-_BITS = {"q8": 8, "q4": 4}
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
 Run = Callable[[Linear, int], object]
 """With the threads of a Linear, on the copy of the operands of this number."""
-
-
-@dataclass(frozen=True)
-class Rotation:
-    """So many bytes of operands at least, so that none is found in a cache where it was left."""
-
-    nbytes: int
-
-    def copies(self, nbytes: int) -> int:
-        """Of operands of so many bytes."""
-        return min(_MOST_COPIES, max(2, -(-self.nbytes // max(1, nbytes))))
 
 
 @dataclass(frozen=True)
@@ -93,16 +87,16 @@ class _Wanted:
 
     @property
     def int8(self) -> bool:
-        return self.precision in _BITS
+        return self.precision in BITS
 
     def matrices(self, rows: int, cols: int, *, transposed: bool) -> list[Weight]:
         """Copies of a random matrix."""
-        nbytes = _nbytes(self._matrix(rows, cols, transposed))
+        nbytes = matrix_nbytes(self.precision, rows, cols, transposed=transposed)
         return [self._matrix(rows, cols, transposed) for _ in range(self.rotation.copies(nbytes))]
 
     def _matrix(self, rows: int, cols: int, transposed: bool) -> Weight:
         if self.int8:
-            return random_panels(_BITS[self.precision], rows, cols, transposed=transposed)
+            return random_panels(BITS[self.precision], rows, cols, transposed=transposed)
         return torch.empty(rows, cols, dtype=_DTYPES[self.precision]).uniform_(-0.05, 0.05)
 
     def case(
@@ -132,17 +126,18 @@ class _Wanted:
 
 def random_panels(bits: int, rows: int, cols: int, *, transposed: bool) -> PanelMatrix:
     """A quantised matrix of random codes and scales, in units of 128 rows as an FFN's."""
-    shape = PanelShape(bits, cols, _UNIT) if transposed else PanelShape(bits, _UNIT, cols)
-    units = -(-rows // _UNIT)
-    unit_nbytes = -(-shape.nbytes // _PAGE) * _PAGE
+    shape = PanelShape(bits, cols, UNIT) if transposed else PanelShape(bits, UNIT, cols)
+    units, random = -(-rows // UNIT), np.random.default_rng(0)
+    unit_nbytes = whole_pages(shape.nbytes)
     data_UB = torch.randint(0, 256, (units, unit_nbytes), dtype=torch.uint8)
     for unit in range(units):
-        count = min(_UNIT, rows - unit * _UNIT)
+        count = min(UNIT, rows - unit * UNIT)
         own = PanelShape(bits, cols, count) if transposed else PanelShape(bits, count, cols)
-        panels_PB = data_UB[unit, : own.nbytes].view(own.panels, own.panel_nbytes)
-        scales_PS = panels_PB[:, : own.scales_nbytes].view(torch.float16)
-        scales_PS.uniform_(0.001, 0.002)
-    return PanelMatrix(data_UB.flatten(), bits, rows, cols, _UNIT, unit_nbytes, transposed)
+        panels_PB = data_UB[unit, : own.nbytes].view(own.panels, own.panel_nbytes).numpy()
+        scales_PGr, codes_PB = split_panels(panels_PB, own)
+        scales_PGr[:] = random.uniform(0.001, 0.002, scales_PGr.shape)
+        join_panels(scales_PGr, codes_PB, own, panels_PB)
+    return PanelMatrix(data_UB.flatten(), bits, rows, cols, UNIT, unit_nbytes, transposed)
 
 
 def cases_of(
@@ -206,33 +201,31 @@ def _ffn(wanted: _Wanted) -> list[Case]:
 
 def _attention(wanted: _Wanted) -> list[Case]:
     """The last tokens of 2048 positions; four query heads for each KV head."""
-    heads = max(1, wanted.hidden // _HEAD_DIM)
-    kv_heads = -(-heads // _GROUP)
-    width = min(_HEAD_DIM, wanted.hidden)
+    heads, kv_heads, width = heads_of(wanted.hidden)
     stored = KVFormat(wanted.precision, width)
-    nbytes = 2 * kv_heads * _POSITIONS * stored.row_nbytes
+    nbytes = cache_nbytes(wanted.hidden, wanted.precision)
     count = wanted.rotation.copies(nbytes)
     cache = [(_rows(stored, kv_heads), _rows(stored, kv_heads)) for _ in range(count)]
-    kv_of_head = kv_of_heads(0, heads, _GROUP)
+    kv_of_head = kv_of_heads(0, heads, GROUP)
 
     def of(tokens: int) -> Case:
         q_TNd = torch.randn(tokens, heads, width)
 
         def run(linear: Linear, copy: int) -> object:
             k_KSd, v_KSd = cache[copy]
-            return attention(q_TNd, k_KSd, v_KSd, kv_of_head, _POSITIONS - tokens, pool=linear.pool)
+            return attention(q_TNd, k_KSd, v_KSd, kv_of_head, POSITIONS - tokens, pool=linear.pool)
 
         moved = nbytes + 8 * q_TNd.numel()
-        seen = tokens * _POSITIONS - tokens * (tokens - 1) // 2
+        seen = tokens * POSITIONS - tokens * (tokens - 1) // 2
         return wanted.case(
             "attention", tokens, moved, 4 * seen * heads * width, run, count, f"{heads}/{kv_heads}x{width}"
         )
 
-    return [of(tokens) for tokens in wanted.tokens if tokens <= _POSITIONS]
+    return [of(tokens) for tokens in wanted.tokens if tokens <= POSITIONS]
 
 
 def _rows(stored: KVFormat, kv_heads: int) -> Rows:
-    x_KSd = torch.randn(kv_heads, _POSITIONS, stored.width)
+    x_KSd = torch.randn(kv_heads, POSITIONS, stored.width)
     if stored.quantised:
         return QuantisedRows(stored, encode(x_KSd, stored))
     return x_KSd.to(_DTYPES[stored.precision])
@@ -254,7 +247,7 @@ def _rms_norm(wanted: _Wanted) -> list[Case]:
 
 
 def _rope(wanted: _Wanted) -> list[Case]:
-    heads, width = max(1, wanted.hidden // _HEAD_DIM), min(_HEAD_DIM, wanted.hidden)
+    heads, _, width = heads_of(wanted.hidden)
 
     def of(tokens: int) -> Case:
         x_TNd = torch.randn(tokens, heads, width)

@@ -105,10 +105,7 @@ def memory(
     everything = _everything(found, model, layout, capacity)
     runs = _measured(model, [*found, *everything], _Work(prompt_tokens, tokens, cgroup), repeats)
     record = {
-        "model": model.name,
-        "precision": model.pack.precision.value,
-        "compute": model.compute,
-        "kv_precision": model.kv,
+        **model.described(),
         "nodes": nodes,
         "threads": layout.threads_per_node,
         "prompt_tokens": prompt_tokens,

@@ -17,12 +17,12 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
+from tpiedge.cli.eval_reference import open_reference, refuse_other_vocabulary
 from tpiedge.cli.eval_text import EvalText, Window, read_text
 from tpiedge.cli.launch import Layout
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
 from tpiedge.cli.progress import ByteProgress
-from tpiedge.errors import UserError
 from tpiedge.nodes.device import available_memory_bytes, default_memory_bytes
 from tpiedge.nodes.usage import rss_bytes
 from tpiedge.pack.layout import Precision
@@ -79,28 +79,19 @@ def agreement(
     layout = Layout(1, None, threads, memory)
     layout.check()
     model = prepare(model_name, precision, compute, cache, kv)
-    other = prepare(reference_name or model_name, reference, None, cache)
-    if other.config.vocab_size != model.config.vocab_size:
-        raise UserError(
-            f"{model.name} has {model.config.vocab_size} tokens, {other.name} {other.config.vocab_size}: "
-            "only models of one vocabulary can be compared"
-        )
-    wanted = read_text(model, text, context, stride)
+    other = open_reference(reference_name or model_name, reference_name is not None, reference, cache)
+    if reference_name is not None:
+        refuse_other_vocabulary(model, other)
+    wanted = read_text(model, text, context, stride, other)
     found = _compare(model, other, layout, wanted)
     record = {
-        "model": model.name,
-        "precision": model.pack.precision.value,
-        "compute": model.compute,
-        "kv_precision": model.kv,
-        "reference": {
-            "model": other.name,
-            "precision": other.pack.precision.value,
-            "compute": other.compute,
-            "kv_precision": other.kv,
-        },
+        **model.described(),
+        "reference": other.described(),
         **wanted.described(),
         **found.described(),
     }
+    for notice in found.notices():
+        click.echo(f"tpiedge: {notice}", err=True)
     click.echo(json.dumps(record)) if as_json else _print(model, other, wanted, found)
 
 
@@ -125,9 +116,10 @@ def _compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: E
 
 def _compare_window(engines: "list[WindowRows]", window: Window, found: "Comparison") -> None:
     """Position t foretells token t + 1; the last one foretells nothing that is known."""
-    of_reference, of_model = (engine.logits(window.ids) for engine in engines)
+    from tpiedge.cli.eval_comparison import same_positions
+
     row = 0
-    for reference_RV, model_RV in zip(of_reference, of_model, strict=True):
+    for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
         first = max(0, window.first - 1 - row)
         last = min(len(reference_RV), len(window.ids) - 1 - row)
         if first < last:
@@ -141,16 +133,18 @@ def _half_of_free_memory() -> int:
 
 
 def _print(model: PreparedModel, other: PreparedModel, text: EvalText, found: "Comparison") -> None:
-    figures = found.described()
-    kl = found.divergence()
+    of_model, of_reference = (_figure(value, ".4f") for value in found.perplexities())
+    mean, p95, largest = (_figure(value, ".3g") for value in found.divergence().values())
     click.echo(
         f"{100 * found.agreement:.2f} % of {found.positions} positions have the reference's likeliest token; "
-        f"divergence {kl['mean']:.3g} nats on average, {kl['p95']:.3g} at the 95th percentile, {kl['max']:.3g} at most"
+        f"divergence {mean} nats on average, {p95} at the 95th percentile, {largest} at most"
     )
-    click.echo(
-        f"perplexity {figures['perplexity']:.4f}, of the reference {figures['reference_perplexity']:.4f}"
-    )
+    click.echo(f"perplexity {of_model}, of the reference {of_reference}")
     click.echo(f"{_words(model)}, against {_words(other)}; {text.name}, {text.documents} documents")
+
+
+def _figure(value: float | None, form: str) -> str:
+    return "beyond any number" if value is None else format(value, form)
 
 
 def _words(model: PreparedModel) -> str:

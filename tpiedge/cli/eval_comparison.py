@@ -4,14 +4,29 @@ R positions, V the vocabulary.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 
 from tpiedge.errors import UserError
 
-__all__ = ["Comparison"]
+__all__ = ["Comparison", "same_positions"]
+
+
+def same_positions(one: Iterator[Tensor], other: Iterator[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Rows of both, position by position: models of different widths come in other pieces.
+
+    Each piece is asked for once the one before it is used up. Raises ValueError where one has more rows in all.
+    """
+    a_RV, b_RV = next(one, None), next(other, None)
+    while a_RV is not None and b_RV is not None:
+        rows = min(len(a_RV), len(b_RV))
+        yield a_RV[:rows], b_RV[:rows]
+        a_RV = a_RV[rows:] if rows < len(a_RV) else next(one, None)
+        b_RV = b_RV[rows:] if rows < len(b_RV) else next(other, None)
+    if a_RV is not None or b_RV is not None:
+        raise ValueError("one model has more positions than the other")
 
 
 class Comparison:
@@ -30,8 +45,9 @@ class Comparison:
         for place, log_RV in enumerate(logs_RV):
             self._nats[place] -= float(log_RV.gather(1, ids_R1).sum())
         reference, model = logs_RV
-        # Where the reference has no probability, nothing is lost: 0 log 0 = 0.
-        terms_RV = torch.where(reference == -torch.inf, 0.0, reference.exp() * (reference - model))
+        # Where the reference has no probability, or one too small for a number, nothing is lost: 0 log 0 = 0.
+        expected_RV = reference.exp()
+        terms_RV = torch.where(expected_RV == 0, 0.0, expected_RV * (reference - model))
         divergence_R = terms_RV.sum(-1).clamp(min=0.0)  # rounding may leave it below
         if divergence_R.isnan().any():
             raise UserError("a model's logits are not numbers: check its files")
@@ -44,24 +60,58 @@ class Comparison:
         """Of all positions, the part whose likeliest token is the same."""
         return self._agreeing / self.positions
 
-    def divergence(self) -> dict[str, float]:
-        """KL(reference || model) in nats, over the positions."""
+    def divergence(self) -> dict[str, float | None]:
+        """KL(reference || model) in nats, over the positions; None where it is infinite."""
         every = torch.cat(self._divergences)
         # Not torch's quantile, which takes 16 million numbers at most.
         place = max(0, math.ceil(0.95 * len(every)) - 1)
         return {
-            "mean": float(every.mean()),
-            "p95": float(every.sort().values[place]),
-            "max": float(every.max()),
+            "mean": _finite(float(every.mean())),
+            "p95": _finite(float(every.sort().values[place])),
+            "max": _finite(float(every.max())),
         }
 
+    def perplexities(self) -> tuple[float | None, float | None]:
+        """(the model's, the reference's); None where no number is as large."""
+        reference, model = (_exp(nats / self.positions) for nats in self._nats)
+        return model, reference
+
+    def notices(self) -> list[str]:
+        """Why figures are None."""
+        notices = []
+        if self.divergence()["max"] is None:
+            notices.append(
+                "the model gives no probability to tokens that the reference expects: an infinite divergence"
+            )
+        for who, nats, found in zip(
+            ("model", "reference"), self._nats[::-1], self.perplexities(), strict=True
+        ):
+            if found is None:
+                notices.append(
+                    f"the {who} gives the text {nats / self.positions:.4g} nats per token: no number is as large as "
+                    "the perplexity"
+                )
+        return notices
+
     def described(self) -> dict[str, object]:
-        """For JSON."""
-        reference, model = (math.exp(nats / self.positions) for nats in self._nats)
+        """For JSON, which has no infinities."""
+        model, reference = self.perplexities()
         return {
             "positions": self.positions,
             "top1_agreement": self.agreement,
             "kl_nats": self.divergence(),
             "perplexity": model,
             "reference_perplexity": reference,
+            "notices": self.notices(),
         }
+
+
+def _exp(nats: float) -> float | None:
+    try:
+        return _finite(math.exp(nats))
+    except OverflowError:
+        return None
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -99,10 +99,7 @@ def perplexity(
         found = _measure(cluster, wanted)
         seconds = time.perf_counter() - started
     record = {
-        "model": model.name,
-        "precision": model.pack.precision.value,
-        "compute": model.compute,
-        "kv_precision": model.kv,
+        **model.described(),
         "nodes": nodes,
         "threads": layout.threads_per_node,
         **wanted.described(),

@@ -70,12 +70,25 @@ class EvalText:
         }
 
 
-def read_text(model: PreparedModel, path: Path | None, context: int | None, stride: int | None) -> EvalText:
+def read_text(
+    model: PreparedModel,
+    path: Path | None,
+    context: int | None,
+    stride: int | None,
+    reference: PreparedModel | None = None,
+) -> EvalText:
     """The documents of a file, by default those held out from the demo model's training, as windows.
 
-    Raises UserError for what cannot be measured.
+    They fit the positions of the model and of the `reference`. Raises UserError for what cannot be measured.
     """
-    context = min(model.context_tokens, _CONTEXT) if context is None else check_context(model, context)
+    positions = model.context_tokens if reference is None else reference.context_tokens
+    context = (
+        min(model.context_tokens, positions, _CONTEXT) if context is None else check_context(model, context)
+    )
+    if reference is not None and context > positions:
+        raise UserError(
+            f"--context {context} is out of range: the reference {reference.name} has 1 to {positions} positions"
+        )
     if context < 2:
         raise UserError(f"--context {context} leaves no token to predict: give 2 at least")
     stride = max(1, context // 2) if stride is None else stride

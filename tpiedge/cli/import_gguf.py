@@ -43,18 +43,20 @@ def import_gguf(
 ) -> None:
     """Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.
 
-    Q4_0, Q8_0, BF16, F16 and F32 stay exactly as they are unless --precision says otherwise; other types are rounded.
+    Q4_0, Q8_0, BF16, F16 and F32 stay as they are unless --precision says otherwise; other types are rounded. What is
+    rounded is told, norms and biases among it.
     """
     model = GgufModel.open(file)
     storage = model.storage(Precision(precision) if precision else None)
+    losses = list(model.losses(storage))
     report = _pack(model, storage, out or _cached(model, storage, cache))
-    notices = [*model.losses(storage), *_write_text(model, report.path / TEXT_FOLDER)]
+    notices = [*losses, *_write_text(model, report.path / TEXT_FOLDER)]
     if verify:
         verify_pack(Pack.open(report.path))
     for notice in notices:
         click.echo(f"tpiedge: {file.name}: {notice}", err=True)
     if as_json:
-        click.echo(json.dumps(_record(model, storage, report, verify, notices)))
+        click.echo(json.dumps(_record(model, storage, report, verify, notices) | {"exact": not losses}))
     else:
         done = "already there" if report.reused else "written"
         click.echo(f"{report.path} ({format_bytes(report.nbytes)}, {done}{', verified' if verify else ''})")
@@ -115,6 +117,5 @@ def _record(
             "head": storage.head.value,
         },
         "tensors": dict(sorted(kinds.items())),
-        "exact": not any(model.losses(storage)),
         "notices": notices,
     }

@@ -195,9 +195,7 @@ def plan_json(
 ) -> dict[str, object]:
     """The plan as `--json` prints it. `routing`: what rank 0 said when it was ready."""
     return {
-        "precision": model.pack.precision.value,
-        "compute": model.compute,
-        "kv_precision": model.kv,
+        **model.described(),
         "collective": (routing.collective if routing else "") or "none",
         "bulk_collective": (routing.bulk_collective if routing else "") or "none",
         "collective_why": routing.why if routing else "",

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.child import PackRequest, RandomTensors
 from tpiedge.pack.export import export_safetensors
+from tpiedge.pack.imported import ImportedTensor
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.quality import Quality, TensorQuality, load_quality
 from tpiedge.pack.reader import Pack, verify_pack
@@ -57,6 +59,22 @@ class _Wish:
         return Storage.of(layers, tied=tied, embedding=embedding, head=head, search=self.search)
 
 
+@dataclass(frozen=True)
+class _Packed:
+    """A pack that is there, and what it took; `source_bytes`: of a checkpoint's files of tensors."""
+
+    report: PackReport
+    seconds: float
+    source_bytes: int | None
+
+    def described(self) -> dict[str, float | int | None]:
+        """The packing process from its start to its end; nothing where the pack was there already."""
+        if self.report.reused:
+            return {"seconds": None, "source_bytes": None, "source_bytes_per_s": None}
+        rate = self.source_bytes / self.seconds if self.source_bytes is not None else None
+        return {"seconds": self.seconds, "source_bytes": self.source_bytes, "source_bytes_per_s": rate}
+
+
 @click.command()
 @click.argument("model_name", metavar="[MODEL]", required=False)
 @click.option(
@@ -84,7 +102,12 @@ class _Wish:
 )
 @click.option("--out", type=Location(), help="Folder to write.  [default: in the cache]")
 @click.option("--verify", is_flag=True, help="Read everything back and compare with the hashes.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
+@click.option(
+    "--json",
+    "as_json",
+    is_flag=True,
+    help="Print one JSON object on standard output, with seconds and bytes of the source per second.",
+)
 @cache_option
 def pack(
     model_name: str | None,
@@ -105,17 +128,18 @@ def pack(
     if (model_name is None) == (preset_name is None):
         raise UserError("give either a MODEL or --random PRESET")
     if preset_name is not None:
-        report = _pack_random(preset_name, distinct_layers, seed, wish, out, cache)
+        packed = _pack_random(preset_name, distinct_layers, seed, wish, out, cache)
     else:
         if distinct_layers is not None:
             raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
-        report = _pack_model(model_name or "", wish, out, cache)
+        packed = _pack_model(model_name or "", wish, out, cache)
     if verify:
-        verify_pack(Pack.open(report.path))
-    _tell(report, verify, as_json)
+        verify_pack(Pack.open(packed.report.path))
+    _tell(packed, verify, as_json)
 
 
-def _tell(report: PackReport, verified: bool, as_json: bool) -> None:
+def _tell(packed: _Packed, verified: bool, as_json: bool) -> None:
+    report = packed.report
     quality = load_quality(report.path)
     if as_json:
         record = {
@@ -123,6 +147,7 @@ def _tell(report: PackReport, verified: bool, as_json: bool) -> None:
             "bytes": report.nbytes,
             "reused": report.reused,
             "verified": verified,
+            **packed.described(),
         }
         click.echo(json.dumps(record | ({"quality": quality.to_json()} if quality else {})))
         return
@@ -155,10 +180,22 @@ def _decibels(error: QuantisationError) -> str:
     return f"{error.sqnr_db:.1f} dB" if error.noise else "exact"
 
 
-def _pack_model(name: str, wish: _Wish, out: Path | None, cache: Path | None) -> PackReport:
+def _pack_model(name: str, wish: _Wish, out: Path | None, cache: Path | None) -> _Packed:
     checkpoint = Checkpoint.open(resolve_model(name, cache))
     stored = wish.storage(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
-    return pack_checkpoint(checkpoint, stored, out or cached_pack(checkpoint, stored, cache))
+    folder = out or cached_pack(checkpoint, stored, cache)
+    source_bytes = _source_bytes(checkpoint)
+    started = time.perf_counter()
+    report = pack_checkpoint(checkpoint, stored, folder)
+    return _Packed(report, time.perf_counter() - started, source_bytes)
+
+
+def _source_bytes(checkpoint: Checkpoint) -> int:
+    """Of the files that hold its tensors."""
+    files: set[Path] = set()
+    for tensor in checkpoint.tensors.values():
+        files.update(tensor.files if isinstance(tensor, ImportedTensor) else (tensor.file,))
+    return sum(file.stat().st_size for file in files)
 
 
 def _pack_random(
@@ -168,7 +205,7 @@ def _pack_random(
     wish: _Wish,
     out: Path | None,
     cache: Path | None,
-) -> PackReport:
+) -> _Packed:
     if not 0 <= seed < 1 << 64:
         raise UserError(f"--seed {seed} is out of range: 0 to {(1 << 64) - 1}")
     config = ModelConfig.from_huggingface(preset(name), f"preset {name}")
@@ -178,7 +215,9 @@ def _pack_random(
     label = storage.label(tied=spec.tied)
     folder = out or packs_folder(cache) / f"random-{name}-{label}{layers}-s{seed}"
     request = PackRequest(spec, RandomTensors(seed), storage, folder, distinct_layers)
-    return run_packing(request, f"packing random {name} as {label}")
+    started = time.perf_counter()
+    report = run_packing(request, f"packing random {name} as {label}")
+    return _Packed(report, time.perf_counter() - started, source_bytes=None)
 
 
 @click.command()

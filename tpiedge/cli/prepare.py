@@ -16,6 +16,7 @@ from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file, read_bytes, read_json
 from tpiedge.model.hub_cache import folder_label
+from tpiedge.model.int4_checkpoint import rounded_tensors
 from tpiedge.model.quantisation import QUANTISATION_KEY
 from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import config_of_pack, model_spec
@@ -25,6 +26,7 @@ from tpiedge.pack.child import CheckpointTensors, PackRequest
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.parent import run_pack_child
+from tpiedge.pack.quality import load_quality
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.use import PackHold
@@ -94,6 +96,15 @@ class PreparedModel:
             case "yarn":
                 return max(limit, int(rope.original_positions * rope.factor))
         return limit
+
+    def described(self) -> dict[str, str]:
+        """What every verb's --json says of the model that it ran."""
+        return {
+            "model": self.name,
+            "precision": self.pack.precision.value,
+            "compute": self.compute,
+            "kv_precision": self.kv,
+        }
 
     @property
     def has_tokenizer(self) -> bool:
@@ -199,6 +210,8 @@ def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out:
     keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
     if checkpoint.quantisation:
         _say_plain(out / TEXT_FOLDER)
+        for notice in rounded_tensors(checkpoint.tensors, checkpoint.quantisation, load_quality(out)):
+            click.echo(f"tpiedge: {folder_label(checkpoint.folder)}: {notice}", err=True)
     return report
 
 

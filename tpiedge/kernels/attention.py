@@ -9,6 +9,7 @@ import functools
 import math
 import struct
 from bisect import bisect_left
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -27,8 +28,9 @@ Rows = Tensor | QuantisedRows
 _MASK_ELEMENTS = 1 << 21
 # Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
 _WIDENED_ELEMENTS = 1 << 20
-# Quantised keys or values of one KV head that are numbers at once.
-_DECODED_ELEMENTS = 1 << 20
+# Quantised keys, and as many values, of one KV head that are numbers at once; scores of them that are there at once.
+_DECODED_ELEMENTS = 1 << 19
+_SCORE_ELEMENTS = 1 << 20
 # The numbering of native/kv.h.
 _STORED = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
@@ -62,7 +64,8 @@ def attention(
     non-decreasing, one entry per query head. `scale` is 1 / sqrt(d) unless given.
 
     With the native kernels of `pool`, a token's bits do not depend on the others. Scratch without them: 12 MiB, and the
-    widened keys and values of one KV head (8 S d bytes) where they are bf16; 30 MiB where they are quantised.
+    widened keys and values of one KV head (8 S d bytes) where they are bf16; 12 MiB where they are quantised, and two
+    numbers for each query of a KV head's group.
     """
     head_start = _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
     offset = first_position - first_key
@@ -73,6 +76,7 @@ def attention(
     low = 0 if window is None else max(0, offset + 1 - window)
     k_KSd, v_KSd = k_KSd[:, low:], v_KSd[:, low:]
     if isinstance(k_KSd, QuantisedRows) or isinstance(v_KSd, QuantisedRows):
+        scale = 1 / math.sqrt(width) if scale is None else scale
         for kv, heads in _runs(kv_of_head, whole=False):
             k_1Sd, v_1Sd = k_KSd[kv, :], v_KSd[kv, :]
             _decoding(q_TNd[:, heads], k_1Sd, v_1Sd, offset - low, window, scale, result[:, heads])
@@ -129,24 +133,58 @@ def _decoding(
     v_1Sd: Rows,
     offset: int,
     window: int | None,
-    scale: float | None,
+    scale: float,
     out_Tgd: Tensor,
 ) -> None:
-    """Fill `out_Tgd` of the query heads of one KV head, with never more than a part of its cache as numbers."""
+    """Fill `out_Tgd` of the query heads of one KV head; its cache is decoded once, a part at a time.
+
+    What a query has seen is kept as the largest score and the sum of the weights so far, relative to it (online
+    softmax), and in `out_Tgd`.
+    """
     tokens, group, width = q_Tgd.shape
-    keys = k_1Sd.shape[1]
-    scale = 1 / math.sqrt(width) if scale is None else scale
-    parts = [slice(s, s + _DECODED_ELEMENTS // width) for s in range(0, keys, _DECODED_ELEMENTS // width)]
-    tile = max(1, _MASK_ELEMENTS // (group * keys))
-    for first in range(0, tokens, tile):
-        q_tgd = q_Tgd[first : first + tile]
-        scores_tgs = torch.cat([q_tgd @ _numbers(k_1Sd, part).T for part in parts], -1) * scale
-        seen_ts = _mask(offset + first, q_tgd.shape[0], keys, window)
-        weights_tgs = scores_tgs.masked_fill(~seen_ts[:, None], -math.inf).softmax(-1)
-        out_tgd = torch.zeros(q_tgd.shape)
-        for part in parts:
-            out_tgd += weights_tgs[..., part] @ _numbers(v_1Sd, part)
-        out_Tgd[first : first + tile] = out_tgd
+    most_Tg1 = torch.full((tokens, group, 1), -math.inf)
+    sum_Tg1 = torch.zeros((tokens, group, 1))
+    out_Tgd.zero_()
+    step = max(1, _DECODED_ELEMENTS // width)
+    for start in range(0, k_1Sd.shape[1], step):
+        stop = min(start + step, k_1Sd.shape[1])
+        k_sd, v_sd = _numbers(k_1Sd, slice(start, stop)), _numbers(v_1Sd, slice(start, stop))
+        tile = max(1, _SCORE_ELEMENTS // (group * (stop - start)))
+        for some in _seeing(start, stop, offset, tokens, window, tile):
+            seen_ts = _mask(offset + some.start - start, some.stop - some.start, stop - start, window)
+            _add_part(q_Tgd[some], k_sd, v_sd, seen_ts, scale, most_Tg1[some], sum_Tg1[some], out_Tgd[some])
+        del k_sd, v_sd  # before the next ones are decoded
+    out_Tgd /= sum_Tg1
+
+
+def _seeing(
+    start: int, stop: int, offset: int, tokens: int, window: int | None, tile: int
+) -> Iterator[slice]:
+    """The queries, by tiles, that see any of the keys [start, stop); query t is at key index offset + t."""
+    first = max(0, start - offset)
+    last = tokens if window is None else min(tokens, stop + window - 1 - offset)
+    return (slice(at, min(at + tile, last)) for at in range(first, last, tile))
+
+
+def _add_part(
+    q_tgd: Tensor,
+    k_sd: Tensor,
+    v_sd: Tensor,
+    seen_ts: Tensor,
+    scale: float,
+    most_tg1: Tensor,
+    sum_tg1: Tensor,
+    out_tgd: Tensor,
+) -> None:
+    """Take some keys and values into what the queries have seen of earlier ones."""
+    weights_tgs = (q_tgd @ k_sd.T).mul_(scale).masked_fill_(~seen_ts[:, None], -math.inf)
+    now_tg1 = torch.maximum(most_tg1, weights_tgs.amax(-1, keepdim=True))
+    base_tg1 = now_tg1.masked_fill(now_tg1 == -math.inf, 0)  # of a query that sees none of them
+    weights_tgs.sub_(base_tg1).exp_()
+    kept_tg1 = (most_tg1 - base_tg1).exp_()
+    sum_tg1.mul_(kept_tg1).add_(weights_tgs.sum(-1, keepdim=True))
+    out_tgd.mul_(kept_tg1).add_(weights_tgs @ v_sd)
+    most_tg1.copy_(now_tg1)
 
 
 def _numbers(x_1Sd: Rows, part: slice) -> Tensor:

@@ -3,7 +3,9 @@
 T tokens, H hidden size, F stored rows of the share, O output features.
 
 Many tokens pass in mini-sequences (MOM, section 3.1): gate and up, T x F floats each, are the largest temporaries of a
-prefill, and their rows do not depend on each other. So memory stays within SCRATCH_BYTES whatever the prompt's length.
+prefill, and their rows do not depend on each other. So with the rows after the norm, T x H, memory stays within
+SCRATCH_BYTES and NORMED_BYTES whatever the prompt's length and the share. What the native products keep meanwhile comes
+on top, 4 MiB of quantised activations and 4 MiB of sums at most (native/panels_interface.cpp).
 """
 
 from collections.abc import Iterator
@@ -19,10 +21,12 @@ from tpiedge.kernels.norm import check_norm, rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.swiglu import swiglu
 
-__all__ = ["SCRATCH_BYTES", "Biases", "ffn", "mini_sequences"]
+__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "ffn", "mini_sequences"]
 
 #: What gate and up may take. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
+#: What the rows after the norm may take: those of a message, 1 MiB, still pass as one.
+NORMED_BYTES = 2 << 20
 
 _ROWS = 16  # a mini-sequence is so many rows, or a multiple: the tiles of torch's and the native kernels
 
@@ -45,7 +49,7 @@ def ffn(
     """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x).
 
     For few tokens without biases one native call, with the same bits: between two products Python's own code would
-    have been driven out of the CPU's caches by the weights. With quantised matrices for any number of tokens.
+    have been driven out of the CPU's caches by the weights. With quantised matrices one for each mini-sequence.
     """
     matrices = gate_FH, up_FH, down_FO
     if linear.pool is not None and biases == (None, None):
@@ -57,13 +61,15 @@ def ffn(
     return _in_turn(x_TH, norm_H, eps, matrices, linear, biases)
 
 
-def mini_sequences(tokens: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
-    """The rows of each mini-sequence: a multiple of 16 whose `columns` of gate and up fit SCRATCH_BYTES, 16 at least.
+def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
+    """The rows of each mini-sequence: a multiple of 16, 16 at least, whose `columns` of gate and up fit SCRATCH_BYTES
+    and whose normed rows fit NORMED_BYTES.
 
     bf16 products exist in both precisions for a moment.
     """
     row_bytes = max(1, columns) * (10 if arithmetic is Arithmetic.BF16 else 8)
-    step = max(_ROWS, SCRATCH_BYTES // row_bytes // _ROWS * _ROWS)
+    rows = min(SCRATCH_BYTES // row_bytes, NORMED_BYTES // (4 * max(1, hidden)))
+    step = max(_ROWS, rows // _ROWS * _ROWS)
     return (slice(first, min(first + step, tokens)) for first in range(0, tokens, step))
 
 
@@ -96,11 +102,12 @@ def _panels(
     matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
     pool: Pool,
 ) -> Tensor:
-    """One mini-sequence after the other, so that the room for gate and up is bounded."""
+    """One mini-sequence after the other."""
     _check(x_TH, norm_H, matrices)
-    y_TO = torch.empty((x_TH.shape[0], matrices[2].cols))
+    tokens, hidden = x_TH.shape
+    y_TO = torch.empty((tokens, matrices[2].cols))
     x_TH = x_TH.contiguous()
-    for rows in mini_sequences(x_TH.shape[0], matrices[0].rows, Arithmetic.INT8):
+    for rows in mini_sequences(tokens, hidden, matrices[0].rows, Arithmetic.INT8):
         pool.ffn_panels(x_TH[rows], norm_H, eps, matrices, y_TO[rows])
     return y_TO
 
@@ -115,10 +122,11 @@ def _in_turn(
 ) -> Tensor:
     """One mini-sequence after the other."""
     gate_FH, _, down_FO = matrices
-    pieces = list(mini_sequences(x_TH.shape[0], gate_FH.shape[0], linear.arithmetic))
+    tokens, hidden = x_TH.shape
+    pieces = list(mini_sequences(tokens, hidden, gate_FH.shape[0], linear.arithmetic))
     if len(pieces) <= 1:
         return _parts(x_TH, norm_H, eps, matrices, linear, biases)
-    y_TO = torch.empty((x_TH.shape[0], down_FO.shape[1]))
+    y_TO = torch.empty((tokens, down_FO.shape[1]))
     for rows in pieces:
         y_TO[rows] = _parts(x_TH[rows], norm_H, eps, matrices, linear, biases)
     return y_TO

@@ -28,7 +28,10 @@ _NO_WINDOW = 1 << 62
 
 
 class Pool:
-    """Native threads that compute together with the caller, and what else is native. One call at a time.
+    """Native threads that compute together with the caller, and what else is native. Calls by several
+    threads wait for each other where they share anything.
+
+    Products raise MemoryError where the system has no memory for what they keep meanwhile.
 
     The methods read and write raw memory: the modules of this package check what they pass on. All f32 tensors
     are contiguous where no stride is named.
@@ -65,6 +68,7 @@ class Pool:
         rows, cols = w_RO.shape
         packed = _weight(w_RO, y_TO.data_ptr(), rows)
         self._dll.tpiedge_contract(self._handle, x_TR.data_ptr(), packed, x_TR.shape[0], cols)
+        self._check_complete()
 
     def ffn(
         self,
@@ -98,16 +102,19 @@ class Pool:
             cols,
             scratch.data_ptr(),
         )
+        self._check_complete()
 
     def project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix], outputs: Sequence[Tensor]) -> None:
         """y = x @ w.T of each column-parallel matrix, up to MAX_PRODUCTS, for any number of tokens."""
         packed = b"".join(pack_panels(w, y.data_ptr()) for w, y in zip(weights, outputs, strict=True))
         self._dll.tpiedge_panels_project(self._handle, x_TI.data_ptr(), x_TI.shape[0], packed, len(weights))
+        self._check_complete()
 
     def contract_panels(self, x_TR: Tensor, w: PanelMatrix, y_TO: Tensor) -> None:
         """y = x @ w of a row-parallel matrix, for any number of tokens."""
         packed = pack_panels(w, y_TO.data_ptr())
         self._dll.tpiedge_panels_contract(self._handle, x_TR.data_ptr(), x_TR.shape[0], packed)
+        self._check_complete()
 
     def ffn_panels(
         self,
@@ -117,15 +124,31 @@ class Pool:
         weights: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
         y_TO: Tensor,
     ) -> None:
-        """Norm, gate and up, SwiGLU, down. Takes room for gate and up, which the pool keeps."""
+        """Norm, gate and up, SwiGLU, down."""
         gate, up, down = weights
-        packed = pack_panels(gate, 0) + pack_panels(up, 0) + pack_panels(down, y_TO.data_ptr())
-        tokens = x_TH.shape[0]
-        self._dll.tpiedge_panels_ffn(self._handle, x_TH.data_ptr(), tokens, norm_H.data_ptr(), eps, packed)
+        tokens, hidden = x_TH.shape
+        scratch = torch.empty(tokens * (hidden + gate.rows + up.rows))
+        gated = scratch.data_ptr() + _F32_BYTES * tokens * hidden
+        packed = (
+            pack_panels(gate, gated)
+            + pack_panels(up, gated + _F32_BYTES * tokens * gate.rows)
+            + pack_panels(down, y_TO.data_ptr())
+        )
+        self._dll.tpiedge_panels_ffn(
+            self._handle,
+            x_TH.data_ptr(),
+            tokens,
+            norm_H.data_ptr(),
+            eps,
+            packed,
+            scratch.data_ptr(),
+        )
+        self._check_complete()
 
     def attention_panels(self, packed: bytes, scratch: Tensor) -> None:
         """An attention block as attention_block.py packs it."""
         self._dll.tpiedge_panels_attention(self._handle, packed, scratch.data_ptr())
+        self._check_complete()
 
     def rms_norm(self, x_TNd: Tensor, weight_d: Tensor, eps: float, y_TNd: Tensor) -> None:
         """x may be strided but in its last dimension."""
@@ -199,6 +222,11 @@ class Pool:
             _NO_WINDOW if window is None else window,
             scale,
         )
+
+    def _check_complete(self) -> None:
+        """After whatever keeps numbers of its own meanwhile."""
+        if self._dll.tpiedge_exhausted(self._handle):
+            raise MemoryError("no memory for the native kernels' intermediate results")
 
 
 def _weight(w: Tensor, y: int, rows: int) -> bytes:

@@ -43,7 +43,7 @@ class Linear:
 
     @property
     def native(self) -> bool:
-        """Whether the native kernels compute (without quantised weights: few tokens)."""
+        """Whether the native kernels compute (products with f32 and bf16 weights: of few tokens)."""
         return self._pool is not None
 
     @property

@@ -6,8 +6,10 @@ into units: of outputs for column-parallel matrices, of inputs for row-parallel 
 1. Its outputs form panels of 16, the last filled up with outputs that are zero. Panel follows panel.
 2. Its inputs form groups of 32 from the unit's first input on; the last may be short, and is filled up to a multiple
    of 8 with inputs that count as zero.
-3. A panel begins with its scales: for each group one f16 of each of the 16 outputs, then zeros up to a multiple of 64
-   bytes. Its codes follow, group by group.
+3. A panel is one pair of groups after the other, the last of which may have one group. A pair begins with a line of 64
+   bytes: the scales of its first group, one f16 of each of the 16 outputs, then those of the second (zeros where there
+   is none). The codes of both follow. So a panel is read from its first byte to its last, and a product from the first
+   panel to the last, as processors fetch ahead best.
 4. q8: a group's codes are blocks of 4 inputs, 64 bytes each; byte 4 r + j of block b is the code of output r and
    input 4 b + j. The weight is scale * (code - 128).
 5. q4: a group's codes are blocks of 8 inputs, 64 bytes each; byte 4 r + j of block b holds the code of output r and
@@ -16,14 +18,20 @@ into units: of outputs for column-parallel matrices, of inputs for row-parallel 
 6. Scales of outputs that fill up are zero. Whatever else fills up is zero bytes, too: it meets inputs or scales that
    are zero.
 
-The groups restart at every unit, so units can be computed by different nodes (design, section 6). All panels and their
-codes begin at multiples of 64 bytes of the unit.
+The groups restart at every unit, so units can be computed by different nodes (design, section 6). All panels, scales
+and codes of a pair begin at multiples of 64 bytes of the unit.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-__all__ = ["GROUP", "OFFSETS", "PANEL", "PanelShape"]
+import numpy as np
+import numpy.typing as npt
+
+__all__ = ["GROUP", "OFFSETS", "PANEL", "PanelShape", "join_panels", "split_panels"]
+
+_Array = npt.NDArray[Any]
 
 PANEL = 16
 """Outputs of a panel."""
@@ -34,7 +42,7 @@ OFFSETS = {8: 128, 4: 8}
 
 _STEP = 8
 _LINE_BYTES = 64
-_SCALE_BYTES = 2
+_PAIR = 2  # groups
 
 
 @dataclass(frozen=True)
@@ -59,14 +67,46 @@ class PanelShape:
         return -(-self.inputs // _STEP) * _STEP
 
     @cached_property
-    def scales_nbytes(self) -> int:
-        """Of a panel, with what fills them up: where its codes begin."""
-        return -(-self.groups * PANEL * _SCALE_BYTES // _LINE_BYTES) * _LINE_BYTES
+    def codes_nbytes(self) -> int:
+        """Of a panel."""
+        return self.padded_inputs * PANEL * self.bits // 8
 
     @cached_property
     def panel_nbytes(self) -> int:
-        return self.scales_nbytes + self.padded_inputs * PANEL * self.bits // 8
+        return -(-self.groups // _PAIR) * _LINE_BYTES + self.codes_nbytes
 
     @cached_property
     def nbytes(self) -> int:
         return self.panels * self.panel_nbytes
+
+
+def split_panels(panels_PB: _Array, shape: PanelShape) -> tuple[_Array, _Array]:
+    """Copies of the scales, f16 [panels, groups, 16], and the codes' bytes, [panels, codes_nbytes], of uint8 panels."""
+    whole_PNB, rest_PB = _pairs(panels_PB, shape)
+    panels = len(panels_PB)
+    scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
+    codes_PB = np.hstack([whole_PNB[..., _LINE_BYTES:].reshape(panels, -1), rest_PB[:, _LINE_BYTES:]])
+    return scales_PB.view("<f2").reshape(panels, -1, PANEL)[:, : shape.groups], codes_PB
+
+
+def join_panels(scales_PGr: _Array, codes_PB: _Array, shape: PanelShape, panels_PB: _Array) -> None:
+    """The inverse: fills `panels_PB`, uint8 [panels, panel_nbytes]."""
+    whole_PNB, rest_PB = _pairs(panels_PB, shape)
+    panels, pairs = whole_PNB.shape[:2]
+    scales_PGB = np.ascontiguousarray(scales_PGr, "<f2").view(np.uint8)
+    whole_PNB[..., :_LINE_BYTES] = scales_PGB[:, : pairs * _PAIR].reshape(panels, pairs, _LINE_BYTES)
+    codes_nbytes = whole_PNB.shape[2] - _LINE_BYTES
+    split = pairs * codes_nbytes
+    whole_PNB[..., _LINE_BYTES:] = codes_PB[:, :split].reshape(panels, pairs, codes_nbytes)
+    last_PB = scales_PGB[:, pairs * _PAIR :].reshape(panels, -1)
+    rest_PB[:, : last_PB.shape[1]] = last_PB
+    rest_PB[:, last_PB.shape[1] : _LINE_BYTES] = 0
+    rest_PB[:, _LINE_BYTES:] = codes_PB[:, split:]
+
+
+def _pairs(panels_PB: _Array, shape: PanelShape) -> tuple[_Array, _Array]:
+    """Views of the pairs whose inputs are all there, [panels, pairs, bytes], and of the rest, [panels, bytes]."""
+    pairs = shape.inputs // (_PAIR * GROUP)
+    nbytes = _LINE_BYTES + _PAIR * GROUP * PANEL * shape.bits // 8
+    whole_PNB = panels_PB[:, : pairs * nbytes].reshape(len(panels_PB), pairs, nbytes)
+    return whole_PNB, panels_PB[:, pairs * nbytes :]

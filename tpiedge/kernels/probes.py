@@ -3,7 +3,6 @@
 Kernels are judged by it (a roofline). Needs the native library.
 """
 
-import ctypes
 import functools
 import threading
 import time
@@ -16,21 +15,20 @@ from tpiedge.kernels.shared_library import Library
 
 __all__ = ["Probes"]
 
-_LINE_BYTES = 64
+_STEP_BYTES = 256  # tpiedge_probe_read reads so many at a time, and no rest
 _ROUNDS = 10_000
 
 
 class Probes:
-    """`buffer`: contiguous, more than the caches hold. One measurement at a time."""
+    """`buffer`: bytes, contiguous, more than the caches hold. One measurement at a time."""
 
     def __init__(self, library: Library, buffer: Tensor) -> None:
+        if buffer.dtype is not torch.uint8 or not buffer.is_contiguous() or not buffer.is_cpu:
+            raise ValueError(
+                f"a buffer of {buffer.dtype} on {buffer.device}, not contiguous bytes in main memory"
+            )
         self._dll = library.dll
         self._buffer = buffer
-        self._dll.tpiedge_probe_read.argtypes = [ctypes.c_void_p, ctypes.c_int64]
-        self._dll.tpiedge_probe_read.restype = ctypes.c_uint64
-        self._dll.tpiedge_probe_operations.restype = ctypes.c_int64
-        self._dll.tpiedge_probe_multiply.argtypes = [ctypes.c_int, ctypes.c_int64]
-        self._dll.tpiedge_probe_multiply.restype = ctypes.c_int64
 
     @staticmethod
     def create(library: Library, nbytes: int) -> "Probes":
@@ -38,8 +36,15 @@ class Probes:
         return Probes(library, torch.ones(nbytes, dtype=torch.uint8))
 
     def bytes_per_s(self, threads: int) -> float:
-        """Each thread reads its part of the buffer once."""
-        part = self._buffer.numel() // threads // _LINE_BYTES * _LINE_BYTES
+        """Each thread reads its part of the buffer once: a multiple of 256 bytes, so what is left over is not read.
+
+        Raises ValueError where the buffer has less for each thread.
+        """
+        part = self._buffer.numel() // threads // _STEP_BYTES * _STEP_BYTES
+        if part == 0:
+            raise ValueError(
+                f"a buffer of {self._buffer.numel()} bytes has not {_STEP_BYTES} for each of {threads} threads"
+            )
         start = self._buffer.data_ptr()
         read = self._dll.tpiedge_probe_read
         seconds = _together(

@@ -14,7 +14,6 @@ A matrix that was quantised so once, here or as GGUF's Q4_0 or Q8_0, comes back 
 All sums run in f32 over the inputs in order, so the native code (native/quantise.cpp) and numpy give the same bytes.
 """
 
-import ctypes
 import functools
 import math
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, join_panels, split_panels
 from tpiedge.kernels.shared_library import Library, native_library
 
 __all__ = ["CannotQuantise", "QuantisationError", "dequantise_unit", "quantise_unit"]
@@ -39,7 +38,6 @@ _WEIGHTS_AT_ONCE = 1 << 18
 _F16_OVERFLOW = 65520
 """From here on f32 rounds to an infinity of f16."""
 _KINDS = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}
-_size, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 
 class CannotQuantise(ValueError):
@@ -95,8 +93,8 @@ def quantise_unit(
 def dequantise_unit(data: Array, shape: PanelShape) -> Array:
     """[outputs, inputs] in f32 of the panels in `data` (uint8)."""
     panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
-    scales = _scales(panels, shape).astype(np.float32)
-    codes = _unpack(panels[:, shape.scales_nbytes :], shape).astype(np.float32)
+    stored_scales, stored_codes = split_panels(panels, shape)
+    scales, codes = stored_scales.astype(np.float32), _unpack(stored_codes, shape).astype(np.float32)
     codes -= np.float32(OFFSETS[shape.bits])
     # [panels, inputs, 16] -> [outputs, inputs]
     codes *= np.repeat(scales, GROUP, axis=1)[:, : codes.shape[1]]
@@ -111,38 +109,40 @@ def _quantise(values_OI: Array, shape: PanelShape, search: bool, out: Array) -> 
     """None where some output cannot be quantised."""
     error = QuantisationError()
     panels = out.reshape(shape.panels, shape.panel_nbytes)
-    panels[:] = 0
     groups = max(1, min(shape.groups, _WEIGHTS_AT_ONCE // (PANEL * GROUP)))
     step = max(1, _WEIGHTS_AT_ONCE // (PANEL * GROUP * groups))
     for first in range(0, shape.panels, step):
+        some = panels[first : first + step]
+        scales = np.empty((len(some), shape.groups, PANEL), np.float16)
+        codes = np.empty((len(some), shape.codes_nbytes), np.uint8)
         for group in range(0, shape.groups, groups):
             part = values_OI[first * PANEL : (first + step) * PANEL, group * GROUP : (group + groups) * GROUP]
-            found = _quantise_part(part, shape, search, panels[first : first + step], group)
+            found = _quantise_part(part, shape.bits, search, scales, codes, group)
             if found is None:
                 return None
             error += found
+        join_panels(scales, codes, shape, some)
     return error
 
 
 def _quantise_part(
-    values_OI: Array, shape: PanelShape, search: bool, panels: Array, first_group: int
+    values_OI: Array, bits: int, search: bool, scales_PGr: Array, codes_PB: Array, first_group: int
 ) -> QuantisationError | None:
-    """Some groups of some panels."""
-    w_PGir = _by_groups(values_OI, len(panels))
+    """Some groups of some panels, into their scales and codes."""
+    panels = len(scales_PGr)
+    w_PGir = _by_groups(values_OI, panels)
     with np.errstate(all="ignore"):
-        scale_PGr, code_PGir, error_PGr = _choose(w_PGir, shape.bits, search)
+        scale_PGr, code_PGir, error_PGr = _choose(w_PGir, bits, search)
     if not (np.isfinite(w_PGir).all() and np.isfinite(scale_PGr).all()):
         return None
-    last_group = first_group + w_PGir.shape[1]
-    _scales(panels, shape)[:, first_group:last_group] = scale_PGr
-    offset = np.float32(OFFSETS[shape.bits])
-    codes = (code_PGir.reshape(len(panels), -1, PANEL) + offset).astype(np.uint8)
+    scales_PGr[:, first_group : first_group + w_PGir.shape[1]] = scale_PGr
+    codes = (code_PGir.reshape(panels, -1, PANEL) + np.float32(OFFSETS[bits])).astype(np.uint8)
     outputs, inputs = values_OI.shape
     codes[:, inputs:] = 0
-    codes[-1, :, outputs - (len(panels) - 1) * PANEL :] = 0
-    start = shape.scales_nbytes + first_group * GROUP * PANEL * shape.bits // 8
-    packed = _pack(codes, shape.bits)
-    into = panels[:, start : start + packed.shape[1]]
+    codes[-1, :, outputs - (panels - 1) * PANEL :] = 0
+    packed = _pack(codes, bits)
+    start = first_group * GROUP * PANEL * bits // 8
+    into = codes_PB[:, start : start + packed.shape[1]]
     into[:] = packed[:, : into.shape[1]]
     signal = float(np.square(w_PGir, dtype=np.float64).sum())
     return QuantisationError(signal, float(error_PGr.sum(dtype=np.float64)))
@@ -201,12 +201,6 @@ def _fitting(w_PGir: Array, code_PGir: Array) -> Array:
     return np.where(under == 0, np.float32(0), over / under)
 
 
-def _scales(panels: Array, shape: PanelShape) -> Array:
-    """The scales of panels as [panels, groups, 16] of f16, shared."""
-    found = panels[:, : shape.groups * PANEL * 2].view("<f2")
-    return found.reshape(len(panels), shape.groups, PANEL)
-
-
 def _pack(codes: Array, bits: int) -> Array:
     """[panels, inputs, 16] of uint8 -> their bytes."""
     quads = codes.reshape(len(codes), -1, 4, PANEL).transpose(0, 1, 3, 2)  # [panels, quads, 16, 4]
@@ -251,8 +245,6 @@ class _Native:
 
     def __init__(self, library: Library) -> None:
         self._function = library.dll.tpiedge_quantise
-        self._function.argtypes = [_size, _pointer, *[_size] * 6, _pointer, _pointer]
-        self._function.restype = _size
         # As in quantise.cpp: 0 any, 1 AVX2, 2 AVX512.
         self._level = 2 if library.isa.startswith("avx512") else 1 if library.isa.startswith("avx2") else 0
 

@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["ABI", "SIGNATURES"]
 
 #: As in native/interface.cpp.
-ABI = 5
+ABI = 6
 
 _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 _packed = ctypes.c_char_p
@@ -17,6 +17,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tpiedge_best_isa": ([], _int),
     "tpiedge_open": ([_int, _int], _pointer),
     "tpiedge_close": ([_pointer], None),
+    "tpiedge_exhausted": ([_pointer], _int),
     "tpiedge_project": ([_pointer, _pointer, _size, _size, _packed, _size], None),
     "tpiedge_contract": ([_pointer, _pointer, _packed, _size, _size], None),
     "tpiedge_ffn": (
@@ -26,7 +27,7 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], None),
     "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed], None),
     "tpiedge_panels_attention": ([_pointer, _packed, _pointer], None),
-    "tpiedge_panels_ffn": ([_pointer, _pointer, _size, _pointer, _float, _packed], None),
+    "tpiedge_panels_ffn": ([_pointer, _pointer, _size, _pointer, _float, _packed, _pointer], None),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
     "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),
@@ -36,4 +37,8 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
         [_pointer, _pointer, _pointer, _pointer, _pointer, _int, _packed, *[_size] * 10, _float],
         None,
     ),
+    "tpiedge_quantise": ([_size, _pointer, *[_size] * 6, _pointer, _pointer], _size),
+    "tpiedge_probe_read": ([_pointer, _size], ctypes.c_uint64),
+    "tpiedge_probe_operations": ([_int], _size),
+    "tpiedge_probe_multiply": ([_int, _size], _size),
 }

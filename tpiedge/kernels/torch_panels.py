@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_panels
 
 __all__ = ["contract", "project", "round_activations", "widen_panels"]
 
@@ -60,10 +60,9 @@ def round_activations(x_TI: Tensor) -> Tensor:
 
 def widen_panels(data_B: Tensor, shape: PanelShape) -> Tensor:
     """Whole panels of a unit of that shape, one after the other, as f32 [outputs, inputs]."""
-    data_PB = data_B.view(-1, shape.panel_nbytes)
-    scales = data_PB[:, : shape.groups * PANEL * 2].contiguous().view(torch.float16)
-    scales_POG = scales.view(-1, shape.groups, PANEL).transpose(1, 2)
-    codes = data_PB[:, shape.scales_nbytes :].view(-1, shape.padded_inputs * shape.bits // 32, PANEL, 4)
+    scales, stored = split_panels(data_B.view(-1, shape.panel_nbytes).numpy(), shape)
+    scales_POG = torch.from_numpy(scales).transpose(1, 2)
+    codes = torch.from_numpy(stored).view(-1, shape.padded_inputs * shape.bits // 32, PANEL, 4)
     if shape.bits == 4:
         codes = torch.stack((codes & 15, codes >> 4), 2).flatten(1, 2)
     codes_POI = codes.transpose(1, 2).flatten(2)[..., : shape.inputs]

@@ -18,7 +18,7 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.fields import Fields
 from tpiedge.model.folder import has_file, one_line, open_file, parse_json, quote, read_bytes, resolve_file
 from tpiedge.model.int4_checkpoint import joined_tensors
-from tpiedge.model.quantisation import QUANTISATION_KEY, Quantisation
+from tpiedge.model.quantisation import OLD_FILES, QUANTISATION_KEY, Quantisation, of_old_file
 from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
 from tpiedge.model.spec import HEAD
 from tpiedge.pack.imported import AnyTensor, ImportedTensor, open_tensors
@@ -29,7 +29,6 @@ __all__ = ["Checkpoint"]
 
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
-_OLD_GPTQ = "quantize_config.json"
 _MAX_INDEX_BYTES = 10_000_000
 _MAX_CONFIG_BYTES = 4 << 20
 _MAX_SHARDS = 10_000
@@ -60,8 +59,9 @@ class Checkpoint:
         for name in ("config.json", "generation_config.json"):
             data = read_bytes(folder, name, _MAX_CONFIG_BYTES) if has_file(folder, name) else b""
             digest.update(f"{name} {len(data)}\n".encode() + data)
-        if has_file(folder, _OLD_GPTQ):
-            digest.update(read_bytes(folder, _OLD_GPTQ, _MAX_CONFIG_BYTES))
+        for name in OLD_FILES:
+            if has_file(folder, name):
+                digest.update(read_bytes(folder, name, _MAX_CONFIG_BYTES))
         weight_map = _weight_map(folder)
         shards: dict[str, tuple[Path, Header]] = {}
         tensor_count = 0
@@ -120,10 +120,11 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
 def _quantisation(folder: Path) -> Quantisation | None:
     where = folder / "config.json"
     config = parse_json(read_bytes(folder, "config.json", _MAX_CONFIG_BYTES), str(where))
-    if QUANTISATION_KEY not in config and has_file(folder, _OLD_GPTQ):  # as GPTQ once was published
-        where = folder / _OLD_GPTQ
-        old = parse_json(read_bytes(folder, _OLD_GPTQ, _MAX_CONFIG_BYTES), str(where))
-        config = {QUANTISATION_KEY: {"quant_method": "gptq", **old}}
+    old = next((name for name in OLD_FILES if has_file(folder, name)), None)
+    if QUANTISATION_KEY not in config and old:  # as such checkpoints once were published
+        where = folder / old
+        values = parse_json(read_bytes(folder, old, _MAX_CONFIG_BYTES), str(where))
+        config = {QUANTISATION_KEY: of_old_file(old, values)}
     return Quantisation.of(Fields(str(where), config))
 
 

@@ -2,9 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+
+import numpy as np
 
 from tpiedge.kernels.panels import GROUP
 from tpiedge.model.config import ModelConfig
@@ -13,10 +16,13 @@ from tpiedge.model.gguf_file import read_gguf_header
 from tpiedge.model.gguf_names import gguf_tensors
 from tpiedge.model.gguf_tokenizer import TextFiles, text_files
 from tpiedge.model.spec import model_spec
+from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
 from tpiedge.pack.ggml_blocks import EXACT_BITS
 from tpiedge.pack.ggml_tensor import BlockTensor
+from tpiedge.pack.imported import open_tensors
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.specs import MatrixSpec
+from tpiedge.pack.source import TensorSource
+from tpiedge.pack.specs import BlobSpec, MatrixSpec
 from tpiedge.pack.storage import Storage
 
 __all__ = ["GgufModel"]
@@ -53,7 +59,13 @@ class GgufModel:
         )
 
     def storage(self, precision: Precision | None) -> Storage:
-        """Of a pack with layers in `precision`; by default what holds most of them as they are."""
+        """Of a pack with layers in `precision`; by default what holds most of them as they are. Norms and biases that
+        bf16 would round are in f32. Raises UserError and ReadFault.
+        """
+        storage = self._matrix_storage(precision)
+        return replace(storage, vectors_f32=True) if self._rounded_vectors(storage) else storage
+
+    def _matrix_storage(self, precision: Precision | None) -> Storage:
         weights: Counter[Precision] = Counter()
         for _, tensor in self._matrices("layer"):
             weights[_natural(tensor.kind)] += tensor.shape[0] * tensor.shape[1]
@@ -75,7 +87,11 @@ class GgufModel:
         )
 
     def losses(self, storage: Storage) -> Iterator[str]:
-        """What a pack of this storage holds otherwise than the file, a line for each kind of change."""
+        """What a pack of this storage holds otherwise than the file, a line for each kind of change.
+
+        Reads the norms and biases that would be stored in fewer bits: most of them have been in bf16 before. Raises
+        UserError and ReadFault.
+        """
         found: Counter[tuple[str, Precision]] = Counter()
         for blob in ("layer", "embedding", "head"):
             for spec, tensor in self._matrices(blob):
@@ -85,13 +101,30 @@ class GgufModel:
         for (kind, precision), count in sorted(
             found.items(), key=lambda item: (item[0][0], item[0][1].value)
         ):
-            yield f"{count} of {kind} {'are' if count > 1 else 'is'} rounded to {precision.value}"
+            yield f"{count} of {kind} {_are(count)} rounded to {precision.value}"
+        if count := self._rounded_vectors(storage):
+            yield f"{count} {'norms or biases' if count > 1 else 'norm or bias'} {_are(count)} rounded to bf16"
+
+    def _rounded_vectors(self, storage: Storage) -> int:
+        """Those with a number that bf16 has not, where the pack holds them in bf16."""
+        with closing(open_tensors(self.tensors)) as source:
+            return sum(
+                not _survives_bf16(source, vector.source)
+                for blob in ("layer", "head")
+                if storage.of_blob(0 if blob == "layer" else blob).of_vectors is Precision.BF16
+                and not storage.vectors_f32
+                for one in self._blobs(blob)
+                for vector in one.vectors
+            )
+
+    def _blobs(self, blob: str) -> tuple[BlobSpec, ...]:
+        """Those that are called so."""
+        spec = model_spec(self.config)
+        return {"layer": spec.layers, "embedding": (spec.embedding,), "head": (spec.head,)}[blob]
 
     def _matrices(self, blob: str) -> Iterator[tuple[MatrixSpec, BlockTensor]]:
         """Of the blobs that are called so."""
-        spec = model_spec(self.config)
-        blobs = {"layer": spec.layers, "embedding": (spec.embedding,), "head": (spec.head,)}[blob]
-        return ((matrix, self.tensors[matrix.source]) for one in blobs for matrix in one.matrices)
+        return ((matrix, self.tensors[matrix.source]) for one in self._blobs(blob) for matrix in one.matrices)
 
 
 def _natural(kind: str) -> Precision:
@@ -110,3 +143,14 @@ def _is_exact(spec: MatrixSpec, kind: str, precision: Precision) -> bool:
     one_unit, whole_groups = spec.rows_per_unit >= spec.rows, spec.rows_per_unit % GROUP == 0
     fits = not spec.transposed or one_unit or whole_groups
     return precision.quantised and fits and EXACT_BITS.get(kind, 9) <= precision.bits
+
+
+def _survives_bf16(source: TensorSource, name: str) -> bool:
+    if source.dtype(name) == "BF16":
+        return True
+    values = source.read_vector(name).astype(np.float32)
+    return np.array_equal(f32_from_bf16(bf16_from_f32(values)).view(np.uint32), values.view(np.uint32))
+
+
+def _are(count: int) -> str:
+    return "are" if count > 1 else "is"

@@ -27,6 +27,7 @@ _CONTROL = 3
 # The rule of Llama 3 is given by its results alone: these are the contexts of pretraining that are tried.
 _LLAMA3_CONTEXTS = tuple(1 << power for power in (13, 12, 14, 11, 15, 16, 17, 10, 9, 8, 7, 6, 5))
 _ROPE_TOLERANCE = 1e-4
+_FREQUENCIES = "rope_freqs.weight"
 
 
 def gguf_config(header: GgufHeader) -> ModelConfig:
@@ -102,21 +103,39 @@ def _vocabulary(header: GgufHeader) -> int:
 
 def _rope(header: GgufHeader, keys: Fields, name: str, head_dim: int, context: int) -> dict[str, object]:
     scaling = f"{name}.rope.scaling"
-    kind = keys.text(f"{scaling}.type", "none")
+    kind = _scaling_kind(keys, name)
     theta: dict[str, object] = {
         "rope_theta": _single(keys.number(f"{name}.rope.freq_base", 1.0001, 1e12, 10000.0))
     }
-    if "rope_freqs.weight" in header.tensors:
-        return theta | _llama3(header, keys, theta, head_dim)
-    linear = keys.optional_number(f"{name}.rope.scale_linear", 1e-3, 1e6)
-    if kind == "none" and linear is not None and linear != 1:  # as the key was called once
-        return theta | {"rope_type": "linear", "factor": _single(linear)}
+    if _FREQUENCIES in header.tensors:
+        rule = _llama3(header, keys, theta, head_dim)
+        if kind != "none" and rule["rope_type"] != "default":
+            keys.refuse(
+                f"{scaling}.type", f"is {quote(kind)} beside {_FREQUENCIES}: only one of them is supported"
+            )
+        if kind == "none":
+            return theta | rule
     if kind == "none":
         return theta | {"rope_type": "default"}
-    if kind not in ("linear", "yarn"):
+    if kind == "linear":
+        return theta | {"rope_type": "linear", "factor": _linear_factor(keys, name)}
+    if kind != "yarn":
         keys.refuse(f"{scaling}.type", f"is {quote(kind)}; supported are none, linear, yarn")
-    rope = theta | {"rope_type": kind, "factor": _single(keys.number(f"{scaling}.factor", 1e-3, 1e6))}
-    return rope | _yarn(keys, scaling, context) if kind == "yarn" else rope
+    factor = _single(keys.number(f"{scaling}.factor", 1e-3, 1e6))
+    return theta | {"rope_type": kind, "factor": factor} | _yarn(keys, scaling, context)
+
+
+def _scaling_kind(keys: Fields, name: str) -> str:
+    """A factor without a type is linear; a linear factor of 1 is none."""
+    kind = keys.text(f"{name}.rope.scaling.type", "linear")
+    return "none" if kind == "linear" and _linear_factor(keys, name) == 1 else kind
+
+
+def _linear_factor(keys: Fields, name: str) -> float:
+    for key in ("scaling.factor", "scale_linear"):  # the second is what it was called once
+        if keys.optional_number(f"{name}.rope.{key}", 0, 1e6):  # 0 says nothing
+            return _single(keys.number(f"{name}.rope.{key}", 1e-3, 1e6))
+    return 1.0
 
 
 def _yarn(keys: Fields, scaling: str, context: int) -> dict[str, object]:
@@ -134,12 +153,12 @@ def _yarn(keys: Fields, scaling: str, context: int) -> dict[str, object]:
 
 def _llama3(header: GgufHeader, keys: Fields, theta: dict[str, object], head_dim: int) -> dict[str, object]:
     """The parameters whose rule gives the file's divisors of the frequencies."""
-    tensor = header.tensors["rope_freqs.weight"]
+    tensor = header.tensors[_FREQUENCIES]
     if tensor.kind != "F32" or tensor.shape != (head_dim // 2,):
-        keys.refuse("rope_freqs.weight", "is not one f32 for each frequency of a head")
+        keys.refuse(_FREQUENCIES, "is not one f32 for each frequency of a head")
     divisors = np.fromfile(header.path, np.dtype("<f4"), head_dim // 2, offset=tensor.offset)
     if len(divisors) < head_dim // 2:
-        keys.refuse("rope_freqs.weight", "is no longer there: the file became shorter while it was read")
+        keys.refuse(_FREQUENCIES, "is no longer there: the file became shorter while it was read")
     factor = float(divisors.max(initial=1.0))
     if np.all(divisors == 1):
         return {"rope_type": "default"}
@@ -153,7 +172,7 @@ def _llama3(header: GgufHeader, keys: Fields, theta: dict[str, object], head_dim
         }
         if _gives(divisors, Fields(keys.where, {"rope_parameters": theta | values}), head_dim):
             return values
-    keys.refuse("rope_freqs.weight", "does not follow the rule of Llama 3, the only one that is supported")
+    keys.refuse(_FREQUENCIES, "does not follow the rule of Llama 3, the only one that is supported")
 
 
 def _gives(

@@ -33,6 +33,8 @@ _INNER = MappingProxyType(
         "mlp.down_proj": "ffn_down",
     }
 )
+# What the config was made from (gguf_config.py), or refused.
+_OF_CONFIG = frozenset({"rope_freqs.weight"})
 # Files of this architecture are made for a rotation of neighbouring numbers, checkpoints for one of halves.
 _PAIRED_ARCHITECTURE = "llama"
 _PAIRED = ("self_attn.q_proj", "self_attn.k_proj")
@@ -49,7 +51,7 @@ def gguf_name(source: str) -> str:
 def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTensor]:
     """Checkpoint's name -> tensor, of everything that `config` asks for.
 
-    Raises UserError for what is missing, of another shape, or left over in the layers.
+    Raises UserError for what is missing, of another shape, or left over.
     """
     spec = model_spec(config)
     found: dict[str, BlockTensor] = {}
@@ -59,7 +61,10 @@ def gguf_tensors(header: GgufHeader, config: ModelConfig) -> dict[str, BlockTens
         for vector in blob.vectors:
             found[vector.source] = _tensor(header, config, vector.source, (vector.length,))
     for name in _unknown(header, {gguf_name(source) for source in found}):
-        raise UserError(f"{header.path}: the tensor {name} has no place in a model of {config.model_type}")
+        raise UserError(
+            f"{header.path}: the tensor {name} has no place in a model of {config.model_type}: without "
+            "it this would be another model; get one that is supported, or the original checkpoint"
+        )
     return found
 
 
@@ -79,8 +84,8 @@ def _tensor(header: GgufHeader, config: ModelConfig, source: str, shape: tuple[i
 
 
 def _unknown(header: GgufHeader, known: set[str]) -> Iterator[str]:
-    """Weights of the layers that nothing asks for: leaving them out would be another model."""
-    return (name for name in header.tensors if name.startswith("blk.") and name not in known)
+    """Weights that nothing asks for: leaving them out would be another model."""
+    return (name for name in header.tensors if name not in known | _OF_CONFIG)
 
 
 def _parts(source: str) -> tuple[str, str, str]:

@@ -21,6 +21,11 @@ _SPACE = "▁"
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_PIECE = 64
+# The largest vocabulary in use has 262,000 tokens and twice as many merges. What is beyond these bounds would make a
+# tokenizer.json that tokenizer.py refuses, but only after it was made.
+_MAX_TOKENS = 600_000
+_MAX_MERGES = 1_200_000
+_MAX_LETTERS = 8_000_000
 
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED_WORDS = (
@@ -67,6 +72,10 @@ class TextFiles:
     notice: str | None = None
 
 
+class _NoTokenizer(Exception):
+    """Says why there is none."""
+
+
 @dataclass(frozen=True)
 class _Vocabulary:
     """Texts, types and scores by id."""
@@ -89,34 +98,46 @@ def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
     files: dict[str, bytes] = {}
     if isinstance(template, str) and 0 < len(template.encode()) <= _MAX_TEMPLATE_BYTES:
         files["chat_template.jinja"] = template.encode()
-    vocabulary = _vocabulary(header, vocab_size)
-    if isinstance(vocabulary, str):
-        return TextFiles(files, vocabulary)
-    kind = str(header.values.get("tokenizer.ggml.model"))
-    if kind == "llama":
-        adds_bos, tokenizer = True, _sentencepiece(header, vocabulary)
-    else:
-        cut = _CUTS.get(str(header.values.get("tokenizer.ggml.pre")))
-        merges = header.values.get("tokenizer.ggml.merges")
-        if kind != "gpt2" or cut is None or not isinstance(merges, list):
-            name = f"{kind}, {header.values.get('tokenizer.ggml.pre')}"
-            return TextFiles(files, f"the tokenizer ({quote(name)}) is of no kind that is known")
-        adds_bos, tokenizer = cut.adds_bos, _byte_level(vocabulary, merges, cut)
+    try:
+        vocabulary = _vocabulary(header, vocab_size)
+        adds_bos, tokenizer = _tokenizer_of(header, vocabulary)
+    except _NoTokenizer as error:
+        return TextFiles(files, str(error))
     files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode("utf-8", "replace")
     files["tokenizer_config.json"] = json.dumps(_config(header, vocabulary, adds_bos)).encode()
     return TextFiles(files)
 
 
-def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary | str:
-    """Why there is none, otherwise."""
+def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
+    """Raises _NoTokenizer."""
     tokens = header.values.get("tokenizer.ggml.tokens")
     if not isinstance(tokens, list) or not tokens:
-        return "the file has no tokenizer"
+        raise _NoTokenizer("the file has no tokenizer")
     if len(tokens) > vocab_size:
-        return f"the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows"
+        raise _NoTokenizer(f"the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows")
+    _check_count("tokens", len(tokens), _MAX_TOKENS)
     kinds, scores = (header.values.get(f"tokenizer.ggml.{name}") for name in ("token_type", "scores"))
     count = len(tokens)
     return _Vocabulary(tokens, _numbers(kinds, count, 1).tolist(), _numbers(scores, count, 0).tolist())
+
+
+def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
+    """(whether BOS is usual, what tokenizer.json says). Raises _NoTokenizer."""
+    kind = str(header.values.get("tokenizer.ggml.model"))
+    if kind == "llama":
+        return True, _sentencepiece(header, vocabulary)
+    cut = _CUTS.get(str(header.values.get("tokenizer.ggml.pre")))
+    merges = header.values.get("tokenizer.ggml.merges")
+    if kind != "gpt2" or cut is None or not isinstance(merges, list):
+        name = f"{kind}, {header.values.get('tokenizer.ggml.pre')}"
+        raise _NoTokenizer(f"the tokenizer ({quote(name)}) is of no kind that is known")
+    _check_count("merges", len(merges), _MAX_MERGES)
+    return cut.adds_bos, _byte_level(vocabulary, merges, cut)
+
+
+def _check_count(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise _NoTokenizer(f"the tokenizer has more than {limit} {what}: no model needs as many")
 
 
 def _numbers(found: object, count: int, default: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
@@ -183,7 +204,7 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
     """Every way to put a piece together from two others, the pieces of the best score first.
 
     SentencePiece merges the pair whose result has the best score, and of equal ones the leftmost: what a list of
-    merges says, too, that has them in the order of their scores.
+    merges says, too, that has them in the order of their scores. Raises _NoTokenizer.
     """
     pieces = {
         token: score
@@ -192,10 +213,12 @@ def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
         and " " not in token
         and len(token) <= _MAX_PIECE
     }
+    _check_count("letters in its pieces", sum(map(len, pieces)), _MAX_LETTERS)
     merges: list[str] = []
     for piece, _ in sorted(pieces.items(), key=lambda item: -item[1]):
         splits = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
         merges += [f"{left} {right}" for left, right in splits if left in pieces and right in pieces]
+        _check_count("merges", len(merges), _MAX_MERGES)
     return merges
 
 

@@ -1,6 +1,7 @@
 """The matrices of a GPTQ or AWQ checkpoint, each joined from its parts: NAME.qweight, .qzeros, .scales, .g_idx."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import quote
@@ -8,9 +9,10 @@ from tpiedge.model.quantisation import Quantisation
 from tpiedge.pack.imported import AnyTensor
 from tpiedge.pack.int4_tensor import Int4Tensor
 from tpiedge.pack.int4_words import WORD
+from tpiedge.pack.quality import Quality
 from tpiedge.pack.source import SourceTensor
 
-__all__ = ["joined_tensors"]
+__all__ = ["joined_tensors", "rounded_tensors"]
 
 _WEIGHT, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
 _SCALE_DTYPES = ("F16", "BF16", "F32")
@@ -26,6 +28,22 @@ def joined_tensors(tensors: Mapping[str, SourceTensor], quantisation: Quantisati
             joined[f"{base}.weight"] = _joined(base, tensors, quantisation)
             parts |= {base + part for part in (_WEIGHT, _ZEROS, _SCALES, _GROUPS)}
     return {name: tensor for name, tensor in tensors.items() if name not in parts} | joined
+
+
+def rounded_tensors(
+    tensors: Mapping[str, AnyTensor], quantisation: Quantisation, quality: Quality | None
+) -> Iterator[str]:
+    """Which of the joined tensors a pack of this quality holds otherwise than the checkpoint, a line for each kind."""
+    found: Counter[str] = Counter()
+    for one in quality.tensors if quality else ():
+        found[one.precision.value] += isinstance(tensors.get(one.tensor), Int4Tensor) and one.error.noise > 0
+    for precision, count in sorted(found.items()):
+        if count:
+            act_order = (
+                ", because act-order has put the inputs of a group apart" if quantisation.act_order else ""
+            )
+            are = "are" if count > 1 else "is"
+            yield f"{count} of {quantisation.method.upper()} {are} rounded to {precision}{act_order}"
 
 
 def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:

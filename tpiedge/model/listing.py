@@ -10,6 +10,7 @@ from pathlib import PurePosixPath
 
 from tpiedge.errors import UserError
 from tpiedge.model.folder import quote
+from tpiedge.model.quantisation import OLD_FILES
 from tpiedge.model.transfer import RemoteFile
 
 __all__ = ["INDEX", "Listing", "all_weights", "refuse_paths", "remote_file", "texts", "weights_of"]
@@ -24,6 +25,7 @@ _TEXTS = (
     "special_tokens_map.json",
     "added_tokens.json",
     "tokenizer.model",
+    *OLD_FILES,
     INDEX,
 )
 _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.\-]{0,199}")

@@ -1,14 +1,21 @@
 """`quantization_config`: how a checkpoint's weights were quantised. Known are GPTQ and AWQ with 4 bits."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from tpiedge.model.fields import Fields
 from tpiedge.model.folder import quote
 from tpiedge.pack.layout import Precision
 
-__all__ = ["QUANTISATION_KEY", "Quantisation"]
+__all__ = ["OLD_FILES", "QUANTISATION_KEY", "Quantisation", "of_old_file"]
 
 QUANTISATION_KEY = "quantization_config"
+OLD_FILES = MappingProxyType({"quantize_config.json": "gptq", "quant_config.json": "awq"})
+"""Name -> method of the files that say the same beside a config.json without the key."""
+
+# As AWQ once called them.
+_OLD_NAMES = MappingProxyType({"w_bit": "bits", "q_group_size": "group_size"})
 
 _MAX_GROUP = 1 << 17
 _METHODS = ("gptq", "awq")
@@ -58,6 +65,12 @@ class Quantisation:
             fields.refuse("group_size", "is 0")
         group = None if size == _WITHOUT_GROUPS else size
         return _gptq(fields, group) if method == "gptq" else _awq(fields, group)
+
+
+def of_old_file(name: str, values: Mapping[str, object]) -> dict[str, object]:
+    """What stands in the file `name` of OLD_FILES, as the object under QUANTISATION_KEY."""
+    renamed = {_OLD_NAMES.get(key, key): value for key, value in values.items()}
+    return {"quant_method": OLD_FILES[name], **renamed}
 
 
 def _gptq(fields: Fields, group: int | None) -> Quantisation:

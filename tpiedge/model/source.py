@@ -1,16 +1,19 @@
 """From the name that a user types to the folder of the model. No network: `tpiedge pull` fetches."""
 
 import os
+import shlex
 from pathlib import Path
+from typing import NoReturn
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import quote
+from tpiedge.model.folder import one_line, quote
 from tpiedge.model.hub_cache import HubCache, parse_hub_name
 
 __all__ = ["DEMO", "resolve_model"]
 
 DEMO = "demo"
 
+_GGUF = ".gguf"
 _DEMO_FOLDER = Path(__file__).parent / "demo"
 
 
@@ -28,6 +31,8 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     is_folder = bool(name) and os.path.isdir(name)  # unlike Path.is_dir, false for NUL and for names too long
     if is_folder and (folder / "config.json").is_file():
         return folder
+    if name.lower().endswith(_GGUF) and os.path.isfile(name):
+        _refuse_gguf(folder)
     hub_name = parse_hub_name(name)
     if hub_name is not None:
         found = HubCache(cache).snapshot(hub_name)
@@ -35,8 +40,17 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
             raise UserError(f"{name} is not on this computer yet; to fetch it: tpiedge pull {name}")
         return found
     if is_folder:
+        for file in sorted(folder.glob(f"*{_GGUF}")):
+            _refuse_gguf(file)
         raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
     raise UserError(
         f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, or a model of "
         "the hub (org/name, or an alias from `tpiedge ls --all`)"
+    )
+
+
+def _refuse_gguf(file: Path) -> NoReturn:
+    shown = one_line(shlex.quote(str(file)))
+    raise UserError(
+        f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes"
     )

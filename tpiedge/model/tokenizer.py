@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -58,6 +59,11 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """Number of tokens, added ones included; a model's embedding may have more rows."""
         return int(self._backend.get_vocab_size(with_added_tokens=True))
+
+    @cached_property
+    def vocabulary(self) -> Mapping[str, int]:
+        """Text -> id of every token, added ones included."""
+        return MappingProxyType(self._backend.get_vocab(with_added_tokens=True))
 
     @property
     def bos_id(self) -> int | None:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, join_panels
 from tpiedge.pack.dtypes import Array
 
 __all__ = ["Codes", "panels_of"]
@@ -60,17 +60,15 @@ def panels_of(codes: Codes, shape: PanelShape) -> Array:
     """The bytes of the unit that holds `codes`, as kernels/panels.py orders them: uint8 [shape.nbytes]."""
     if codes.codes_OI.shape != (shape.outputs, shape.inputs) or codes.bits != shape.bits:
         raise ValueError(f"codes of {codes.codes_OI.shape} and {codes.bits} bits are not a unit of {shape}")
-    unit = np.zeros((shape.panels, shape.panel_nbytes), np.uint8)
-    unit[:, : shape.groups * PANEL * 2] = _scales(codes, shape)
-    unit[:, shape.scales_nbytes :] = _blocks(codes, shape)
+    unit = np.empty((shape.panels, shape.panel_nbytes), np.uint8)
+    join_panels(_scales(codes, shape), _blocks(codes, shape), shape, unit)
     return unit.reshape(-1)
 
 
 def _scales(codes: Codes, shape: PanelShape) -> Array:
     padded = np.zeros((shape.panels * PANEL, shape.groups), np.dtype("<f2"))
     padded[: shape.outputs] = codes.scales_OG
-    by_group = np.ascontiguousarray(padded.reshape(shape.panels, PANEL, shape.groups).swapaxes(1, 2))
-    return by_group.view(np.uint8).reshape(shape.panels, -1)
+    return padded.reshape(shape.panels, PANEL, shape.groups).swapaxes(1, 2)
 
 
 def _blocks(codes: Codes, shape: PanelShape) -> Array:

@@ -72,15 +72,14 @@ def _tensors(pack: Pack) -> list[_Tensor]:
     """Every tensor once, in the order of use."""
     tensors: dict[str, _Tensor] = {}
     for key in pack.keys:
-        spec, precision = pack.blob_spec(key), pack.layout(key).precision
-        dtype = _exported(precision)
+        spec, layout = pack.blob_spec(key), pack.layout(key)
+        dtype = _exported(layout.precision)
         for m in spec.matrices:
             nbytes = m.rows * m.cols * numpy_dtype(dtype).itemsize
             tensors.setdefault(m.source, _Tensor(m.source, dtype, m.source_shape, nbytes, key, m.name))
-        dtype = _exported(precision.of_vectors)
-        for v in spec.vectors:
-            nbytes = v.length * numpy_dtype(dtype).itemsize
-            tensors.setdefault(v.source, _Tensor(v.source, dtype, (v.length,), nbytes, key, v.name))
+        for v, place in zip(spec.vectors, layout.vectors, strict=True):
+            stored = STORED[place.precision]
+            tensors.setdefault(v.source, _Tensor(v.source, stored, (v.length,), place.nbytes, key, v.name))
     return list(tensors.values())
 
 

@@ -1,4 +1,4 @@
-"""Where each byte of a pack lies: pure arithmetic, no files.
+"""Where each byte of a pack lies: pure arithmetic, no files. Matrices by themselves are in matrix_layout.py.
 
 The laws of the layout:
 
@@ -8,22 +8,29 @@ The laws of the layout:
 2. f32 and bf16: a row takes `cols * itemsize` bytes rounded up to ROW_ALIGN; a unit's rows are followed by zero rows
    until it is whole. So some units in memory are a plain strided matrix.
 3. q8 and q4: a unit is panels, as in kernels/panels.py, followed by zeros until it is whole.
-4. The vectors (norms, biases; f32 where the matrices are quantised) form one section at the start of the blob, each
-   aligned to ROW_ALIGN, the section to ALIGN.
+4. The vectors (norms, biases; f32 where the matrices are quantised, or where the pack says so) form one section at the
+   start of the blob, each aligned to ROW_ALIGN, the section to ALIGN.
 5. Everything that is not data is zero.
 """
 
-import math
-from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 
 from tpiedge.errors import UserError
-from tpiedge.kernels.panels import PANEL, PanelShape
+from tpiedge.pack.matrix_layout import (
+    ALIGN,
+    ROW_ALIGN,
+    MatrixLayout,
+    PanelLayout,
+    Range,
+    RowLayout,
+    round_up,
+    whole_pages,
+)
+from tpiedge.pack.precision import Precision
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec
+from tpiedge.pack.specs import JSON, BlobSpec
 
 __all__ = [
     "ALIGN",
@@ -43,190 +50,11 @@ __all__ = [
     "whole_pages",
 ]
 
-ALIGN = 4096
-ROW_ALIGN = 64
-
 ATTENTION_MATRICES = ("q", "k", "v", "o")
 FFN_MATRICES = ("gate", "up", "down")
 
 _MAX_BLOB_BYTES = 1 << 42
 _MAX_RANGES = 1 << 20
-_MAX_PANEL_INPUTS = 1 << 20  # a panel, as f32, takes 64 MB then
-
-
-class Precision(Enum):
-    """How weights are stored. The value is the word used in flags, manifests and messages."""
-
-    F32 = "f32"
-    BF16 = "bf16"
-    Q8 = "q8"
-    Q4 = "q4"
-
-    @property
-    def bits(self) -> int:
-        """Of one stored weight, scales apart."""
-        return _BITS[self]
-
-    @property
-    def quantised(self) -> bool:
-        """Whether weights are integers with scales."""
-        return self in (Precision.Q8, Precision.Q4)
-
-    @property
-    def of_vectors(self) -> "Precision":
-        """How norms and biases are stored beside such matrices."""
-        return Precision.F32 if self.quantised else self
-
-
-_BITS = {Precision.F32: 32, Precision.BF16: 16, Precision.Q8: 8, Precision.Q4: 4}
-
-
-@dataclass(frozen=True)
-class Range:
-    """One hashed range of a blob: unit `unit` of `matrix`, or the vector section (matrix "", unit 0).
-
-    `index` is its place in the blob's table of hashes.
-    """
-
-    matrix: str
-    unit: int
-    offset: int
-    length: int
-    index: int
-
-    @property
-    def label(self) -> str:
-        """The range in an error message."""
-        return f"unit {self.unit} of {self.matrix}" if self.matrix else "the vector section"
-
-
-@dataclass(frozen=True)
-class MatrixLayout(ABC):
-    """Where a matrix lies in its blob. Offsets and lengths are bytes from the start of the blob."""
-
-    name: str
-    rows: int
-    cols: int
-    rows_per_unit: int
-    transposed: bool
-    precision: Precision
-    offset: int
-    first_range: int
-
-    @staticmethod
-    def of(spec: MatrixSpec, precision: Precision, offset: int, first_range: int) -> "MatrixLayout":
-        """Of the matrix whose bytes begin at `offset`."""
-        kind = PanelLayout if precision.quantised else RowLayout
-        inputs = min(spec.rows, spec.rows_per_unit) if spec.transposed else spec.cols
-        if precision.quantised and inputs > _MAX_PANEL_INPUTS:
-            raise UserError(
-                f"pack layout, {spec.name}: {inputs} inputs, more than the {_MAX_PANEL_INPUTS} that can be quantised; "
-                "pack with --precision bf16"
-            )
-        return kind(
-            spec.name,
-            spec.rows,
-            spec.cols,
-            spec.rows_per_unit,
-            spec.transposed,
-            precision,
-            offset,
-            first_range,
-        )
-
-    @cached_property
-    def units(self) -> int:
-        return -(-self.rows // self.rows_per_unit)
-
-    @cached_property
-    def nbytes(self) -> int:
-        return self.span(0, self.units)[1]
-
-    def unit_rows(self, unit: int) -> int:
-        """Rows of data in `unit`, without padding."""
-        return min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
-
-    def span(self, start: int, stop: int) -> tuple[int, int]:
-        """(offset, length) of the units [start, stop)."""
-        self._check_units(start, stop)
-        offset = self.offset + start * self.unit_nbytes(0)
-        if start == stop:
-            return offset, 0
-        return offset, (stop - 1 - start) * self.unit_nbytes(0) + self.unit_nbytes(stop - 1)
-
-    def ranges(self, start: int, stop: int) -> Iterator[Range]:
-        """The hashed ranges of the units [start, stop), in storage order."""
-        for unit in range(start, stop):
-            offset, length = self.span(unit, unit + 1)
-            yield Range(self.name, unit, offset, length, self.first_range + unit)
-
-    @abstractmethod
-    def unit_nbytes(self, unit: int) -> int:
-        """Of a unit with its padding, whole pages; of the first, also the way from one unit to the next."""
-
-    def _check_units(self, start: int, stop: int) -> None:
-        if not 0 <= start <= stop <= self.units:
-            raise UserError(f"{self.name} has units 0 to {self.units}, not [{start}, {stop})")
-
-    def _check_row(self, row: int) -> None:
-        if not 0 <= row < self.rows:
-            raise UserError(f"{self.name} has rows 0 to {self.rows - 1}, not {row}")
-
-
-@dataclass(frozen=True)
-class RowLayout(MatrixLayout):
-    """f32 or bf16: rows at a stride."""
-
-    @cached_property
-    def itemsize(self) -> int:
-        """Bytes of one stored weight."""
-        return self.precision.bits // 8
-
-    @cached_property
-    def row_stride(self) -> int:
-        """Bytes from one row to the next."""
-        return _round_up(self.cols * self.itemsize, ROW_ALIGN)
-
-    @cached_property
-    def padded_rows(self) -> int:
-        """Rows of a whole unit with its padding."""
-        return self._padded(self.rows_per_unit)
-
-    def unit_nbytes(self, unit: int) -> int:
-        return self._padded(self.unit_rows(unit)) * self.row_stride
-
-    def row_count(self, start: int, stop: int) -> int:
-        """Rows of the units [start, stop) in storage and in memory, padding included."""
-        return self.span(start, stop)[1] // self.row_stride
-
-    def row_offset(self, row: int) -> int:
-        """Offset of the data row `row` (counted without padding)."""
-        self._check_row(row)
-        unit, within = divmod(row, self.rows_per_unit)
-        return self.offset + (unit * self.padded_rows + within) * self.row_stride
-
-    def _padded(self, rows: int) -> int:
-        return _round_up(rows, ALIGN // math.gcd(self.row_stride, ALIGN))
-
-
-@dataclass(frozen=True)
-class PanelLayout(MatrixLayout):
-    """q8 or q4: units of panels."""
-
-    def shape(self, unit: int) -> PanelShape:
-        """Of one unit."""
-        rows = self.unit_rows(unit)
-        outputs, inputs = (self.cols, rows) if self.transposed else (rows, self.cols)
-        return PanelShape(self.precision.bits, outputs, inputs)
-
-    def unit_nbytes(self, unit: int) -> int:
-        return whole_pages(self.shape(unit).nbytes)
-
-    def panel_offset(self, row: int) -> int:
-        """Offset of the panel with the data row `row`. Not for transposed matrices: their rows are inputs."""
-        self._check_row(row)
-        unit, within = divmod(row, self.rows_per_unit)
-        return self.span(unit, unit + 1)[0] + within // PANEL * self.shape(unit).panel_nbytes
 
 
 @dataclass(frozen=True)
@@ -245,7 +73,7 @@ class VectorLayout:
 
 @dataclass(frozen=True)
 class BlobLayout:
-    """Where everything of one blob lies. Same specs and precision, same layout."""
+    """Where everything of one blob lies. Same specs and precisions, same layout."""
 
     precision: Precision
     vectors: tuple[VectorLayout, ...]
@@ -255,11 +83,13 @@ class BlobLayout:
     range_count: int
 
     @staticmethod
-    def of(spec: BlobSpec, precision: Precision) -> "BlobLayout":
+    def of(spec: BlobSpec, precision: Precision, *, vectors_f32: bool = False) -> "BlobLayout":
+        """`vectors_f32`: the vectors in f32, whatever the matrices are in."""
         vectors, offset = [], 0
+        of_vectors = Precision.F32 if vectors_f32 else precision.of_vectors
         for vector in spec.vectors:
-            vectors.append(VectorLayout(vector.name, vector.length, precision.of_vectors, offset))
-            offset = _round_up(offset + vectors[-1].nbytes, ROW_ALIGN)
+            vectors.append(VectorLayout(vector.name, vector.length, of_vectors, offset))
+            offset = round_up(offset + vectors[-1].nbytes, ROW_ALIGN)
         section = offset = whole_pages(offset)
         matrices, ranges = [], 1 if section else 0
         for spec_of_matrix in spec.matrices:
@@ -292,10 +122,12 @@ class BlobLayout:
 
     def descriptor(self) -> Mapping[str, JSON]:
         """What the blob's id covers besides its bytes: everything that gives the bytes their meaning."""
+        unusual = [v.precision.value for v in self.vectors if v.precision is not self.precision.of_vectors]
         return {
             "precision": self.precision.value,
             "vectors": [[v.name, v.length] for v in self.vectors],
             "matrices": [[m.name, m.rows, m.cols, m.rows_per_unit, m.transposed] for m in self.matrices],
+            **({"vector_precisions": unusual} if unusual else {}),
         }
 
     @cached_property
@@ -333,12 +165,3 @@ def group_size(layout: BlobLayout) -> int:
     if queries % keys:
         raise UserError(f"pack layout: {queries} query heads for {keys} KV heads; pack again")
     return queries // keys
-
-
-def whole_pages(nbytes: int) -> int:
-    """Rounded up to whole pages of ALIGN bytes."""
-    return _round_up(nbytes, ALIGN)
-
-
-def _round_up(value: int, multiple: int) -> int:
-    return -(-value // multiple) * multiple

@@ -108,7 +108,7 @@ class Pack:
 
     def layout(self, key: BlobKey) -> BlobLayout:
         if key not in self._layouts:
-            self._layouts[key] = BlobLayout.of(self.blob_spec(key), self.storage.of_blob(key))
+            self._layouts[key] = self.storage.layout(key, self.blob_spec(key))
         return self._layouts[key]
 
     def hashes(self, key: BlobKey) -> HashTable:

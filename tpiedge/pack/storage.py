@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tpiedge.errors import UserError
-from tpiedge.pack.layout import Precision
-from tpiedge.pack.specs import JSON, ModelSpec
+from tpiedge.pack.layout import BlobLayout, Precision
+from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
 
 __all__ = ["Storage", "parse_precision", "storage_of"]
 
@@ -14,13 +14,15 @@ __all__ = ["Storage", "parse_precision", "storage_of"]
 class Storage:
     """The precision of each kind of blob, and whether the quantiser searches for its scales.
 
-    Only quantised layers go with an embedding or a head of another precision.
+    With `vectors_f32` norms and biases are in f32 beside matrices in bf16, too: for those that bf16 would round. Only
+    quantised layers go with an embedding or a head of another precision.
     """
 
     layers: Precision
     embedding: Precision
     head: Precision
     search: bool = True
+    vectors_f32: bool = False
 
     def __post_init__(self) -> None:
         if not self.layers.quantised and (
@@ -59,6 +61,10 @@ class Storage:
         """`key` as in Pack: a layer's number, "embedding" or "head"."""
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
 
+    def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
+        """Of the blob `key`."""
+        return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
+
     def label(self, *, tied: bool) -> str:
         """For the name of a folder: "q4", and what is unusual of it ("q4-head-bf16")."""
         usual = Storage.of(self.layers, tied=tied)
@@ -67,6 +73,8 @@ class Storage:
             parts.append(f"embedding-{self.embedding.value}")
         if self.head is not usual.head:
             parts.append(f"head-{self.head.value}")
+        if self.vectors_f32:
+            parts.append("vectors-f32")
         return "-".join(parts if self.search else [*parts, "plain"])
 
     def to_json(self) -> dict[str, JSON]:
@@ -74,6 +82,8 @@ class Storage:
         fields: dict[str, JSON] = {"precision": self.layers.value}
         if self.layers.quantised:
             fields["precisions"] = {"embedding": self.embedding.value, "head": self.head.value}
+        if self.vectors_f32:
+            fields["vectors"] = Precision.F32.value
         return fields if self.search else fields | {"search": False}
 
     @staticmethod
@@ -87,8 +97,11 @@ class Storage:
             raise UserError("precisions are not those of the embedding and the head: pack again")
         if not isinstance(search, bool):
             raise UserError("search is not true or false: pack again")
+        vectors = fields.get("vectors")
+        if vectors not in (None, Precision.F32.value):
+            raise UserError("vectors is not f32: pack again")
         embedding, head = (parse_precision(others.get(name, layers.value)) for name in ("embedding", "head"))
-        return Storage(layers, embedding, head, search)
+        return Storage(layers, embedding, head, search, vectors is not None)
 
 
 def storage_of(precision: "Precision | Storage", spec: ModelSpec) -> Storage:

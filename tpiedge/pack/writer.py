@@ -43,7 +43,7 @@ def pack_bytes(spec: ModelSpec, precision: Precision | Storage, distinct_layers:
     """Bytes of all blobs and their hashes on disk (at most: identical blobs are stored once)."""
     storage = storage_of(precision, spec)
     blobs = _blobs(spec, distinct_layers).items()
-    layouts = [BlobLayout.of(blob, storage.of_blob(key)) for key, blob in blobs]
+    layouts = [storage.layout(key, blob) for key, blob in blobs]
     return sum(layout.nbytes + layout.range_count * RECORD_BYTES for layout in layouts)
 
 
@@ -104,7 +104,7 @@ class _Writer:
         self._blobs.mkdir()
         distinct = wanted.distinct_layers
         blobs = _blobs(wanted.spec, distinct).items()
-        ids = {key: self._blob(BlobLayout.of(blob, wanted.storage.of_blob(key)), blob) for key, blob in blobs}
+        ids = {key: self._blob(wanted.storage.layout(key, blob), blob) for key, blob in blobs}
         sync_folder(self._blobs)
         layers = tuple(ids[layer % distinct] for layer in range(len(wanted.spec.layers)))
         return Manifest(
@@ -153,7 +153,7 @@ def _check_distinct(spec: ModelSpec, storage: Storage, distinct_layers: int | No
         raise UserError(
             f"--distinct-layers {distinct}: the model has {count} layers; give a number from 1 to {count}"
         )
-    layouts = [BlobLayout.of(layer, storage.layers) for layer in spec.layers]
+    layouts = [storage.layout(0, layer) for layer in spec.layers]
     for layer, layout in enumerate(layouts):
         if layout != layouts[layer % distinct]:
             raise UserError(

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tpiedge.cli.bench_kernels import _numbers, _shapes
-from tpiedge.cli.bench_kernels_cases import KERNELS, Case, Rotation, cases_of, random_panels
+from tpiedge.cli.bench_kernels_cases import KERNELS, Case, cases_of, random_panels
 from tpiedge.cli.bench_kernels_measure import Bench, last_level_cache_bytes
+from tpiedge.cli.bench_kernels_room import Rotation
 from tpiedge.errors import UserError
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear

@@ -45,13 +45,18 @@ class Letters:
 
 
 def model(
-    *, marked: bool = False, tokenizer: bool = True, name: str = "letters", vocab: int = 1000
+    *,
+    marked: bool = False,
+    tokenizer: bool = True,
+    name: str = "letters",
+    vocab: int = 1000,
+    positions: int = 16,
 ) -> PreparedModel:
     return cast(
         PreparedModel,
         SimpleNamespace(
             name=name,
-            context_tokens=16,
+            context_tokens=positions,
             has_tokenizer=tokenizer,
             tokenizer=Letters(marked),
             config=SimpleNamespace(vocab_size=vocab),
@@ -127,6 +132,18 @@ def test_what_cannot_be_read(tmp_path: Path) -> None:
 def test_windows_out_of_range(tmp_path: Path, context: int, stride: int | None, complaint: str) -> None:
     with pytest.raises(UserError, match=complaint):
         read_text(model(), write(tmp_path, "abc"), context, stride)
+
+
+def test_windows_fit_the_reference(tmp_path: Path) -> None:
+    path, short = write(tmp_path, "x" * 30), model(name="short", positions=10)
+    found = read_text(model(), path, None, None, short)
+    assert (found.context, found.longest) == (10, 10)
+    assert read_text(model(), path, None, None, model(positions=99)).context == 16
+    assert read_text(model(), path, 10, None, short).context == 10
+    with pytest.raises(UserError, match="--context 11 is out of range: the reference short has 1 to 10"):
+        read_text(model(), path, 11, None, short)
+    with pytest.raises(UserError, match="the model has 1 to 10 positions"):
+        read_text(short, path, 11, None, model())
 
 
 def test_the_demo_model_brings_its_own() -> None:

@@ -72,21 +72,26 @@ def _matrix(
 def lay_out(codes: npt.NDArray[np.int64], scales: npt.NDArray[np.float16], bits: int) -> bytes:
     """One unit, code by code."""
     outputs, inputs = codes.shape
-    groups, step = scales.shape[1], 32 // bits
-    filled = -(-inputs // 8) * 8
     result = bytearray()
     for first in range(0, outputs, 16):
-        head = np.zeros((groups, 16), np.float16)
-        head[:, : min(16, outputs - first)] = scales[first : first + 16].T
-        result += head.tobytes()
-        result += bytes(-len(head.tobytes()) % 64)
-        body = bytearray(filled * 16 * bits // 8)
-        for r, row in enumerate(codes[first : first + 16].tolist()):
-            for i, code in enumerate(row):
-                block, at = divmod(i, step)
-                byte = 64 * block + 4 * r + at % 4
-                body[byte] |= code << 4 if at >= 4 else code
-        result += body
+        for pair in range(0, inputs, 64):
+            some = slice(first, first + 16)
+            head = np.zeros((2, 16), np.float16)
+            of_pair = scales[some, pair // 32 : pair // 32 + 2].T
+            head[: of_pair.shape[0], : of_pair.shape[1]] = of_pair
+            result += head.tobytes() + _lay_out_codes(codes[some, pair : pair + 64], bits)
+    return bytes(result)
+
+
+def _lay_out_codes(codes: npt.NDArray[np.int64], bits: int) -> bytes:
+    """Of at most 16 outputs."""
+    filled, step = -(-codes.shape[1] // 8) * 8, 32 // bits
+    result = bytearray(filled * 16 * bits // 8)
+    for r, row in enumerate(codes.tolist()):
+        for i, code in enumerate(row):
+            block, at = divmod(i, step)
+            byte = 64 * block + 4 * r + at % 4
+            result[byte] |= code << 4 if at >= 4 else code
     return bytes(result)
 
 

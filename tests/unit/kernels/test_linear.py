@@ -146,16 +146,17 @@ def test_runs_repeat_bit_for_bit() -> None:
             assert torch.equal(again[1], u)
 
 
-def test_one_pool_may_serve_two_threads() -> None:
-    w = torch.randn(256, 256)
-    inputs = [torch.randn(3, 256) for _ in range(2)]
+@pytest.mark.parametrize("multiply", [Linear.project, Linear.contract])
+def test_one_pool_may_serve_two_threads(multiply: Callable[[Linear, Tensor, Tensor], Tensor]) -> None:
+    w = torch.randn(256, 256) if multiply is Linear.project else torch.randn(256, 4096)
+    inputs = [torch.randn(8, 256) for _ in range(2)]
     with Linear(Arithmetic.F32, 2, open_library()) as linear:
-        expected = [linear.project(x, w) for x in inputs]
+        expected = [multiply(linear, x, w) for x in inputs]
         results: list[list[bool]] = [[], []]
 
         def work(i: int) -> None:
             for _ in range(100):
-                results[i].append(torch.equal(linear.project(inputs[i], w), expected[i]))
+                results[i].append(torch.equal(multiply(linear, inputs[i], w), expected[i]))
 
         threads = [threading.Thread(target=work, args=(i,)) for i in range(2)]
         for thread in threads:

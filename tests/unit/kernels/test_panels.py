@@ -2,6 +2,7 @@
 
 import math
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from tests.unit.kernels.panel_reference import F32, Quantised, bound, lay_out, p
 from tests.unit.kernels.test_linear import open_library, opened
 from tpiedge.kernels import torch_panels
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import MAX_PRODUCTS
+from tpiedge.kernels.library import MAX_PRODUCTS, Pool
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
@@ -96,7 +97,9 @@ def test_native_products_have_the_bits_of_the_definition(
 
 
 @settings(deadline=None, max_examples=40)
-@example((51, 1, 8), 4, True, 1, "ties", 1)  # 4.5 of at most 9: a tie for a quotient, not for a rounded reciprocal
+@example(
+    (51, 1, 8), 4, True, 1, "ties", 1
+)  # 4.5 of at most 9: a tie for a quotient, not for a rounded reciprocal
 @given(
     shapes,
     st.sampled_from(BITS),
@@ -200,6 +203,30 @@ def test_tokens_that_do_not_pass_together_change_no_bit() -> None:
         y = linear.project(x, w.matrix)
         for token in (0, 71, 72, 73, 100, 229):
             assert torch.equal(linear.project(x[token : token + 1], w.matrix)[0], y[token])
+
+
+@pytest.mark.parametrize(("inputs", "outputs"), [(8200, 20), (40, 1100)])
+def test_tokens_whose_sums_or_activations_do_not_pass_together_change_no_bit(
+    inputs: int, outputs: int
+) -> None:
+    w = random_matrix(np.random.default_rng(4), 8, inputs, outputs, 33, True)
+    x = torch.randn(1000, inputs)
+    with Linear(INT8, 2, open_library()) as linear:
+        y = linear.contract(x, w.matrix)
+        for token in (0, 400, 401, 944, 952, 999):
+            assert torch.equal(linear.contract(x[token : token + 1], w.matrix)[0], y[token])
+
+
+def test_a_product_without_memory_says_so() -> None:
+    one, ones, y = torch.ones(1, 16), torch.ones(16, 16), torch.empty(1, 16)
+    wide = PanelMatrix(torch.empty(0, dtype=torch.uint8), 4, 0, 1 << 56, 1, 0, False)
+    with closing(Pool(open_library(), 2)) as pool:
+        with pytest.raises(MemoryError, match="native kernels"):
+            pool.project_panels(one, [wide], [torch.empty(1, 0)])
+        with pytest.raises(MemoryError, match="native kernels"):
+            pool.contract(one.expand(1 << 48, 16), ones, y)
+        pool.contract(one, ones, y)
+        assert y.eq(16).all()
 
 
 def _units(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:

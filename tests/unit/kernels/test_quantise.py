@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import tpiedge.kernels
 from tpiedge.kernels import quantise as module
 from tpiedge.kernels import shared_library
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_panels
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, dequantise_unit, quantise_unit
 
 Array = np.ndarray[Any, Any]
@@ -65,22 +65,21 @@ def wide(values: Array) -> Array:
 
 def place_of_scale(shape: PanelShape, output: int, group: int) -> int:
     """Read off panels.py, byte by byte; so is `place_of_code`."""
-    panel_bytes = scale_bytes(shape) + -(-shape.inputs // 8) * 8 * 16 * shape.bits // 8
-    return output // 16 * panel_bytes + (group * 16 + output % 16) * 2
+    return place_of_pair(shape, output, group // 2) + group % 2 * 32 + output % 16 * 2
 
 
-def scale_bytes(shape: PanelShape) -> int:
-    groups = -(-shape.inputs // 32)
-    return -(-groups * 32 // 64) * 64
+def place_of_pair(shape: PanelShape, output: int, pair: int) -> int:
+    code_bytes = -(-shape.inputs // 8) * 8 * 16 * shape.bits // 8
+    panel_bytes = -(-shape.inputs // 64) * 64 + code_bytes
+    return output // 16 * panel_bytes + pair * (64 + 64 * 16 * shape.bits // 8)
 
 
 def place_of_code(shape: PanelShape, output: int, i: int) -> tuple[int, int]:
     """(byte, lowest bit)."""
-    panel = place_of_scale(shape, output // 16 * 16, 0) + scale_bytes(shape)
-    r = output % 16
+    codes, r = place_of_pair(shape, output, i // 64) + 64 + 4 * (output % 16), i % 64
     if shape.bits == 8:
-        return panel + i // 4 * 64 + 4 * r + i % 4, 0
-    return panel + i // 8 * 64 + 4 * r + i % 4, 4 if i % 8 >= 4 else 0
+        return codes + r // 4 * 64 + r % 4, 0
+    return codes + r // 8 * 64 + r % 4, 4 if i % 8 >= 4 else 0
 
 
 def slowly(data: Array, shape: PanelShape) -> Array:
@@ -148,7 +147,7 @@ def test_within_half_a_step(unit: tuple[Array, PanelShape], search: bool) -> Non
     data, _ = quantise_unit(values, shape, search)
     found = dequantise_unit(data, shape)
     panels = data.reshape(shape.panels, shape.panel_nbytes)
-    scales = module._scales(panels, shape).astype(np.float32).transpose(0, 2, 1).reshape(-1, shape.groups)
+    scales = split_panels(panels, shape)[0].astype(np.float32).transpose(0, 2, 1).reshape(-1, shape.groups)
     step = np.repeat(scales, GROUP, axis=1)[: shape.outputs, : shape.inputs]
     if shape.bits == 8:
         reached = np.clip(wide(values), -127 * step, 127 * step)
@@ -184,7 +183,7 @@ def test_a_search_never_adds_to_the_error(unit: tuple[Array, PanelShape]) -> Non
 def test_what_was_quantised_comes_back_as_it_was(unit: tuple[Array, PanelShape], search: bool) -> None:
     values, shape = unit
     data, _ = quantise_unit(values, shape, search)
-    scales = np.abs(module._scales(data.reshape(shape.panels, -1), shape))
+    scales = np.abs(split_panels(data.reshape(shape.panels, -1), shape)[0])
     assume(not ((scales > 0) & (scales < SMALLEST_NORMAL)).any())
     found = dequantise_unit(data, shape)
     again, error = quantise_unit(found, shape, True)

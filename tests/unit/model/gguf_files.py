@@ -1,6 +1,6 @@
 """GGUF files of small random models, written by the `gguf` package."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,14 +9,15 @@ import gguf
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, GGUFWriter
 
-__all__ = ["TinyGguf", "dequantised", "interleaved", "paired_back"]
+__all__ = ["TinyGguf", "dequantised", "interleaved", "paired_back", "write_gguf"]
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass
 class TinyGguf:
-    """A model to write. `kinds`: the type of a matrix by a part of its name, "" for all others."""
+    """A model to write. `kinds`: the type of a matrix by a part of its name, "" for all others; `vector_kind` that of
+    norms and biases. With `exact_vectors` bf16 has their numbers, too."""
 
     architecture: str = "llama"
     hidden: int = 64
@@ -32,6 +33,8 @@ class TinyGguf:
     extra: Mapping[str, Array] = field(default_factory=dict)
     without: tuple[str, ...] = ()
     seed: int = 0
+    vector_kind: str = "F32"
+    exact_vectors: bool = False
 
     def tensors(self) -> dict[str, Array]:
         """Name in the file -> f32, queries and keys already in the file's order."""
@@ -41,7 +44,8 @@ class TinyGguf:
             return (random.standard_normal((rows, cols)) / np.sqrt(cols)).astype(np.float32)
 
         def vector(length: int) -> Array:
-            return (1 + 0.1 * random.standard_normal(length)).astype(np.float32)
+            spread = 0.1 * random.standard_normal(length)
+            return (1 + (np.round(spread * 128) / 128 if self.exact_vectors else spread)).astype(np.float32)
 
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         found = {
@@ -90,32 +94,41 @@ class TinyGguf:
         } | dict(self.keys)
 
     def write(self, path: Path) -> Path:
-        writer = GGUFWriter(path, self.architecture)
-        for key, value in self.metadata().items():
-            _add(writer, key, value)
-        for name, values in self.tensors().items():
-            kind = self._kind(name, values)
-            if kind in ("F32", "F16"):
-                writer.add_tensor(name, values.astype(np.float32 if kind == "F32" else np.float16))
-            else:
-                raw = gguf.quants.quantize(values, GGMLQuantizationType[kind])
-                writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        return path
+        return write_gguf(path, self.architecture, self.metadata(), self.tensors(), self._kind)
 
     def _kind(self, name: str, values: Array) -> str:
         if values.ndim == 1:
-            return "F32"
+            return "F32" if name == "rope_freqs.weight" else self.vector_kind
         matching = [part for part in self.kinds if name.startswith(part) or f".{part}" in name]
         return self.kinds[max(matching, key=len)]
 
 
+def write_gguf(
+    path: Path,
+    architecture: str,
+    keys: Mapping[str, Any],
+    tensors: Mapping[str, Array],
+    kind_of: Callable[[str, Array], str],
+) -> Path:
+    """The file of these keys and of the tensors, given in f32 and written in the types of `kind_of`."""
+    writer = GGUFWriter(path, architecture)
+    for key, value in keys.items():
+        _add(writer, key, value)
+    for name, values in tensors.items():
+        kind = kind_of(name, values)
+        if kind in ("F32", "F16"):
+            writer.add_tensor(name, values.astype(np.float32 if kind == "F32" else np.float16))
+        else:
+            raw = gguf.quants.quantize(values, GGMLQuantizationType[kind])
+            writer.add_tensor(name, raw, raw_dtype=GGMLQuantizationType[kind])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
 def _add(writer: GGUFWriter, key: str, value: Any) -> None:
-    if key == "general.architecture":
-        return
     if isinstance(value, bool):
         writer.add_bool(key, value)
     elif isinstance(value, int):

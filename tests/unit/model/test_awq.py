@@ -1,5 +1,6 @@
 """AWQ checkpoints: the numbers of the published layout, exactly, also in packs that can hold them."""
 
+import json
 from contextlib import closing
 from pathlib import Path
 
@@ -43,4 +44,26 @@ def test_nothing_is_lost_in_eight_bits(tmp_path: Path, group: int) -> None:
 def test_other_layouts_are_refused(tmp_path: Path) -> None:
     Int4Checkpoint("awq", quantization={"version": "gemv"}).write(tmp_path / "m")
     with pytest.raises(UserError, match="version is 'gemv'; supported is gemm"):
+        Checkpoint.open(tmp_path / "m")
+
+
+def test_the_file_of_before(tmp_path: Path) -> None:
+    """quant_config.json beside a config.json that says nothing."""
+    numbers = Int4Checkpoint("awq", 64).write(tmp_path / "m")
+    config = json.loads((tmp_path / "m" / "config.json").read_text())
+    del config["quantization_config"]
+    (tmp_path / "m" / "config.json").write_text(json.dumps(config))
+    old = {"zero_point": True, "q_group_size": 64, "w_bit": 4, "version": "GEMM"}
+    (tmp_path / "m" / "quant_config.json").write_text(json.dumps(old))
+    checkpoint = Checkpoint.open(tmp_path / "m")
+    with closing(open_tensors(checkpoint.tensors)) as source:
+        for name, values in numbers.items():
+            found = (
+                source.read_rows(name, 0, values.shape[0]) if values.ndim == 2 else source.read_vector(name)
+            )
+            np.testing.assert_array_equal(found.astype(np.float32), values, err_msg=name)
+    (tmp_path / "m" / "quant_config.json").write_text(json.dumps(old | {"w_bit": 3}))
+    with pytest.raises(
+        UserError, match=r"quant_config\.json, quantization_config: bits is 3; supported is 4"
+    ):
         Checkpoint.open(tmp_path / "m")

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from tests.unit.model.gguf_files import TinyGguf, dequantised, interleaved, paired_back
 from tpiedge.errors import UserError
@@ -24,6 +25,7 @@ from tpiedge.pack.imported import open_tensors, tensor_from_json, tensor_to_json
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.quality import load_quality
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -53,7 +55,8 @@ def packed(path: Path, precision: Precision | None, out: Path) -> tuple[Pack, Ma
         write_pack(model_spec(model.config), source, model.storage(precision), out / "pack")
     pack = Pack.open(out / "pack")
     export_safetensors(pack, out / "back")
-    return pack, load_file(out / "back" / "model.safetensors")
+    found = load_file(out / "back" / "model.safetensors")
+    return pack, {name: values.float().numpy() for name, values in found.items()}
 
 
 @pytest.mark.parametrize("architecture", ["llama", "qwen2", "qwen3"])
@@ -83,6 +86,37 @@ def test_bf16_stays_bf16(tmp_path: Path) -> None:
         expected = checkpoint_numbers(path, model)
         name = "model.layers.0.self_attn.q_proj.weight"
         np.testing.assert_array_equal(as_f32(source.read_rows(name, 3, 40)), expected[name][3:43])
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16"])
+def test_norms_that_bf16_has_not_stay_f32(tmp_path: Path, kind: str) -> None:
+    """Beside matrices in bf16 norms are bf16, unless that changes one."""
+    tiny = TinyGguf(kinds={"": "BF16"}, layers=3, exact_vectors=True, vector_kind=kind)
+    model = GgufModel.open(tiny.write(tmp_path / "f.gguf"))
+    assert model.storage(None) == Storage.of(BF16, tied=False)
+    assert list(model.losses(model.storage(None))) == []
+    tiny.exact_vectors = False
+    path = tiny.write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    assert model.storage(None) == replace(Storage.of(BF16, tied=False), vectors_f32=True)
+    assert list(model.losses(model.storage(None))) == []
+    assert list(model.losses(Storage.of(BF16, tied=False))) == ["7 norms or biases are rounded to bf16"]
+    pack, back = packed(path, None, tmp_path)
+    assert {vector.precision for key in (0, "head") for vector in pack.layout(key).vectors} == {F32}
+    for name, values in checkpoint_numbers(path, model).items():
+        np.testing.assert_array_equal(back[name], values, err_msg=name)
+
+
+def test_a_head_in_bf16_has_its_norm_in_f32(tmp_path: Path) -> None:
+    """Beside layers in q4, whose norms are f32 anyway."""
+    path = TinyGguf(kinds={"": "Q4_0", "output.weight": "BF16"}).write(tmp_path / "f.gguf")
+    model = GgufModel.open(path)
+    storage = model.storage(None)
+    assert (storage.layers, storage.head, storage.vectors_f32) == (Q4, BF16, True)
+    assert list(model.losses(storage)) == []
+    back = packed(path, None, tmp_path)[1]
+    norm = checkpoint_numbers(path, model)["model.norm.weight"]
+    np.testing.assert_array_equal(back["model.norm.weight"], norm)
 
 
 def test_four_bits_fit_eight(tmp_path: Path) -> None:
@@ -268,11 +302,30 @@ def test_the_rope_of_llama_3(tmp_path: Path, original: int, factor: float) -> No
     np.testing.assert_allclose(rope_frequencies(rope, 32, 1)[0], plain / divisors, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["linear", "yarn", "longrope"])
+def test_two_scalings_of_rope_are_refused(tmp_path: Path, kind: str) -> None:
+    extra = {"rope_freqs.weight": llama3_divisors(8192)}
+    keys = {"llama.rope.scaling.type": kind, "llama.rope.scaling.factor": 2.0}
+    with pytest.raises(UserError, match=f"scaling.type is '{kind}' beside rope_freqs.weight"):
+        config_of(tmp_path, extra=extra, keys=keys)
+    none = keys | {"llama.rope.scaling.type": "none"}
+    assert config_of(tmp_path, extra=extra, keys=none).rope.kind == "llama3"
+    ones = {"rope_freqs.weight": np.ones(16, np.float32)}
+    if kind != "longrope":
+        assert config_of(tmp_path, extra=ones, keys=keys).rope.kind == kind
+
+
 def test_other_scalings_of_rope(tmp_path: Path) -> None:
     plain = config_of(tmp_path, extra={"rope_freqs.weight": np.ones(16, np.float32)}).rope
     assert plain.kind == "default"
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 4.0}
     assert (lambda rope: (rope.kind, rope.factor))(config_of(tmp_path, keys=linear).rope) == ("linear", 4.0)
+    without_type = {"llama.rope.scaling.factor": 4.0}
+    assert (lambda rope: (rope.kind, rope.factor))(config_of(tmp_path, keys=without_type).rope) == (
+        "linear",
+        4.0,
+    )
+    assert config_of(tmp_path, keys=linear | {"llama.rope.scaling.factor": 1.0}).rope.kind == "default"
     old = {"llama.rope.scale_linear": 2.0}
     assert (lambda rope: (rope.kind, rope.factor))(config_of(tmp_path, keys=old).rope) == ("linear", 2.0)
     yarn = {
@@ -311,6 +364,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"without": ("token_embd.weight",)}, "token_embd.weight is missing"),
     ({"keys": {"llama.feed_forward_length": 128}}, "blk.0.ffn_gate.weight has the shape"),
     ({"extra": {"blk.0.attn_sinks.weight": np.ones(4, np.float32)}}, "blk.0.attn_sinks.weight has no place"),
+    ({"extra": {"position_embd.weight": np.ones((8, 64), np.float32)}}, "position_embd.weight has no place"),
+    ({"extra": {"output.bias": np.ones(300, np.float32)}}, "output.bias has no place in a model of llama"),
+    (
+        {"extra": {"rope_factors_long.weight": np.ones(16, np.float32)}},
+        "rope_factors_long.weight has no place in a model of llama: without it",
+    ),
     ({"extra": {"rope_freqs.weight": np.full(16, 1.5, np.float32)}}, "does not follow the rule of Llama 3"),
     ({"extra": {"rope_freqs.weight": np.full(16, np.nan, np.float32)}}, "rope_parameters|rope_freqs"),
     ({"keys": {"llama.attention.scale": 0.5}}, "llama.attention.scale is set"),

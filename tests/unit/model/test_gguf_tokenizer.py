@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.gguf_files import TinyGguf
+from tpiedge.model import gguf_tokenizer
 from tpiedge.model.gguf_file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf_tokenizer import text_files
 from tpiedge.model.source import DEMO, resolve_model
@@ -196,6 +197,50 @@ def test_a_tokenizer_that_is_not_known_is_left_out(
     found = files_of(demo_keys | changes)
     assert set(found.files) == {"chat_template.jinja"}
     assert re.search(notice, str(found.notice))
+
+
+def long_vocabulary(count: int, letters: int) -> list[str]:
+    """Texts of the same length, each the beginning of none of the others."""
+    return [f"{index:0{letters}d}" for index in range(count)]
+
+
+def dense_vocabulary(letters: str, length: int) -> list[str]:
+    """Every text of the letters up to a length: each has all the merges that its length allows."""
+    return ["".join(text) for size in range(1, length + 1) for text in product(letters, repeat=size)]
+
+
+@pytest.mark.parametrize(
+    ("bounds", "tokens", "notice"),
+    [
+        ({}, long_vocabulary(600_001, 6), "more than 600000 tokens"),
+        ({}, long_vocabulary(200_000, 60), "more than 8000000 letters in its pieces"),
+        ({"_MAX_MERGES": 4000}, dense_vocabulary("abc", 7), "more than 4000 merges"),
+    ],
+)
+def test_a_vocabulary_beyond_any_is_refused_before_its_merges_are_made(
+    monkeypatch: pytest.MonkeyPatch, bounds: dict[str, int], tokens: list[str], notice: str
+) -> None:
+    for name, bound in bounds.items():
+        monkeypatch.setattr(gguf_tokenizer, name, bound)
+    found = files_of({"ggml.model": "llama", "ggml.tokens": tokens}, 1 << 20)
+    assert found.files == {}
+    assert notice in str(found.notice)
+
+
+def test_merges_end_at_their_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A piece of 7 letters has 6 merges at most: the list is never longer than the bound and these."""
+    monkeypatch.setattr(gguf_tokenizer, "_MAX_MERGES", 4000)
+    seen: list[int] = []
+    check = gguf_tokenizer._check_count
+    monkeypatch.setattr(gguf_tokenizer, "_check_count", lambda *a: (seen.append(a[1]), check(*a)))
+    files_of({"ggml.model": "llama", "ggml.tokens": dense_vocabulary("abc", 7)}, 1 << 20)
+    assert 4000 < seen[-1] <= 4006
+
+
+def test_merges_of_a_file_are_bounded(demo_keys: dict[str, Any]) -> None:
+    found = files_of(demo_keys | {"ggml.merges": ["a b"] * 1_200_001})
+    assert set(found.files) == {"chat_template.jinja"}
+    assert "more than 1200000 merges" in str(found.notice)
 
 
 def test_through_a_real_file(tmp_path: Path, piece_keys: dict[str, Any]) -> None:

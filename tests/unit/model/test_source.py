@@ -61,3 +61,29 @@ def test_a_folder_without_a_config_hides_no_alias(tmp_path: Path, monkeypatch: p
     (tmp_path / "tinyllama").mkdir()
     with pytest.raises(UserError, match="tpiedge pull tinyllama"):
         source.resolve_model("tinyllama")
+
+
+@pytest.mark.parametrize("given", ["m.gguf", "M.GGUF", "two words.gguf"])
+def test_a_gguf_file_is_told_from_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / given).write_bytes(b"GGUF")
+    shown = f"'{given}'" if " " in given else given
+    with pytest.raises(UserError, match=f"^{shown} is a GGUF file: use tpiedge import-gguf {shown} first"):
+        source.resolve_model(given)
+
+
+def test_a_folder_of_gguf_files_is_told_from_a_model(tmp_path: Path, folder: Path) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for place in (files, folder):
+        (place / "m.gguf").write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=f"use tpiedge import-gguf {files}/m.gguf first"):
+        source.resolve_model(str(files))
+    assert source.resolve_model(str(folder)) == folder
+
+
+def test_a_gguf_file_that_is_not_there_is_no_model(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no model .*give 'demo', a folder"):
+        source.resolve_model(str(tmp_path / "gone.gguf"))

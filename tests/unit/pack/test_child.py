@@ -4,11 +4,13 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.unit.pack.children import first_event, pack_child
 from tpiedge.errors import Cancelled, DiskFull, InternalError, OutOfMemory, ResourceError, UserError
 from tpiedge.pack import parent
 from tpiedge.pack.child import CheckpointTensors, PackRequest, RandomTensors
@@ -106,28 +108,22 @@ def test_a_child_that_has_to_be_killed_leaves_nothing(
 
 
 @pytest.fixture
-def started_child(long_request: PackRequest) -> "subprocess.Popen[bytes]":
+def started_child(long_request: PackRequest) -> Iterator["subprocess.Popen[bytes]"]:
     """A child that has begun to write."""
-    child = subprocess.Popen(
-        [sys.executable, "-P", "-m", "tpiedge.pack.child"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=parent._environment(),
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    child.stdin.write(json.dumps(long_request.to_json()).encode() + b"\n")
-    child.stdin.flush()
-    assert json.loads(child.stdout.readline())["event"] == "progress"
-    return child
+    with pack_child(long_request) as child:
+        assert first_event(child) == "progress"
+        yield child
 
 
-def test_sigterm_leaves_nothing(tmp_path: Path, started_child: "subprocess.Popen[bytes]") -> None:
-    started_child.send_signal(signal.SIGTERM)
-    out, _ = started_child.communicate(timeout=30)
+@pytest.mark.parametrize("precision", [Precision.F32, Precision.Q4])
+def test_sigterm_leaves_nothing(tmp_path: Path, long_request: PackRequest, precision: Precision) -> None:
+    with pack_child(replace(long_request, precision=precision)) as child:
+        assert first_event(child) == "progress"
+        child.send_signal(signal.SIGTERM)
+        out, _ = child.communicate(timeout=30)
     last = json.loads(out.splitlines()[-1])
     assert (last["event"], last["kind"]) == ("error", "Cancelled")
-    assert started_child.returncode == Cancelled.exit_code
+    assert child.returncode == Cancelled.exit_code
     assert list(tmp_path.iterdir()) == []
 
 
@@ -192,3 +188,35 @@ def test_a_silent_end_is_explained(tmp_path: Path, spec: ModelSpec, monkeypatch:
 def test_packing_needs_no_torch(spec: ModelSpec, make_pack: Callable[..., Pack]) -> None:
     program = "import sys, tpiedge.pack.parent, tpiedge.pack.export; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], env=parent._environment(), check=True)
+
+
+_PEAK = """
+import re, sys
+from pathlib import Path
+from tpiedge.pack.child import main
+
+status = main()
+print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)
+sys.exit(status)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("native", ["1", "0"])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_the_child_keeps_below_256_mb(tmp_path: Path, transposed: bool, native: str) -> None:
+    """As a whole process, with shapes of which a unit or a row is much larger than any model's."""
+    rows, cols, per_unit = (256, 65536, 128) if transposed else (256, 262144, 128)
+    layer = BlobSpec((MatrixSpec("q", "q", rows, cols, per_unit, transposed),))
+    embedding = BlobSpec((MatrixSpec("embedding", "e", 128, 64, 128),))
+    spec = ModelSpec(embedding, (layer,), BlobSpec(), {})
+    request = PackRequest(spec, RandomTensors(1), Precision.Q4, tmp_path / "pack")
+    environment = {"TPIEDGE_NATIVE": "0"} if native == "0" else {}
+    with pack_child(request, ("-c", _PEAK), **environment) as child:
+        assert child.stdout is not None
+        lines = child.stdout.read().splitlines()
+        child.wait()
+    assert json.loads(lines[-2])["event"] == "done"
+    assert float(lines[-1]) < 256
+    verify_pack(Pack.open(tmp_path / "pack"), fast=True)

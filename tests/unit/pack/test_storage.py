@@ -1,7 +1,10 @@
+from dataclasses import replace
+
 import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import Precision
+from tpiedge.pack.specs import BlobSpec, MatrixSpec, VectorSpec
 from tpiedge.pack.storage import Storage
 
 F32, BF16, Q8, Q4 = Precision
@@ -54,6 +57,20 @@ def test_what_contradicts_itself() -> None:
     for asked in ({"head": Q8}, {"embedding": F32}, {"search": False}):
         with pytest.raises(UserError, match="layers in bf16 go with"):
             Storage.of(BF16, tied=False, **asked)
+
+
+def test_vectors_in_f32_beside_bf16() -> None:
+    storage = replace(Storage.of(BF16, tied=False), vectors_f32=True)
+    assert storage.label(tied=False) == "bf16-vectors-f32"
+    assert storage.to_json() == {"precision": "bf16", "vectors": "f32"}
+    assert Storage.from_json(storage.to_json()) == storage
+    spec = BlobSpec((MatrixSpec("q", "s", 128, 64, 64),), (VectorSpec("a", "va", 60),))
+    layout, usual = storage.layout(0, spec), Storage.of(BF16, tied=False).layout(0, spec)
+    assert ([v.precision for v in layout.vectors], layout.precision) == ([F32], BF16)
+    assert layout.descriptor() != usual.descriptor()
+    assert "vector_precisions" not in usual.descriptor()
+    with pytest.raises(UserError, match="vectors is not f32"):
+        Storage.from_json({"precision": "bf16", "vectors": "bf16"})
 
 
 def test_plain_packs_say_one_precision() -> None:

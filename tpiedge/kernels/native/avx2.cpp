@@ -1,5 +1,6 @@
 // Vectors of eight floats: AVX2, FMA and F16C.
 #include "kernels.h"
+#include "x86_features.h"
 
 #if defined(__x86_64__)
 
@@ -82,8 +83,7 @@ struct Avx2 {
 #include "kernels.inl"
 
 const tpiedge::Kernels *tpiedge::avx2_kernels() {
-    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
-                     __builtin_cpu_supports("f16c");
+    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     return has ? &KERNELS<Avx2> : nullptr;
 }
 

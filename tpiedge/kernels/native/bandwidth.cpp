@@ -10,6 +10,12 @@
 #endif
 
 #include "interface.h"
+#include "x86_features.h"
+
+// Whether compiler and assembler know AVX-VNNI, as in panels_avxvnni.cpp.
+#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#define TPIEDGE_AVX_VNNI
+#endif
 
 namespace {
 
@@ -118,7 +124,9 @@ __attribute__((target("avx2"))) uint64_t read_avx2(const char *data, int64_t lin
 int64_t f32_avx512(int64_t rounds) { TPIEDGE_LOOP(TPIEDGE_F32_512); }
 int64_t f32_fma(int64_t rounds) { TPIEDGE_LOOP(TPIEDGE_F32_256); }
 int64_t int8_avx512(int64_t rounds) { TPIEDGE_LOOP(TPIEDGE_INT8_512); }
+#if defined(TPIEDGE_AVX_VNNI)
 int64_t int8_avx_vnni(int64_t rounds) { TPIEDGE_LOOP(TPIEDGE_INT8_VEX); }
+#endif
 int64_t int8_avx2(int64_t rounds) { TPIEDGE_LOOP(TPIEDGE_INT8_256); }
 
 #elif defined(__aarch64__)
@@ -152,20 +160,13 @@ Peak f32_peak() {
     return {f32_portable, 2 * 4 * CHAINS};
 }
 
-#if defined(__x86_64__)
-// The compilers that do not know its name cannot ask for it.
-bool has_avx_vnni() {
-    uint32_t a = 7, b, c = 1, d;
-    asm("cpuid" : "+a"(a), "=b"(b), "+c"(c), "=d"(d));
-    return __builtin_cpu_supports("avx2") && (a >> 4 & 1);
-}
-#endif
-
 Peak int8_peak() {
 #if defined(__x86_64__)
     if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512vnni"))
         return {int8_avx512, 2 * 64 * CHAINS};
-    if (has_avx_vnni()) return {int8_avx_vnni, 2 * 32 * CHAINS};
+#if defined(TPIEDGE_AVX_VNNI)
+    if (__builtin_cpu_supports("avx2") && has_avx_vnni()) return {int8_avx_vnni, 2 * 32 * CHAINS};
+#endif
     if (__builtin_cpu_supports("avx2")) return {int8_avx2, 2 * 32 * CHAINS};
 #elif defined(__aarch64__) && defined(__linux__)
     if (getauxval(AT_HWCAP) & (1 << 20)) return {int8_dotprod, 2 * 16 * CHAINS};
@@ -175,7 +176,7 @@ Peak int8_peak() {
 
 }  // namespace
 
-// Reads `nbytes` (whole lines of 64) once, in order.
+// Reads `nbytes`, a multiple of four lines of 64, once and in order.
 TPIEDGE_EXPORT uint64_t tpiedge_probe_read(const void *data, int64_t nbytes) {
     const char *bytes = static_cast<const char *>(data);
     const int64_t lines = nbytes / LINE;

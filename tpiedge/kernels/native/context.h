@@ -2,10 +2,10 @@
 #ifndef TPIEDGE_CONTEXT_H
 #define TPIEDGE_CONTEXT_H
 
+#include <stdlib.h>
 #include <string.h>
 
 #include <mutex>
-#include <vector>
 
 #include "interface.h"
 #include "kernels.h"
@@ -20,16 +20,46 @@ struct Isa {
     const PanelKernels *panels;
 };
 
+// Memory that grows to the largest size that was asked for.
+class Room {
+public:
+    Room() = default;
+    ~Room() { free(memory_); }
+    Room(const Room &) = delete;
+    Room &operator=(const Room &) = delete;
+
+    int64_t nbytes() const { return nbytes_; }
+    // `wanted` elements at least, from a multiple of a cache line's bytes on; null where the system has no memory. What
+    // the room held is not kept.
+    template <class T>
+    T *of(int64_t wanted) {
+        const int64_t nbytes = wanted * static_cast<int64_t>(sizeof(T));
+        if (!memory_ || nbytes > nbytes_) {
+            free(memory_);
+            memory_ = nullptr;
+            nbytes_ = nbytes > LINE_BYTES ? nbytes : LINE_BYTES;
+            if (posix_memalign(&memory_, LINE_BYTES, static_cast<size_t>(nbytes_))) memory_ = nullptr;
+            if (!memory_) nbytes_ = 0;
+        }
+        return static_cast<T *>(memory_);
+    }
+
+private:
+    void *memory_ = nullptr;
+    int64_t nbytes_ = 0;
+};
+
+// The constructor may throw; calls do not, because no exception may leave a C interface.
 struct Context {
     Context(int threads, const Isa &isa) : pool(threads), kernels(isa.kernels), panels(isa.panels) {}
 
     Pool pool;
     const Kernels *kernels;
     const PanelKernels *panels;
-    std::mutex panels_call;            // of products with quantised matrices: they keep what they quantised below
-    std::vector<float> partial;        // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16]
-    std::vector<float> inner;          // of a quantised FFN: gate and up
-    std::vector<uint8_t> activations;  // quantised, whole tiles
+    std::mutex rooms;        // of every call that uses what follows
+    Room sums;               // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16]
+    Room activations;        // quantised, whole tiles
+    bool exhausted = false;  // a room had no memory, so a call gave up
 };
 
 // Pieces are small enough that a thread that lost its core for a while does not hold up the others, and a multiple of
@@ -47,16 +77,29 @@ inline uint16_t bf16(float value) {
     return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// `wanted` elements at least, from a multiple of a cache line's bytes on. What a vector held is not kept.
-template <class T>
-T *room(std::vector<T> &vector, int64_t wanted) {
-    wanted += LINE_BYTES / static_cast<int64_t>(sizeof(T));
-    if (static_cast<int64_t>(vector.size()) < wanted) {
-        vector.clear();
-        vector.resize(wanted);
+// Elements, read and written, from which waking other threads pays, and pieces for each thread then.
+constexpr int64_t WORTH_SHARING = 1 << 16;
+constexpr int64_t ROW_PIECES = 4;
+
+// Calls work(first, last) until all of `rows` rows of `width` elements each are done, on all threads where that pays.
+template <class Work>
+void share_rows(Pool &pool, int64_t rows, int64_t width, const Work &work) {
+    if (rows * width < WORTH_SHARING) {
+        work(int64_t{0}, rows);
+        return;
     }
-    const auto at = reinterpret_cast<uintptr_t>(vector.data());
-    return vector.data() + (-at & (LINE_BYTES - 1)) / sizeof(T);
+    struct Job {
+        const Work &work;
+        int64_t rows;
+        int64_t piece;
+    };
+    const Job job{work, rows, piece_of(rows, 1, pool.threads() * ROW_PIECES)};
+    const auto run = [](const void *context, int64_t index) {
+        const Job &job = *static_cast<const Job *>(context);
+        const int64_t first = index * job.piece;
+        job.work(first, job.rows - first < job.piece ? job.rows : first + job.piece);
+    };
+    pool.run(run, &job, (rows + job.piece - 1) / job.piece);
 }
 
 }  // namespace tpiedge

@@ -1,4 +1,4 @@
-// Norm, rotation and activation of few tokens, all on the calling thread. V as in kernels.inl.
+// Norm, rotation and activation of some rows, on the calling thread. V as in kernels.inl.
 
 namespace {
 

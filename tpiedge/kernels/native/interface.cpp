@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <exception>
+#include <utility>
 
 #include "context.h"
 
@@ -14,8 +15,9 @@ using tpiedge::Kernels;
 using tpiedge::piece_of;
 using tpiedge::Product;
 using tpiedge::Rows;
+using tpiedge::share_rows;
 
-constexpr int ABI = 5;  // as in signatures.py
+constexpr int ABI = 6;  // as in signatures.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
@@ -23,6 +25,8 @@ constexpr int64_t PROJECT_PIECES = 8;
 // after the other; the slices' sums are added in order. Pieces of columns instead leave half the bandwidth unused.
 constexpr int64_t CONTRACT_SLICES = 8;
 constexpr int64_t SLICE_GRAIN = 16;  // a multiple of the rows that the kernels sum at once
+// Elements of an activation that go together. The vectors of every instruction set divide it.
+constexpr int64_t STRETCH = 64;
 
 // Products that share x, computed with one hand-over to the pool.
 struct Job {
@@ -107,7 +111,10 @@ void project(Context &context, const float *x, int64_t tokens, int64_t cols, con
     context.pool.run(compute, &job, job.pieces);
 }
 
+// The slices' sums take at most CONTRACT_SLICES * tokens * cols floats: callers bring few tokens (NATIVE_TOKENS in
+// library.py).
 void contract(Context &context, const float *x, const Weight &w, int64_t tokens, int64_t cols) {
+    const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Kernels &kernels = *context.kernels;
     const int64_t slice = piece_of(w.rows, SLICE_GRAIN, CONTRACT_SLICES);
     const int64_t slices = (w.rows + slice - 1) / slice;
@@ -116,13 +123,38 @@ void contract(Context &context, const float *x, const Weight &w, int64_t tokens,
         memset(w.y, 0, outputs * sizeof(float));
         return;
     }
+    float *partial = context.sums.of<float>(slices * outputs);
+    if (!partial) {
+        context.exhausted = true;
+        return;
+    }
     const ContractJob job{Product{x, w.w, w.y, w.stride, tokens, w.rows, cols, w.rows},
-                          w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, slice, w.is_bf16 ? 2 : 4,
-                          tpiedge::room(context.partial, slices * outputs)};
+                          w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, slice, w.is_bf16 ? 2 : 4, partial};
     context.pool.run(compute_contract, &job, slices);
-    memcpy(w.y, job.partial, outputs * sizeof(float));
+    memcpy(w.y, partial, outputs * sizeof(float));
     for (int64_t s = 1; s < slices; s++)
-        for (int64_t i = 0; i < outputs; i++) w.y[i] += job.partial[s * outputs + i];
+        for (int64_t i = 0; i < outputs; i++) w.y[i] += partial[s * outputs + i];
+}
+
+Rows part_of(const Rows &rows, int64_t first, int64_t last) {
+    Rows part = rows;
+    part.x += first * rows.token_stride;
+    part.y += first * rows.heads * rows.width;
+    part.tokens = last - first;
+    return part;
+}
+
+void rms_norm(Context &context, const Rows &rows, const float *weight, float eps) {
+    share_rows(context.pool, rows.tokens, rows.heads * rows.width, [&](int64_t first, int64_t last) {
+        context.kernels->rms_norm(part_of(rows, first, last), weight, eps);
+    });
+}
+
+void swiglu(Context &context, const float *gate, const float *up, float *y, int64_t count) {
+    share_rows(context.pool, (count + STRETCH - 1) / STRETCH, STRETCH, [&](int64_t first, int64_t last) {
+        const int64_t at = first * STRETCH, end = last * STRETCH < count ? last * STRETCH : count;
+        context.kernels->swiglu(gate + at, up + at, y + at, end - at);
+    });
 }
 
 // To bf16, and back to f32.
@@ -157,6 +189,12 @@ TPIEDGE_EXPORT void *tpiedge_open(int threads, int isa) {
 
 TPIEDGE_EXPORT void tpiedge_close(void *handle) { delete static_cast<Context *>(handle); }
 
+TPIEDGE_EXPORT int tpiedge_exhausted(void *handle) {
+    Context &context = *static_cast<Context *>(handle);
+    const std::lock_guard<std::mutex> one_caller(context.rooms);
+    return std::exchange(context.exhausted, false);
+}
+
 TPIEDGE_EXPORT void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights,
                                     int64_t count) {
     project(*static_cast<Context *>(handle), x, tokens, cols, weights, count);
@@ -172,11 +210,11 @@ TPIEDGE_EXPORT void tpiedge_ffn(void *handle, const float *x, int64_t tokens, in
                                 float eps, int rounds, const Weight *weights, int64_t cols, float *scratch) {
     Context &context = *static_cast<Context *>(handle);
     const int64_t inner = tokens * weights[0].rows;
-    context.kernels->rms_norm(Rows{x, scratch, hidden, 0, tokens, 1, hidden}, norm, eps);
+    rms_norm(context, Rows{x, scratch, hidden, 0, tokens, 1, hidden}, norm, eps);
     if (rounds) round_to_bf16(scratch, tokens * hidden);
     project(context, scratch, tokens, hidden, weights, 2);
     float *gate = weights[0].y;
-    context.kernels->swiglu(gate, weights[1].y, gate, inner);
+    swiglu(context, gate, weights[1].y, gate, inner);
     if (rounds) round_to_bf16(gate, inner);
     contract(context, gate, weights[2], tokens, cols);
 }
@@ -184,16 +222,19 @@ TPIEDGE_EXPORT void tpiedge_ffn(void *handle, const float *x, int64_t tokens, in
 TPIEDGE_EXPORT void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,
                                      int64_t tokens, int64_t heads, int64_t width, const float *weight, float eps) {
     const Rows rows{x, y, token_stride, head_stride, tokens, heads, width};
-    static_cast<Context *>(handle)->kernels->rms_norm(rows, weight, eps);
+    rms_norm(*static_cast<Context *>(handle), rows, weight, eps);
 }
 
 TPIEDGE_EXPORT void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,
                                  int64_t tokens, int64_t heads, int64_t width, const float *cos, const float *sin,
                                  int64_t rotated) {
     const Rows rows{x, y, token_stride, head_stride, tokens, heads, width};
-    static_cast<Context *>(handle)->kernels->rope(rows, cos, sin, rotated);
+    Context &context = *static_cast<Context *>(handle);
+    share_rows(context.pool, tokens, heads * width, [&](int64_t first, int64_t last) {
+        context.kernels->rope(part_of(rows, first, last), cos + first * rotated, sin + first * rotated, rotated);
+    });
 }
 
 TPIEDGE_EXPORT void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count) {
-    static_cast<Context *>(handle)->kernels->swiglu(gate, up, y, count);
+    swiglu(*static_cast<Context *>(handle), gate, up, y, count);
 }

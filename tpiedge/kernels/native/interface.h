@@ -54,12 +54,16 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
     double scale;
 };
 
+// Calls of one handle by several threads wait for each other where they share anything. Nothing throws: a call that finds
+// no memory for what it keeps meanwhile gives up, and tpiedge_exhausted says so.
 extern "C" {
 int tpiedge_abi();
 int tpiedge_has_isa(int isa);
 int tpiedge_best_isa();
 void *tpiedge_open(int threads, int isa);
 void tpiedge_close(void *handle);
+// Whether a call gave up since the last question, so that its results are not complete.
+int tpiedge_exhausted(void *handle);
 void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights, int64_t count);
 void tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols);
 void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm, float eps, int rounds,
@@ -68,7 +72,7 @@ void tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const 
 void tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
 void tpiedge_panels_attention(void *handle, const AttentionBlock *block, float *scratch);
 void tpiedge_panels_ffn(void *handle, const float *x, int64_t tokens, const float *norm, float eps,
-                        const PanelWeight *weights);
+                        const PanelWeight *weights, float *scratch);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
@@ -82,7 +86,7 @@ void tpiedge_kv_append(void *handle, const float *x, void *to, int bits, int64_t
                        int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t width);
 int64_t tpiedge_quantise(int64_t level, const void *values, int64_t kind, int64_t stride, int64_t outputs,
                          int64_t inputs, int64_t bits, int64_t searches, uint8_t *panels, double *sums);
-uint64_t tpiedge_probe_read(const void *data, int64_t nbytes);
+uint64_t tpiedge_probe_read(const void *data, int64_t nbytes);  // multiples of 256 bytes
 int64_t tpiedge_probe_operations(int int8);
 int64_t tpiedge_probe_multiply(int int8, int64_t rounds);
 uint32_t tpiedge_crc32(const void *data, int64_t size, uint32_t before);

@@ -89,8 +89,10 @@ TPIEDGE_EXPORT void tpiedge_attention(void *handle, const float *q, const void *
 TPIEDGE_EXPORT void tpiedge_kv_append(void *handle, const float *x, void *to, int bits, int64_t x_token_stride,
                                       int64_t x_head_stride, int64_t token_stride, int64_t head_stride, int64_t tokens,
                                       int64_t heads, int64_t width) {
-    const tpiedge::KVKernels &kernels = static_cast<Context *>(handle)->kernels->kv;
-    const Append append{x, static_cast<unsigned char *>(to), x_token_stride, x_head_stride, token_stride, head_stride,
-                        tokens, heads, width};
-    (bits == 8 ? kernels.append_q8 : kernels.append_q4)(append);
+    Context &context = *static_cast<Context *>(handle);
+    const auto kernel = bits == 8 ? context.kernels->kv.append_q8 : context.kernels->kv.append_q4;
+    tpiedge::share_rows(context.pool, tokens, heads * width, [&](int64_t first, int64_t last) {
+        kernel(Append{x + first * x_token_stride, static_cast<unsigned char *>(to) + first * token_stride, x_token_stride,
+                      x_head_stride, token_stride, head_stride, last - first, heads, width});
+    });
 }

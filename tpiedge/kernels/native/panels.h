@@ -23,6 +23,9 @@ constexpr int64_t GROUP = 32;
 constexpr int64_t GROUP_FILL = 8;
 constexpr int64_t LINE_BYTES = 64;
 
+// Of two groups of a panel: a line of scales, then the codes.
+constexpr int64_t pair_nbytes(int64_t bits) { return LINE_BYTES + 2 * GROUP * PANEL * bits / 8; }
+
 // Inputs of the units: `per_unit` of each, the last of what is left.
 struct Inputs {
     int64_t count;
@@ -91,13 +94,17 @@ inline int64_t quantised_nbytes(const tpiedge::Inputs &inputs) {
     return (units - 1) * quantised_nbytes(inputs.per_unit) + quantised_nbytes(inputs_of_unit(inputs, units - 1));
 }
 
-// Of one panel, its scales and all of it; bits 4 or 8.
-inline int64_t scales_nbytes(int64_t inputs) {
-    const int64_t nbytes = groups_of(inputs) * tpiedge::PANEL * 2;
-    return (nbytes + tpiedge::LINE_BYTES - 1) / tpiedge::LINE_BYTES * tpiedge::LINE_BYTES;
-}
+// Of one panel; bits 4 or 8.
 inline int64_t panel_nbytes(int64_t inputs, int64_t bits) {
-    return scales_nbytes(inputs) + filled(inputs) * tpiedge::PANEL * bits / 8;
+    return (groups_of(inputs) + 1) / 2 * tpiedge::LINE_BYTES + filled(inputs) * tpiedge::PANEL * bits / 8;
+}
+// Where the scales and the codes of a group lie in a panel.
+inline int64_t scales_at(int64_t group, int64_t bits) {
+    return group / 2 * tpiedge::pair_nbytes(bits) + group % 2 * 2 * tpiedge::PANEL;
+}
+inline int64_t codes_at(int64_t group, int64_t bits) {
+    const int64_t before = group % 2 * tpiedge::GROUP * tpiedge::PANEL * bits / 8;
+    return group / 2 * tpiedge::pair_nbytes(bits) + tpiedge::LINE_BYTES + before;
 }
 
 // What becomes of a group's activations.

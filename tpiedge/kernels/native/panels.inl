@@ -28,10 +28,13 @@ namespace {
 
 using tpiedge::GROUP;
 using tpiedge::Inputs;
+using tpiedge::LINE_BYTES;
 using tpiedge::PANEL;
 using tpiedge::PanelRun;
 
-constexpr int64_t PANELS_AHEAD = 4096;  // bytes fetched ahead of the codes
+constexpr int64_t PAIRS_AHEAD = 4;  // of groups, fetched before they are needed
+
+constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
 
 template <int BITS>
 constexpr int64_t code_nbytes(int64_t inputs) {
@@ -102,20 +105,17 @@ inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const i
 
 // --- one panel times one tile
 
-// What is read `distance` bytes further on: the lines in order, as many for each group as it has bytes, though a group's
-// scales and codes lie apart.
-template <class P>
+// What is read soon: the panel that is being read, then what begins at `then`.
 struct Ahead {
-    int64_t distance;
-    const uint8_t *end;   // of the run
-    const uint8_t *next;  // what is read then
-    const uint8_t *at = nullptr;
+    const uint8_t *end;
+    const uint8_t *then;
 
-    void begin(const uint8_t *panel) { at = panel + distance; }
-    void group(int64_t nbytes) {
-        const uint8_t *from = at < end ? at : next + (at - end);
-        for (int64_t line = 0; line < nbytes; line += tpiedge::LINE_BYTES) P::prefetch(from + line);
-        at += nbytes;
+    template <class P, int BITS>
+    inline void fetch(const uint8_t *pair) const {
+        constexpr int64_t nbytes = tpiedge::pair_nbytes(BITS);
+        const uint8_t *at = pair + PAIRS_AHEAD * nbytes;
+        if (at >= end) at = then + (at - end);
+        for (int64_t line = 0; line < nbytes; line += tpiedge::LINE_BYTES) P::prefetch(at + line);
     }
 };
 
@@ -123,7 +123,7 @@ template <class P, int BITS, int T>
 struct Tile {
     typename P::Floats y[T];
 
-    inline void group(const uint8_t *codes, int64_t inputs, const uint16_t *scales, const uint8_t *x) {
+    inline void group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
         float dx[T];
         int32_t corrections[T];
         for (int t = 0; t < T; t++) {
@@ -132,28 +132,34 @@ struct Tile {
         }
         typename P::Ints sums[T];
         dots<P, BITS, T>(codes, inputs, x + 8 * T, corrections, sums);
-        const typename P::Floats scale = P::scales(scales);
+        const typename P::Floats scale = P::scales(reinterpret_cast<const uint16_t *>(scales));
         for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, dx[t], y[t]);
     }
 
-    inline void groups(const uint16_t *scales, const uint8_t *codes, int64_t inputs, const uint8_t *x,
-                       Ahead<P> *ahead) {
-        for (; inputs >= GROUP; inputs -= GROUP) {
-            if (ahead) ahead->group(code_nbytes<BITS>(GROUP) + 2 * PANEL);
-            group(codes, GROUP, scales, x);
-            codes += code_nbytes<BITS>(GROUP);
-            scales += PANEL;
-            x += quantised_nbytes(GROUP) * T;
+    // All groups of a panel.
+    inline void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x, const Ahead *ahead) {
+        constexpr int64_t codes = code_nbytes<BITS>(GROUP);
+        const int64_t activations = quantised_nbytes(GROUP) * T;
+        for (; inputs >= 2 * GROUP; inputs -= 2 * GROUP, pair += tpiedge::pair_nbytes(BITS), x += 2 * activations) {
+            if (ahead) ahead->fetch<P, BITS>(pair);
+            group(pair + LINE_BYTES, GROUP, pair, x);
+            group(pair + LINE_BYTES + codes, GROUP, pair + SCALES, x + activations);
         }
-        if (inputs > 0) group(codes, filled(inputs), scales, x);
+        if (inputs > GROUP) {
+            group(pair + LINE_BYTES, GROUP, pair, x);
+            group(pair + LINE_BYTES + codes, filled(inputs - GROUP), pair + SCALES, x + activations);
+        } else if (inputs > 0) {
+            group(pair + LINE_BYTES, filled(inputs), pair, x);
+        }
     }
 
     static inline void get(typename P::Floats &value, const float *at, int64_t count) {
         value = count < PANEL ? P::load_some(at, static_cast<int>(count)) : P::load(at);
     }
 
-    static void compute(const PanelRun &run, const uint8_t *panel, int64_t scales, int64_t token, int64_t output,
-                        Ahead<P> *ahead) {
+    // `following`: the panel after this one. Only the first of the tiles that pass over a panel `fetches`.
+    static void compute(const PanelRun &run, const uint8_t *panel, const uint8_t *following, int64_t token,
+                        int64_t output, bool fetches) {
         const int64_t left = run.outputs - output;
         const int64_t count = left < PANEL ? left : PANEL;
         float *to = run.y + token * run.y_stride + output / PANEL * run.y_panel_stride;
@@ -166,9 +172,10 @@ struct Tile {
         }
         const uint8_t *x = run.activations + token / P::TOKENS * run.tile_nbytes + run.unit_nbytes * T;
         for (int64_t unit = 0; unit < run.units; unit++) {
-            if (ahead) ahead->begin(panel);
-            tile.groups(reinterpret_cast<const uint16_t *>(panel), panel + scales, run.inputs, x, ahead);
-            panel += run.data_stride;
+            const uint8_t *next = panel + run.data_stride;
+            const Ahead ahead{panel + panel_nbytes(run.inputs, BITS), unit + 1 < run.units ? next : following};
+            tile.groups(panel, run.inputs, x, fetches ? &ahead : nullptr);
+            panel = next;
             x += quantised_nbytes(run.inputs) * T;
         }
         for (int t = 0; t < T; t++, to += run.y_stride) {
@@ -184,28 +191,26 @@ struct Tile {
 
 // A tile of 1 to T tokens.
 template <class P, int BITS, int T>
-void some_tokens(const PanelRun &run, const uint8_t *panel, int64_t scales, int64_t token, int64_t output,
-                 int64_t tokens, Ahead<P> *ahead) {
+void some_tokens(const PanelRun &run, const uint8_t *panel, const uint8_t *following, int64_t token, int64_t output,
+                 int64_t tokens) {
     if constexpr (T > 0) {
         if (tokens == T)
-            Tile<P, BITS, T>::compute(run, panel, scales, token, output, ahead);
+            Tile<P, BITS, T>::compute(run, panel, following, token, output, token == 0);
         else
-            some_tokens<P, BITS, T - 1>(run, panel, scales, token, output, tokens, ahead);
+            some_tokens<P, BITS, T - 1>(run, panel, following, token, output, tokens);
     }
 }
 
 template <class P, int BITS>
 void panels(const PanelRun &run) {
-    const int64_t scales = scales_nbytes(run.inputs), nbytes = panel_nbytes(run.inputs, BITS);
-    const int64_t all = (run.units - 1) * run.data_stride + (run.outputs + PANEL - 1) / PANEL * nbytes;
-    // Of many units the same part of the next panel.
-    Ahead<P> ahead{run.units > 1 ? nbytes : PANELS_AHEAD, run.data + all, run.next};
+    const int64_t nbytes = panel_nbytes(run.inputs, BITS);
     const uint8_t *panel = run.data;
-    for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes)
+    for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes) {
+        const uint8_t *following = output + PANEL < run.outputs ? panel + nbytes : run.next;
         for (int64_t token = 0; token < run.tokens; token += P::TOKENS)
-            some_tokens<P, BITS, P::TOKENS>(run, panel, scales, token, output,
-                                            run.tokens - token < P::TOKENS ? run.tokens - token : P::TOKENS,
-                                            token == 0 ? &ahead : nullptr);
+            some_tokens<P, BITS, P::TOKENS>(run, panel, following, token, output,
+                                            run.tokens - token < P::TOKENS ? run.tokens - token : P::TOKENS);
+    }
 }
 
 template <class P>

@@ -1,5 +1,6 @@
 // Products with quantised matrices with AVX2.
 #include "panels.h"
+#include "x86_features.h"
 
 #if defined(__x86_64__)
 
@@ -82,7 +83,7 @@ struct Avx2Integers::Sum<8> {
 #include "panels.inl"
 
 const tpiedge::PanelKernels *tpiedge::avx2_panels() {
-    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
     return has ? &PANEL_KERNELS<Avx2Integers> : nullptr;
 }
 

@@ -1,9 +1,9 @@
 // Products with quantised matrices with AVX-VNNI: eight sums of four products at once.
 #include "panels.h"
+#include "x86_features.h"
 
 #if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
 
-#include <cpuid.h>
 #include <immintrin.h>
 #include <stddef.h>
 
@@ -38,12 +38,6 @@ struct AvxVnni : Avx2Panels {
         Pair total() const { return sums; }
     };
 };
-
-// __builtin_cpu_supports knows AVX-VNNI only in newer compilers. That the system keeps the registers follows from AVX2.
-bool has_avx_vnni() {
-    unsigned a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & (1u << 4));
-}
 
 }  // namespace
 

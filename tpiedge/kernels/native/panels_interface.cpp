@@ -20,9 +20,13 @@ constexpr int64_t CONTRACT_PIECES = 4;
 // unit by unit, because its time goes into reading, and then a piece reads the longest runs.
 constexpr int64_t CHUNK_INPUTS = 1024;
 // Quantised activations of the tokens that pass over a matrix together: what a core's own cache keeps beside a panel. Of
-// row-parallel matrices only some inputs pass at a time.
+// row-parallel matrices only some inputs pass at a time; the sums of all their outputs are kept until the last has passed.
+// So Context's rooms take 4 MiB each at most, or what the least tiles take: more only for over 100,000 inputs or 32,768
+// outputs.
 constexpr int64_t PROJECT_BYTES = 768 << 10;
 constexpr int64_t CONTRACT_BYTES = 4 << 20;
+constexpr int64_t SUMS_BYTES = 4 << 20;
+constexpr int64_t LEAST_TILES = 4;
 
 // Where the rows come from that are quantised.
 enum Source { PLAIN, NORMED, GATED };
@@ -36,7 +40,7 @@ struct Activations {
     Inputs inputs;
     const float *weight;  // NORMED
     float eps;
-    float *rows;      // [T, inputs]: room for what NORMED makes
+    float *rows;      // NORMED: room for what it makes of the tokens that pass together
     const float *up;  // GATED: [T, inputs]
     uint8_t *to;
 
@@ -100,7 +104,7 @@ void project_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t 
         if (end > w.rows) end = w.rows;
         run.y = w.y + begin;
         const uint8_t *at = w.data + unit * w.unit_nbytes;
-        run.next = at + (last - first > some ? w.unit_nbytes : 0);
+        run.next = last - first > some ? at + w.unit_nbytes : run.activations;
         run_panels(job, w, run, at, panel, end - begin);
         first += some;
     }
@@ -122,7 +126,10 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
         const uint8_t *at = w.data + unit * w.unit_nbytes;
         run.inputs = inputs_of_unit(a.inputs, unit);
         run.units = run.inputs < w.rows_per_unit ? 1 : whole - unit < chunk ? whole - unit : chunk;
-        run.next = at + (unit + 1 < units ? w.unit_nbytes : 0) + first * panel_nbytes(run.inputs, w.bits);
+        const int64_t then = unit + run.units;
+        run.next = then < units ? w.data + then * w.unit_nbytes +
+                                      first * panel_nbytes(inputs_of_unit(a.inputs, then), w.bits)
+                                : a.to;
         run_panels(job, w, run, at, first, outputs);
         run.unit_nbytes += run.units * quantised_nbytes(run.inputs);
         run.adds = true;
@@ -134,6 +141,7 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
         }
 }
 
+// What a thread reads after a piece is known only of the activations: every piece begins with them.
 void compute_panels(const void *context, int64_t index) {
     const Job &job = *static_cast<const Job *>(context);
     int at = job.count - 1;
@@ -154,15 +162,19 @@ int64_t panels_of(const PanelWeight &w, bool transposed, int64_t unit_panels) {
     return (units - 1) * unit_panels + (last + PANEL - 1) / PANEL;
 }
 
-int64_t filled_panels(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
+int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
 
-// Quantises a.tokens rows, then multiplies them.
+// Quantises a.tokens rows, then multiplies them. Without memory for either it says so in the context, and does nothing.
 void multiply(Context &context, Activations &a, const PanelWeight *weights, int64_t count, bool transposed) {
-    a.to = tpiedge::room(context.activations, a.tiles() * a.tile_nbytes());
-    context.pool.run(quantise_tile, &a, a.tiles());
     Job job;
     job.activations = &a;
-    job.sums = transposed ? tpiedge::room(context.partial, a.tokens * filled_panels(weights[0].cols)) : nullptr;
+    job.sums = transposed ? context.sums.of<float>(a.tokens * filled_outputs(weights[0].cols)) : nullptr;
+    a.to = context.activations.of<uint8_t>(a.tiles() * a.tile_nbytes());
+    if (!a.to || (transposed && !job.sums)) {
+        context.exhausted = true;
+        return;
+    }
+    context.pool.run(quantise_tile, &a, a.tiles());
     int64_t panels = 0;
     for (int64_t i = 0; i < count; i++) {
         const PanelWeight &w = weights[i];
@@ -182,14 +194,21 @@ Inputs inputs_of(const PanelWeight &w, bool transposed) {
     return transposed ? Inputs{w.rows, w.rows_per_unit} : Inputs{w.cols, w.cols > 0 ? w.cols : 1};
 }
 
+// Tokens that pass together: whole tiles.
+int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed) {
+    int64_t tiles = (transposed ? CONTRACT_BYTES : PROJECT_BYTES) / (a.tile_nbytes() + 1);
+    if (transposed) {
+        const int64_t sums_nbytes = a.panels->tile_tokens * filled_outputs(w.cols) * static_cast<int64_t>(sizeof(float));
+        if (tiles > SUMS_BYTES / (sums_nbytes + 1)) tiles = SUMS_BYTES / (sums_nbytes + 1);
+    }
+    return a.panels->tile_tokens * (tiles > LEAST_TILES ? tiles : LEAST_TILES);
+}
+
 // The same for any number of tokens, so many at a time as pass together.
 void multiply_all(Context &context, Activations a, const PanelWeight *weights, int64_t count, bool transposed) {
     PanelWeight moved[tpiedge::MAX_PRODUCTS];
     memcpy(moved, weights, count * sizeof *weights);
-    const int64_t tile_tokens = context.panels->tile_tokens;
-    const int64_t tiles = (transposed ? CONTRACT_BYTES : PROJECT_BYTES) / (a.tile_nbytes() + 1);
-    const int64_t block = tile_tokens * (tiles > 4 ? tiles : 4);
-    const int64_t tokens = a.tokens, width = a.inputs.count;
+    const int64_t tokens = a.tokens, width = a.inputs.count, block = block_of(a, weights[0], transposed);
     for (int64_t first = 0; first < tokens; first += block) {
         a.tokens = tokens - first < block ? tokens - first : block;
         multiply(context, a, moved, count, transposed);
@@ -207,7 +226,7 @@ TPIEDGE_EXPORT void tpiedge_panels_project(void *handle, const float *x, int64_t
                                            int64_t count) {
     if (count == 0) return;
     Context &context = *static_cast<Context *>(handle);
-    const std::lock_guard<std::mutex> one_caller(context.panels_call);
+    const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Activations a{context.panels, context.kernels, PLAIN,   x,       tokens, inputs_of(weights[0], false),
                         nullptr,        0.0f,            nullptr, nullptr, nullptr};
     multiply_all(context, a, weights, count, false);
@@ -220,34 +239,29 @@ TPIEDGE_EXPORT void tpiedge_panels_contract(void *handle, const float *x, int64_
         memset(weight->y, 0, tokens * weight->cols * sizeof(float));
         return;
     }
-    const std::lock_guard<std::mutex> one_caller(context.panels_call);
+    const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Activations a{context.panels, context.kernels, PLAIN,   x,       tokens, inputs_of(*weight, true),
                         nullptr,        0.0f,            nullptr, nullptr, nullptr};
     multiply_all(context, a, weight, 1, true);
 }
 
-// Norm, gate and up, SwiGLU, down (`weights` in this order). The y of gate and up is room of this library.
+// Norm, gate and up, SwiGLU, down (`weights` in this order). `scratch` holds tokens * hidden floats; the y of gate and up
+// are scratch, too.
 TPIEDGE_EXPORT void tpiedge_panels_ffn(void *handle, const float *x, int64_t tokens, const float *norm, float eps,
-                                       const PanelWeight *weights) {
+                                       const PanelWeight *weights, float *scratch) {
     Context &context = *static_cast<Context *>(handle);
     const PanelWeight &down = weights[2];
-    const int64_t hidden = weights[0].cols, inner = weights[0].rows;
-    if (inner == 0) {
+    if (down.rows == 0) {
         memset(down.y, 0, tokens * down.cols * sizeof(float));
         return;
     }
-    const std::lock_guard<std::mutex> one_caller(context.panels_call);
-    float *normed = tpiedge::room(context.inner, tokens * (hidden + 2 * inner));
-    float *gate = normed + tokens * hidden, *up = gate + tokens * inner;
-    PanelWeight first[2] = {weights[0], weights[1]};
-    first[0].y = gate;
-    first[1].y = up;
+    const std::lock_guard<std::mutex> one_caller(context.rooms);
     multiply_all(context,
                  Activations{context.panels, context.kernels, NORMED, x, tokens, inputs_of(weights[0], false), norm, eps,
-                             normed, nullptr, nullptr},
-                 first, 2, false);
+                             scratch, nullptr, nullptr},
+                 weights, 2, false);
     multiply_all(context,
-                 Activations{context.panels, context.kernels, GATED, gate, tokens, inputs_of(down, true), nullptr, 0.0f,
-                             nullptr, up, nullptr},
+                 Activations{context.panels, context.kernels, GATED, weights[0].y, tokens, inputs_of(down, true), nullptr,
+                             0.0f, nullptr, weights[1].y, nullptr},
                  &down, 1, true);
 }

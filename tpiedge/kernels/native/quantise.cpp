@@ -11,6 +11,8 @@
 #pragma GCC diagnostic ignored "-Wpsabi"
 
 #include "interface.h"
+#include "panels.h"
+
 #define TPIEDGE_INLINE __attribute__((always_inline)) inline
 
 #if defined(__x86_64__)
@@ -19,10 +21,11 @@
 
 namespace {
 
-constexpr int PANEL = 16;  // outputs side by side
-constexpr int GROUP = 32;  // inputs that share a scale
-constexpr int LINE = 64;
-constexpr int STEP = 8;
+using tpiedge::GROUP;
+using tpiedge::GROUP_FILL;
+using tpiedge::LINE_BYTES;
+using tpiedge::PANEL;
+
 constexpr int DIVISORS = 6;
 constexpr float Q4_DIVISORS[DIVISORS] = {8.0f, 7.0f, 7.5f, 8.5f, 9.0f, 9.5f};
 constexpr int32_t INFINITE = 0x7F800000;
@@ -224,7 +227,7 @@ struct Quantiser {
         constexpr int IN_LINE = 32 / BITS;
         Ints real;
         for (int r = 0; r < LANES; r++) real[r] = r < outputs ? -1 : 0;
-        for (int i = 0; i < inputs; i += IN_LINE, to += LINE) {
+        for (int i = 0; i < inputs; i += IN_LINE, to += LINE_BYTES) {
             Ints word = {};
             for (int j = 0; j < IN_LINE && i + j < inputs; j++) {
                 const Floats code = rounded(tile.w[i + j] * scale.inverse, range) - (range.least - (BITS == 8 ? 1 : 0));
@@ -236,8 +239,7 @@ struct Quantiser {
     }
 
     template <int KIND, int BITS>
-    static TPIEDGE_INLINE bool quantise_tile(Unit &unit, int64_t panel_output, int64_t lane, int64_t group, uint8_t *panel,
-                                      int64_t scales_nbytes) {
+    static TPIEDGE_INLINE bool quantise_tile(Unit &unit, int64_t panel_output, int64_t lane, int64_t group, uint8_t *panel) {
         constexpr int SIZE = KIND == F32 ? 4 : 2;
         const Range range = BITS == 8 ? Range{-127, 127} : Range{-8, 7};
         const int64_t input = group * GROUP;
@@ -269,24 +271,22 @@ struct Quantiser {
             unit.noise += static_cast<double>(error[r]);
         }
         const Halves halves = __builtin_convertvector(scale.half, Halves);
-        memcpy(panel + (group * PANEL + lane) * sizeof(uint16_t), &halves, sizeof halves);
-        store<BITS>(tile, scale, range, outputs, inputs, panel + scales_nbytes + input * PANEL * BITS / 8 + 4 * lane);
+        memcpy(panel + scales_at(group, BITS) + lane * sizeof(uint16_t), &halves, sizeof halves);
+        store<BITS>(tile, scale, range, outputs, inputs, panel + codes_at(group, BITS) + 4 * lane);
         return true;
     }
 
     template <int KIND, int BITS>
     static TPIEDGE_INLINE bool quantise_unit(Unit &unit) {
-        const int64_t groups = (unit.inputs + GROUP - 1) / GROUP;
-        const int64_t scales_nbytes = (groups * PANEL * 2 + LINE - 1) / LINE * LINE;
-        const int64_t padded = (unit.inputs + STEP - 1) / STEP * STEP;
-        const int64_t panel_nbytes = scales_nbytes + padded * PANEL * BITS / 8;
+        const int64_t groups = groups_of(unit.inputs), nbytes = panel_nbytes(unit.inputs, BITS);
+        constexpr int64_t LAST_STEP = GROUP_FILL * PANEL * BITS / 8;
         uint8_t *panel = unit.panels;
-        for (int64_t output = 0; output < unit.outputs; output += PANEL, panel += panel_nbytes) {
-            memset(panel + groups * PANEL * 2, 0, scales_nbytes - groups * PANEL * 2);
-            memset(panel + panel_nbytes - STEP * PANEL * BITS / 8, 0, STEP * PANEL * BITS / 8);
+        for (int64_t output = 0; output < unit.outputs; output += PANEL, panel += nbytes) {
+            if (groups % 2) memset(panel + scales_at(groups, BITS), 0, 2 * PANEL);
+            memset(panel + nbytes - LAST_STEP, 0, LAST_STEP);
             for (int64_t group = 0; group < groups; group++)
                 for (int lane = 0; lane < PANEL; lane += LANES)
-                    if (!quantise_tile<KIND, BITS>(unit, output, lane, group, panel, scales_nbytes)) return false;
+                    if (!quantise_tile<KIND, BITS>(unit, output, lane, group, panel)) return false;
         }
         return true;
     }

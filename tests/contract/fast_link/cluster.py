@@ -1,0 +1,194 @@
+"""Ranks on real sockets whose sums pass through one native call each, and what can be seen of these calls."""
+
+import ctypes
+import itertools
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.contract.conftest import Network
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives.codec import CODECS
+from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.group import Group
+from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.transport import native_library, reducing
+from tpiedge.wire.data import Partial, Reduced, StepPlan
+
+WAIT_S = 10.0
+SHAPE = (2, 33)
+WIRES = ("f32", "bf16", "int8")
+SIZES = (2, 3, 5)
+# "pair": the mesh of two ranks over a hub and its spoke, without anything around them.
+WAYS = [("pair", 2), *itertools.product(("star", "mesh"), SIZES)]
+
+needs_native = pytest.mark.skipif(native_library.native_library() is None, reason="not built")
+every_way = pytest.mark.parametrize(("way", "size"), WAYS)
+
+
+def part(rank: int, block: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
+    """Of magnitudes so different that the order of summation shows."""
+    generator = torch.Generator().manual_seed(100 * block + rank)
+    return torch.randn(shape, generator=generator) * 10.0 ** (rank * 3 % 7)
+
+
+def total(size: int, block: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
+    summed = part(0, block, shape)
+    for rank in range(1, size):
+        summed = summed + part(rank, block, shape)
+    return summed
+
+
+class Cluster:
+    """All ranks on real sockets, each in a thread of its own, and what the fast calls of each came to."""
+
+    def __init__(self, way: str, size: int, wire: str = "f32", timeout_s: float = WAIT_S) -> None:
+        self.way, self.size, self.wire = way, size, wire
+        self.network = Network("zeromq")
+        self.endpoints: list[Any] = self._endpoints()
+        #: Outcome, and whether anything was kept.
+        self.calls: list[queue.SimpleQueue[tuple[int, bool]]] = [queue.SimpleQueue() for _ in range(size)]
+        self._pool = ThreadPoolExecutor(size)
+        self.ranks = [
+            Group(
+                endpoint,
+                DeadlineLiveness(MonotonicClock(), timeout_s),
+                epoch=1,
+                rank=rank,
+                size=size,
+                linked=way != "star",
+            )
+            for rank, endpoint in enumerate(self.endpoints)
+        ]
+        self.plan("star" if way == "star" else "mesh", 1)
+
+    def plan(self, collective: str, step: int, **changes: Any) -> None:
+        """Begin a step."""
+        fields = {"collective": collective, "bulk_collective": collective, "wire": self.wire, **changes}
+        plan = StepPlan(1, step, (), 1, 1, **fields)
+        self.together(lambda one: one.next_plan() if one.rank else one.announce(plan))
+
+    def _endpoints(self) -> list[Any]:
+        if self.way == "mesh":
+            return list(self.network.mesh(self.size))
+        return [self.network.hub(), *(self.network.spoke(rank) for rank in range(1, self.size))]
+
+    def meet(self) -> "Cluster":
+        """Every link is made, and has nothing under way."""
+        self.reduce(1000)
+        for calls in self.calls:
+            while not calls.empty():
+                calls.get()
+        return self
+
+    def together(self, work: Callable[[Any], Any]) -> list[Any]:
+        return [future.result(WAIT_S) for future in [self._pool.submit(work, one) for one in self.ranks]]
+
+    def start(
+        self, rank: int, block: int = 0, contributes: bool = True, own: torch.Tensor | None = None
+    ) -> "Future[torch.Tensor]":
+        own = part(rank, block) if own is None else own
+        return self._pool.submit(self.ranks[rank].all_reduce, own, Tag(1, block, 0), contributes=contributes)
+
+    def reduce(self, block: int = 0, step: int = 1, shape: tuple[int, int] = SHAPE) -> list[torch.Tensor]:
+        return self.together(lambda one: one.all_reduce(part(one.rank, block, shape), Tag(step, block, 0)))
+
+    def send(
+        self,
+        rank: int,
+        to: int,
+        block: int,
+        *,
+        epoch: int = 1,
+        sender: int | None = None,
+        flags: int = 0,
+        given: torch.Tensor | None = None,
+    ) -> None:
+        """A part, by hand."""
+        codec: Any = CODECS[self.wire]  # type: ignore[index]
+        array = (part(rank, block) if given is None else given).numpy()
+        sender = rank if sender is None else sender
+        header = codec.header(array.shape)
+        message: Any = Partial(epoch, 1, block, 0, flags, sender, header)
+        if self.way == "star" and rank == 0:
+            message = Reduced(epoch, 1, block, 0, flags, header)
+        self.endpoints[rank].send(message, (codec.encode(array),), f"node-{to}", WAIT_S)
+
+    def outcome(self, rank: int) -> int:
+        """What the next fast call of `rank` came to."""
+        return self.calls[rank].get(timeout=WAIT_S)[0]
+
+    def outcomes(self, rank: int) -> list[int]:
+        """Of all so far."""
+        calls = self.calls[rank]
+        return [calls.get()[0] for _ in range(calls.qsize())]
+
+    def patient(self, rank: int) -> None:
+        """Have the fast calls of `rank` wait for as long as the test does."""
+        for socket in self.sockets(rank):
+            socket.rcvtimeo = int(WAIT_S * 1000)
+
+    def sockets(self, rank: int) -> list[Any]:
+        return [end._socket for end in self.ends(rank)]
+
+    def ends(self, rank: int) -> list[Any]:
+        endpoint = self.endpoints[rank]
+        return list(endpoint._ends) if self.way == "mesh" else [endpoint]
+
+    def end(self, rank: int, peer: int) -> Any:
+        """Of `rank`, the hub or spoke with the link to `peer`."""
+        return self.endpoints[rank]._end(f"node-{peer}") if self.way == "mesh" else self.endpoints[rank]
+
+    def close(self) -> None:
+        self.network.close()
+        self._pool.shutdown()
+
+
+class Ear:
+    """Knows how many messages the native side has received, all ranks together."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._heard = threading.Semaphore(0)
+        library = native_library.native_library()
+        assert library is not None
+        addresses = list(library.zmq)
+        at = native_library._FUNCTIONS.index("recv")
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int, use_errno=True)
+        plain = kind(addresses[at])
+
+        def recv(message: int, socket: int, flags: int) -> int:
+            result = int(plain(message, socket, flags))
+            if result >= 64:  # not a route
+                self._heard.release()
+            return result
+
+        self._recv = kind(recv)
+        addresses[at] = ctypes.cast(self._recv, ctypes.c_void_p).value
+        listening = native_library.Library(library.dll, addresses)
+        monkeypatch.setattr(reducing, "native_library", lambda: listening)
+
+    def forget(self) -> None:
+        """What was received so far."""
+        while self._heard.acquire(blocking=False):
+            pass
+
+    def wait(self, count: int) -> None:
+        for _ in range(count):
+            assert self._heard.acquire(timeout=WAIT_S)
+
+
+def rounded(wire: str, values: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    codec: Any = CODECS[wire]  # type: ignore[index]
+    decoded: np.ndarray[Any, Any] = codec.decode(bytes(codec.encode(values)), values.shape)
+    return decoded
+
+
+def assert_total(results: list[torch.Tensor], block: int = 0) -> None:
+    for result in results:
+        assert torch.equal(result, total(len(results), block))

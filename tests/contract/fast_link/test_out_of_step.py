@@ -1,0 +1,216 @@
+"""Peers that are late or ahead, and what comes between two sums."""
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.contract.fast_link.cluster import (
+    SHAPE,
+    WAIT_S,
+    WIRES,
+    Cluster,
+    Ear,
+    assert_total,
+    every_way,
+    needs_native,
+    part,
+    rounded,
+    total,
+)
+from tpiedge.collectives.codec import CODECS
+from tpiedge.errors import PeerLost
+from tpiedge.transport.endpoint import EndpointClosed
+from tpiedge.transport.reduction import DONE
+from tpiedge.wire.data import CANCEL, StepPlan
+
+pytestmark = needs_native
+
+
+@every_way
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_late_peer_is_waited_for_in_python(make: Any, way: str, size: int, late: int) -> None:
+    cluster = make(way, size).meet()
+    early = [rank for rank in range(size) if rank != late]
+    futures = {rank: cluster.start(rank) for rank in early}
+    # Whoever sends first has sent; the root of a star has not.
+    for rank in early:
+        leaf = 1 if way == "star" else size - 1
+        assert cluster.outcome(rank) == (0 if way == "star" and rank == 0 else leaf)
+    futures[late] = cluster.start(late)
+    assert_total([futures[rank].result(WAIT_S) for rank in range(size)])
+    for block in range(1, 5):
+        assert_total(cluster.reduce(block), block)
+    assert DONE in cluster.outcomes(0)
+
+
+def ahead(cluster: Cluster, ear: Ear, then: Callable[[], None]) -> "Future[torch.Tensor]":
+    """Rank 0 has the part of block 0 of all but rank 3, and of rank 1 what `then` sends, in the middle of its call."""
+    cluster.patient(0)
+    for rank in (1, 2):
+        cluster.send(rank, 0, 0)
+    then()
+    waiting = cluster.start(0)
+    ear.wait(3)
+    cluster.send(3, 0, 0)
+    return waiting
+
+
+@pytest.mark.parametrize("way", ["star", "mesh"])
+@pytest.mark.parametrize("wire", WIRES)
+def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(
+    make: Any, ear: Ear, way: str, wire: str
+) -> None:
+    cluster = make(way, 4, wire)
+    before = cluster.endpoints[0].bytes_received
+    results = [ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)]
+    assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
+    frame = 64 + CODECS[wire].header(SHAPE).nbytes  # type: ignore[index]
+    # Counted once, when it is used.
+    assert cluster.endpoints[0].bytes_received - before == 3 * frame
+    for rank in (2, 3):
+        cluster.send(rank, 0, 1)
+    results.append(cluster.start(0, 1).result(WAIT_S))
+    assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, False)
+    assert cluster.endpoints[0].bytes_received - before == 6 * frame
+    for block, result in enumerate(results):
+        heard = [rounded(wire, part(rank, block).numpy()) for rank in range(4)]
+        expected = rounded(wire, heard[0] + heard[1] + heard[2] + heard[3])
+        assert np.array_equal(result.numpy().view(np.uint32), expected.view(np.uint32))
+
+
+def test_what_came_ahead_and_is_something_else_is_pythons(make: Any, ear: Ear) -> None:
+    """Of another epoch, here, which it drops."""
+    cluster = make("mesh", 4)
+    ahead(cluster, ear, lambda: cluster.send(1, 0, 1, epoch=0)).result(WAIT_S)
+    assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
+    for rank in (1, 2, 3):
+        cluster.send(rank, 0, 1)
+    assert torch.equal(cluster.start(0, 1).result(WAIT_S), total(4, 1))
+    assert cluster.outcome(0) == 3
+    assert cluster.ranks[0].dropped == 1
+
+
+def test_what_came_ahead_is_received_first(make: Any, ear: Ear) -> None:
+    cluster = make("mesh", 4)
+    ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)
+    cluster.send(1, 0, 2)
+    received = [cluster.endpoints[0].recv(WAIT_S) for _ in range(2)]
+    assert [one.message.block for one in received] == [1, 2]
+    assert {one.sender for one in received} == {"node-1"}
+    assert bytes(received[0].tensors[0]) == part(1, 1).numpy().tobytes()
+
+
+def test_what_came_ahead_is_received_before_something_is_sent_step_by_step(make: Any, ear: Ear) -> None:
+    cluster = make("mesh", 4)
+    ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)
+    waiting = cluster.start(0, 1, contributes=False)
+    for rank in (2, 3):
+        cluster.send(rank, 0, 1)
+    assert torch.equal(waiting.result(WAIT_S), part(1, 1) + part(2, 1) + part(3, 1))
+
+
+def test_another_shape_finds_what_came_ahead(make: Any, ear: Ear) -> None:
+    cluster = make("mesh", 4)
+    row = (1, 8)
+    ahead(cluster, ear, lambda: cluster.send(1, 0, 1, given=part(1, 1, row))).result(WAIT_S)
+    assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
+    for rank in (2, 3):
+        cluster.send(rank, 0, 1, given=part(rank, 1, row))
+    result = cluster.start(0, 1, own=part(0, 1, row)).result(WAIT_S)
+    assert torch.equal(result, total(4, 1, row))
+    assert cluster.calls[0].get(timeout=WAIT_S) == (0, False)
+
+
+def test_a_peer_that_was_ahead_and_is_revoked_is_not_heard(make: Any, ear: Ear) -> None:
+    cluster = make("mesh", 4, "f32", 1.0)
+    ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)
+    hub = cluster.ends(0)[0]
+    hub.admission.revoke("node-1")
+    for rank in (2, 3):
+        cluster.send(rank, 0, 1)
+    with pytest.raises(PeerLost, match="node 1"):
+        cluster.start(0, 1).result(WAIT_S)
+    assert hub.counters.revoked == 1
+
+
+def test_nobody_gets_far_ahead(make: Any, ear: Ear) -> None:
+    """The native side keeps a few messages; how many are too many is Python's to say."""
+    cluster = make("mesh", 4)
+    cluster.patient(0)
+    for rank in (1, 2):
+        cluster.send(rank, 0, 0)
+    for block in range(1, 40):
+        cluster.send(1, 0, block)
+    waiting = cluster.start(0)
+    assert cluster.calls[0].get(timeout=WAIT_S) == (3, False)
+    cluster.send(3, 0, 0)
+    assert torch.equal(waiting.result(WAIT_S), total(4))
+    assert cluster.ranks[0]._courier.inbox.holds
+
+
+def test_an_early_message_is_held_and_found(make: Any) -> None:
+    cluster = make("star", 3)
+    for block in (1, 0):
+        for rank in (1, 2):
+            cluster.send(rank, 0, block)
+    for block in (0, 1):
+        assert torch.equal(cluster.start(0, block).result(WAIT_S), total(3, block))
+    # While one is held, nothing is done in one call.
+    assert cluster.outcomes(0) == [0]
+    assert cluster.endpoints[0].bytes_received == 4 * (64 + 4 * SHAPE[0] * SHAPE[1])
+
+
+@pytest.mark.parametrize("way", ["pair", "mesh"])
+def test_what_was_posted_goes_first(make: Any, way: str) -> None:
+    cluster = make(way, 2).meet()
+    cluster.endpoints[0].post(StepPlan(0, 1, (), 1, 1), "node-1")
+    assert_total(cluster.reduce(1), 1)
+    assert cluster.ranks[1].dropped == 1
+    assert cluster.outcomes(0)[0] == 0
+
+
+@every_way
+def test_a_cancel_reaches_all_after_the_same_block(make: Any, way: str, size: int) -> None:
+    cluster = make(way, size)
+    seen = []
+    for block in range(3):
+        if block == 1:
+            cluster.ranks[0].request_cancel()
+        assert_total(cluster.reduce(block), block)
+        seen.append([one.cancelled for one in cluster.ranks])
+    assert seen == [[False] * size, [True] * size, [True] * size]
+    cluster.plan(cluster.ranks[0]._plan.collective, 2)
+    assert not any(one.cancelled for one in cluster.ranks)
+
+
+def test_a_cancel_that_came_ahead_is_heard(make: Any, ear: Ear) -> None:
+    cluster = make("mesh", 4).meet()
+    ear.forget()
+    # Rank 1 hears of ranks 2 and 3 over its hub, and of rank 0 over a spoke.
+    cluster.patient(1)
+    for rank in (0, 2):
+        cluster.send(rank, 1, 0)
+    cluster.send(2, 1, 1)
+    cluster.send(0, 1, 1, flags=CANCEL)
+    waiting = cluster.start(1)
+    ear.wait(3)
+    cluster.send(3, 1, 0)
+    assert torch.equal(waiting.result(WAIT_S), total(4))
+    cluster.send(3, 1, 1)
+    assert torch.equal(cluster.start(1, 1).result(WAIT_S), total(4, 1))
+    assert cluster.ranks[1].cancelled
+    assert cluster.endpoints[1].recv(0.0) is None
+
+
+def test_closing_in_mid_call_is_safe(make: Any, ear: Ear) -> None:
+    cluster = make("mesh", 4)
+    waiting = ahead(cluster, ear, lambda: cluster.send(1, 0, 1))
+    cluster.endpoints[0].close()
+    # The call may be over or not; what was kept ahead goes with the endpoint.
+    assert isinstance(waiting.exception(WAIT_S), EndpointClosed) or torch.equal(waiting.result(0), total(4))
+    with pytest.raises(EndpointClosed):
+        cluster.endpoints[0].recv(0.0)

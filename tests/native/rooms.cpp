@@ -1,0 +1,16 @@
+// What a handle keeps for its calls is bounded, however large their operands were.
+#include "../../tpiedge/kernels/native/context.h"
+#include "check.h"
+
+void check_rooms(void *handle) {
+    const auto &context = *static_cast<const tpiedge::Context *>(handle);
+    for (const int64_t nbytes : {context.activations.nbytes(), context.sums.nbytes()})
+        if (nbytes < 3 << 20 || nbytes > 4 << 20) {
+            fprintf(stderr, "after large products a room has %lld bytes\n", static_cast<long long>(nbytes));
+            exit(1);
+        }
+    if (tpiedge_exhausted(handle)) {
+        fprintf(stderr, "a product found no memory\n");
+        exit(1);
+    }
+}

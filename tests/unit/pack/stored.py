@@ -1,0 +1,35 @@
+"""What a pack's blobs must hold of a matrix."""
+
+import numpy as np
+
+from tpiedge.kernels.quantise import quantise_unit
+from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
+from tpiedge.pack.layout import PanelLayout, RowLayout
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import MatrixSpec
+
+__all__ = ["as_f32", "check_matrix"]
+
+
+def as_f32(array: np.ndarray) -> np.ndarray:
+    return f32_from_bf16(array) if array.dtype == np.uint16 else array.astype(np.float32)
+
+
+def check_matrix(pack: Pack, key: int | str, spec: MatrixSpec, values_OI: np.ndarray) -> None:
+    """Every unit holds its numbers, quantised alone, then zeros; or rows in bf16."""
+    blob = np.fromfile(pack.blob_path(key), np.uint8)  # type: ignore[arg-type]
+    matrix = pack.layout(key).matrix(spec.name)  # type: ignore[arg-type]
+    if isinstance(matrix, RowLayout):
+        for row in range(matrix.rows):
+            stored = blob[matrix.row_offset(row) :][: 2 * matrix.cols].view(np.uint16)
+            np.testing.assert_array_equal(stored, bf16_from_f32(as_f32(values_OI[row])))
+        return
+    assert isinstance(matrix, PanelLayout)
+    for unit in range(matrix.units):
+        first = unit * matrix.rows_per_unit
+        rows = slice(first, first + matrix.unit_rows(unit))
+        part = values_OI[:, rows] if spec.transposed else values_OI[rows]
+        expected, _ = quantise_unit(np.ascontiguousarray(part), matrix.shape(unit))
+        offset, length = matrix.span(unit, unit + 1)
+        np.testing.assert_array_equal(blob[offset : offset + len(expected)], expected)
+        assert not blob[offset + len(expected) : offset + length].any()

@@ -1,0 +1,72 @@
+"""quality.json: what quantising did to the numbers of a pack."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tpiedge.pack import panel_reader
+from tpiedge.pack.layout import PanelLayout, Precision
+from tpiedge.pack.quality import QUALITY_NAME, load_quality
+from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.specs import ModelSpec
+from tpiedge.pack.writer import write_pack
+
+Q4 = Precision.Q4
+MakePack = Callable[..., Pack]
+MakeSpec = Callable[..., ModelSpec]
+
+
+def test_the_quality_is_that_of_the_stored_numbers(make_pack: MakePack) -> None:
+    pack = make_pack(Q4)
+    quality = load_quality(pack.path)
+    assert quality is not None
+    source = RandomSource.for_spec(7, pack.spec, "F32")
+    by_name = {tensor.tensor: tensor for tensor in quality.tensors}
+    assert by_name.keys() == {m.source for layer in pack.spec.layers for m in layer.matrices} | {
+        "lm_head.weight"
+    }
+    for m in pack.spec.layers[1].matrices:
+        values = source.read_rows(m.source, 0, m.source_shape[0]).astype(np.float64)
+        found = by_name[m.source]
+        matrix = pack.layout(1).matrix(m.name)
+        assert isinstance(matrix, PanelLayout)
+        with pack.blob_path(1).open("rb") as blob:
+            stored = np.concatenate(list(panel_reader.dequantised_rows(matrix, blob.fileno(), Path())))
+        ratio = 10 * math.log10((values**2).sum() / ((stored - values) ** 2).sum())
+        assert found.error.sqnr_db == pytest.approx(ratio, abs=1e-3)
+        assert (found.matrix, found.precision) == (m.name, Q4)
+        assert 20.5 < ratio < 23.5
+    assert 43 < by_name["lm_head.weight"].error.sqnr_db < 48
+    record = quality.to_json()
+    assert record["sqnr_db"] == pytest.approx(quality.total.sqnr_db, abs=1e-3)
+
+
+def test_a_tensor_of_zeros_is_exact(tmp_path: Path, make_spec: MakeSpec) -> None:
+    spec = make_spec(layers=1)
+    write_pack(spec, RandomSource.for_spec(7, spec, "F32", std=0.0), Q4, tmp_path / "pack")
+    quality = load_quality(tmp_path / "pack")
+    assert quality is not None
+    assert quality.to_json()["sqnr_db"] is None
+    assert quality.tensors[0].error.sqnr_db == math.inf
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"tensors": [{}]}', '{"tensors": [{"precision": "q2"}]}', "{" * 99999]
+)
+def test_a_quality_that_cannot_be_read_is_none(make_pack: MakePack, text: str) -> None:
+    pack = make_pack(Q4)
+    (pack.path / QUALITY_NAME).write_text(text)
+    assert load_quality(pack.path) is None or text == ""
+    assert Pack.open(pack.path).storage == pack.storage
+
+
+def test_repeated_layers_are_reported_once(make_pack: MakePack) -> None:
+    pack = make_pack(Q4, 1, layers=3)
+    quality = load_quality(pack.path)
+    assert quality is not None
+    assert len(quality.tensors) == 7 + 1
+    assert len({pack.blob_id(layer) for layer in range(3)}) == 1
