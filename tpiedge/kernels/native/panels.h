@@ -37,7 +37,6 @@ struct PanelRun {
     const uint8_t *data;
     int64_t units;        // that follow each other, all of the same inputs
     int64_t data_stride;  // from one unit to the next
-    const uint8_t *next;  // what this thread reads afterwards, to be fetched ahead
     int64_t inputs;       // of one unit
     int64_t outputs;      // of these panels; the last panel may have less than 16
     // Of one tile after the other: `tile_nbytes` from one to the next, the first unit `unit_nbytes` per token behind it.

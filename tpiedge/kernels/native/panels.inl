@@ -8,7 +8,6 @@
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
 //   quantise(x, q)     32 floats to 32 int8 (as bytes) by the rules of panels.h; returns {dx, sum of q}
-//   prefetch(at)
 // and, where OWN_DOTS is false (STEP is 4 then):
 //   Codes<BITS>        of sixteen outputs and four inputs, as Sum likes them
 //   codes8(at, c), codes4(at, low, high)   from a block of 64 bytes: one of four inputs, or two
@@ -32,7 +31,6 @@ using tpiedge::LINE_BYTES;
 using tpiedge::PANEL;
 using tpiedge::PanelRun;
 
-constexpr int64_t PAIRS_AHEAD = 4;  // of groups, fetched before they are needed
 
 constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
 
@@ -105,20 +103,6 @@ inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const i
 
 // --- one panel times one tile
 
-// What is read soon: the panel that is being read, then what begins at `then`.
-struct Ahead {
-    const uint8_t *end;
-    const uint8_t *then;
-
-    template <class P, int BITS>
-    inline void fetch(const uint8_t *pair) const {
-        constexpr int64_t nbytes = tpiedge::pair_nbytes(BITS);
-        const uint8_t *at = pair + PAIRS_AHEAD * nbytes;
-        if (at >= end) at = then + (at - end);
-        for (int64_t line = 0; line < nbytes; line += tpiedge::LINE_BYTES) P::prefetch(at + line);
-    }
-};
-
 template <class P, int BITS, int T>
 struct Tile {
     typename P::Floats y[T];
@@ -136,12 +120,11 @@ struct Tile {
         for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, dx[t], y[t]);
     }
 
-    // All groups of a panel.
-    inline void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x, const Ahead *ahead) {
+    // All groups of a panel. Nothing is fetched ahead: the processor does it, as the bytes follow each other.
+    inline void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x) {
         constexpr int64_t codes = code_nbytes<BITS>(GROUP);
         const int64_t activations = quantised_nbytes(GROUP) * T;
         for (; inputs >= 2 * GROUP; inputs -= 2 * GROUP, pair += tpiedge::pair_nbytes(BITS), x += 2 * activations) {
-            if (ahead) ahead->fetch<P, BITS>(pair);
             group(pair + LINE_BYTES, GROUP, pair, x);
             group(pair + LINE_BYTES + codes, GROUP, pair + SCALES, x + activations);
         }
@@ -157,9 +140,7 @@ struct Tile {
         value = count < PANEL ? P::load_some(at, static_cast<int>(count)) : P::load(at);
     }
 
-    // `following`: the panel after this one. Only the first of the tiles that pass over a panel `fetches`.
-    static void compute(const PanelRun &run, const uint8_t *panel, const uint8_t *following, int64_t token,
-                        int64_t output, bool fetches) {
+    static void compute(const PanelRun &run, const uint8_t *panel, int64_t token, int64_t output) {
         const int64_t left = run.outputs - output;
         const int64_t count = left < PANEL ? left : PANEL;
         float *to = run.y + token * run.y_stride + output / PANEL * run.y_panel_stride;
@@ -172,10 +153,8 @@ struct Tile {
         }
         const uint8_t *x = run.activations + token / P::TOKENS * run.tile_nbytes + run.unit_nbytes * T;
         for (int64_t unit = 0; unit < run.units; unit++) {
-            const uint8_t *next = panel + run.data_stride;
-            const Ahead ahead{panel + panel_nbytes(run.inputs, BITS), unit + 1 < run.units ? next : following};
-            tile.groups(panel, run.inputs, x, fetches ? &ahead : nullptr);
-            panel = next;
+            tile.groups(panel, run.inputs, x);
+            panel += run.data_stride;
             x += quantised_nbytes(run.inputs) * T;
         }
         for (int t = 0; t < T; t++, to += run.y_stride) {
@@ -191,13 +170,12 @@ struct Tile {
 
 // A tile of 1 to T tokens.
 template <class P, int BITS, int T>
-void some_tokens(const PanelRun &run, const uint8_t *panel, const uint8_t *following, int64_t token, int64_t output,
-                 int64_t tokens) {
+void some_tokens(const PanelRun &run, const uint8_t *panel, int64_t token, int64_t output, int64_t tokens) {
     if constexpr (T > 0) {
         if (tokens == T)
-            Tile<P, BITS, T>::compute(run, panel, following, token, output, token == 0);
+            Tile<P, BITS, T>::compute(run, panel, token, output);
         else
-            some_tokens<P, BITS, T - 1>(run, panel, following, token, output, tokens);
+            some_tokens<P, BITS, T - 1>(run, panel, token, output, tokens);
     }
 }
 
@@ -205,12 +183,10 @@ template <class P, int BITS>
 void panels(const PanelRun &run) {
     const int64_t nbytes = panel_nbytes(run.inputs, BITS);
     const uint8_t *panel = run.data;
-    for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes) {
-        const uint8_t *following = output + PANEL < run.outputs ? panel + nbytes : run.next;
+    for (int64_t output = 0; output < run.outputs; output += PANEL, panel += nbytes)
         for (int64_t token = 0; token < run.tokens; token += P::TOKENS)
-            some_tokens<P, BITS, P::TOKENS>(run, panel, following, token, output,
+            some_tokens<P, BITS, P::TOKENS>(run, panel, token, output,
                                             run.tokens - token < P::TOKENS ? run.tokens - token : P::TOKENS);
-    }
 }
 
 template <class P>

@@ -16,7 +16,6 @@ struct AvxPanels {
         memcpy(&value, q, sizeof value);
         return value;
     }
-    static void prefetch(const void *at) { _mm_prefetch(static_cast<const char *>(at), _MM_HINT_T0); }
 
     static __m256i magnitude(const float *x) {
         return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)), _mm256_set1_epi32(INT32_MAX));

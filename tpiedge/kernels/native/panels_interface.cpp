@@ -13,9 +13,11 @@ using tpiedge::PanelKernels;
 using tpiedge::PanelRun;
 using tpiedge::Rows;
 
-// Pieces for each thread. Those of row-parallel matrices read a run of each unit, which is to be long.
+// Pieces for each thread. Those of row-parallel matrices read a run of each unit; where the time goes into reading, that
+// is to be long, because the processor begins anew to fetch ahead with every run.
 constexpr int64_t PROJECT_PIECES = 8;
 constexpr int64_t CONTRACT_PIECES = 4;
+constexpr int64_t READING_PIECES = 2;
 // Inputs of a row-parallel matrix, in whole units, whose sums stay in registers while tokens pass. One tile of tokens takes
 // unit by unit, because its time goes into reading, and then a piece reads the longest runs.
 constexpr int64_t CHUNK_INPUTS = 1024;
@@ -104,7 +106,6 @@ void project_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t 
         if (end > w.rows) end = w.rows;
         run.y = w.y + begin;
         const uint8_t *at = w.data + unit * w.unit_nbytes;
-        run.next = last - first > some ? at + w.unit_nbytes : run.activations;
         run_panels(job, w, run, at, panel, end - begin);
         first += some;
     }
@@ -126,10 +127,6 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
         const uint8_t *at = w.data + unit * w.unit_nbytes;
         run.inputs = inputs_of_unit(a.inputs, unit);
         run.units = run.inputs < w.rows_per_unit ? 1 : whole - unit < chunk ? whole - unit : chunk;
-        const int64_t then = unit + run.units;
-        run.next = then < units ? w.data + then * w.unit_nbytes +
-                                      first * panel_nbytes(inputs_of_unit(a.inputs, then), w.bits)
-                                : a.to;
         run_panels(job, w, run, at, first, outputs);
         run.unit_nbytes += run.units * quantised_nbytes(run.inputs);
         run.adds = true;
@@ -141,7 +138,6 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
         }
 }
 
-// What a thread reads after a piece is known only of the activations: every piece begins with them.
 void compute_panels(const void *context, int64_t index) {
     const Job &job = *static_cast<const Job *>(context);
     int at = job.count - 1;
@@ -151,7 +147,7 @@ void compute_panels(const void *context, int64_t index) {
     const int64_t last = first + job.piece < part.panels ? first + job.piece : part.panels;
     const Activations &a = *job.activations;
     const int64_t stride = part.weight.rows;
-    const PanelRun run{nullptr, 1, 0, nullptr, 0, 0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr, stride, PANEL, false};
+    const PanelRun run{nullptr, 1, 0, 0, 0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr, stride, PANEL, false};
     (part.transposed ? contract_piece : project_piece)(job, part, run, first, last);
 }
 
@@ -160,6 +156,13 @@ int64_t panels_of(const PanelWeight &w, bool transposed, int64_t unit_panels) {
     const int64_t units = (w.rows + w.rows_per_unit - 1) / w.rows_per_unit;
     const int64_t last = w.rows - (units - 1) * w.rows_per_unit;
     return (units - 1) * unit_panels + (last + PANEL - 1) / PANEL;
+}
+
+// Into which a product is cut for so many threads.
+int64_t pieces_for(int64_t threads, int64_t tiles, bool transposed) {
+    if (!transposed) return threads * PROJECT_PIECES;
+    if (tiles > 1) return threads * CONTRACT_PIECES;
+    return threads > 1 ? threads * READING_PIECES : 1;
 }
 
 int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
@@ -182,7 +185,7 @@ void multiply(Context &context, Activations &a, const PanelWeight *weights, int6
         job.parts[job.count++] = Job::Part{w, transposed, per_unit, panels_of(w, transposed, per_unit), 0};
         panels += job.parts[i].panels;
     }
-    job.piece = tpiedge::piece_of(panels, 1, context.pool.threads() * (transposed ? CONTRACT_PIECES : PROJECT_PIECES));
+    job.piece = tpiedge::piece_of(panels, 1, pieces_for(context.pool.threads(), a.tiles(), transposed));
     for (int i = 0; i < job.count; i++) {
         job.parts[i].first_piece = job.pieces;
         job.pieces += (job.parts[i].panels + job.piece - 1) / job.piece;

@@ -22,7 +22,6 @@ struct NeonPanels {
         int32x4_t of[4];
     };
 
-    static void prefetch(const void *at) { __builtin_prefetch(at); }
 
     static Floats zero() { return {}; }
     static Floats load(const float *from) {

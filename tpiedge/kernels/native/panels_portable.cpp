@@ -79,7 +79,6 @@ struct PortablePanels {
         }
         return {scale.dx, sum};
     }
-    static void prefetch(const void *at) { __builtin_prefetch(at); }
 
     // Without their offset; eight of 64.
     template <int BITS>
