@@ -41,7 +41,7 @@ struct Cache {
             for (int64_t h = 0; h < c.kv_heads; h++)
                 put(c, h * c.positions + c.start + t, x.data() + (t * c.kv_heads + h) * c.width);
     }
-    Cached cached(const Case &c) { return {data.data(), c.positions * row, row}; }
+    int64_t head_stride(const Case &c) const { return c.positions * row; }
 };
 
 struct Parameters {
@@ -77,9 +77,9 @@ Floats by_parts(void *handle, const Case &c, const Parameters &p, float scale, C
     keys.append(c, turned(handle, c, std::move(k), c.kv_heads, p.k_norm, p));
     values.append(c, v);
     Floats out(turned_q.size()), y(c.tokens * c.hidden);
-    const Cached from = keys.cached(c);
-    tpiedge_attention(handle, turned_q.data(), from.rows, values.data.data(), out.data(), c.format, c.head_start.data(),
-                      from.head_stride, from.stride, from.head_stride, from.stride, c.tokens, c.heads, c.kv_heads,
+    const int64_t head_stride = keys.head_stride(c);
+    tpiedge_attention(handle, turned_q.data(), keys.data.data(), values.data.data(), out.data(), c.format,
+                      c.head_start.data(), head_stride, keys.row, head_stride, keys.row, c.tokens, c.heads, c.kv_heads,
                       c.width, c.start, int64_t{1} << 62, scale);
     const PanelWeight o = p.o.weight(y.data());
     tpiedge_panels_contract(handle, out.data(), c.tokens, &o);
@@ -96,15 +96,16 @@ void check_block(void *handle, Check &check, Random &random) {
 
     Floats y(wanted.size()), scratch(c.tokens * (c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width));
     const AttentionBlock block{{p.q.weight(nullptr), p.k.weight(nullptr), p.v.weight(nullptr)},
-                               p.o.weight(y.data()), p.x.data(), c.tokens, c.hidden, p.norm.data(), c.heads, c.kv_heads,
-                               c.width, c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr,
-                               p.cos.data(), p.sin.data(), c.rotated, own_keys.cached(c), own_values.cached(c),
-                               c.format, c.start, int64_t{1} << 62, 1e-5f, scale};
+                               p.o.weight(nullptr), c.hidden, p.norm.data(), c.heads, c.kv_heads, c.width,
+                               c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr, c.rotated,
+                               own_keys.head_stride(c), own_keys.row, c.format, int64_t{1} << 62, 1e-5f, scale};
     const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
     Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
     memcpy(packed.data(), &block, sizeof block);
     memcpy(packed.data() + sizeof block, c.head_start.data(), static_cast<size_t>(starts_nbytes));
-    tpiedge_panels_attention(handle, reinterpret_cast<const AttentionBlock *>(packed.data()), scratch.data());
+    tpiedge_panels_attention(handle, reinterpret_cast<const AttentionBlock *>(packed.data()), p.x.data(), y.data(),
+                             c.tokens, c.start, p.cos.data(), p.sin.data(), own_keys.data.data(),
+                             own_values.data.data(), scratch.data());
     check.shape(c.tokens, c.hidden, c.heads, c.format);
     for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
     check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());

@@ -15,13 +15,13 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.engine.calls import BlockCalls
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.reductions import Part, Reductions
-from tpiedge.engine.steps import Chunk, Piece, chunks, last_rows
+from tpiedge.engine.steps import Chunk, chunks, last_rows
 from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, Sequence, all_panels, attention_block
+from tpiedge.kernels.attention_block import Place
 from tpiedge.kernels.ffn import Biases, ffn
-from tpiedge.kernels.library import MAX_HEAD_WIDTH
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
@@ -30,7 +30,6 @@ from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import rope_frequencies
-from tpiedge.pack.layout import ATTENTION_MATRICES
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import StepPlan
 
@@ -71,6 +70,7 @@ class ForwardPass:
         group_size = config.num_heads // config.num_kv_heads
         self._kv = kv_share(share.attention, group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
+        self._calls = BlockCalls(config, self._kv_of_head, cache)
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
@@ -124,7 +124,7 @@ class ForwardPass:
             for part in parts:
                 self._reductions.settle(part)
                 with self._meter.feeding(layer):
-                    partial_CH = self._ffn(part.x_CH, weights)
+                    partial_CH = self._ffn(part.x_CH, weights, layer)
                 tag, bias_H = Tag(step, 2 * layer + 1, part.chunk.index), weights.vectors.get("down_bias")
                 self._reductions.add(part, partial_CH, tag, bias_H, wait=len(parts) == 1)
 
@@ -146,13 +146,12 @@ class ForwardPass:
         """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
         if not len(self._share.attention):
             return None
+        if len(chunk.pieces) == 1:
+            call = self._calls.attention(layer, weights, self._linear.pool)
+            if call is not None:
+                return call.run(x_CH, self._place(layer, chunk, rotary))
         rows = slice(chunk.first_row, chunk.last_row)
         cos_Cd, sin_Cd = rotary.cos_Td[rows], rotary.sin_Td[rows]
-        pool = self._linear.pool
-        block = self._as_one_call(weights, layer) if pool and len(chunk.pieces) == 1 else None
-        if pool and block:
-            sequence = self._sequence(layer, chunk.pieces[0], cos_Cd, sin_Cd)
-            return attention_block(x_CH, block, sequence, pool)
         h_CH = self._norm(x_CH, weights, "attention_norm")
         y_q, y_k, y_v = self._linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
         q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
@@ -168,19 +167,10 @@ class ForwardPass:
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self._linear.contract(out_CnP.flatten(1), o_RH)
 
-    def _as_one_call(self, weights: BlockWeights, layer: int) -> AttentionBlock | None:
-        """The block for the tokens of one sequence as a native call, where there is one for it."""
-        vectors, config = weights.vectors, self._config
-        matrices = tuple(weights.matrices[name] for name in ATTENTION_MATRICES)
-        if config.head_dim > MAX_HEAD_WIDTH or not all_panels(matrices) or config.qkv_bias:
-            return None
-        norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
-        window, eps = config.windows[layer], config.rms_norm_eps
-        return AttentionBlock(matrices, vectors["attention_norm"], norms, eps, self._kv_of_head, window)
-
-    def _sequence(self, layer: int, piece: Piece, cos_Cd: Tensor, sin_Cd: Tensor) -> Sequence:
-        keys = self._cache.keys(layer, piece.slot, piece.stop)
-        return Sequence(piece.start, keys, self._cache.values(layer, piece.slot, piece.stop), cos_Cd, sin_Cd)
+    def _place(self, layer: int, chunk: Chunk, rotary: _Rotary) -> Place:
+        piece = chunk.pieces[0]
+        keys, values = self._cache.addresses(layer, piece.slot)
+        return Place(piece.start, keys, values, rotary.cos_Td, rotary.sin_Td, chunk.first_row)
 
     def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, chunk: Chunk) -> Tensor:
         parts = []
@@ -211,10 +201,13 @@ class ForwardPass:
             return y_Ccd
         return y_Ccd + bias.view(-1, self._config.head_dim)[first : first + count]
 
-    def _ffn(self, x_CH: Tensor, weights: BlockWeights) -> Tensor | None:
+    def _ffn(self, x_CH: Tensor, weights: BlockWeights, layer: int) -> Tensor | None:
         """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
         if not len(self._share.ffn):
             return None
+        call = self._calls.ffn(layer, weights, self._linear.pool)
+        if call is not None:
+            return call.run(x_CH)
         gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
         biases: Biases = (
             self._bias(weights, "gate", gate.shape[0]),

@@ -19,7 +19,7 @@ from torch import Tensor
 from tpiedge.kernels.kv_rows import QuantisedRows
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
 
-__all__ = ["Rows", "attention", "cache_memory", "head_starts", "kv_of_heads"]
+__all__ = ["STORED", "Rows", "attention", "head_starts", "kv_of_heads"]
 
 Rows = Tensor | QuantisedRows
 """Keys or values [K, S, d] of some heads at successive positions."""
@@ -31,8 +31,8 @@ _WIDENED_ELEMENTS = 1 << 20
 # Quantised keys, and as many values, of one KV head that are numbers at once; scores of them that are there at once.
 _DECODED_ELEMENTS = 1 << 19
 _SCORE_ELEMENTS = 1 << 20
-# The numbering of native/kv.h.
-_STORED = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
+STORED = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
+"""How the cache keeps numbers, as native/kv.h counts it."""
 _DTYPES = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -102,7 +102,7 @@ def _native(
     """The native kernels read raw memory, so what they are given and `_check` does not look at is checked here."""
     if q_TNd.dtype is not torch.float32 or not q_TNd.is_cpu:
         raise ValueError(f"queries are {q_TNd.dtype} on {q_TNd.device}, not f32 in main memory")
-    (k_KS, stored), (v_KS, also) = (cache_memory(x_KSd, q_TNd.shape[2]) for x_KSd in (k_KSd, v_KSd))
+    (k_KS, stored), (v_KS, also) = (_cache_memory(x_KSd, q_TNd.shape[2]) for x_KSd in (k_KSd, v_KSd))
     if stored != also:
         raise ValueError("keys and values are stored differently")
     if window is not None and window < 1:
@@ -113,18 +113,18 @@ def _native(
     return out_TNd
 
 
-def cache_memory(x_KSd: Rows, width: int) -> tuple[Tensor, int]:
+def _cache_memory(x_KSd: Rows, width: int) -> tuple[Tensor, int]:
     """What the native kernels read, and as what."""
     if x_KSd.shape[2] != width:
         raise ValueError(f"keys or values are {list(x_KSd.shape)} for queries of {width} columns")
     if isinstance(x_KSd, QuantisedRows):
-        return x_KSd.data_KSB, _STORED[x_KSd.format.precision]
+        return x_KSd.data_KSB, STORED[x_KSd.format.precision]
     if x_KSd.dtype not in _DTYPES or not x_KSd.is_cpu or x_KSd.stride(2) != 1:
         raise ValueError(
             f"the cache is {x_KSd.dtype} with strides {x_KSd.stride()} on {x_KSd.device}, not rows of f32 or bf16 in "
             "main memory"
         )
-    return x_KSd, _STORED[_DTYPES[x_KSd.dtype]]
+    return x_KSd, STORED[_DTYPES[x_KSd.dtype]]
 
 
 def _decoding(

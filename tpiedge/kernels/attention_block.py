@@ -1,9 +1,10 @@
 """A node's part of an attention block of quantised matrices, as one native call.
 
-T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width, S positions.
+T tokens, H hidden size, n query heads, K KV heads, d head width, r rotated width.
 
 The same calls one after the other as linear.py, norm.py, rope.py and attention.py make, and the same bits: between two
-products Python's own code would have been driven out of the CPU's caches by the weights.
+products Python's own code would have been driven out of the CPU's caches by the weights. For the same reason what does
+not depend on the tokens is checked and packed once, for as long as the weights stay where they are.
 """
 
 import math
@@ -14,17 +15,19 @@ from typing import TypeAlias, TypeGuard
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention import Rows, cache_memory, head_starts
+from tpiedge.kernels.attention import STORED, head_starts
+from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool, pack_panels
-from tpiedge.kernels.linear import check_product, check_weight
+from tpiedge.kernels.linear import check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
-__all__ = ["AttentionBlock", "Panels", "Sequence", "all_panels", "attention_block"]
+__all__ = ["AttentionBlock", "AttentionCall", "CacheMemory", "Panels", "Place", "all_panels"]
 
-# x, T, H, norm, n, K, d, q_norm, k_norm, cos, sin, r, then rows and strides of keys and values, how they are stored,
-# first position, window; eps and scale. The weights come before, and after it where the heads of each KV head begin.
-_BLOCK = struct.Struct("=21q2d")
+# H, norm, n, K, d, q_norm, k_norm, r, strides of a head and of a position, how rows are stored, window; eps and scale.
+# The weights come before, and after it where the query heads of each KV head begin.
+_BLOCK = struct.Struct("=12q2d")
 _NO_WINDOW = 1 << 62
+_F32_BYTES = 4
 
 
 Panels: TypeAlias = tuple[PanelMatrix, PanelMatrix, PanelMatrix, PanelMatrix]
@@ -38,7 +41,8 @@ def all_panels(matrices: tuple[Weight, ...]) -> TypeGuard[Panels]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """What does not depend on the tokens. `head_norms_d`: of queries and keys, where the model has them."""
+    """What does not depend on the tokens. `head_norms_d`: of queries and keys, where the model has them. `rotated`:
+    columns of a head."""
 
     matrices: Panels
     norm_H: Tensor
@@ -46,75 +50,126 @@ class AttentionBlock:
     eps: float
     kv_of_head: tuple[int, ...]
     window: int | None
+    rotated: int
 
 
 @dataclass(frozen=True, slots=True)
-class Sequence:
-    """Where the tokens stand: from position `start` on, with views [K, S, d] of the cache that end with them."""
+class CacheMemory:
+    """How keys, and likewise values, of one layer and sequence lie in memory: [K, capacity, d] with strides in numbers
+    of the cache, bytes where it is quantised."""
+
+    format: KVFormat
+    kv_heads: int
+    capacity: int
+    head_stride: int
+    stride: int
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the tokens stand: from position `start` on, of the keys and values at these addresses. Row `row` of the
+    tables of cosines and sines, [.., r], is the first token's."""
 
     start: int
-    keys_KSd: Rows
-    values_KSd: Rows
+    keys: int
+    values: int
     cos_Tr: Tensor
     sin_Tr: Tensor
+    row: int
 
 
-def attention_block(x_TH: Tensor, block: AttentionBlock, sequence: Sequence, pool: Pool) -> Tensor:
-    """[T, O] f32: o of the attention of q over the cache, to which k and v are appended before; q, k and v of the
-    norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
-    _check(x_TH, block, sequence)
-    q, k, v, o = block.matrices
-    tokens, hidden = x_TH.shape
-    kv_heads, _, width = sequence.keys_KSd.shape
-    x_TH, y_TO = x_TH.contiguous(), torch.empty((tokens, o.cols))
-    scratch = torch.empty(tokens * (hidden + 2 * q.rows + 3 * k.rows))
-    q_norm_d, k_norm_d = block.head_norms_d or (None, None)
-    keys, stored = cache_memory(sequence.keys_KSd, width)
-    values, also = cache_memory(sequence.values_KSd, width)
-    if stored != also:
-        raise ValueError("keys and values are stored differently")
-    packed = _BLOCK.pack(
-        x_TH.data_ptr(), tokens, hidden, block.norm_H.data_ptr(), q.rows // width, kv_heads, width,
-        0 if q_norm_d is None else q_norm_d.data_ptr(), 0 if k_norm_d is None else k_norm_d.data_ptr(),
-        sequence.cos_Tr.data_ptr(), sequence.sin_Tr.data_ptr(), sequence.cos_Tr.shape[1],
-        keys.data_ptr(), keys.stride(0), keys.stride(1), values.data_ptr(), values.stride(0), values.stride(1),
-        stored, sequence.start, _NO_WINDOW if block.window is None else block.window,
-        block.eps, 1 / math.sqrt(width),
-    )  # fmt: skip
-    weights = pack_panels(q, 0) + pack_panels(k, 0) + pack_panels(v, 0) + pack_panels(o, y_TO.data_ptr())
-    starts = head_starts(block.kv_of_head, q.rows // width, kv_heads)
-    pool.attention_panels(weights + packed + starts, scratch)
-    return y_TO
+class AttentionCall:
+    """One block on the memory of one cache. Raises ValueError for what does not fit together. It keeps no tensor but
+    those of `block`, whose matrices must not move."""
+
+    def __init__(self, block: AttentionBlock, cache: CacheMemory, pool: Pool) -> None:
+        _check(block, cache)
+        q, k, _, o = block.matrices
+        width = cache.format.width
+        q_norm_d, k_norm_d = block.head_norms_d or (None, None)
+        fields = _BLOCK.pack(
+            q.cols, block.norm_H.data_ptr(), q.rows // width, cache.kv_heads, width,
+            0 if q_norm_d is None else q_norm_d.data_ptr(), 0 if k_norm_d is None else k_norm_d.data_ptr(),
+            block.rotated, cache.head_stride, cache.stride, STORED[cache.format.precision],
+            _NO_WINDOW if block.window is None else block.window, block.eps, 1 / math.sqrt(width),
+        )  # fmt: skip
+        weights = b"".join(pack_panels(w) for w in block.matrices)
+        self._packed = weights + fields + head_starts(block.kv_of_head, q.rows // width, cache.kv_heads)
+        self._block = block
+        self._pool = pool
+        self._capacity = cache.capacity
+        self._hidden, self._outputs = q.cols, o.cols
+        self._scratch = q.cols + 2 * q.rows + 3 * k.rows
+
+    def run(self, x_TH: Tensor, place: Place) -> Tensor:
+        """[T, O] f32: o of the attention of q over the cache, to which k and v are appended before; q, k and v of the
+        norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
+        tokens, row_bytes = self._checked(x_TH, place), _F32_BYTES * self._block.rotated
+        x_TH = x_TH.contiguous()
+        y_TO, scratch = torch.empty((tokens, self._outputs)), torch.empty(tokens * self._scratch)
+        self._pool.attention_panels(
+            self._packed,
+            x_TH.data_ptr(),
+            y_TO.data_ptr(),
+            tokens,
+            place.start,
+            place.cos_Tr.data_ptr() + place.row * row_bytes,
+            place.sin_Tr.data_ptr() + place.row * row_bytes,
+            place.keys,
+            place.values,
+            scratch.data_ptr(),
+        )
+        return y_TO
+
+    def _checked(self, x_TH: Tensor, place: Place) -> int:
+        """The tokens. The native kernels read raw memory, so what they are given is checked, here and in `_check`, but
+        for the cache's addresses."""
+        tokens, hidden = x_TH.shape
+        if hidden != self._hidden or x_TH.dtype is not torch.float32 or not x_TH.is_cpu:
+            raise ValueError(f"activations are {list(x_TH.shape)} {x_TH.dtype}, not f32 [T, {self._hidden}]")
+        if not 0 <= place.start <= self._capacity - tokens:
+            raise ValueError(f"{tokens} tokens from position {place.start} on, of {self._capacity}")
+        for table in (place.cos_Tr, place.sin_Tr):
+            rows, rotated = table.shape
+            if (
+                rotated != self._block.rotated
+                or not 0 <= place.row <= rows - tokens
+                or table.dtype is not torch.float32
+                or not (table.is_cpu and table.is_contiguous())
+            ):
+                raise ValueError(
+                    f"a table is {list(table.shape)} {table.dtype} for {tokens} tokens from row {place.row} on"
+                )
+        return tokens
 
 
-def _check(x_TH: Tensor, block: AttentionBlock, sequence: Sequence) -> None:
-    """The native kernels read raw memory, so what they are given is checked here, but for the cache's memory."""
+def _check(block: AttentionBlock, cache: CacheMemory) -> None:
     q, k, v, o = block.matrices
     for w in (q, k, v):
-        check_product(x_TH, w, input_dim=1)
+        check_weight(w, input_dim=1)
     check_weight(o, input_dim=0)
-    tokens, (kv_heads, positions, width) = x_TH.shape[0], sequence.keys_KSd.shape
-    if sequence.values_KSd.shape != sequence.keys_KSd.shape or not 0 <= sequence.start == positions - tokens:
-        raise ValueError(
-            f"a cache of {positions} positions for {tokens} tokens from position {sequence.start} on"
-        )
+    width = cache.format.width
     if width > MAX_HEAD_WIDTH:
         raise ValueError(f"heads of {width} columns, more than {MAX_HEAD_WIDTH}")
-    if not (q.rows == o.rows and q.rows % width == 0 and k.rows == v.rows == kv_heads * width):
+    if not (
+        q.cols == k.cols == v.cols
+        and q.rows == o.rows
+        and q.rows % width == 0
+        and k.rows == v.rows == cache.kv_heads * width
+    ):
         raise ValueError(
-            f"q, k, v and o have {q.rows}, {k.rows}, {v.rows} and {o.rows} rows for {kv_heads} KV heads of {width}"
+            f"q, k, v and o are {list(q.shape)}, {list(k.shape)}, {list(v.shape)} and {list(o.shape)} for "
+            f"{cache.kv_heads} KV heads of {width}"
         )
     if block.window is not None and block.window < 1:
         raise ValueError(f"a window of {block.window} positions")
-    rotated = sequence.cos_Tr.shape[1]
-    if rotated % 2 or rotated > width:
-        raise ValueError(f"{rotated} of {width} columns are to be rotated")
-    tables = [(sequence.cos_Tr, (tokens, rotated)), (sequence.sin_Tr, (tokens, rotated))]
+    if block.rotated % 2 or not 0 <= block.rotated <= width:
+        raise ValueError(f"{block.rotated} of {width} columns are to be rotated")
     norms = [(norm_d, (width,)) for norm_d in block.head_norms_d or ()]
-    for given, shape in ((block.norm_H, (x_TH.shape[1],)), *norms, *tables):
+    for given, shape in ((block.norm_H, (q.cols,)), *norms):
         if (
             given.shape != shape
             or given.dtype is not torch.float32
             or not (given.is_cpu and given.is_contiguous())
         ):
-            raise ValueError(f"a norm or table is {list(given.shape)} {given.dtype}, not f32 {list(shape)}")
+            raise ValueError(f"a norm is {list(given.shape)} {given.dtype}, not f32 {list(shape)}")

@@ -15,19 +15,20 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import NATIVE_TOKENS, Pool
-from tpiedge.kernels.linear import Linear, check_product, check_weight
-from tpiedge.kernels.norm import check_norm, rms_norm
+from tpiedge.kernels.library import NATIVE_TOKENS, Pool, pack_panels
+from tpiedge.kernels.linear import Linear, check_activations, check_weight
+from tpiedge.kernels.norm import check_norm_weight, rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.swiglu import swiglu
 
-__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "ffn", "mini_sequences"]
+__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "FfnCall", "ffn", "mini_sequences"]
 
 #: What gate and up may take. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
 #: What the rows after the norm may take: those of a message, 1 MiB, still pass as one.
 NORMED_BYTES = 2 << 20
 
+_F32_BYTES = 4
 _ROWS = 16  # a mini-sequence is so many rows, or a multiple: the tiles of torch's and the native kernels
 
 Biases = tuple[Tensor | None, Tensor | None]
@@ -54,7 +55,7 @@ def ffn(
     matrices = gate_FH, up_FH, down_FO
     if linear.pool is not None and biases == (None, None):
         if _all_panels(matrices):
-            return _panels(x_TH, norm_H, eps, matrices, linear.pool)
+            return FfnCall(norm_H, eps, matrices, linear.pool).run(x_TH)
         if _all_tensors(matrices) and x_TH.shape[0] <= NATIVE_TOKENS:
             rounds = linear.arithmetic is Arithmetic.BF16
             return _few(x_TH, norm_H, eps, matrices, rounds, linear.pool)
@@ -73,6 +74,35 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
     return (slice(first, min(first + step, tokens)) for first in range(0, tokens, step))
 
 
+class FfnCall:
+    """A block of quantised matrices, gate, up and down, without biases, that is checked and packed once: for as long as
+    the matrices stay where they are. Raises ValueError for what does not fit together."""
+
+    def __init__(
+        self, norm_H: Tensor, eps: float, matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix], pool: Pool
+    ) -> None:
+        gate, _, down = matrices
+        _check_weights(norm_H, matrices)
+        self._packed = b"".join(pack_panels(w) for w in matrices)
+        self._norm_H, self._eps, self._pool = norm_H, eps, pool
+        self._kept = matrices  # whose addresses are packed
+        self._hidden, self._inner, self._outputs = gate.cols, gate.rows, down.cols
+
+    def run(self, x_TH: Tensor) -> Tensor:
+        """[T, O] f32, one mini-sequence after the other."""
+        check_activations(x_TH, self._hidden)
+        tokens, hidden = x_TH.shape
+        x_TH, y_TO = x_TH.contiguous(), torch.empty((tokens, self._outputs))
+        x, y, norm = x_TH.data_ptr(), y_TO.data_ptr(), self._norm_H.data_ptr()
+        pieces = list(mini_sequences(tokens, hidden, self._inner, Arithmetic.INT8))
+        scratch = torch.empty(pieces[0].stop * (hidden + 2 * self._inner) if pieces else 0)
+        for rows in pieces:
+            count = rows.stop - rows.start
+            from_, to = x + _F32_BYTES * hidden * rows.start, y + _F32_BYTES * self._outputs * rows.start
+            self._pool.ffn_panels(self._packed, from_, to, count, norm, self._eps, scratch.data_ptr())
+        return y_TO
+
+
 def _all_panels(matrices: Matrices) -> TypeGuard[tuple[PanelMatrix, PanelMatrix, PanelMatrix]]:
     return all(isinstance(w, PanelMatrix) for w in matrices)
 
@@ -89,26 +119,10 @@ def _few(
     rounds: bool,
     pool: Pool,
 ) -> Tensor:
-    _check(x_TH, norm_H, matrices)
+    _check_weights(norm_H, matrices)
+    check_activations(x_TH, matrices[0].shape[1])
     y_TO = torch.empty((x_TH.shape[0], matrices[2].shape[1]))
     pool.ffn(x_TH.contiguous(), norm_H, eps, matrices, rounds, y_TO)
-    return y_TO
-
-
-def _panels(
-    x_TH: Tensor,
-    norm_H: Tensor,
-    eps: float,
-    matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
-    pool: Pool,
-) -> Tensor:
-    """One mini-sequence after the other."""
-    _check(x_TH, norm_H, matrices)
-    tokens, hidden = x_TH.shape
-    y_TO = torch.empty((tokens, matrices[2].cols))
-    x_TH = x_TH.contiguous()
-    for rows in mini_sequences(tokens, hidden, matrices[0].rows, Arithmetic.INT8):
-        pool.ffn_panels(x_TH[rows], norm_H, eps, matrices, y_TO[rows])
     return y_TO
 
 
@@ -151,14 +165,14 @@ def _parts(
     return linear.contract(inner_TF, down_FO)
 
 
-def _check(x_TH: Tensor, norm_H: Tensor, matrices: Matrices) -> None:
+def _check_weights(norm_H: Tensor, matrices: Matrices) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
     gate_FH, up_FH, down_FO = matrices
-    check_product(x_TH, gate_FH, input_dim=1)
-    check_product(x_TH, up_FH, input_dim=1)
+    check_weight(gate_FH, input_dim=1)
+    check_weight(up_FH, input_dim=1)
     check_weight(down_FO, input_dim=0)
-    check_norm(x_TH[:, None], norm_H)
-    if not gate_FH.shape[0] == up_FH.shape[0] == down_FO.shape[0]:
+    check_norm_weight(norm_H, gate_FH.shape[1])
+    if gate_FH.shape != up_FH.shape or gate_FH.shape[0] != down_FO.shape[0]:
         raise ValueError(
-            f"gate {list(gate_FH.shape)}, up {list(up_FH.shape)} and down {list(down_FO.shape)} differ in rows"
+            f"gate {list(gate_FH.shape)}, up {list(up_FH.shape)} and down {list(down_FO.shape)} do not fit together"
         )

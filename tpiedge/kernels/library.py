@@ -117,37 +117,29 @@ class Pool:
         self._check_complete()
 
     def ffn_panels(
-        self,
-        x_TH: Tensor,
-        norm_H: Tensor,
-        eps: float,
-        weights: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
-        y_TO: Tensor,
+        self, packed: bytes, x: int, y: int, tokens: int, norm: int, eps: float, scratch: int
     ) -> None:
-        """Norm, gate and up, SwiGLU, down."""
-        gate, up, down = weights
-        tokens, hidden = x_TH.shape
-        scratch = torch.empty(tokens * (hidden + gate.rows + up.rows))
-        gated = scratch.data_ptr() + _F32_BYTES * tokens * hidden
-        packed = (
-            pack_panels(gate, gated)
-            + pack_panels(up, gated + _F32_BYTES * tokens * gate.rows)
-            + pack_panels(down, y_TO.data_ptr())
-        )
-        self._dll.tpiedge_panels_ffn(
-            self._handle,
-            x_TH.data_ptr(),
-            tokens,
-            norm_H.data_ptr(),
-            eps,
-            packed,
-            scratch.data_ptr(),
-        )
+        """Norm, gate and up, SwiGLU, down, as ffn.py packs them; addresses of f32."""
+        self._dll.tpiedge_panels_ffn(self._handle, packed, x, y, tokens, norm, eps, scratch)
         self._check_complete()
 
-    def attention_panels(self, packed: bytes, scratch: Tensor) -> None:
-        """An attention block as attention_block.py packs it."""
-        self._dll.tpiedge_panels_attention(self._handle, packed, scratch.data_ptr())
+    def attention_panels(
+        self,
+        packed: bytes,
+        x: int,
+        y: int,
+        tokens: int,
+        start: int,
+        cos: int,
+        sin: int,
+        keys: int,
+        values: int,
+        scratch: int,
+    ) -> None:
+        """An attention block as attention_block.py packs it; addresses of f32 and of the cache."""
+        self._dll.tpiedge_panels_attention(
+            self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch
+        )
         self._check_complete()
 
     def rms_norm(self, x_TNd: Tensor, weight_d: Tensor, eps: float, y_TNd: Tensor) -> None:
@@ -233,8 +225,8 @@ def _weight(w: Tensor, y: int, rows: int) -> bytes:
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
-def pack_panels(w: PanelMatrix, y: int) -> bytes:
-    """As the native kernels take it; `y`: where its products go."""
+def pack_panels(w: PanelMatrix, y: int = 0) -> bytes:
+    """As the native kernels take it; `y`: where its products go, unless the call says so."""
     return _PANELS.pack(w.data_B.data_ptr(), y, w.bits, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit)
 
 

@@ -20,7 +20,7 @@ from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.shared_library import Library, native_library
 
-__all__ = ["NATIVE_TOKENS", "Linear", "check_product", "check_weight"]
+__all__ = ["NATIVE_TOKENS", "Linear", "check_activations", "check_weight"]
 
 
 class Linear:
@@ -60,7 +60,8 @@ class Linear:
         if len(weights) > MAX_PRODUCTS:
             raise ValueError(f"{len(weights)} weights at once, more than {MAX_PRODUCTS}")
         for w_RI in weights:
-            check_product(x_TI, w_RI, input_dim=1)
+            check_weight(w_RI, input_dim=1)
+            check_activations(x_TI, w_RI.shape[1])
         panels = [w for w in weights if isinstance(w, PanelMatrix)]
         matrices = [w for w in weights if isinstance(w, Tensor)]
         of_panels = iter(self._project_panels(x_TI, panels) if panels else ())
@@ -69,7 +70,8 @@ class Linear:
 
     def contract(self, x_TR: Tensor, w_RO: Weight) -> Tensor:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
-        check_product(x_TR, w_RO, input_dim=0)
+        check_weight(w_RO, input_dim=0)
+        check_activations(x_TR, w_RO.shape[0])
         quantised = isinstance(w_RO, PanelMatrix)
         if self._pool is None or (x_TR.shape[0] > NATIVE_TOKENS and not quantised):
             if isinstance(w_RO, PanelMatrix):
@@ -117,10 +119,8 @@ class Linear:
         return x.contiguous()
 
 
-def check_product(x: Tensor, w: Weight, input_dim: int) -> None:
+def check_activations(x: Tensor, features: int) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
-    check_weight(w, input_dim)
-    features = w.shape[input_dim]
     if x.dim() != 2 or x.shape[1] != features or x.dtype is not torch.float32 or not x.is_cpu:
         raise ValueError(
             f"activations are {list(x.shape)} {x.dtype} on {x.device}, not f32 [tokens, {features}] in main memory"

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
-__all__ = ["check_norm", "rms_norm"]
+__all__ = ["check_norm_weight", "rms_norm"]
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) -> Tensor:
@@ -18,19 +18,24 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, pool: Pool | None = None) ->
         variance = x.pow(2).mean(-1, keepdim=True)
         return weight * (x * torch.rsqrt(variance + eps))
     x_TNd = x if x.dim() == 3 else x[:, None]
-    check_norm(x_TNd, weight)
+    _check(x_TNd, weight)
     y = torch.empty(x.shape)
     pool.rms_norm(x_TNd, weight, eps, y if x.dim() == 3 else y[:, None])
     return y
 
 
-def check_norm(x_TNd: Tensor, weight: Tensor) -> None:
+def _check(x_TNd: Tensor, weight: Tensor) -> None:
     """The native kernels read raw memory, so what they are given is checked here."""
     if x_TNd.dim() != 3 or x_TNd.dtype is not torch.float32 or not x_TNd.is_cpu or x_TNd.stride(2) != 1:
         raise ValueError(
             f"rows to norm are {list(x_TNd.shape)} {x_TNd.dtype}, not rows of f32 in main memory"
         )
+    check_norm_weight(weight, x_TNd.shape[2])
+
+
+def check_norm_weight(weight: Tensor, width: int) -> None:
+    """The native kernels read raw memory, so what they are given is checked here."""
     if weight.dtype is not torch.float32 or not weight.is_cpu or not weight.is_contiguous():
         raise ValueError(f"the norm's weight is {weight.dtype} on {weight.device}, not contiguous f32")
-    if weight.shape != x_TNd.shape[2:]:
-        raise ValueError(f"the norm's weight is {list(weight.shape)} for rows of {x_TNd.shape[2]}")
+    if weight.shape != (width,):
+        raise ValueError(f"the norm's weight is {list(weight.shape)} for rows of {width}")

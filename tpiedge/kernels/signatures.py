@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["ABI", "SIGNATURES"]
 
 #: As in native/interface.cpp.
-ABI = 6
+ABI = 7
 
 _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 _packed = ctypes.c_char_p
@@ -26,8 +26,11 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     ),
     "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], None),
     "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed], None),
-    "tpiedge_panels_attention": ([_pointer, _packed, _pointer], None),
-    "tpiedge_panels_ffn": ([_pointer, _pointer, _size, _pointer, _float, _packed, _pointer], None),
+    "tpiedge_panels_attention": (
+        [_pointer, _packed, _pointer, _pointer, _size, _size, *[_pointer] * 5],
+        None,
+    ),
+    "tpiedge_panels_ffn": ([_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer], None),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
     "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),

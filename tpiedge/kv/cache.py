@@ -7,11 +7,14 @@ the system.
 Shapes: K local KV heads, S positions, T new tokens, d head dimension, B bytes of a quantised row.
 """
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.kernels.attention import Rows
+from tpiedge.kernels.attention_block import CacheMemory
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_rows import QuantisedRows, encode_into
 from tpiedge.kernels.library import Pool
@@ -62,6 +65,18 @@ class KVCache:
         slot_bytes = self._runs * capacity * self._row_bytes
         quantum = max(_QUANTUM_BYTES, slot_bytes // _QUANTA) if quantum_bytes is None else quantum_bytes
         self._room = KVRoom(slots, capacity, quantum * capacity // max(1, slot_bytes))
+
+    @cached_property
+    def memory(self) -> CacheMemory:
+        """How the keys and the values of one layer and slot lie at their `addresses`."""
+        kv_heads, capacity, _ = self._store.shape[3:]
+        return CacheMemory(self.format, kv_heads, capacity, *self._store.stride()[3:5])
+
+    def addresses(self, layer: int, slot: int) -> tuple[int, int]:
+        """Of the keys and of the values at position 0."""
+        slot_stride, layer_stride, kind_stride = self._store.stride()[:3]
+        keys = self._store.data_ptr() + self._store.itemsize * (slot * slot_stride + layer * layer_stride)
+        return keys, keys + self._store.itemsize * kind_stride
 
     @property
     def held_bytes(self) -> int:

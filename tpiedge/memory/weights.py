@@ -223,10 +223,12 @@ class NodeWeights:
         return sum(self._pack.layout(key).vectors_nbytes for key in self._vectors)
 
     def _resident(self, block: Block | HeadTile) -> AbstractContextManager[BlockWeights]:
+        found = self._blocks.get(block)  # none once they are closed
+        if found is not None:
+            return nullcontext(found)
         if self._open is None or block not in self.sweep.blocks:
             raise InternalError(f"no weights for {block}: closed, or not a block of this model")
-        found = self._blocks.get(block)
-        return self._streamed(block, self._open) if found is None else nullcontext(found)
+        return self._streamed(block, self._open)
 
     @contextmanager
     def _streamed(self, block: Block | HeadTile, opened: "_Open") -> Iterator[BlockWeights]:

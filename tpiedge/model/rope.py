@@ -5,6 +5,7 @@ float64 and rounded, everything else in float32 in the same order. At position 1
 frequency turns an angle by 0.01, so the order matters.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -121,11 +122,16 @@ class RopeConfig:
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequencies, float]:
-    """(inverse frequencies, float32 [head_dim / 2]; factor on cos and sin).
+    """(inverse frequencies, float32 [head_dim / 2], not to be changed; factor on cos and sin).
 
     `length` is the number of positions in use and matters for the kind "dynamic" only: position p is rotated
     by p * frequency, for all p < length.
     """
+    return _frequencies(rope, head_dim, length if rope.depends_on_length else 0)
+
+
+@functools.lru_cache(maxsize=64)  # every step asks for those of every sequence
+def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequencies, float]:
     if rope.kind == "default":
         return _inverse(_powers(rope.theta, head_dim)), 1.0
     if rope.kind == "linear":

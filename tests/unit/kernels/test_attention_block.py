@@ -8,7 +8,7 @@ from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, Sequence, all_panels, attention_block
+from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, Place, all_panels
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix
@@ -64,11 +64,9 @@ def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def at_once(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, linear: Linear) -> Tensor:
-    stop = start + len(x_TH)
-    tables_Tr = rotation(start, len(x_TH), cache.format.width)
-    sequence = Sequence(start, cache.keys(0, 0, stop), cache.values(0, 0, stop), *tables_Tr)
     assert linear.pool is not None
-    return attention_block(x_TH, block, sequence, linear.pool)
+    place = Place(start, *cache.addresses(0, 0), *rotation(0, start + len(x_TH), cache.format.width), start)
+    return AttentionCall(block, cache.memory, linear.pool).run(x_TH, place)
 
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
@@ -99,7 +97,7 @@ def test_the_bits_of_its_parts(
         )
     )
     norms = (torch.rand(width) + 0.5, torch.rand(width) + 0.5) if normed else None
-    block = AttentionBlock(matrices, torch.rand(HIDDEN) + 0.5, norms, EPS, kv_of_head, window)
+    block = AttentionBlock(matrices, torch.rand(HIDDEN) + 0.5, norms, EPS, kv_of_head, window, width)
     assert all_panels(matrices)
     caches = [
         KVCache(num_layers=1, kv_heads=kv_heads, head_dim=width, slots=1, capacity=40, precision=kv)
@@ -124,28 +122,40 @@ def test_what_does_not_fit_is_refused(linear: Linear) -> None:
         torch.ones(HIDDEN),
         KVCache(num_layers=1, kv_heads=2, head_dim=16, slots=1, capacity=8, precision="f32"),
     )
-    good = AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None)
+    good = AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None, 16)
     x_TH = torch.ones(3, HIDDEN)
     at_once(x_TH, good, cache, 0, linear)
     three = matrix(3, 16, 4, False)
     for block in (
-        AttentionBlock((q, three, three, o), norm_H, None, EPS, (0, 1), None),
-        AttentionBlock((three, q, q, o), norm_H, None, EPS, (0, 1), None),
-        AttentionBlock((q, q, q, q), norm_H, None, EPS, (0, 1), None),
-        AttentionBlock((q, q, q, o), norm_H[1:], None, EPS, (0, 1), None),
-        AttentionBlock((q, q, q, o), norm_H, (torch.ones(15), torch.ones(16)), EPS, (0, 1), None),
-        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), 0),
-        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 2), None),
+        AttentionBlock((q, three, three, o), norm_H, None, EPS, (0, 1), None, 16),
+        AttentionBlock((three, q, q, o), norm_H, None, EPS, (0, 1), None, 16),
+        AttentionBlock((q, q, q, q), norm_H, None, EPS, (0, 1), None, 16),
+        AttentionBlock((q, q, q, o), norm_H[1:], None, EPS, (0, 1), None, 16),
+        AttentionBlock((q, q, q, o), norm_H, (torch.ones(15), torch.ones(16)), EPS, (0, 1), None, 16),
+        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), 0, 16),
+        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 2), None, 16),
+        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None, 18),
+        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None, 7),
     ):
         with pytest.raises(ValueError):
             at_once(x_TH, block, cache, 0, linear)
     assert linear.pool is not None
-    cos_Tr, sin_Tr = rotation(0, 3, 16)
-    keys, values = cache.keys(0, 0, 3), cache.values(0, 0, 3)
-    for sequence in (
-        Sequence(1, keys, values, cos_Tr, sin_Tr),
-        Sequence(0, keys, values, cos_Tr[:2], sin_Tr),
-        Sequence(0, keys, cache.values(0, 0, 4), cos_Tr, sin_Tr),
+    call, (cos_Tr, sin_Tr), addresses = (
+        AttentionCall(good, cache.memory, linear.pool),
+        rotation(0, 3, 16),
+        cache.addresses(0, 0),
+    )
+    call.run(x_TH, Place(5, *addresses, cos_Tr, sin_Tr, 0))
+    for place in (
+        Place(6, *addresses, cos_Tr, sin_Tr, 0),
+        Place(-1, *addresses, cos_Tr, sin_Tr, 0),
+        Place(0, *addresses, cos_Tr[:2], sin_Tr, 0),
+        Place(0, *addresses, cos_Tr, sin_Tr, 1),
+        Place(0, *addresses, cos_Tr, sin_Tr[:, :8], 0),
+        Place(0, *addresses, cos_Tr, sin_Tr.double(), 0),
     ):
         with pytest.raises(ValueError):
-            attention_block(x_TH, good, sequence, linear.pool)
+            call.run(x_TH, place)
+    for wrong_TH in (x_TH[:, 1:], x_TH.double()):
+        with pytest.raises(ValueError):
+            call.run(wrong_TH, Place(0, *addresses, cos_Tr, sin_Tr, 0))

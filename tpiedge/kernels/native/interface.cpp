@@ -17,7 +17,7 @@ using tpiedge::Product;
 using tpiedge::Rows;
 using tpiedge::share_rows;
 
-constexpr int ABI = 6;  // as in signatures.py
+constexpr int ABI = 7;  // as in signatures.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;

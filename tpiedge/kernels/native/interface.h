@@ -24,17 +24,9 @@ struct PanelWeight {  // as packed by library.py
     int64_t rows_per_unit;
 };
 
-struct Cached {  // keys or values from position 0 on, strides in numbers of the cache (bytes where it is quantised)
-    uint8_t *rows;
-    int64_t head_stride;
-    int64_t stride;
-};
-
 struct AttentionBlock {  // as packed by attention_block.py; the first query head of every KV head and the end follow
-    PanelWeight qkv[3];
+    PanelWeight qkv[3];  // without y, and so is o
     PanelWeight o;
-    const float *x;  // [T, H]
-    int64_t tokens;
     int64_t hidden;
     const float *norm;
     int64_t heads;
@@ -42,13 +34,10 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
     int64_t width;
     const float *q_norm;  // of each head, or null
     const float *k_norm;
-    const float *cos;
-    const float *sin;
     int64_t rotated;
-    Cached keys;
-    Cached values;
+    int64_t head_stride;  // of keys and of values, in numbers of the cache (bytes where it is quantised)
+    int64_t stride;
     int64_t stored;  // a KVFormat
-    int64_t start;
     int64_t window;
     double eps;
     double scale;
@@ -70,9 +59,11 @@ void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, c
                  const Weight *weights, int64_t cols, float *scratch);
 void tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights, int64_t count);
 void tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
-void tpiedge_panels_attention(void *handle, const AttentionBlock *block, float *scratch);
-void tpiedge_panels_ffn(void *handle, const float *x, int64_t tokens, const float *norm, float eps,
-                        const PanelWeight *weights, float *scratch);
+void tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y, int64_t tokens,
+                              int64_t start, const float *cos, const float *sin, uint8_t *keys, uint8_t *values,
+                              float *scratch);
+void tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
+                        const float *norm, float eps, float *scratch);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,

@@ -248,23 +248,25 @@ TPIEDGE_EXPORT void tpiedge_panels_contract(void *handle, const float *x, int64_
     multiply_all(context, a, weight, 1, true);
 }
 
-// Norm, gate and up, SwiGLU, down (`weights` in this order). `scratch` holds tokens * hidden floats; the y of gate and up
-// are scratch, too.
-TPIEDGE_EXPORT void tpiedge_panels_ffn(void *handle, const float *x, int64_t tokens, const float *norm, float eps,
-                                       const PanelWeight *weights, float *scratch) {
+// Norm, gate and up, SwiGLU, down (`weights` in this order, without y). `scratch`: T (H + 2 F) floats.
+TPIEDGE_EXPORT void tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
+                                       const float *norm, float eps, float *scratch) {
     Context &context = *static_cast<Context *>(handle);
-    const PanelWeight &down = weights[2];
+    PanelWeight gate_up[2] = {weights[0], weights[1]}, down = weights[2];
     if (down.rows == 0) {
-        memset(down.y, 0, tokens * down.cols * sizeof(float));
+        memset(y, 0, tokens * down.cols * sizeof(float));
         return;
     }
     const std::lock_guard<std::mutex> one_caller(context.rooms);
+    float *gate = gate_up[0].y = scratch + tokens * gate_up[0].cols;
+    const float *up = gate_up[1].y = gate + tokens * down.rows;
+    down.y = y;
     multiply_all(context,
-                 Activations{context.panels, context.kernels, NORMED, x, tokens, inputs_of(weights[0], false), norm, eps,
+                 Activations{context.panels, context.kernels, NORMED, x, tokens, inputs_of(gate_up[0], false), norm, eps,
                              scratch, nullptr, nullptr},
-                 weights, 2, false);
+                 gate_up, 2, false);
     multiply_all(context,
-                 Activations{context.panels, context.kernels, GATED, weights[0].y, tokens, inputs_of(down, true), nullptr,
-                             0.0f, nullptr, weights[1].y, nullptr},
+                 Activations{context.panels, context.kernels, GATED, gate, tokens, inputs_of(down, true), nullptr, 0.0f,
+                             nullptr, up, nullptr},
                  &down, 1, true);
 }
