@@ -1,16 +1,19 @@
-"""Blocks as native calls, made once for as long as a block's weights are the same objects.
+"""Blocks, or all of them, as native calls, made once for as long as the weights are the same objects.
 
 Weights that stay in memory always are; those that are streamed come anew with every step, and their calls with them.
 """
 
+from collections.abc import Mapping
 from typing import Generic, TypeVar
 
 from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, all_panels
 from tpiedge.kernels.ffn import FfnCall
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.stack import StackCall
 from tpiedge.kv.cache import KVCache
-from tpiedge.memory.weights import BlockWeights
+from tpiedge.memory.sweep import Block
+from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.layout import ATTENTION_MATRICES
 
@@ -29,6 +32,8 @@ class BlockCalls:
         self._cache = cache
         self._attention = _Kept[AttentionCall](config.num_layers)
         self._ffn = _Kept[FfnCall](config.num_layers)
+        self._stacks: dict[int, StackCall | None] = {}
+        self._stacks_of: Mapping[Block, BlockWeights] | None = None
 
     def attention(self, layer: int, weights: BlockWeights, pool: Pool | None) -> AttentionCall | None:
         """For the tokens of one sequence."""
@@ -36,11 +41,35 @@ class BlockCalls:
             self._attention.keep(layer, weights, self._new_attention(layer, weights, pool) if pool else None)
         return self._attention.calls[layer]
 
+    def stack(self, weights: Weights, slot: int, pool: Pool | None) -> StackCall | None:
+        """All layers, for tokens of the sequence in that slot of the cache. None also where weights are streamed."""
+        kept = weights.kept() if pool else None
+        if pool is None or kept is None:
+            return None
+        if self._stacks_of is not kept:
+            self._stacks_of, self._stacks = kept, {}
+        if slot not in self._stacks:
+            self._stacks[slot] = self._new_stack(kept, slot, pool)
+        return self._stacks[slot]
+
     def ffn(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FfnCall | None:
         """For any tokens."""
         if not self._ffn.knows(layer, weights):
             self._ffn.keep(layer, weights, self._new_ffn(weights, pool) if pool else None)
         return self._ffn.calls[layer]
+
+    def _new_stack(self, kept: Mapping[Block, BlockWeights], slot: int, pool: Pool) -> StackCall | None:
+        blocks: list[tuple[AttentionCall, FfnCall]] = []
+        layers = range(self._config.num_layers)
+        for layer in layers:
+            of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
+            if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
+                return None
+            attention, ffn = self.attention(layer, of_attention, pool), self.ffn(layer, of_ffn, pool)
+            if attention is None or ffn is None:
+                return None
+            blocks.append((attention, ffn))
+        return StackCall(blocks, [self._cache.addresses(layer, slot) for layer in layers], pool)
 
     def _new_attention(self, layer: int, weights: BlockWeights, pool: Pool) -> AttentionCall | None:
         vectors, config = weights.vectors, self._config

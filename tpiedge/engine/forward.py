@@ -22,7 +22,7 @@ from tpiedge.engine.steps import Chunk, chunks, last_rows
 from tpiedge.kernels.attention import attention, kv_of_heads
 from tpiedge.kernels.attention_block import Place
 from tpiedge.kernels.ffn import Biases, ffn
-from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kv.cache import KVCache
@@ -88,6 +88,27 @@ class ForwardPass:
         rotary = self._rotary(plan)
         self._meter.step = plan.step
         self._reductions = Reductions(self._communicator, self._meter)
+        if not self._stack(x_TH, plan, parts, rotary):
+            self._blocks(x_TH, plan, parts, rotary)
+        for segment in plan.segments:
+            self._cache.commit(segment.slot, segment.start + segment.length)
+        self._meter.steps += 1
+        self._meter.tokens += plan.tokens
+
+    def _stack(self, x_TH: Tensor, plan: StepPlan, parts: tuple[Part, ...], rotary: _Rotary) -> bool:
+        """All blocks at once, if this node has them all, in memory, and these are a few tokens of one sequence."""
+        few = plan.tokens == 1 or (plan.every_row and plan.tokens <= NATIVE_TOKENS)
+        if self._communicator.size > 1 or not few or self._meter.traced or len(parts[0].chunk.pieces) > 1:
+            return False
+        piece = parts[0].chunk.pieces[0]
+        call = self._calls.stack(self._weights, piece.slot, self._linear.pool)
+        if call is None or len(parts) > 1 or plan.tokens > call.most_tokens:
+            return False
+        self._meter.computed(*call.run(x_TH, piece.start, rotary.cos_Td, rotary.sin_Td))
+        self._reductions.ended_alone(parts[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
+        return True
+
+    def _blocks(self, x_TH: Tensor, plan: StepPlan, parts: tuple[Part, ...], rotary: _Rotary) -> None:
         last = self._config.num_layers - 1
         for layer in range(last):
             self._attention_block(plan.step, layer, parts, rotary)
@@ -95,10 +116,6 @@ class ForwardPass:
         self._attention_block(plan.step, last, parts, rotary)
         self._last_ffn_block(x_TH, plan, parts)
         self._reductions.settle()
-        for segment in plan.segments:
-            self._cache.commit(segment.slot, segment.start + segment.length)
-        self._meter.steps += 1
-        self._meter.tokens += plan.tokens
 
     def _attention_block(self, step: int, layer: int, parts: tuple[Part, ...], rotary: _Rotary) -> None:
         with self._weights.resident(self._attention_blocks[layer]) as weights:

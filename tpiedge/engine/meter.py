@@ -42,6 +42,16 @@ class Meter:
         """Of all blocks."""
         return self.attention_s + self.ffn_s
 
+    @property
+    def traced(self) -> bool:
+        """Whether every lap is recorded."""
+        return self._travelling is not None
+
+    def computed(self, attention_s: float, ffn_s: float) -> None:
+        """Add the time of blocks that were computed together, which `attending` and `feeding` did not see."""
+        self.attention_s += attention_s
+        self.ffn_s += ffn_s
+
     def trace(self, tracer: Tracer) -> None:
         """From now on every lap is recorded as well."""
         for name, lap in (

@@ -86,6 +86,12 @@ class Reductions:
         while self._under_way and (part is None or any(part is one.part for one in self._under_way)):
             self._finish()
 
+    def ended_alone(self, part: Part, tag: Tag) -> None:
+        """After blocks of which `tag` is the last, on the only node: there was nothing to add up."""
+        self._meter.block = tag.block
+        self._communicator.all_reduce(part.x_CH, tag)  # of one: it looks whether the step was cancelled
+        self._check_cancelled(tag)
+
     def _finish(self) -> None:
         """The oldest: all ranks finish in the same order."""
         one = self._under_way.popleft()
@@ -95,9 +101,12 @@ class Reductions:
         self._take(one.part, sum_CH, one.tag, one.bias_H)
 
     def _take(self, part: Part, sum_CH: Tensor, tag: Tag, bias_H: Tensor | None) -> None:
-        if self._communicator.cancelled:
-            raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
+        self._check_cancelled(tag)
         # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
         np.add(part.rows_CH, sum_CH.numpy(), out=part.rows_CH)
         if bias_H is not None:
             np.add(part.rows_CH, bias_H.numpy(), out=part.rows_CH)
+
+    def _check_cancelled(self, tag: Tag) -> None:
+        if self._communicator.cancelled:
+            raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")

@@ -94,21 +94,22 @@ class AttentionCall:
             _NO_WINDOW if block.window is None else block.window, block.eps, 1 / math.sqrt(width),
         )  # fmt: skip
         weights = b"".join(pack_panels(w) for w in block.matrices)
-        self._packed = weights + fields + head_starts(block.kv_of_head, q.rows // width, cache.kv_heads)
+        self.packed = weights + fields + head_starts(block.kv_of_head, q.rows // width, cache.kv_heads)
         self._block = block
         self._pool = pool
         self._capacity = cache.capacity
-        self._hidden, self._outputs = q.cols, o.cols
-        self._scratch = q.cols + 2 * q.rows + 3 * k.rows
+        self.hidden, self.outputs = q.cols, o.cols
+        #: Floats for each token.
+        self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, place: Place) -> Tensor:
         """[T, O] f32: o of the attention of q over the cache, to which k and v are appended before; q, k and v of the
         norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
-        tokens, row_bytes = self._checked(x_TH, place), _F32_BYTES * self._block.rotated
+        tokens, row_bytes = self.check(x_TH, place), _F32_BYTES * self._block.rotated
         x_TH = x_TH.contiguous()
-        y_TO, scratch = torch.empty((tokens, self._outputs)), torch.empty(tokens * self._scratch)
+        y_TO, scratch = torch.empty((tokens, self.outputs)), torch.empty(tokens * self.scratch)
         self._pool.attention_panels(
-            self._packed,
+            self.packed,
             x_TH.data_ptr(),
             y_TO.data_ptr(),
             tokens,
@@ -121,12 +122,12 @@ class AttentionCall:
         )
         return y_TO
 
-    def _checked(self, x_TH: Tensor, place: Place) -> int:
+    def check(self, x_TH: Tensor, place: Place) -> int:
         """The tokens. The native kernels read raw memory, so what they are given is checked, here and in `_check`, but
         for the cache's addresses."""
         tokens, hidden = x_TH.shape
-        if hidden != self._hidden or x_TH.dtype is not torch.float32 or not x_TH.is_cpu:
-            raise ValueError(f"activations are {list(x_TH.shape)} {x_TH.dtype}, not f32 [T, {self._hidden}]")
+        if hidden != self.hidden or x_TH.dtype is not torch.float32 or not x_TH.is_cpu:
+            raise ValueError(f"activations are {list(x_TH.shape)} {x_TH.dtype}, not f32 [T, {self.hidden}]")
         if not 0 <= place.start <= self._capacity - tokens:
             raise ValueError(f"{tokens} tokens from position {place.start} on, of {self._capacity}")
         for table in (place.cos_Tr, place.sin_Tr):

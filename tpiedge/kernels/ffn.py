@@ -83,23 +83,26 @@ class FfnCall:
     ) -> None:
         gate, _, down = matrices
         _check_weights(norm_H, matrices)
-        self._packed = b"".join(pack_panels(w) for w in matrices)
-        self._norm_H, self._eps, self._pool = norm_H, eps, pool
+        self.packed = b"".join(pack_panels(w) for w in matrices)
+        self.norm_H, self.eps, self._pool = norm_H, eps, pool
         self._kept = matrices  # whose addresses are packed
-        self._hidden, self._inner, self._outputs = gate.cols, gate.rows, down.cols
+        self.hidden, self.outputs = gate.cols, down.cols
+        #: Floats for each token.
+        self.scratch = gate.cols + 2 * gate.rows
+        self._inner = gate.rows
 
     def run(self, x_TH: Tensor) -> Tensor:
         """[T, O] f32, one mini-sequence after the other."""
-        check_activations(x_TH, self._hidden)
+        check_activations(x_TH, self.hidden)
         tokens, hidden = x_TH.shape
-        x_TH, y_TO = x_TH.contiguous(), torch.empty((tokens, self._outputs))
-        x, y, norm = x_TH.data_ptr(), y_TO.data_ptr(), self._norm_H.data_ptr()
+        x_TH, y_TO = x_TH.contiguous(), torch.empty((tokens, self.outputs))
+        x, y, norm = x_TH.data_ptr(), y_TO.data_ptr(), self.norm_H.data_ptr()
         pieces = list(mini_sequences(tokens, hidden, self._inner, Arithmetic.INT8))
-        scratch = torch.empty(pieces[0].stop * (hidden + 2 * self._inner) if pieces else 0)
+        scratch = torch.empty(pieces[0].stop * self.scratch if pieces else 0)
         for rows in pieces:
             count = rows.stop - rows.start
-            from_, to = x + _F32_BYTES * hidden * rows.start, y + _F32_BYTES * self._outputs * rows.start
-            self._pool.ffn_panels(self._packed, from_, to, count, norm, self._eps, scratch.data_ptr())
+            from_, to = x + _F32_BYTES * hidden * rows.start, y + _F32_BYTES * self.outputs * rows.start
+            self._pool.ffn_panels(self.packed, from_, to, count, norm, self.eps, scratch.data_ptr())
         return y_TO
 
 

@@ -1,5 +1,6 @@
 """The native kernels' threads, and calling the kernels with tensors."""
 
+import ctypes
 import struct
 import weakref
 from collections.abc import Sequence
@@ -141,6 +142,18 @@ class Pool:
             self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch
         )
         self._check_complete()
+
+    def stack_panels(
+        self, packed: bytes, layers: int, x: int, tokens: int, start: int, cos: int, sin: int, scratch: int
+    ) -> tuple[float, float]:
+        """All layers as stack.py packs them; the seconds of attention and of FFN blocks."""
+        seconds = (ctypes.c_double * 2)()
+        address = ctypes.addressof(seconds)
+        self._dll.tpiedge_panels_stack(
+            self._handle, packed, layers, x, tokens, start, cos, sin, scratch, address
+        )
+        self._check_complete()
+        return seconds[0], seconds[1]
 
     def rms_norm(self, x_TNd: Tensor, weight_d: Tensor, eps: float, y_TNd: Tensor) -> None:
         """x may be strided but in its last dimension."""

@@ -31,6 +31,10 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
         None,
     ),
     "tpiedge_panels_ffn": ([_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer], None),
+    "tpiedge_panels_stack": (
+        [_pointer, _packed, _size, _pointer, _size, _size, *[_pointer] * 4],
+        None,
+    ),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
     "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),

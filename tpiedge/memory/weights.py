@@ -47,6 +47,10 @@ class Weights(Protocol):
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]: ...
 
+    def kept(self) -> Mapping[Block, BlockWeights] | None:
+        """All blocks, the same object every time, where they stay in memory until the weights are closed."""
+        ...
+
     def make_room(self, kv_bytes: int) -> None:
         """The KV cache takes `kv_bytes` during the sweep that begins now."""
         ...
@@ -97,6 +101,7 @@ class NodeWeights:
         self._vectors: dict[BlobKey, Mapping[str, torch.Tensor]] = {}
         self._own: dict[int, Weight] = {}
         self._blocks: dict[Block | HeadTile, BlockWeights] = {}
+        self._kept: dict[Block, BlockWeights] = {}
         self._load(rank0, direct, progress)
 
     @property
@@ -128,6 +133,9 @@ class NodeWeights:
 
     def resident(self, block: Block) -> AbstractContextManager[BlockWeights]:
         return self._resident(block)
+
+    def kept(self) -> Mapping[Block, BlockWeights] | None:
+        return self._kept or None
 
     def make_room(self, kv_bytes: int) -> None:
         extra = self._spare.count(self._kv_bytes - kv_bytes)
@@ -179,6 +187,7 @@ class NodeWeights:
             self._embedding.close()
             self._embedding = None
         self._blocks.clear()
+        self._kept.clear()
         self._own.clear()
 
     def _divide(self, placement: Callable[[Sweep], Placement] | None, kv_bytes: int) -> None:
@@ -209,6 +218,7 @@ class NodeWeights:
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
             self._blocks = {block: self._weights_of(block, self._open) for block in self.sweep.blocks}
+            self._kept = {block: held for block, held in self._blocks.items() if isinstance(block, Block)}
         if rank0:
             self._embedding = EmbeddingTable(self._pack, self._reader)
 

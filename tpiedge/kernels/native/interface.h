@@ -43,6 +43,15 @@ struct AttentionBlock {  // as packed by attention_block.py; the first query hea
     double scale;
 };
 
+struct PanelLayer {  // as packed by stack.py
+    const AttentionBlock *attention;
+    const PanelWeight *ffn;  // gate, up, down
+    const float *ffn_norm;
+    uint8_t *keys;
+    uint8_t *values;
+    double eps;
+};
+
 // Calls of one handle by several threads wait for each other where they share anything. Nothing throws: a call that finds
 // no memory for what it keeps meanwhile gives up, and tpiedge_exhausted says so.
 extern "C" {
@@ -64,6 +73,8 @@ void tpiedge_panels_attention(void *handle, const AttentionBlock *block, const f
                               float *scratch);
 void tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
                         const float *norm, float eps, float *scratch);
+void tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
+                          int64_t start, const float *cos, const float *sin, float *scratch, double *seconds);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,

@@ -1,0 +1,93 @@
+"""All layers at once have the bits of one block after the other."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pytest
+import torch
+
+from tests.unit.kernels.test_attention_block import EPS, HIDDEN, matrix, rotation
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, Place
+from tpiedge.kernels.ffn import FfnCall
+from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
+from tpiedge.kernels.stack import StackCall
+from tpiedge.kv.cache import KVCache
+from tpiedge.wire.fields import KVPrecision
+
+LAYERS, WIDTH, CAPACITY = 3, 24, 40
+
+
+@pytest.fixture(params=[1, 2])
+def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
+    with Linear.create(Arithmetic.INT8, request.param) as made:
+        if not made.native:
+            pytest.skip("the native kernels are not built")
+        yield made
+
+
+def blocks(linear: Linear, cache: KVCache, ffn_units: int = 3) -> list[tuple[AttentionCall, FfnCall]]:
+    assert linear.pool is not None
+    made = []
+    for _ in range(LAYERS):
+        q, kv, o = matrix(4, WIDTH, 4, False), matrix(2, WIDTH, 8, False), matrix(4, WIDTH, 4, True)
+        block = AttentionBlock((q, kv, kv, o), torch.rand(HIDDEN) + 0.5, None, EPS, (0, 0, 1, 1), None, WIDTH)
+        gate, up, down = (matrix(ffn_units, 20, 4, transposed) for transposed in (False, False, True))
+        ffn = FfnCall(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool)
+        made.append((AttentionCall(block, cache.memory, linear.pool), ffn))
+    return made
+
+
+def caches(kv: KVPrecision) -> list[KVCache]:
+    return [
+        KVCache(num_layers=LAYERS, kv_heads=2, head_dim=WIDTH, slots=2, capacity=CAPACITY, precision=kv)
+        for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
+def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) -> None:
+    torch.manual_seed(1)
+    one, other = caches(kv)
+    layers = blocks(linear, one)
+    assert linear.pool is not None
+    stack = StackCall(layers, [one.addresses(layer, 1) for layer in range(LAYERS)], linear.pool)
+    assert stack.most_tokens >= NATIVE_TOKENS
+    start = 0
+    for tokens in (5, 1, 1, NATIVE_TOKENS):
+        x_TH = torch.randn(tokens, HIDDEN)
+        expected_TH = x_TH.clone()
+        cos_Tr, sin_Tr = rotation(start, tokens, WIDTH)
+        seconds = stack.run(x_TH, start, cos_Tr, sin_Tr)
+        for layer, (attention, ffn) in enumerate(layers):
+            place = Place(start, *other.addresses(layer, 1), cos_Tr, sin_Tr, 0)
+            for y_TH in (attention.run(expected_TH, place), None):
+                y_TH = ffn.run(expected_TH) if y_TH is None else y_TH
+                np.add(expected_TH.numpy(), y_TH.numpy(), out=expected_TH.numpy())
+        assert torch.equal(x_TH, expected_TH)
+        assert min(seconds) > 0
+        start += tokens
+    assert torch.equal(one._store, other._store)
+    assert one._store[1].any()
+    assert not one._store[0].any()
+
+
+def test_what_does_not_fit_is_refused(linear: Linear) -> None:
+    (cache, _), pool = caches("f32"), linear.pool
+    assert pool is not None
+    layers, addresses = blocks(linear, cache), [cache.addresses(layer, 0) for layer in range(LAYERS)]
+    for given in (addresses[1:], []):
+        with pytest.raises(ValueError, match="3 layers"):
+            StackCall(layers, given, pool)
+    with pytest.raises(ValueError, match="0 layers"):
+        StackCall([], [], pool)
+    stack, (cos_Tr, sin_Tr) = StackCall(layers, addresses, pool), rotation(0, 2, WIDTH)
+    for x_TH, start in (
+        (torch.zeros(3, HIDDEN), 0),  # more than the tables have
+        (torch.zeros(2, HIDDEN), CAPACITY - 1),
+        (torch.zeros(2, HIDDEN + 1), 0),
+        (torch.zeros(HIDDEN, 2).t(), 0),
+        (torch.zeros(2, HIDDEN, dtype=torch.float64), 0),
+    ):
+        with pytest.raises(ValueError):
+            stack.run(x_TH, start, cos_Tr, sin_Tr)
