@@ -18,7 +18,6 @@ from tpiedge.pack.storage import Storage
 
 __all__ = [
     "BLOB_FOLDER",
-    "FORMAT_VERSION",
     "MANIFEST_NAME",
     "Manifest",
     "load_manifest",
@@ -27,7 +26,8 @@ __all__ = [
     "model_spec_to_json",
 ]
 
-FORMAT_VERSION = 1
+# Of packs without quantised matrices, and of those with: kernels/panels.py interleaves scales and codes since 2.
+_VERSION, _QUANTISED_VERSION = 1, 2
 MANIFEST_NAME = "manifest.json"
 BLOB_FOLDER = "blobs"
 _FORMAT = "tpiedge-pack"
@@ -107,8 +107,8 @@ def model_spec_from_json(value: JSON) -> ModelSpec:
 
 def _parse(document: JSON) -> Manifest:
     body = _mapping(_get(document, "manifest"), "manifest")
-    if body.get("format") != _FORMAT or body.get("version") != FORMAT_VERSION:
-        raise UserError(f"not a pack of version {FORMAT_VERSION}: pack again with this tpiedge")
+    if body.get("format") != _FORMAT or body.get("version") not in (_VERSION, _QUANTISED_VERSION):
+        raise UserError(f"not a pack of version {_VERSION} or {_QUANTISED_VERSION}: pack again with this tpiedge")
     if _get(document, "checksum") != _checksum(body):
         raise UserError("the checksum differs, so the file is damaged: delete the pack and pack again")
     blobs = _get(body, "blobs")
@@ -133,7 +133,7 @@ def _parse(document: JSON) -> Manifest:
 def _request(manifest: Manifest) -> dict[str, JSON]:
     return {
         "format": _FORMAT,
-        "version": FORMAT_VERSION,
+        "version": _version(manifest.storage),
         **manifest.storage.to_json(),
         "source": manifest.source,
         "distinct_layers": manifest.distinct_layers,
@@ -141,8 +141,17 @@ def _request(manifest: Manifest) -> dict[str, JSON]:
     }
 
 
+def _version(storage: Storage) -> int:
+    return _QUANTISED_VERSION if storage.layers.quantised else _VERSION
+
+
 def _storage(body: Mapping[str, JSON], spec: ModelSpec) -> Storage:
     storage = Storage.from_json(body)
+    if body["version"] != _version(storage):
+        raise UserError(
+            f"a pack of version {body['version']}, where {storage.layers.value} has {_version(storage)}: "
+            "pack again with this tpiedge"
+        )
     if spec.tied and storage.embedding is not storage.head:
         raise UserError("two precisions for an embedding that is the head, too: pack again")
     return storage

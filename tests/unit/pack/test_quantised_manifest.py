@@ -31,6 +31,7 @@ def rewrite(pack: Path, change: Callable[[dict[str, object]], object]) -> None:
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
+        ({"version": 1}, "a pack of version 1, where q4 has 2: pack again"),
         ({"precision": "q3"}, "unknown precision 'q3'"),
         ({"precision": ["q4"]}, "unknown precision"),
         ({"precision": None}, "unknown precision"),

@@ -126,7 +126,8 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None], *, sign: bool = 
 @pytest.mark.parametrize(
     ("change", "complaint"),
     [
-        (lambda m: m.update(version=2), "pack again with this tpiedge"),
+        (lambda m: m.update(version=2), "a pack of version 2, where f32 has 1: pack again"),
+        (lambda m: m.update(version=3), "not a pack of version 1 or 2: pack again"),
         (lambda m: m.update(format="zip"), "not a pack of version"),
         (lambda m: m.update(precision="q3"), "unknown precision 'q3'"),
         (lambda m: m.update(precision=[]), "unknown precision"),
