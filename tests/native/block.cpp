@@ -1,4 +1,4 @@
-// The attention block of quantised matrices: what its parts are, one after the other.
+// The attention block of quantised matrices and all layers at once: what their parts are, one after the other.
 #include "kv.h"
 #include "panels.h"
 
@@ -72,7 +72,7 @@ Floats by_parts(void *handle, const Case &c, const Parameters &p, float scale, C
     Floats normed(p.x.size()), q(c.tokens * c.heads * c.width), k(c.tokens * c.kv_heads * c.width), v(k.size());
     tpiedge_rms_norm(handle, p.x.data(), normed.data(), c.hidden, 0, c.tokens, 1, c.hidden, p.norm.data(), 1e-5f);
     const PanelWeight weights[] = {p.q.weight(q.data()), p.k.weight(k.data()), p.v.weight(v.data())};
-    tpiedge_panels_project(handle, normed.data(), c.tokens, weights, 3);
+    complete(tpiedge_panels_project(handle, normed.data(), c.tokens, weights, 3));
     const Floats turned_q = turned(handle, c, std::move(q), c.heads, p.q_norm, p);
     keys.append(c, turned(handle, c, std::move(k), c.kv_heads, p.k_norm, p));
     values.append(c, v);
@@ -82,8 +82,21 @@ Floats by_parts(void *handle, const Case &c, const Parameters &p, float scale, C
                       c.head_start.data(), head_stride, keys.row, head_stride, keys.row, c.tokens, c.heads, c.kv_heads,
                       c.width, c.start, int64_t{1} << 62, scale);
     const PanelWeight o = p.o.weight(y.data());
-    tpiedge_panels_contract(handle, out.data(), c.tokens, &o);
+    complete(tpiedge_panels_contract(handle, out.data(), c.tokens, &o));
     return y;
+}
+
+// An AttentionBlock with what follows it.
+Array<uint8_t> pack(const Case &c, const Parameters &p, const Cache &keys, float scale) {
+    const AttentionBlock block{{p.q.weight(nullptr), p.k.weight(nullptr), p.v.weight(nullptr)},
+                               p.o.weight(nullptr), c.hidden, p.norm.data(), c.heads, c.kv_heads, c.width,
+                               c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr, c.rotated,
+                               keys.head_stride(c), keys.row, c.format, int64_t{1} << 62, 1e-5f, scale};
+    const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
+    Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
+    memcpy(packed.data(), &block, sizeof block);
+    memcpy(packed.data() + sizeof block, c.head_start.data(), static_cast<size_t>(starts_nbytes));
+    return packed;
 }
 
 void check_block(void *handle, Check &check, Random &random) {
@@ -95,19 +108,60 @@ void check_block(void *handle, Check &check, Random &random) {
     const Floats wanted = by_parts(handle, c, p, scale, keys, values);
 
     Floats y(wanted.size()), scratch(c.tokens * (c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width));
-    const AttentionBlock block{{p.q.weight(nullptr), p.k.weight(nullptr), p.v.weight(nullptr)},
-                               p.o.weight(nullptr), c.hidden, p.norm.data(), c.heads, c.kv_heads, c.width,
-                               c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr, c.rotated,
-                               own_keys.head_stride(c), own_keys.row, c.format, int64_t{1} << 62, 1e-5f, scale};
-    const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
-    Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
-    memcpy(packed.data(), &block, sizeof block);
-    memcpy(packed.data() + sizeof block, c.head_start.data(), static_cast<size_t>(starts_nbytes));
-    tpiedge_panels_attention(handle, reinterpret_cast<const AttentionBlock *>(packed.data()), p.x.data(), y.data(),
-                             c.tokens, c.start, p.cos.data(), p.sin.data(), own_keys.data.data(),
-                             own_values.data.data(), scratch.data());
+    const Array<uint8_t> packed = pack(c, p, own_keys, scale);
+    const auto *packed_block = reinterpret_cast<const AttentionBlock *>(packed.data());
+    complete(tpiedge_panels_attention(handle, packed_block, p.x.data(), y.data(), c.tokens, c.start, p.cos.data(),
+                                      p.sin.data(), own_keys.data.data(), own_values.data.data(), scratch.data()));
     check.shape(c.tokens, c.hidden, c.heads, c.format);
     for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
+    check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());
+    check.same_bytes(own_values.data.data(), values.data.data(), values.data.size());
+}
+
+Floats copy_of(const Floats &from) {
+    Floats made(from.size());
+    memcpy(made.data(), from.data(), from.size() * sizeof(float));
+    return made;
+}
+
+void add(Floats &x, const Floats &y) {
+    for (int64_t i = 0; i < x.size(); i++) x[i] += y[i];
+}
+
+// Two layers of the same matrices, on one cache.
+void check_stack(void *handle, Check &check, Random &random) {
+    const Case c(random);
+    const Parameters p(random, c);
+    const int64_t inner = random.between(1, 60);
+    const Floats norm = random_floats(random, c.hidden);
+    const Panels gate(random, 4, inner, c.hidden, inner, false), up(random, 8, inner, c.hidden, inner, false);
+    const Panels down(random, 4, inner, c.hidden, inner, true);
+    const PanelWeight ffn[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr)};
+    Random again = random;
+    Cache keys(random, c), values(random, c), own_keys(again, c), own_values(again, c);
+    const Array<uint8_t> packed = pack(c, p, keys, 0.25f);
+    const auto *block = reinterpret_cast<const AttentionBlock *>(packed.data());
+
+    const int64_t of_attention = c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width, of_ffn = c.hidden + 2 * inner;
+    Floats wanted = copy_of(p.x), y(p.x.size()), scratch(c.tokens * of_attention), ffn_scratch(c.tokens * of_ffn);
+    for (int layer = 0; layer < 2; layer++) {
+        complete(tpiedge_panels_attention(handle, block, wanted.data(), y.data(), c.tokens, c.start, p.cos.data(),
+                                          p.sin.data(), keys.data.data(), values.data.data(), scratch.data()));
+        add(wanted, y);
+        complete(tpiedge_panels_ffn(handle, ffn, wanted.data(), y.data(), c.tokens, norm.data(), 1e-5f,
+                                    ffn_scratch.data()));
+        add(wanted, y);
+    }
+
+    Floats x = copy_of(p.x);
+    Floats all_scratch(c.tokens * (c.hidden + (of_attention > of_ffn ? of_attention : of_ffn)));
+    const PanelLayer layer{block, ffn, norm.data(), own_keys.data.data(), own_values.data.data(), 1e-5f};
+    const PanelLayer layers[] = {layer, layer};
+    double seconds[2];
+    complete(tpiedge_panels_stack(handle, layers, 2, x.data(), c.tokens, c.start, p.cos.data(), p.sin.data(),
+                                  all_scratch.data(), seconds));
+    check.shape(c.tokens, c.hidden, inner, c.format);
+    for (int64_t i = 0; i < x.size(); i++) check.same(x[i], wanted[i]);
     check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());
     check.same_bytes(own_values.data.data(), values.data.data(), values.data.size());
 }
@@ -116,6 +170,7 @@ void check_block(void *handle, Check &check, Random &random) {
 
 void check_attention_block(void *handle, const char *isa) {
     Random random(10);
-    Check check("panels_attention", isa);
-    for (int i = 0; i < 40; i++) check_block(handle, check, random);
+    Check attention("panels_attention", isa), stack("panels_stack", isa);
+    for (int i = 0; i < 40; i++) check_block(handle, attention, random);
+    for (int i = 0; i < 20; i++) check_stack(handle, stack, random);
 }

@@ -55,7 +55,7 @@ void check_contract(void *handle, Check &check, Random &random) {
     const Matrix matrix(random, rows, cols);
     Floats y(tokens * cols);
     const Weight weight = matrix.weight(y.data());
-    tpiedge_contract(handle, x.data(), &weight, tokens, cols);
+    complete(tpiedge_contract(handle, x.data(), &weight, tokens, cols));
     check.shape(tokens, rows, cols, matrix.data.is_bf16);
     for (int64_t t = 0; t < tokens; t++)
         for (int64_t c = 0; c < cols; c++) {
@@ -94,12 +94,13 @@ void check_ffn(void *handle, Check &check, Random &random) {
         tpiedge_project(handle, normed.data(), tokens, hidden, parts, 2);
         tpiedge_swiglu(handle, gated.data(), raised.data(), gated.data(), tokens * inner);
         if (rounds) round_to_bf16(gated);
-        tpiedge_contract(handle, gated.data(), &parts[2], tokens, cols);
+        complete(tpiedge_contract(handle, gated.data(), &parts[2], tokens, cols));
 
         Floats scratch(tokens * (hidden + 2 * inner)), y(tokens * cols);
         float *const inside = scratch.data() + tokens * hidden;
         const Weight fused[] = {gate.weight(inside), up.weight(inside + tokens * inner), down.weight(y.data())};
-        tpiedge_ffn(handle, x.data(), tokens, hidden, norm.data(), 1e-5f, rounds, fused, cols, scratch.data());
+        complete(tpiedge_ffn(handle, x.data(), tokens, hidden, norm.data(), 1e-5f, rounds, fused, cols,
+                             scratch.data()));
         for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
     }
 }

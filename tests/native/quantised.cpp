@@ -60,7 +60,7 @@ void check_project(void *handle, Check &check, Random &random, int64_t tokens, i
         results.emplace_back(tokens * matrices[i].rows);
         weights.push_back(matrices[i].weight(results[i].data()));
     }
-    tpiedge_panels_project(handle, x.data(), tokens, weights.data(), count);
+    complete(tpiedge_panels_project(handle, x.data(), tokens, weights.data(), count));
     for (int64_t i = 0; i < count; i++) compare(check, matrices[i], x, results[i], tokens);
 }
 
@@ -70,7 +70,7 @@ void check_contract(void *handle, Check &check, Random &random, int64_t tokens, 
     const Panels matrix = row_parallel(random, rows, cols, rows_per_unit);
     Floats y(tokens * cols);
     const PanelWeight weight = matrix.weight(y.data());
-    tpiedge_panels_contract(handle, x.data(), tokens, &weight);
+    complete(tpiedge_panels_contract(handle, x.data(), tokens, &weight));
     compare(check, matrix, x, y, tokens);
 }
 
@@ -86,13 +86,13 @@ void check_ffn(void *handle, Check &check, Random &random) {
     Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner), wanted(tokens * cols);
     tpiedge_rms_norm(handle, x.data(), normed.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
     const PanelWeight parts[] = {gate.weight(gated.data()), up.weight(raised.data()), down.weight(wanted.data())};
-    tpiedge_panels_project(handle, normed.data(), tokens, parts, 2);
+    complete(tpiedge_panels_project(handle, normed.data(), tokens, parts, 2));
     tpiedge_swiglu(handle, gated.data(), raised.data(), gated.data(), tokens * inner);
-    tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2]);
+    complete(tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2]));
 
     Floats scratch(tokens * (hidden + 2 * inner)), y(tokens * cols);
     const PanelWeight fused[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr)};
-    tpiedge_panels_ffn(handle, fused, x.data(), y.data(), tokens, norm.data(), 1e-5f, scratch.data());
+    complete(tpiedge_panels_ffn(handle, fused, x.data(), y.data(), tokens, norm.data(), 1e-5f, scratch.data()));
     for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
 }
 

@@ -18,6 +18,7 @@ _OPERATIONS = {
     "panels_contract",
     "panels_ffn",
     "panels_attention",
+    "panels_stack",
     "rms_norm",
     "rope",
     "swiglu",

@@ -1,6 +1,7 @@
 """GGUF files and quantised checkpoints by the command: imported, run, refused."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -16,6 +17,32 @@ from tpiedge.model.tokenizer import Tokenizer
 
 def ids(found):
     return ",".join(map(str, found.prompt_ids))
+
+
+def write_text_gguf_of(folder, path, kind):
+    """A checkpoint of the demo's kind with its text; rows beyond the tokenizer are called as converters call them."""
+    source = json.loads((folder / "tokenizer.json").read_bytes())
+    special = {token["content"]: token["id"] for token in source["added_tokens"]}
+    by_id = {number: token for token, number in (source["model"]["vocab"] | special).items()}
+    rows = json.loads((folder / "config.json").read_bytes())["vocab_size"]
+    tokens = [by_id.get(row, f"[PAD{row}]") for row in range(rows)]
+    return write_gguf_of(
+        folder,
+        path,
+        kind,
+        ggml__model="gpt2",
+        ggml__pre="gpt-2",
+        ggml__tokens=tokens,
+        ggml__token_type=[
+            5 if row not in by_id else 3 if by_id[row] in special else 1 for row in range(rows)
+        ],
+        ggml__merges=[" ".join(merge) for merge in source["model"]["merges"]],
+        ggml__bos_token_id=0,
+        ggml__eos_token_id=1,
+        ggml__eot_token_id=2,
+        ggml__add_bos_token=True,
+        chat_template=(folder / "chat_template.jinja").read_text(),
+    )
 
 
 def imported(tpiedge, *arguments):
@@ -83,24 +110,7 @@ def test_quantised_weights_run_as_they_are(tpiedge, generate, tmp_path, kind):
 def test_a_text_model_with_its_tokenizer(tpiedge, generate, tmp_path):
     """The demo model as a file of eight bits: it still says what it says."""
     folder = resolve_model(DEMO)
-    source = json.loads((folder / "tokenizer.json").read_bytes())
-    special = {token["content"]: token["id"] for token in source["added_tokens"]}
-    tokens = sorted((source["model"]["vocab"] | special).items(), key=lambda item: item[1])
-    path = write_gguf_of(
-        folder,
-        tmp_path / "demo.gguf",
-        "Q8_0",
-        ggml__model="gpt2",
-        ggml__pre="gpt-2",
-        ggml__tokens=[token for token, _ in tokens],
-        ggml__token_type=[3 if token in special else 1 for token, _ in tokens],
-        ggml__merges=[" ".join(merge) for merge in source["model"]["merges"]],
-        ggml__bos_token_id=0,
-        ggml__eos_token_id=1,
-        ggml__eot_token_id=2,
-        ggml__add_bos_token=True,
-        chat_template=(folder / "chat_template.jinja").read_text(),
-    )
+    path = write_text_gguf_of(folder, tmp_path / "demo.gguf", "Q8_0")
     record, err = imported(tpiedge, path)
     assert record["notices"] == []
     assert "token ids only" not in err
@@ -110,6 +120,28 @@ def test_a_text_model_with_its_tokenizer(tpiedge, generate, tmp_path):
     assert ran["text"] == of_eight_bits["text"]
     own = Tokenizer.open(folder)
     assert ran["prompt_tokens"] == len(own.encode("The small boat"))
+
+
+def test_a_padded_vocabulary_is_that_of_its_checkpoint(tpiedge, tmp_path):
+    """The last two rows of the embedding have no token in the checkpoint."""
+    folder = tmp_path / "model"
+    shutil.copytree(resolve_model(DEMO), folder)
+    tokenizer = json.loads((folder / "tokenizer.json").read_bytes())
+    vocabulary = tokenizer["model"]["vocab"]
+    last = sorted(vocabulary, key=vocabulary.__getitem__)[-2:]
+    for token in last:
+        del vocabulary[token]
+    merges = tokenizer["model"]["merges"]
+    tokenizer["model"]["merges"] = [merge for merge in merges if "".join(merge) not in last]
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    record, _ = imported(tpiedge, write_text_gguf_of(folder, tmp_path / "m.gguf", "F32"))
+    (tmp_path / "text").write_text("The small boat went out to sea.")
+    ended = tpiedge(
+        *("eval", "agreement", "--model", record["path"], "--reference-model", folder, "--precision", "f32"),
+        *("--text", tmp_path / "text", "--threads", 1, "--json"),
+    )
+    assert ended.status == 0, ended.err
+    assert json.loads(ended.out)["top1_agreement"] == 1.0
 
 
 def test_other_types_are_rounded_with_a_notice(tpiedge, tmp_path):

@@ -1,6 +1,7 @@
 """The JSON of a comparison on standard output, whole or as far as it came."""
 
 import json
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,13 @@ def printed(record: dict[str, Any], measured: list[dict[str, Any]]) -> Iterator[
         yield
     except BaseException as error:  # an interruption, too: minutes of measurements are not lost
         if measured:
-            record["error"] = str(error) if isinstance(error, Exception) else type(error).__name__
+            record["error"] = _words(error)
             print(json.dumps(record, indent=2), flush=True)
         raise
     print(json.dumps(record, indent=2))
+
+
+def _words(error: BaseException) -> str:
+    if isinstance(error, SystemExit) and error.code == 128 + signal.SIGTERM:
+        return "ended by SIGTERM"
+    return str(error) if isinstance(error, Exception) else type(error).__name__

@@ -16,7 +16,6 @@ from tpiedge.wire.fields import KVPrecision
 __all__ = [
     "BITS",
     "GROUP",
-    "HEAD_DIM",
     "POSITIONS",
     "UNIT",
     "Rotation",
@@ -29,12 +28,12 @@ __all__ = [
 
 UNIT = 128
 """Rows of a quantised matrix that are one unit, as an FFN's."""
-HEAD_DIM = 128
 GROUP = 4
 """Query heads of a KV head."""
 POSITIONS = 2048
 BITS = {"q8": 8, "q4": 4}
 
+_HEAD_DIM = 128
 _MOST_COPIES = 32
 _NUMBER_BYTES = {"f32": 4, "bf16": 2}
 #: By kernel, whether each of its matrices is transposed.
@@ -59,8 +58,8 @@ class Rotation:
 
 def heads_of(hidden: int) -> tuple[int, int, int]:
     """(query heads, KV heads, their width) of a model of that hidden size."""
-    heads = max(1, hidden // HEAD_DIM)
-    return heads, -(-heads // GROUP), min(HEAD_DIM, hidden)
+    heads = max(1, hidden // _HEAD_DIM)
+    return heads, -(-heads // GROUP), min(_HEAD_DIM, hidden)
 
 
 def matrix_nbytes(precision: KVPrecision, rows: int, cols: int, *, transposed: bool) -> int:
@@ -127,6 +126,8 @@ def _activations(kernel: str, shape: Shape, tokens: Sequence[int]) -> int:
     if kernel in ("attention", "rope"):
         heads, _, width = heads_of(hidden)
         hidden = heads * width
+    if kernel == "attention":  # more tokens than positions are not measured
+        tokens = [count for count in tokens if count <= POSITIONS]
     inputs = {"contract": columns, "swiglu": 2 * columns}.get(kernel, hidden)
     results = columns if kernel in ("project", "swiglu") else hidden
-    return 4 * (inputs * sum(tokens) + 2 * results * max(tokens))
+    return 4 * (inputs * sum(tokens) + 2 * results * max(tokens, default=0))

@@ -17,7 +17,7 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.cli.eval_reference import open_reference, refuse_other_vocabulary
+from tpiedge.cli.eval_reference import check_reference, refuse_other_vocabulary
 from tpiedge.cli.eval_text import EvalText, Window, read_text
 from tpiedge.cli.launch import Layout
 from tpiedge.cli.options import arithmetic_options, kv_option
@@ -78,8 +78,10 @@ def agreement(
     """
     layout = Layout(1, None, threads, memory)
     layout.check()
+    other_name = reference_name or model_name
+    check_reference(other_name, reference_name is not None, reference)
     model = prepare(model_name, precision, compute, cache, kv)
-    other = open_reference(reference_name or model_name, reference_name is not None, reference, cache)
+    other = prepare(other_name, reference, None, cache)
     if reference_name is not None:
         refuse_other_vocabulary(model, other)
     wanted = read_text(model, text, context, stride, other)

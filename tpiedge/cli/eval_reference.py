@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.cli.prepare import PreparedModel
 from tpiedge.errors import UserError
 from tpiedge.model.folder import quote
 from tpiedge.model.tokenizer import Tokenizer
@@ -13,18 +13,23 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 
-__all__ = ["open_reference", "refuse_other_vocabulary"]
+__all__ = ["check_reference", "refuse_other_vocabulary"]
 
 
-def open_reference(name: str, named: bool, precision: str, cache: Path | None) -> PreparedModel:
-    """`named`: by --reference-model; otherwise it is the model itself. Raises UserError."""
+def check_reference(name: str, named: bool, precision: str) -> None:
+    """Raise UserError for a pack that is not in `precision`. Nothing is packed.
+
+    `named`: by --reference-model; otherwise it is the model itself.
+    """
     if os.path.isfile(Path(name) / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
         _refuse_precision(name, named, precision, Pack.open(Path(name)).precision)
-    return prepare(name, precision, None, cache)
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:
-    """Raises UserError unless the same id is the same token in both, as far as is known."""
+    """Raises UserError where an id has a token in both, and not the same one.
+
+    One that only one of them names says nothing: GGUF files give a name to every row of the embedding.
+    """
     if reference.config.vocab_size != model.config.vocab_size:
         raise UserError(
             f"{model.name} has {model.config.vocab_size} tokens, {reference.name} {reference.config.vocab_size}: "
@@ -59,5 +64,6 @@ def _refuse_precision(name: str, named: bool, wanted: str, stored: Precision) ->
 
 
 def _first_difference(one: Tokenizer, other: Tokenizer) -> int | None:
-    """The lowest id that is not the same token in both."""
-    return min((token_id for _, token_id in one.vocabulary.items() ^ other.vocabulary.items()), default=None)
+    """The lowest id that both have, as different tokens."""
+    shared = set(one.vocabulary.values()) & set(other.vocabulary.values())
+    return min((found for found in shared if one.token(found) != other.token(found)), default=None)

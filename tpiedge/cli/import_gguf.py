@@ -43,8 +43,8 @@ def import_gguf(
 ) -> None:
     """Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.
 
-    Q4_0, Q8_0, BF16, F16 and F32 stay as they are unless --precision says otherwise; other types are rounded. What is
-    rounded is told, norms and biases among it.
+    A file of one type stays as it is where that is Q4_0, Q8_0, BF16, F16 or F32, unless --precision says otherwise.
+    Other types, and others beside that of most layers, may be rounded, which is told. Norms and biases never are.
     """
     model = GgufModel.open(file)
     storage = model.storage(Precision(precision) if precision else None)

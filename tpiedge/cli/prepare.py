@@ -210,7 +210,8 @@ def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out:
     keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
     if checkpoint.quantisation:
         _say_plain(out / TEXT_FOLDER)
-        for notice in rounded_tensors(checkpoint.tensors, checkpoint.quantisation, load_quality(out)):
+        layers = storage_of(precision, spec).layers
+        for notice in rounded_tensors(checkpoint.tensors, checkpoint.quantisation, layers, load_quality(out)):
             click.echo(f"tpiedge: {folder_label(checkpoint.folder)}: {notice}", err=True)
     return report
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpiedge.kernels.kv_format import KV_GROUP
 from tpiedge.kernels.kv_rows import QuantisedRows
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
 
@@ -28,7 +29,8 @@ Rows = Tensor | QuantisedRows
 _MASK_ELEMENTS = 1 << 21
 # Up to this size the bf16 keys of all KV heads are widened and computed at once; else one head at a time.
 _WIDENED_ELEMENTS = 1 << 20
-# Quantised keys, and as many values, of one KV head that are numbers at once; scores of them that are there at once.
+# Quantised keys, and as many values, of one KV head that are numbers at once; scores of them that are there at once,
+# and numbers of the queries that they are of.
 _DECODED_ELEMENTS = 1 << 19
 _SCORE_ELEMENTS = 1 << 20
 STORED = {"f32": 0, "bf16": 1, "q8": 2, "q4": 3}
@@ -145,11 +147,13 @@ def _decoding(
     most_Tg1 = torch.full((tokens, group, 1), -math.inf)
     sum_Tg1 = torch.zeros((tokens, group, 1))
     out_Tgd.zero_()
-    step = max(1, _DECODED_ELEMENTS // width)
+    # Rows are whole groups while they are decoded, and no query's scores alone may be too many.
+    padded_width = -(-width // KV_GROUP) * KV_GROUP
+    step = max(1, min(_DECODED_ELEMENTS // padded_width, _SCORE_ELEMENTS // group))
     for start in range(0, k_1Sd.shape[1], step):
         stop = min(start + step, k_1Sd.shape[1])
         k_sd, v_sd = _numbers(k_1Sd, slice(start, stop)), _numbers(v_1Sd, slice(start, stop))
-        tile = max(1, _SCORE_ELEMENTS // (group * (stop - start)))
+        tile = max(1, _SCORE_ELEMENTS // (group * max(width, stop - start)))
         for some in _seeing(start, stop, offset, tokens, window, tile):
             seen_ts = _mask(offset + some.start - start, some.stop - some.start, stop - start, window)
             _add_part(q_Tgd[some], k_sd, v_sd, seen_ts, scale, most_Tg1[some], sum_Tg1[some], out_Tgd[some])

@@ -5,7 +5,8 @@ T tokens, H hidden size, F stored rows of the share, O output features.
 Many tokens pass in mini-sequences (MOM, section 3.1): gate and up, T x F floats each, are the largest temporaries of a
 prefill, and their rows do not depend on each other. So with the rows after the norm, T x H, memory stays within
 SCRATCH_BYTES and NORMED_BYTES whatever the prompt's length and the share. What the native products keep meanwhile comes
-on top, 4 MiB of quantised activations and 4 MiB of sums at most (native/panels_interface.cpp).
+on top: of quantised matrices 4 MiB of activations and 4 MiB of sums at most (native/panels_interface.cpp), of f32 and
+bf16 ones the sums of 8 slices, 32 bytes for each token and output (native/interface.cpp).
 """
 
 from collections.abc import Iterator

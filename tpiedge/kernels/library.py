@@ -29,10 +29,10 @@ _NO_WINDOW = 1 << 62
 
 
 class Pool:
-    """Native threads that compute together with the caller, and what else is native. Calls by several
+    """Native threads that compute together with the caller, and what else is native. Calls of several
     threads wait for each other where they share anything.
 
-    Products raise MemoryError where the system has no memory for what they keep meanwhile.
+    Products, and blocks of them, raise MemoryError where the system has no memory for what they keep meanwhile.
 
     The methods read and write raw memory: the modules of this package check what they pass on. All f32 tensors
     are contiguous where no stride is named.
@@ -68,8 +68,7 @@ class Pool:
         """y = x @ w."""
         rows, cols = w_RO.shape
         packed = _weight(w_RO, y_TO.data_ptr(), rows)
-        self._dll.tpiedge_contract(self._handle, x_TR.data_ptr(), packed, x_TR.shape[0], cols)
-        self._check_complete()
+        _complete(self._dll.tpiedge_contract(self._handle, x_TR.data_ptr(), packed, x_TR.shape[0], cols))
 
     def ffn(
         self,
@@ -91,38 +90,40 @@ class Pool:
             + _weight(up_FH, gate + _F32_BYTES * tokens * rows, rows)
             + _weight(down_FO, y_TO.data_ptr(), rows)
         )
-        self._dll.tpiedge_ffn(
-            self._handle,
-            x_TH.data_ptr(),
-            tokens,
-            hidden,
-            norm_H.data_ptr(),
-            eps,
-            rounds,
-            packed,
-            cols,
-            scratch.data_ptr(),
+        _complete(
+            self._dll.tpiedge_ffn(
+                self._handle,
+                x_TH.data_ptr(),
+                tokens,
+                hidden,
+                norm_H.data_ptr(),
+                eps,
+                rounds,
+                packed,
+                cols,
+                scratch.data_ptr(),
+            )
         )
-        self._check_complete()
 
     def project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix], outputs: Sequence[Tensor]) -> None:
         """y = x @ w.T of each column-parallel matrix, up to MAX_PRODUCTS, for any number of tokens."""
         packed = b"".join(pack_panels(w, y.data_ptr()) for w, y in zip(weights, outputs, strict=True))
-        self._dll.tpiedge_panels_project(self._handle, x_TI.data_ptr(), x_TI.shape[0], packed, len(weights))
-        self._check_complete()
+        _complete(
+            self._dll.tpiedge_panels_project(
+                self._handle, x_TI.data_ptr(), x_TI.shape[0], packed, len(weights)
+            )
+        )
 
     def contract_panels(self, x_TR: Tensor, w: PanelMatrix, y_TO: Tensor) -> None:
         """y = x @ w of a row-parallel matrix, for any number of tokens."""
         packed = pack_panels(w, y_TO.data_ptr())
-        self._dll.tpiedge_panels_contract(self._handle, x_TR.data_ptr(), x_TR.shape[0], packed)
-        self._check_complete()
+        _complete(self._dll.tpiedge_panels_contract(self._handle, x_TR.data_ptr(), x_TR.shape[0], packed))
 
     def ffn_panels(
         self, packed: bytes, x: int, y: int, tokens: int, norm: int, eps: float, scratch: int
     ) -> None:
         """Norm, gate and up, SwiGLU, down, as ffn.py packs them; addresses of f32."""
-        self._dll.tpiedge_panels_ffn(self._handle, packed, x, y, tokens, norm, eps, scratch)
-        self._check_complete()
+        _complete(self._dll.tpiedge_panels_ffn(self._handle, packed, x, y, tokens, norm, eps, scratch))
 
     def attention_panels(
         self,
@@ -138,10 +139,11 @@ class Pool:
         scratch: int,
     ) -> None:
         """An attention block as attention_block.py packs it; addresses of f32 and of the cache."""
-        self._dll.tpiedge_panels_attention(
-            self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch
+        _complete(
+            self._dll.tpiedge_panels_attention(
+                self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch
+            )
         )
-        self._check_complete()
 
     def stack_panels(
         self, packed: bytes, layers: int, x: int, tokens: int, start: int, cos: int, sin: int, scratch: int
@@ -149,10 +151,11 @@ class Pool:
         """All layers as stack.py packs them; the seconds of attention and of FFN blocks."""
         seconds = (ctypes.c_double * 2)()
         address = ctypes.addressof(seconds)
-        self._dll.tpiedge_panels_stack(
-            self._handle, packed, layers, x, tokens, start, cos, sin, scratch, address
+        _complete(
+            self._dll.tpiedge_panels_stack(
+                self._handle, packed, layers, x, tokens, start, cos, sin, scratch, address
+            )
         )
-        self._check_complete()
         return seconds[0], seconds[1]
 
     def rms_norm(self, x_TNd: Tensor, weight_d: Tensor, eps: float, y_TNd: Tensor) -> None:
@@ -228,10 +231,11 @@ class Pool:
             scale,
         )
 
-    def _check_complete(self) -> None:
-        """After whatever keeps numbers of its own meanwhile."""
-        if self._dll.tpiedge_exhausted(self._handle):
-            raise MemoryError("no memory for the native kernels' intermediate results")
+
+def _complete(status: int) -> None:
+    """What a call returned that keeps numbers of its own meanwhile."""
+    if status:
+        raise MemoryError("no memory for the native kernels' intermediate results")
 
 
 def _weight(w: Tensor, y: int, rows: int) -> bytes:

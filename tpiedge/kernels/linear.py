@@ -26,7 +26,8 @@ __all__ = ["NATIVE_TOKENS", "Linear", "check_activations", "check_weight"]
 class Linear:
     """Computes with `threads` native threads (the caller is one of them); `close` ends the others.
 
-    Not to be called by two threads at once. `library=None` computes with torch alone.
+    Calls of several threads wait for each other. MemoryError where the system has no memory for what a product keeps
+    meanwhile. `library=None` computes with torch alone.
     """
 
     def __init__(self, arithmetic: Arithmetic, threads: int, library: Library | None) -> None:

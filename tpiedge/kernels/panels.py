@@ -29,7 +29,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GROUP", "OFFSETS", "PANEL", "PanelShape", "join_panels", "split_panels"]
+__all__ = ["GROUP", "OFFSETS", "PANEL", "PanelShape", "join_panels", "split_output", "split_panels"]
 
 _Array = npt.NDArray[Any]
 
@@ -87,6 +87,17 @@ def split_panels(panels_PB: _Array, shape: PanelShape) -> tuple[_Array, _Array]:
     scales_PB = np.hstack([whole_PNB[..., :_LINE_BYTES].reshape(panels, -1), rest_PB[:, :_LINE_BYTES]])
     codes_PB = np.hstack([whole_PNB[..., _LINE_BYTES:].reshape(panels, -1), rest_PB[:, _LINE_BYTES:]])
     return scales_PB.view("<f2").reshape(panels, -1, PANEL)[:, : shape.groups], codes_PB
+
+
+def split_output(panel_B: _Array, shape: PanelShape, output: int) -> tuple[_Array, _Array]:
+    """What `split_panels` has of one output of one panel, copied alone: scales [groups], codes' bytes [blocks, 4]."""
+    whole_1NB, rest_1B = _pairs(panel_B[None], shape)
+    line = slice(output, _PAIR * PANEL, PANEL)
+    scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
+    # As words of four bytes, one of each output a line; the first line has the scales.
+    lines = slice(PANEL + output, None, PANEL)
+    codes = np.hstack([whole_1NB.view("<u4")[0, :, lines].reshape(-1), rest_1B.view("<u4")[0, lines]])
+    return scales_G[: shape.groups], codes.view(np.uint8).reshape(-1, 4)
 
 
 def join_panels(scales_PGr: _Array, codes_PB: _Array, shape: PanelShape, panels_PB: _Array) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 __all__ = ["ABI", "SIGNATURES"]
 
 #: As in native/interface.cpp.
-ABI = 7
+ABI = 8
 
 _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 _packed = ctypes.c_char_p
@@ -17,23 +17,22 @@ SIGNATURES: dict[str, tuple[list[Any], Any]] = {
     "tpiedge_best_isa": ([], _int),
     "tpiedge_open": ([_int, _int], _pointer),
     "tpiedge_close": ([_pointer], None),
-    "tpiedge_exhausted": ([_pointer], _int),
     "tpiedge_project": ([_pointer, _pointer, _size, _size, _packed, _size], None),
-    "tpiedge_contract": ([_pointer, _pointer, _packed, _size, _size], None),
+    "tpiedge_contract": ([_pointer, _pointer, _packed, _size, _size], _int),
     "tpiedge_ffn": (
         [_pointer, _pointer, _size, _size, _pointer, _float, _int, _packed, _size, _pointer],
-        None,
+        _int,
     ),
-    "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], None),
-    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed], None),
+    "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], _int),
+    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed], _int),
     "tpiedge_panels_attention": (
         [_pointer, _packed, _pointer, _pointer, _size, _size, *[_pointer] * 5],
-        None,
+        _int,
     ),
-    "tpiedge_panels_ffn": ([_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer], None),
+    "tpiedge_panels_ffn": ([_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer], _int),
     "tpiedge_panels_stack": (
         [_pointer, _packed, _size, _pointer, _size, _size, *[_pointer] * 4],
-        None,
+        _int,
     ),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from tpiedge.errors import InternalError, UserError
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_panels
+from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_output
 from tpiedge.memory.ranges import range_checks, read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
@@ -93,12 +93,11 @@ def _row(layout: MatrixLayout, row: int, stored: _Array) -> _Array:
 
 def panel_row(panel: _Array, shape: PanelShape, output: int) -> _Array:
     """[inputs] in f32: the weights of one output of a panel, given as uint8 (format: kernels/panels.py)."""
-    all_scales, all_codes = split_panels(panel[None, : shape.panel_nbytes], shape)
-    scales, codes = all_scales[0, :, output].astype(np.float32), all_codes.reshape(-1, PANEL, 4)[:, output]
+    scales, codes = split_output(panel[: shape.panel_nbytes], shape, output)
     if shape.bits == 4:
         codes = np.stack((codes & 15, codes >> 4), axis=1)
     values = codes.reshape(-1)[: shape.inputs].astype(np.float32) - OFFSETS[shape.bits]
-    values *= np.repeat(scales, GROUP)[: shape.inputs]
+    values *= np.repeat(scales.astype(np.float32), GROUP)[: shape.inputs]
     return values
 
 

@@ -6,7 +6,7 @@ touched; `auto_map` and other remote code in the folder is never looked at.
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.fields import Fields
 from tpiedge.model.folder import has_file, one_line, open_file, parse_json, quote, read_bytes, resolve_file
-from tpiedge.model.int4_checkpoint import joined_tensors
+from tpiedge.model.int4_checkpoint import WEIGHT, joined_tensors
 from tpiedge.model.quantisation import OLD_FILES, QUANTISATION_KEY, Quantisation, of_old_file
 from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
 from tpiedge.model.spec import HEAD
@@ -59,9 +59,6 @@ class Checkpoint:
         for name in ("config.json", "generation_config.json"):
             data = read_bytes(folder, name, _MAX_CONFIG_BYTES) if has_file(folder, name) else b""
             digest.update(f"{name} {len(data)}\n".encode() + data)
-        for name in OLD_FILES:
-            if has_file(folder, name):
-                digest.update(read_bytes(folder, name, _MAX_CONFIG_BYTES))
         weight_map = _weight_map(folder)
         shards: dict[str, tuple[Path, Header]] = {}
         tensor_count = 0
@@ -73,7 +70,11 @@ class Checkpoint:
             if tensor_count > MAX_TENSORS:
                 raise UserError(f"{folder}: more than {MAX_TENSORS} tensors; no supported model has as many")
         located = dict(_locate(folder, weight_map, shards))
-        quantisation = _quantisation(folder)
+        old = _old_file(folder, located)
+        if old:
+            data = read_bytes(folder, old, _MAX_CONFIG_BYTES)
+            digest.update(f"{old} {len(data)}\n".encode() + data)
+        quantisation = _quantisation(folder, old)
         tensors = joined_tensors(located, quantisation) if quantisation else located
         if not any(isinstance(tensor, ImportedTensor) for tensor in tensors.values()):
             quantisation = None  # whatever config.json says: the weights are plain
@@ -117,10 +118,16 @@ def _sources(spec: ModelSpec) -> Iterator[tuple[str, tuple[int, ...]]]:
             yield vector.source, (vector.length,)
 
 
-def _quantisation(folder: Path) -> Quantisation | None:
+def _old_file(folder: Path, tensors: Iterable[str]) -> str | None:
+    """Which of OLD_FILES says how the tensors were quantised; beside plain ones, such a file is another program's."""
+    if not any(name.endswith(WEIGHT) for name in tensors):
+        return None
+    return next((name for name in OLD_FILES if has_file(folder, name)), None)
+
+
+def _quantisation(folder: Path, old: str | None) -> Quantisation | None:
     where = folder / "config.json"
     config = parse_json(read_bytes(folder, "config.json", _MAX_CONFIG_BYTES), str(where))
-    old = next((name for name in OLD_FILES if has_file(folder, name)), None)
     if QUANTISATION_KEY not in config and old:  # as such checkpoints once were published
         where = folder / old
         values = parse_json(read_bytes(folder, old, _MAX_CONFIG_BYTES), str(where))
@@ -207,7 +214,7 @@ def _locate(
 
 def _refuse_without_safetensors(folder: Path) -> NoReturn:
     names = sorted(entry.name for entry in folder.iterdir())
-    if any(name.endswith(".gguf") for name in names):
+    if any(name.lower().endswith(".gguf") for name in names):
         raise UserError(f"{folder} holds GGUF files: make a pack of one with tpiedge import-gguf FILE")
     if any(name.endswith(_PICKLES) for name in names):
         raise UserError(

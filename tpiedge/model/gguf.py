@@ -63,7 +63,7 @@ class GgufModel:
         bf16 would round are in f32. Raises UserError and ReadFault.
         """
         storage = self._matrix_storage(precision)
-        return replace(storage, vectors_f32=True) if self._rounded_vectors(storage) else storage
+        return replace(storage, vectors_f32=True) if self._rounds_vectors(storage) else storage
 
     def _matrix_storage(self, precision: Precision | None) -> Storage:
         weights: Counter[Precision] = Counter()
@@ -87,10 +87,9 @@ class GgufModel:
         )
 
     def losses(self, storage: Storage) -> Iterator[str]:
-        """What a pack of this storage holds otherwise than the file, a line for each kind of change.
+        """The matrices that a pack of this storage holds otherwise than the file, a line for each kind of change.
 
-        Reads the norms and biases that would be stored in fewer bits: most of them have been in bf16 before. Raises
-        UserError and ReadFault.
+        Norms and biases are never rounded with what `storage` returns.
         """
         found: Counter[tuple[str, Precision]] = Counter()
         for blob in ("layer", "embedding", "head"):
@@ -102,17 +101,17 @@ class GgufModel:
             found.items(), key=lambda item: (item[0][0], item[0][1].value)
         ):
             yield f"{count} of {kind} {_are(count)} rounded to {precision.value}"
-        if count := self._rounded_vectors(storage):
-            yield f"{count} {'norms or biases' if count > 1 else 'norm or bias'} {_are(count)} rounded to bf16"
 
-    def _rounded_vectors(self, storage: Storage) -> int:
-        """Those with a number that bf16 has not, where the pack holds them in bf16."""
+    def _rounds_vectors(self, storage: Storage) -> bool:
+        """Whether a norm or a bias has a number that bf16 has not, where the pack would hold it in bf16.
+
+        Most of them have been in bf16 before.
+        """
         with closing(open_tensors(self.tensors)) as source:
-            return sum(
+            return any(
                 not _survives_bf16(source, vector.source)
                 for blob in ("layer", "head")
                 if storage.of_blob(0 if blob == "layer" else blob).of_vectors is Precision.BF16
-                and not storage.vectors_f32
                 for one in self._blobs(blob)
                 for vector in one.vectors
             )

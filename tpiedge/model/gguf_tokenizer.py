@@ -21,8 +21,8 @@ _SPACE = "▁"
 _SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
 _MAX_TEMPLATE_BYTES = 1_000_000
 _MAX_PIECE = 64
-# The largest vocabulary in use has 262,000 tokens and twice as many merges. What is beyond these bounds would make a
-# tokenizer.json that tokenizer.py refuses, but only after it was made.
+# A choice: about twice what the largest vocabulary in use has, 262,000 tokens and twice as many merges. They bound the
+# work on a stranger's file; tokenizer.py has bounds of its own, which refuse some files within these.
 _MAX_TOKENS = 600_000
 _MAX_MERGES = 1_200_000
 _MAX_LETTERS = 8_000_000

@@ -9,12 +9,16 @@ from tpiedge.model.quantisation import Quantisation
 from tpiedge.pack.imported import AnyTensor
 from tpiedge.pack.int4_tensor import Int4Tensor
 from tpiedge.pack.int4_words import WORD
+from tpiedge.pack.layout import Precision
 from tpiedge.pack.quality import Quality
 from tpiedge.pack.source import SourceTensor
 
-__all__ = ["joined_tensors", "rounded_tensors"]
+__all__ = ["WEIGHT", "joined_tensors", "rounded_tensors"]
 
-_WEIGHT, _ZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
+WEIGHT = ".qweight"
+"""How the names of quantised matrices end."""
+
+_ZEROS, _SCALES, _GROUPS = ".qzeros", ".scales", ".g_idx"
 _SCALE_DTYPES = ("F16", "BF16", "F32")
 
 
@@ -23,31 +27,35 @@ def joined_tensors(tensors: Mapping[str, SourceTensor], quantisation: Quantisati
     joined: dict[str, AnyTensor] = {}
     parts: set[str] = set()
     for name in tensors:
-        if name.endswith(_WEIGHT):
-            base = name.removesuffix(_WEIGHT)
+        if name.endswith(WEIGHT):
+            base = name.removesuffix(WEIGHT)
             joined[f"{base}.weight"] = _joined(base, tensors, quantisation)
-            parts |= {base + part for part in (_WEIGHT, _ZEROS, _SCALES, _GROUPS)}
+            parts |= {base + part for part in (WEIGHT, _ZEROS, _SCALES, _GROUPS)}
     return {name: tensor for name, tensor in tensors.items() if name not in parts} | joined
 
 
 def rounded_tensors(
-    tensors: Mapping[str, AnyTensor], quantisation: Quantisation, quality: Quality | None
+    tensors: Mapping[str, AnyTensor], quantisation: Quantisation, layers: Precision, quality: Quality | None
 ) -> Iterator[str]:
-    """Which of the joined tensors a pack of this quality holds otherwise than the checkpoint, a line for each kind."""
+    """Which of the joined tensors a pack holds otherwise than the checkpoint, a line for each kind.
+
+    The pack has its layers in `layers`, and this quality where something in it is quantised.
+    """
     found: Counter[str] = Counter()
+    if layers is Precision.BF16:  # which has no room for a code and its scale
+        found[layers.value] = sum(isinstance(tensor, Int4Tensor) for tensor in tensors.values())
     for one in quality.tensors if quality else ():
         found[one.precision.value] += isinstance(tensors.get(one.tensor), Int4Tensor) and one.error.noise > 0
     for precision, count in sorted(found.items()):
         if count:
-            act_order = (
-                ", because act-order has put the inputs of a group apart" if quantisation.act_order else ""
-            )
+            apart = quantisation.act_order and quantisation.group is not None and quality is not None
+            cause = ", because act-order has put the inputs of a group apart" if apart else ""
             are = "are" if count > 1 else "is"
-            yield f"{count} of {quantisation.method.upper()} {are} rounded to {precision}{act_order}"
+            yield f"{count} of {quantisation.method.upper()} {are} rounded to {precision}{cause}"
 
 
 def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:
-    qweight, qzeros = (_part(base + part, tensors, ("I32", "U32")) for part in (_WEIGHT, _ZEROS))
+    qweight, qzeros = (_part(base + part, tensors, ("I32", "U32")) for part in (WEIGHT, _ZEROS))
     scales = _part(base + _SCALES, tensors, _SCALE_DTYPES)
     rows, cols = qweight.shape
     inputs, outputs = (rows, cols * WORD) if quantisation.method == "awq" else (rows * WORD, cols)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import one_line, quote
+from tpiedge.model.folder import quote
 from tpiedge.model.hub_cache import HubCache, parse_hub_name
 
 __all__ = ["DEMO", "resolve_model"]
@@ -31,17 +31,18 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     is_folder = bool(name) and os.path.isdir(name)  # unlike Path.is_dir, false for NUL and for names too long
     if is_folder and (folder / "config.json").is_file():
         return folder
-    if name.lower().endswith(_GGUF) and os.path.isfile(name):
+    if _is_gguf(name) and os.path.isfile(name):
         _refuse_gguf(folder)
     hub_name = parse_hub_name(name)
     if hub_name is not None:
         found = HubCache(cache).snapshot(hub_name)
         if found is None:
+            if is_folder:
+                _refuse_gguf_folder(folder)
             raise UserError(f"{name} is not on this computer yet; to fetch it: tpiedge pull {name}")
         return found
     if is_folder:
-        for file in sorted(folder.glob(f"*{_GGUF}")):
-            _refuse_gguf(file)
+        _refuse_gguf_folder(folder)
         raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
     raise UserError(
         f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, or a model of "
@@ -49,8 +50,36 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     )
 
 
+def _is_gguf(name: str) -> bool:
+    return name.lower().endswith(_GGUF)
+
+
+def _refuse_gguf_folder(folder: Path) -> None:
+    """Name the first GGUF file that lies there, if one does."""
+    for file in sorted(folder.glob("*")):
+        if _is_gguf(file.name):
+            _refuse_gguf(file)
+
+
 def _refuse_gguf(file: Path) -> NoReturn:
-    shown = one_line(shlex.quote(str(file)))
+    shown = _shell_word(file)
     raise UserError(
         f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes"
     )
+
+
+def _shell_word(file: Path) -> str:
+    """The path to be pasted behind a command: whole, no option, and on one line whose spaces may be merged."""
+    path = str(file)
+    if path.startswith("-"):
+        path = f"./{path}"
+    if path.isprintable() and path == " ".join(path.split()):
+        return shlex.quote(path)
+    return "$'" + "".join(map(_escaped, path)) + "'"
+
+
+def _escaped(mark: str) -> str:
+    """As shells read it between $' and '."""
+    if mark.isprintable() and mark not in " '\\":
+        return mark
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark))

@@ -108,7 +108,9 @@ def model_spec_from_json(value: JSON) -> ModelSpec:
 def _parse(document: JSON) -> Manifest:
     body = _mapping(_get(document, "manifest"), "manifest")
     if body.get("format") != _FORMAT or body.get("version") not in (_VERSION, _QUANTISED_VERSION):
-        raise UserError(f"not a pack of version {_VERSION} or {_QUANTISED_VERSION}: pack again with this tpiedge")
+        raise UserError(
+            f"not a pack of version {_VERSION} or {_QUANTISED_VERSION}: pack again with this tpiedge"
+        )
     if _get(document, "checksum") != _checksum(body):
         raise UserError("the checksum differs, so the file is damaged: delete the pack and pack again")
     blobs = _get(body, "blobs")

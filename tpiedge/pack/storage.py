@@ -14,8 +14,9 @@ __all__ = ["Storage", "parse_precision", "storage_of"]
 class Storage:
     """The precision of each kind of blob, and whether the quantiser searches for its scales.
 
-    With `vectors_f32` norms and biases are in f32 beside matrices in bf16, too: for those that bf16 would round. Only
-    quantised layers go with an embedding or a head of another precision.
+    With `vectors_f32` norms and biases are in f32 beside matrices in bf16, too: for those that bf16 would round.
+    Beside others they are anyway: to say it is refused, as it would be a second name for one content. Only quantised
+    layers go with an embedding or a head of another precision.
     """
 
     layers: Precision
@@ -32,6 +33,8 @@ class Storage:
                 f"layers in {self.layers.value} go with an embedding and a head of the same: another precision of "
                 "theirs, or how scales are chosen, needs --precision q8 or q4"
             )
+        if self.vectors_f32 and Precision.BF16 not in (self.layers, self.embedding, self.head):
+            raise UserError("vectors are f32 anyway where no matrix is bf16: pack again")
 
     @staticmethod
     def of(

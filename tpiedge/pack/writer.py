@@ -153,7 +153,7 @@ def _check_distinct(spec: ModelSpec, storage: Storage, distinct_layers: int | No
         raise UserError(
             f"--distinct-layers {distinct}: the model has {count} layers; give a number from 1 to {count}"
         )
-    layouts = [storage.layout(0, layer) for layer in spec.layers]
+    layouts = [storage.layout(key, layer) for key, layer in enumerate(spec.layers)]
     for layer, layout in enumerate(layouts):
         if layout != layouts[layer % distinct]:
             raise UserError(

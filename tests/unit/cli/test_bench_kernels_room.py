@@ -6,6 +6,7 @@ import torch
 from tpiedge.cli.bench_kernels_cases import Case, cases_of, random_panels
 from tpiedge.cli.bench_kernels_room import (
     BITS,
+    POSITIONS,
     Rotation,
     cache_nbytes,
     check_room,
@@ -54,6 +55,14 @@ def test_as_many_bytes_as_are_taken(kernel, precision, shape):
     results = 2 * 4 * max(TOKENS) * max(shape)
     # Norm weights and tables of positions are small.
     assert sum(taken.values()) - (1 << 20) <= predicted <= sum(taken.values()) + results
+
+
+@pytest.mark.parametrize("tokens", [[POSITIONS + 1], [1, POSITIONS, 4 * POSITIONS]])
+def test_attention_of_more_tokens_than_positions_takes_nothing(tokens):
+    (make,) = cases_of(["attention"], [(64, 192)], ["f32"], tokens, ROTATION)
+    ran = [case.tokens for case in make()]
+    predicted = largest(["attention"], [(64, 192)], ["f32"], tokens, ROTATION)
+    assert predicted == largest(["attention"], [(64, 192)], ["f32"], ran, ROTATION)
 
 
 @pytest.mark.parametrize("transposed", [False, True])

@@ -10,7 +10,6 @@ from tests.unit.kernels.test_attention import naive
 from tests.unit.kernels.test_ffn import Allocations
 from tpiedge.kernels import attention as module
 from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.ffn import SCRATCH_BYTES as FFN_SCRATCH_BYTES
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_rows import QuantisedRows, encode
 
@@ -63,21 +62,29 @@ def test_parts_and_tiles_change_nothing(
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize(
-    ("tokens", "positions", "group"), [(1, 30_000, 8), (128, 30_000, 8), (700, 6000, 1), (128, 60_000, 8)]
+    ("tokens", "positions", "group", "width"),
+    [
+        (1, 30_000, 8, 64),
+        (128, 30_000, 8, 64),
+        (700, 6000, 1, 64),
+        (128, 60_000, 8, 64),
+        (1, 40_000, 64, 16),  # one query's scores of all keys that fit are too many
+        (40, 40_000, 64, 16),
+        (128, 12_000, 8, 100),  # rows are whole groups while they are decoded
+        (40, 12_000, 64, 100),
+        (128, 128, 64, 256),  # what the queries have is more than their scores
+    ],
 )
 def test_temporaries_do_not_grow_with_the_context(
-    tokens: int, positions: int, group: int, precision: str
+    tokens: int, positions: int, group: int, width: int, precision: str
 ) -> None:
-    width = 64
     format_ = KVFormat(precision, width)
     k, v = (
         QuantisedRows(format_, torch.zeros(1, positions, format_.row_nbytes, dtype=torch.uint8)) for _ in "kv"
     )
     q = torch.ones(tokens, group, width)
     with Allocations() as seen:
-        seen._known |= {rows.data_KSB.untyped_storage().data_ptr() for rows in (k, v)}
+        seen._known |= {given.untyped_storage().data_ptr() for given in (q, k.data_KSB, v.data_KSB)}
         attention(q, k, v, (0,) * group, positions - tokens)
     result_bytes = q.nbytes + 4 * q.nbytes // width
     assert seen.most < SCRATCH_BYTES + result_bytes
-    # So the step's largest temporaries are the FFN's, which a plan has room for.
-    assert SCRATCH_BYTES < FFN_SCRATCH_BYTES + (8 << 20)

@@ -1,6 +1,7 @@
 """Products with quantised matrices: bit for bit those of the definition, on every instruction set."""
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 
@@ -15,7 +16,7 @@ from tests.unit.kernels.panel_reference import F32, Quantised, bound, lay_out, p
 from tests.unit.kernels.test_linear import open_library, opened
 from tpiedge.kernels import torch_panels
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import MAX_PRODUCTS, Pool
+from tpiedge.kernels.library import MAX_PRODUCTS, Pool, pack_panels
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
@@ -217,16 +218,68 @@ def test_tokens_whose_sums_or_activations_do_not_pass_together_change_no_bit(
             assert torch.equal(linear.contract(x[token : token + 1], w.matrix)[0], y[token])
 
 
-def test_a_product_without_memory_says_so() -> None:
-    one, ones, y = torch.ones(1, 16), torch.ones(16, 16), torch.empty(1, 16)
-    wide = PanelMatrix(torch.empty(0, dtype=torch.uint8), 4, 0, 1 << 56, 1, 0, False)
+class Unchecked(PanelMatrix):
+    """Lacks the bytes that it says it has: for products that end before they read any."""
+
+    def __post_init__(self) -> None:
+        pass
+
+
+BEYOND_MEMORY = 1 << 50
+ONE, ONES = torch.ones(1, 16), torch.ones(16, 16)
+SMALL = [
+    random_matrix(np.random.default_rng(6), 4, 16, 16, 16, transposed).matrix for transposed in (False, True)
+]
+WIDE = [
+    Unchecked(torch.empty(0, dtype=torch.uint8), 4, 16, BEYOND_MEMORY, 16, 0, transposed)
+    for transposed in (False, True)
+]
+
+
+def _ffn_panels(pool: Pool, gate: PanelMatrix, down: PanelMatrix) -> None:
+    packed = b"".join(pack_panels(w) for w in (gate, gate, down))
+    scratch_S, y_TO = torch.zeros(48), torch.empty(1, 16)
+    # Gates and what follows lie behind the normed rows: within this scratch, however wide those are.
+    scratch = scratch_S.data_ptr() + 4 * (16 - gate.cols)
+    pool.ffn_panels(packed, ONE.data_ptr(), y_TO.data_ptr(), 1, ONES.data_ptr(), 1e-5, scratch)
+
+
+WITHOUT_MEMORY: dict[str, Callable[[Pool], None]] = {
+    "contract": lambda pool: pool.contract(ONE.expand(BEYOND_MEMORY, 16), ONES, torch.empty(1, 16)),
+    "ffn": lambda pool: pool.ffn(
+        ONE, ONES[0], 1e-5, (ONES, ONES, ONES[:, :1].expand(16, BEYOND_MEMORY)), False, torch.empty(1, 16)
+    ),
+    "project_panels": lambda pool: pool.project_panels(ONE, [WIDE[0]], [torch.empty(1, 16)]),
+    "contract_panels": lambda pool: pool.contract_panels(ONE, WIDE[1], torch.empty(1, 16)),
+    "ffn_panels, gate and up": lambda pool: _ffn_panels(pool, WIDE[0], SMALL[1]),
+    "ffn_panels, down": lambda pool: _ffn_panels(pool, SMALL[0], WIDE[1]),
+}
+
+
+@pytest.mark.parametrize("call", WITHOUT_MEMORY.values(), ids=WITHOUT_MEMORY)
+def test_a_product_without_memory_says_so(call: Callable[[Pool], None]) -> None:
+    """Blocks with attention: test_stack.py."""
     with closing(Pool(open_library(), 2)) as pool:
         with pytest.raises(MemoryError, match="native kernels"):
-            pool.project_panels(one, [wide], [torch.empty(1, 0)])
-        with pytest.raises(MemoryError, match="native kernels"):
-            pool.contract(one.expand(1 << 48, 16), ones, y)
-        pool.contract(one, ones, y)
-        assert y.eq(16).all()
+            call(pool)
+        y_TO = torch.empty(1, 16)
+        pool.contract(ONE, ONES, y_TO)
+        assert y_TO.eq(16).all()
+        _ffn_panels(pool, *SMALL)
+
+
+def test_a_product_without_memory_says_so_to_its_own_caller() -> None:
+    with closing(Pool(open_library(), 2)) as pool, ThreadPoolExecutor(2) as at_once:
+
+        def fail(_: int) -> None:
+            with pytest.raises(MemoryError):
+                pool.project_panels(ONE, [WIDE[0]], [torch.empty(1, 16)])
+
+        def succeed(_: int) -> None:
+            pool.contract_panels(ONE, SMALL[1], torch.empty(1, 16))
+
+        for done in [at_once.submit(call, at) for at in range(200) for call in (fail, succeed)]:
+            done.result()
 
 
 def _units(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:

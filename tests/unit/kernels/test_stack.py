@@ -1,5 +1,6 @@
 """All layers at once have the bits of one block after the other."""
 
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -70,6 +71,44 @@ def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) 
     assert torch.equal(one._store, other._store)
     assert one._store[1].any()
     assert not one._store[0].any()
+
+
+def beyond_memory(packed: bytes, at: int) -> bytes:
+    """The same block, but its matrix `at` has more columns than any memory: inputs, or outputs where row-parallel."""
+    column = struct.calcsize("=7q") * at + struct.calcsize("=5q")
+    return packed[:column] + struct.pack("=q", 1 << 50) + packed[column + 8 :]
+
+
+@pytest.mark.parametrize(("at", "appends"), [(0, False), (3, True)], ids=["q, k and v", "o"])
+def test_attention_without_memory_says_so_and_stops(linear: Linear, at: int, appends: bool) -> None:
+    cache, _ = caches("f32")
+    (attention, _), *_ = blocks(linear, cache)
+    right, attention.packed = attention.packed, beyond_memory(attention.packed, at)
+    place = Place(0, *cache.addresses(0, 0), *rotation(0, 2, WIDTH), 0)
+    x_TH = torch.randn(2, HIDDEN)
+    with pytest.raises(MemoryError, match="native kernels"):
+        attention.run(x_TH, place)
+    assert cache._store.any() == appends
+    attention.packed = right
+    assert attention.run(x_TH, place).isfinite().all()
+
+
+@pytest.mark.parametrize(
+    ("block", "at", "layers"),
+    [(0, 0, [True, False, False]), (1, 2, [True, True, False])],
+    ids=["attention", "ffn"],
+)
+def test_a_stack_without_memory_says_so_and_stops(
+    linear: Linear, block: int, at: int, layers: list[bool]
+) -> None:
+    cache, _ = caches("f32")
+    made = blocks(linear, cache)
+    made[1][block].packed = beyond_memory(made[1][block].packed, at)
+    assert linear.pool is not None
+    stack = StackCall(made, [cache.addresses(layer, 0) for layer in range(LAYERS)], linear.pool)
+    with pytest.raises(MemoryError, match="native kernels"):
+        stack.run(torch.randn(2, HIDDEN), 0, *rotation(0, 2, WIDTH))
+    assert [bool(cache._store[0, layer].any()) for layer in range(LAYERS)] == layers
 
 
 def test_what_does_not_fit_is_refused(linear: Linear) -> None:

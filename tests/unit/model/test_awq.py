@@ -62,6 +62,8 @@ def test_the_file_of_before(tmp_path: Path) -> None:
                 source.read_rows(name, 0, values.shape[0]) if values.ndim == 2 else source.read_vector(name)
             )
             np.testing.assert_array_equal(found.astype(np.float32), values, err_msg=name)
+    (tmp_path / "m" / "quant_config.json").write_text(json.dumps(old | {"version": "gemm"}))
+    assert Checkpoint.open(tmp_path / "m").fingerprint != checkpoint.fingerprint
     (tmp_path / "m" / "quant_config.json").write_text(json.dumps(old | {"w_bit": 3}))
     with pytest.raises(
         UserError, match=r"quant_config\.json, quantization_config: bits is 3; supported is 4"

@@ -222,12 +222,26 @@ def test_huggingface_cache_links_are_followed(whole: Path, tmp_path: Path, spec:
         ("pytorch_model.bin", "pickle"),
         ("consolidated.00.pth", "pickle"),
         ("model-q4.gguf", "GGUF"),
+        ("MODEL-Q4.GGUF", "GGUF"),
         ("README.md", "neither"),
     ],
 )
 def test_other_formats_are_refused_with_advice(folder: Path, name: str, named: str) -> None:
     (folder / name).write_bytes(b"cos\nsystem\n(S'touch /tmp/x'\ntR.")
     refuse(folder, named)
+
+
+@pytest.mark.parametrize("text", ["no JSON", '{"quant_method": "marlin", "bits": 8}'])
+def test_a_file_of_quantisation_beside_plain_weights_is_not_looked_at(
+    whole: Path, spec: ModelSpec, text: str
+) -> None:
+    before = Checkpoint.open(whole).fingerprint
+    for name in ("quant_config.json", "quantize_config.json"):
+        (whole / name).write_text(text)
+    checkpoint = Checkpoint.open(whole)
+    checkpoint.check(spec)
+    assert checkpoint.quantisation is None
+    assert checkpoint.fingerprint == before
 
 
 def test_remote_code_is_not_looked_at(whole: Path, small_config: dict[str, Any]) -> None:

@@ -100,7 +100,6 @@ def test_norms_that_bf16_has_not_stay_f32(tmp_path: Path, kind: str) -> None:
     model = GgufModel.open(path)
     assert model.storage(None) == replace(Storage.of(BF16, tied=False), vectors_f32=True)
     assert list(model.losses(model.storage(None))) == []
-    assert list(model.losses(Storage.of(BF16, tied=False))) == ["7 norms or biases are rounded to bf16"]
     pack, back = packed(path, None, tmp_path)
     assert {vector.precision for key in (0, "head") for vector in pack.layout(key).vectors} == {F32}
     for name, values in checkpoint_numbers(path, model).items():

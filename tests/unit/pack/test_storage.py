@@ -73,6 +73,23 @@ def test_vectors_in_f32_beside_bf16() -> None:
         Storage.from_json({"precision": "bf16", "vectors": "bf16"})
 
 
+@pytest.mark.parametrize(
+    "storage", [Storage.of(F32, tied=False), Storage.of(Q8, tied=True), Storage.of(Q4, tied=True, head=F32)]
+)
+def test_vectors_that_are_f32_anyway_are_not_said_to_be(storage: Storage) -> None:
+    """One content has one name."""
+    with pytest.raises(UserError, match="vectors are f32 anyway"):
+        replace(storage, vectors_f32=True)
+    with pytest.raises(UserError, match="vectors are f32 anyway"):
+        Storage.from_json(storage.to_json() | {"vectors": "f32"})
+
+
+@pytest.mark.parametrize("kinds", [{"embedding": BF16}, {"embedding": Q8, "head": BF16}])
+def test_vectors_in_f32_beside_quantised_layers(kinds: dict[str, Precision]) -> None:
+    storage = replace(Storage.of(Q4, tied=False, **kinds), vectors_f32=True)
+    assert Storage.from_json(storage.to_json()) == storage
+
+
 def test_plain_packs_say_one_precision() -> None:
     assert Storage.of(BF16, tied=False).to_json() == {"precision": "bf16"}
     assert Storage.from_json({"precision": "f32"}) == Storage(F32, F32, F32)

@@ -52,10 +52,10 @@ float *turned(void *handle, const AttentionBlock &b, const Tokens &tokens, float
 
 }  // namespace
 
-// `scratch`: T (H + 2 (n + K) d + K d) floats.
-TPIEDGE_EXPORT void tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y,
-                                             int64_t count, int64_t start, const float *cos, const float *sin,
-                                             uint8_t *keys, uint8_t *values, float *scratch) {
+// `scratch`: T (H + 2 (n + K) d + K d) floats. Without memory for q, k and v the cache stays as it was.
+TPIEDGE_EXPORT int tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y,
+                                            int64_t count, int64_t start, const float *cos, const float *sin,
+                                            uint8_t *keys, uint8_t *values, float *scratch) {
     const AttentionBlock &b = *block;
     const Tokens tokens{count, start, cos, sin};
     const int64_t *head_start = reinterpret_cast<const int64_t *>(block + 1);
@@ -69,7 +69,7 @@ TPIEDGE_EXPORT void tpiedge_panels_attention(void *handle, const AttentionBlock 
     qkv[1].y = k;
     qkv[2].y = v;
     o.y = y;
-    tpiedge_panels_project(handle, normed, count, qkv, 3);
+    if (tpiedge_panels_project(handle, normed, count, qkv, 3)) return 1;
     const float *turned_q = turned(handle, b, tokens, q, q_other, b.heads, b.q_norm);
     append(handle, b, tokens, turned(handle, b, tokens, k, k_other, b.kv_heads, b.k_norm), keys);
     append(handle, b, tokens, v, values);
@@ -77,5 +77,5 @@ TPIEDGE_EXPORT void tpiedge_panels_attention(void *handle, const AttentionBlock 
     tpiedge_attention(handle, turned_q, keys, values, out, static_cast<int>(b.stored), head_start, b.head_stride,
                       b.stride, b.head_stride, b.stride, count, b.heads, b.kv_heads, b.width, start, b.window,
                       static_cast<float>(b.scale));
-    tpiedge_panels_contract(handle, out, count, &o);
+    return tpiedge_panels_contract(handle, out, count, &o);
 }

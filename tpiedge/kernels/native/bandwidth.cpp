@@ -12,11 +12,6 @@
 #include "interface.h"
 #include "x86_features.h"
 
-// Whether compiler and assembler know AVX-VNNI, as in panels_avxvnni.cpp.
-#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
-#define TPIEDGE_AVX_VNNI
-#endif
-
 namespace {
 
 constexpr int64_t LINE = 64;

@@ -56,10 +56,9 @@ struct Context {
     Pool pool;
     const Kernels *kernels;
     const PanelKernels *panels;
-    std::mutex rooms;        // of every call that uses what follows
-    Room sums;               // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16]
-    Room activations;        // quantised, whole tiles
-    bool exhausted = false;  // a room had no memory, so a call gave up
+    std::mutex rooms;  // of every call that uses what follows
+    Room sums;         // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16]
+    Room activations;  // quantised, whole tiles
 };
 
 // Pieces are small enough that a thread that lost its core for a while does not hold up the others, and a multiple of

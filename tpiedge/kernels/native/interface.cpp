@@ -3,7 +3,6 @@
 #include <string.h>
 
 #include <exception>
-#include <utility>
 
 #include "context.h"
 
@@ -17,7 +16,7 @@ using tpiedge::Product;
 using tpiedge::Rows;
 using tpiedge::share_rows;
 
-constexpr int ABI = 7;  // as in signatures.py
+constexpr int ABI = 8;  // as in signatures.py
 
 // Pieces for each thread.
 constexpr int64_t PROJECT_PIECES = 8;
@@ -113,7 +112,7 @@ void project(Context &context, const float *x, int64_t tokens, int64_t cols, con
 
 // The slices' sums take at most CONTRACT_SLICES * tokens * cols floats: callers bring few tokens (NATIVE_TOKENS in
 // library.py).
-void contract(Context &context, const float *x, const Weight &w, int64_t tokens, int64_t cols) {
+TPIEDGE_STATUS contract(Context &context, const float *x, const Weight &w, int64_t tokens, int64_t cols) {
     const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Kernels &kernels = *context.kernels;
     const int64_t slice = piece_of(w.rows, SLICE_GRAIN, CONTRACT_SLICES);
@@ -121,19 +120,17 @@ void contract(Context &context, const float *x, const Weight &w, int64_t tokens,
     const int64_t outputs = tokens * cols;
     if (slices == 0) {
         memset(w.y, 0, outputs * sizeof(float));
-        return;
+        return 0;
     }
     float *partial = context.sums.of<float>(slices * outputs);
-    if (!partial) {
-        context.exhausted = true;
-        return;
-    }
+    if (!partial) return 1;
     const ContractJob job{Product{x, w.w, w.y, w.stride, tokens, w.rows, cols, w.rows},
                           w.is_bf16 ? kernels.contract_bf16 : kernels.contract_f32, slice, w.is_bf16 ? 2 : 4, partial};
     context.pool.run(compute_contract, &job, slices);
     memcpy(w.y, partial, outputs * sizeof(float));
     for (int64_t s = 1; s < slices; s++)
         for (int64_t i = 0; i < outputs; i++) w.y[i] += partial[s * outputs + i];
+    return 0;
 }
 
 Rows part_of(const Rows &rows, int64_t first, int64_t last) {
@@ -189,25 +186,19 @@ TPIEDGE_EXPORT void *tpiedge_open(int threads, int isa) {
 
 TPIEDGE_EXPORT void tpiedge_close(void *handle) { delete static_cast<Context *>(handle); }
 
-TPIEDGE_EXPORT int tpiedge_exhausted(void *handle) {
-    Context &context = *static_cast<Context *>(handle);
-    const std::lock_guard<std::mutex> one_caller(context.rooms);
-    return std::exchange(context.exhausted, false);
-}
-
 TPIEDGE_EXPORT void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights,
                                     int64_t count) {
     project(*static_cast<Context *>(handle), x, tokens, cols, weights, count);
 }
 
-TPIEDGE_EXPORT void tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols) {
-    contract(*static_cast<Context *>(handle), x, *weight, tokens, cols);
+TPIEDGE_EXPORT int tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols) {
+    return contract(*static_cast<Context *>(handle), x, *weight, tokens, cols);
 }
 
 // Norm, gate and up, SwiGLU, down (`weights` in this order), without a return to Python between them: its code would
 // have been driven out of the caches by the weights. `scratch` holds tokens * (hidden + gate's + up's rows).
-TPIEDGE_EXPORT void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm,
-                                float eps, int rounds, const Weight *weights, int64_t cols, float *scratch) {
+TPIEDGE_EXPORT int tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm,
+                               float eps, int rounds, const Weight *weights, int64_t cols, float *scratch) {
     Context &context = *static_cast<Context *>(handle);
     const int64_t inner = tokens * weights[0].rows;
     rms_norm(context, Rows{x, scratch, hidden, 0, tokens, 1, hidden}, norm, eps);
@@ -216,7 +207,7 @@ TPIEDGE_EXPORT void tpiedge_ffn(void *handle, const float *x, int64_t tokens, in
     float *gate = weights[0].y;
     swiglu(context, gate, weights[1].y, gate, inner);
     if (rounds) round_to_bf16(gate, inner);
-    contract(context, gate, weights[2], tokens, cols);
+    return contract(context, gate, weights[2], tokens, cols);
 }
 
 TPIEDGE_EXPORT void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride,

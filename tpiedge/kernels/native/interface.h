@@ -52,29 +52,32 @@ struct PanelLayer {  // as packed by stack.py
     double eps;
 };
 
-// Calls of one handle by several threads wait for each other where they share anything. Nothing throws: a call that finds
-// no memory for what it keeps meanwhile gives up, and tpiedge_exhausted says so.
+// Of calls that keep numbers meanwhile: 0, or 1 where the system has no memory for them. Then the call stopped there, and
+// what it was to compute is not complete.
+#define TPIEDGE_STATUS __attribute__((warn_unused_result)) int
+
+// Calls of one handle by several threads wait for each other where they share anything. Nothing throws.
 extern "C" {
 int tpiedge_abi();
 int tpiedge_has_isa(int isa);
 int tpiedge_best_isa();
 void *tpiedge_open(int threads, int isa);
 void tpiedge_close(void *handle);
-// Whether a call gave up since the last question, so that its results are not complete.
-int tpiedge_exhausted(void *handle);
 void tpiedge_project(void *handle, const float *x, int64_t tokens, int64_t cols, const Weight *weights, int64_t count);
-void tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols);
-void tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm, float eps, int rounds,
-                 const Weight *weights, int64_t cols, float *scratch);
-void tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights, int64_t count);
-void tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
-void tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y, int64_t tokens,
-                              int64_t start, const float *cos, const float *sin, uint8_t *keys, uint8_t *values,
-                              float *scratch);
-void tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
-                        const float *norm, float eps, float *scratch);
-void tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
-                          int64_t start, const float *cos, const float *sin, float *scratch, double *seconds);
+TPIEDGE_STATUS tpiedge_contract(void *handle, const float *x, const Weight *weight, int64_t tokens, int64_t cols);
+TPIEDGE_STATUS tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t hidden, const float *norm, float eps,
+                           int rounds, const Weight *weights, int64_t cols, float *scratch);
+TPIEDGE_STATUS tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights,
+                                      int64_t count);
+TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
+TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y,
+                                        int64_t tokens, int64_t start, const float *cos, const float *sin,
+                                        uint8_t *keys, uint8_t *values, float *scratch);
+TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
+                                  const float *norm, float eps, float *scratch);
+TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
+                                    int64_t start, const float *cos, const float *sin, float *scratch,
+                                    double *seconds);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,

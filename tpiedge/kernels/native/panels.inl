@@ -31,7 +31,6 @@ using tpiedge::LINE_BYTES;
 using tpiedge::PANEL;
 using tpiedge::PanelRun;
 
-
 constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
 
 template <int BITS>
@@ -120,7 +119,8 @@ struct Tile {
         for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, dx[t], y[t]);
     }
 
-    // All groups of a panel. Nothing is fetched ahead: the processor does it, as the bytes follow each other.
+    // All groups of a panel. Nothing is fetched ahead: the bytes follow each other, and the processor does it better, as
+    // measured on Zen 4.
     inline void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x) {
         constexpr int64_t codes = code_nbytes<BITS>(GROUP);
         const int64_t activations = quantised_nbytes(GROUP) * T;

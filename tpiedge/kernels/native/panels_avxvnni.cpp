@@ -2,7 +2,7 @@
 #include "panels.h"
 #include "x86_features.h"
 
-#if defined(__x86_64__) && (defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11)
+#if defined(TPIEDGE_AVX_VNNI)
 
 #include <immintrin.h>
 #include <stddef.h>

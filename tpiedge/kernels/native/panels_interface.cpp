@@ -14,7 +14,8 @@ using tpiedge::PanelRun;
 using tpiedge::Rows;
 
 // Pieces for each thread. Those of row-parallel matrices read a run of each unit; where the time goes into reading, that
-// is to be long, because the processor begins anew to fetch ahead with every run.
+// is to be long, because the processor begins anew to fetch ahead with every run. They are so few then that a thread that
+// lost its core holds up the others for up to half its share (see piece_of): the longer runs gain more.
 constexpr int64_t PROJECT_PIECES = 8;
 constexpr int64_t CONTRACT_PIECES = 4;
 constexpr int64_t READING_PIECES = 2;
@@ -23,8 +24,9 @@ constexpr int64_t READING_PIECES = 2;
 constexpr int64_t CHUNK_INPUTS = 1024;
 // Quantised activations of the tokens that pass over a matrix together: what a core's own cache keeps beside a panel. Of
 // row-parallel matrices only some inputs pass at a time; the sums of all their outputs are kept until the last has passed.
-// So Context's rooms take 4 MiB each at most, or what the least tiles take: more only for over 100,000 inputs or 32,768
-// outputs.
+// So for these products Context's rooms take 4 MiB each at most, or what the least tiles take: more only for over 100,000
+// inputs or 32,768 outputs. Contractions of f32 and bf16 keep sums in the same room, of 8 slices and up to 16 tokens: 512
+// bytes for each output (interface.cpp).
 constexpr int64_t PROJECT_BYTES = 768 << 10;
 constexpr int64_t CONTRACT_BYTES = 4 << 20;
 constexpr int64_t SUMS_BYTES = 4 << 20;
@@ -167,16 +169,13 @@ int64_t pieces_for(int64_t threads, int64_t tiles, bool transposed) {
 
 int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
 
-// Quantises a.tokens rows, then multiplies them. Without memory for either it says so in the context, and does nothing.
-void multiply(Context &context, Activations &a, const PanelWeight *weights, int64_t count, bool transposed) {
+// Quantises a.tokens rows, then multiplies them. Without memory for either it does nothing.
+TPIEDGE_STATUS multiply(Context &context, Activations &a, const PanelWeight *weights, int64_t count, bool transposed) {
     Job job;
     job.activations = &a;
     job.sums = transposed ? context.sums.of<float>(a.tokens * filled_outputs(weights[0].cols)) : nullptr;
     a.to = context.activations.of<uint8_t>(a.tiles() * a.tile_nbytes());
-    if (!a.to || (transposed && !job.sums)) {
-        context.exhausted = true;
-        return;
-    }
+    if (!a.to || (transposed && !job.sums)) return 1;
     context.pool.run(quantise_tile, &a, a.tiles());
     int64_t panels = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -191,6 +190,7 @@ void multiply(Context &context, Activations &a, const PanelWeight *weights, int6
         job.pieces += (job.parts[i].panels + job.piece - 1) / job.piece;
     }
     context.pool.run(compute_panels, &job, job.pieces);
+    return 0;
 }
 
 Inputs inputs_of(const PanelWeight &w, bool transposed) {
@@ -208,65 +208,65 @@ int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed) {
 }
 
 // The same for any number of tokens, so many at a time as pass together.
-void multiply_all(Context &context, Activations a, const PanelWeight *weights, int64_t count, bool transposed) {
+TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *weights, int64_t count,
+                            bool transposed) {
     PanelWeight moved[tpiedge::MAX_PRODUCTS];
     memcpy(moved, weights, count * sizeof *weights);
     const int64_t tokens = a.tokens, width = a.inputs.count, block = block_of(a, weights[0], transposed);
     for (int64_t first = 0; first < tokens; first += block) {
         a.tokens = tokens - first < block ? tokens - first : block;
-        multiply(context, a, moved, count, transposed);
+        if (multiply(context, a, moved, count, transposed)) return 1;
         a.x += a.tokens * width;
         if (a.up) a.up += a.tokens * width;
         for (int64_t i = 0; i < count; i++)
             moved[i].y += a.tokens * (transposed ? weights[i].cols : weights[i].rows);
     }
+    return 0;
 }
 
 }  // namespace
 
 // y = x @ w.T of each weight; all have the same inputs.
-TPIEDGE_EXPORT void tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights,
-                                           int64_t count) {
-    if (count == 0) return;
+TPIEDGE_EXPORT int tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights,
+                                          int64_t count) {
+    if (count == 0) return 0;
     Context &context = *static_cast<Context *>(handle);
     const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Activations a{context.panels, context.kernels, PLAIN,   x,       tokens, inputs_of(weights[0], false),
                         nullptr,        0.0f,            nullptr, nullptr, nullptr};
-    multiply_all(context, a, weights, count, false);
+    return multiply_all(context, a, weights, count, false);
 }
 
 // y = x @ w.
-TPIEDGE_EXPORT void tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight) {
+TPIEDGE_EXPORT int tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight) {
     Context &context = *static_cast<Context *>(handle);
     if (weight->rows == 0) {
         memset(weight->y, 0, tokens * weight->cols * sizeof(float));
-        return;
+        return 0;
     }
     const std::lock_guard<std::mutex> one_caller(context.rooms);
     const Activations a{context.panels, context.kernels, PLAIN,   x,       tokens, inputs_of(*weight, true),
                         nullptr,        0.0f,            nullptr, nullptr, nullptr};
-    multiply_all(context, a, weight, 1, true);
+    return multiply_all(context, a, weight, 1, true);
 }
 
 // Norm, gate and up, SwiGLU, down (`weights` in this order, without y). `scratch`: T (H + 2 F) floats.
-TPIEDGE_EXPORT void tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
-                                       const float *norm, float eps, float *scratch) {
+TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
+                                      const float *norm, float eps, float *scratch) {
     Context &context = *static_cast<Context *>(handle);
     PanelWeight gate_up[2] = {weights[0], weights[1]}, down = weights[2];
     if (down.rows == 0) {
         memset(y, 0, tokens * down.cols * sizeof(float));
-        return;
+        return 0;
     }
     const std::lock_guard<std::mutex> one_caller(context.rooms);
     float *gate = gate_up[0].y = scratch + tokens * gate_up[0].cols;
     const float *up = gate_up[1].y = gate + tokens * down.rows;
     down.y = y;
-    multiply_all(context,
-                 Activations{context.panels, context.kernels, NORMED, x, tokens, inputs_of(gate_up[0], false), norm, eps,
-                             scratch, nullptr, nullptr},
-                 gate_up, 2, false);
-    multiply_all(context,
-                 Activations{context.panels, context.kernels, GATED, gate, tokens, inputs_of(down, true), nullptr, 0.0f,
-                             nullptr, up, nullptr},
-                 &down, 1, true);
+    const Activations normed{context.panels, context.kernels, NORMED,  x,       tokens, inputs_of(gate_up[0], false),
+                             norm,           eps,             scratch, nullptr, nullptr};
+    const Activations gated{context.panels, context.kernels, GATED,   gate, tokens, inputs_of(down, true),
+                            nullptr,        0.0f,            nullptr, up,   nullptr};
+    if (multiply_all(context, normed, gate_up, 2, false)) return 1;
+    return multiply_all(context, gated, &down, 1, true);
 }

@@ -22,7 +22,6 @@ struct NeonPanels {
         int32x4_t of[4];
     };
 
-
     static Floats zero() { return {}; }
     static Floats load(const float *from) {
         return {{vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)}};

@@ -18,22 +18,25 @@ double seconds_since(Clock::time_point begun) {
 }  // namespace
 
 // x [T, H] += attention, += FFN of every layer. `scratch`: T (H + the most that a block takes) floats. `seconds`: what
-// attention and FFN blocks took.
-TPIEDGE_EXPORT void tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x,
-                                         int64_t tokens, int64_t start, const float *cos, const float *sin,
-                                         float *scratch, double *seconds) {
+// attention and FFN blocks took. A block without memory is not added, nor are those after it computed.
+TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
+                                        int64_t start, const float *cos, const float *sin, float *scratch,
+                                        double *seconds) {
     seconds[0] = seconds[1] = 0;
     for (const PanelLayer *layer = layers; layer < layers + count; layer++) {
         const int64_t numbers = tokens * layer->attention->hidden;
         float *const y = scratch, *const rest = scratch + numbers;
         auto begun = Clock::now();
-        tpiedge_panels_attention(handle, layer->attention, x, y, tokens, start, cos, sin, layer->keys, layer->values,
-                                 rest);
+        if (tpiedge_panels_attention(handle, layer->attention, x, y, tokens, start, cos, sin, layer->keys,
+                                     layer->values, rest))
+            return 1;
         add(x, y, numbers);
         seconds[0] += seconds_since(begun);
         begun = Clock::now();
-        tpiedge_panels_ffn(handle, layer->ffn, x, y, tokens, layer->ffn_norm, static_cast<float>(layer->eps), rest);
+        if (tpiedge_panels_ffn(handle, layer->ffn, x, y, tokens, layer->ffn_norm, static_cast<float>(layer->eps), rest))
+            return 1;
         add(x, y, numbers);
         seconds[1] += seconds_since(begun);
     }
+    return 0;
 }

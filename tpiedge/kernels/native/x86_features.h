@@ -7,6 +7,11 @@
 
 #include <cpuid.h>
 
+// Whether compiler and assembler know AVX-VNNI.
+#if defined(__clang__) ? __clang_major__ >= 12 : __GNUC__ >= 11
+#define TPIEDGE_AVX_VNNI
+#endif
+
 namespace {
 
 inline bool has_f16c() {

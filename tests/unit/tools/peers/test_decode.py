@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import json
+import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -112,6 +113,19 @@ def test_what_was_measured_before_a_failure_is_printed(
     assert record["error"] == words
     found = [(setting["precision"], setting["threads"], setting["rounds"]) for setting in record["settings"]]
     assert found == [("q4", 1, 3), ("q4", 2, 3), ("q8", 1, 2)]
+
+
+def test_a_comparison_that_is_ended_says_so(compare: Any) -> None:
+    def end(count: int) -> None:
+        if count == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as raised:
+        compare(end)
+    assert raised.value.code == 128 + signal.SIGTERM
+    record = json.loads(compare.out)
+    assert record["error"] == "ended by SIGTERM"
+    assert [setting["rounds"] for setting in record["settings"]] == [2]
 
 
 def test_a_failure_before_anything_was_measured_prints_nothing(compare: Any) -> None:
