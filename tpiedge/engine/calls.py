@@ -4,7 +4,6 @@ Weights that stay in memory always are; those that are streamed come anew with e
 """
 
 from collections.abc import Mapping
-from typing import Generic, TypeVar
 
 from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, all_panels
 from tpiedge.kernels.ffn import FfnCall
@@ -19,44 +18,49 @@ from tpiedge.pack.layout import ATTENTION_MATRICES
 
 __all__ = ["BlockCalls"]
 
-_Call = TypeVar("_Call", AttentionCall, FfnCall)
-
 
 class BlockCalls:
     """Of one node's share. None where a block has to be computed piece by piece: without native kernels, with weights
     that are not quantised, or with biases."""
 
-    def __init__(self, config: ModelConfig, kv_of_head: tuple[int, ...], cache: KVCache) -> None:
+    def __init__(
+        self, config: ModelConfig, kv_of_head: tuple[int, ...], cache: KVCache, weights: Weights
+    ) -> None:
         self._config = config
         self._kv_of_head = kv_of_head
         self._cache = cache
-        self._attention = _Kept[AttentionCall](config.num_layers)
-        self._ffn = _Kept[FfnCall](config.num_layers)
+        self._weights = weights
+        # Of each layer, with the weights that the call was made of; and of each slot.
+        self._attention: dict[int, tuple[BlockWeights, AttentionCall | None]] = {}
+        self._ffn: dict[int, tuple[BlockWeights, FfnCall | None]] = {}
         self._stacks: dict[int, StackCall | None] = {}
-        self._stacks_of: Mapping[Block, BlockWeights] | None = None
 
     def attention(self, layer: int, weights: BlockWeights, pool: Pool | None) -> AttentionCall | None:
         """For the tokens of one sequence."""
-        if not self._attention.knows(layer, weights):
-            self._attention.keep(layer, weights, self._new_attention(layer, weights, pool) if pool else None)
-        return self._attention.calls[layer]
+        if pool is None:
+            return None
+        known = self._attention.get(layer)
+        if known is None or known[0] is not weights:
+            known = self._attention[layer] = weights, self._new_attention(layer, weights, pool)
+        return known[1]
 
-    def stack(self, weights: Weights, slot: int, pool: Pool | None) -> StackCall | None:
+    def stack(self, slot: int, pool: Pool | None) -> StackCall | None:
         """All layers, for tokens of the sequence in that slot of the cache. None also where weights are streamed."""
-        kept = weights.kept() if pool else None
+        kept = self._weights.kept()
         if pool is None or kept is None:
             return None
-        if self._stacks_of is not kept:
-            self._stacks_of, self._stacks = kept, {}
         if slot not in self._stacks:
             self._stacks[slot] = self._new_stack(kept, slot, pool)
         return self._stacks[slot]
 
     def ffn(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FfnCall | None:
         """For any tokens."""
-        if not self._ffn.knows(layer, weights):
-            self._ffn.keep(layer, weights, self._new_ffn(weights, pool) if pool else None)
-        return self._ffn.calls[layer]
+        if pool is None:
+            return None
+        known = self._ffn.get(layer)
+        if known is None or known[0] is not weights:
+            known = self._ffn[layer] = weights, self._new_ffn(weights, pool)
+        return known[1]
 
     def _new_stack(self, kept: Mapping[Block, BlockWeights], slot: int, pool: Pool) -> StackCall | None:
         blocks: list[tuple[AttentionCall, FfnCall]] = []
@@ -97,17 +101,3 @@ class BlockCalls:
         if "gate_bias" in weights.vectors or "up_bias" in weights.vectors:
             return None
         return FfnCall(weights.vectors["ffn_norm"], self._config.rms_norm_eps, (gate, up, down), pool)
-
-
-class _Kept(Generic[_Call]):
-    """The call of each layer, and the weights that it was made of."""
-
-    def __init__(self, layers: int) -> None:
-        self.calls: list[_Call | None] = [None] * layers
-        self._weights: list[BlockWeights | None] = [None] * layers
-
-    def knows(self, layer: int, weights: BlockWeights) -> bool:
-        return self._weights[layer] is weights
-
-    def keep(self, layer: int, weights: BlockWeights, call: _Call | None) -> None:
-        self._weights[layer], self.calls[layer] = weights, call

@@ -70,7 +70,7 @@ class ForwardPass:
         group_size = config.num_heads // config.num_kv_heads
         self._kv = kv_share(share.attention, group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
-        self._calls = BlockCalls(config, self._kv_of_head, cache)
+        self._calls = BlockCalls(config, self._kv_of_head, cache, weights)
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
@@ -101,7 +101,7 @@ class ForwardPass:
         if self._communicator.size > 1 or not few or self._meter.traced or len(parts[0].chunk.pieces) > 1:
             return False
         piece = parts[0].chunk.pieces[0]
-        call = self._calls.stack(self._weights, piece.slot, self._linear.pool)
+        call = self._calls.stack(piece.slot, self._linear.pool)
         if call is None or len(parts) > 1 or plan.tokens > call.most_tokens:
             return False
         self._meter.computed(*call.run(x_TH, piece.start, rotary.cos_Td, rotary.sin_Td))

@@ -1,9 +1,12 @@
-"""Torch with one thread: tests share few cores."""
+"""Torch with one thread, since tests share few cores; the native kernels with one and with two."""
 
 from collections.abc import Iterator
 
 import pytest
 import torch
+
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.linear import Linear
 
 
 @pytest.fixture(autouse=True)
@@ -13,3 +16,12 @@ def one_thread() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(params=[1, 2])
+def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
+    """In int8 arithmetic."""
+    with Linear.create(Arithmetic.INT8, request.param) as made:
+        if not made.native:
+            pytest.skip("the native kernels are not built")
+        yield made

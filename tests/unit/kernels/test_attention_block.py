@@ -1,12 +1,9 @@
 """The attention block as one native call has the bits of its parts."""
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import attention, kv_of_heads
 from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, Place, all_panels
 from tpiedge.kernels.linear import Linear
@@ -19,14 +16,6 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.wire.fields import KVPrecision
 
 HIDDEN, EPS = 72, 1e-5
-
-
-@pytest.fixture(params=[1, 2])
-def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
-    with Linear.create(Arithmetic.INT8, request.param) as made:
-        if not made.native:
-            pytest.skip("the native kernels are not built")
-        yield made
 
 
 def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:

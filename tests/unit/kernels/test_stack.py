@@ -1,14 +1,12 @@
 """All layers at once have the bits of one block after the other."""
 
 import struct
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 import torch
 
 from tests.unit.kernels.test_attention_block import EPS, HIDDEN, matrix, rotation
-from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, Place
 from tpiedge.kernels.ffn import FfnCall
 from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
@@ -17,14 +15,6 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.wire.fields import KVPrecision
 
 LAYERS, WIDTH, CAPACITY = 3, 24, 40
-
-
-@pytest.fixture(params=[1, 2])
-def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
-    with Linear.create(Arithmetic.INT8, request.param) as made:
-        if not made.native:
-            pytest.skip("the native kernels are not built")
-        yield made
 
 
 def blocks(linear: Linear, cache: KVCache, ffn_units: int = 3) -> list[tuple[AttentionCall, FfnCall]]:
