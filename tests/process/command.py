@@ -25,7 +25,8 @@ __all__ = [
 
 COMMAND = str(Path(sys.executable).with_name("tpiedge"))
 
-_POLL_S = 0.01
+# To look for processes takes milliseconds of a processor that they could start on.
+_POLL_S = 0.02
 _LIMIT_S = 50.0
 
 

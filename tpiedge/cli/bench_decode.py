@@ -23,7 +23,8 @@ from tpiedge.cli.bench_links import (
 from tpiedge.cli.benching import ask, check_lengths, check_names, milliseconds, spread
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.places import cache_option
+from tpiedge.cli.prepare import PreparedModel, prepare
 from tpiedge.cli.table import print_table
 from tpiedge.cli.testbed_nodes import Emulated, emulated
 from tpiedge.errors import UserError

@@ -17,7 +17,8 @@ from tpiedge.cli.bench_streaming import Sample, measure
 from tpiedge.cli.benching import check_lengths
 from tpiedge.cli.launch import Layout, plan_cluster
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.places import cache_option
+from tpiedge.cli.prepare import PreparedModel, prepare
 from tpiedge.errors import OutOfMemory
 from tpiedge.lifeline import guard
 from tpiedge.units import format_bytes

@@ -34,7 +34,7 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path
     """Every value of VERB, or of all verbs, and where it comes from."""
     root = ctx.find_root().command
     chosen = _choose(root, words)
-    found = {verb.table: _values(root, verbs_of(root)[verb], config) for verb in chosen}
+    found = {verb.table: _values(root, verb, command, config) for verb, command in chosen.items()}
     if as_json:
         click.echo(json.dumps(found))
         return
@@ -45,7 +45,7 @@ def show(ctx: click.Context, words: tuple[str, ...], as_json: bool, config: Path
     ]
     print_table(["flag", "value", "source"], rows)
     known = [name for verb in chosen for flag in verb.flags for name in verb.variables(flag)]
-    for name in unused_variables(chosen, os.environ):
+    for name in unused_variables(list(chosen), os.environ):
         click.echo(f"not used: {name}{nearest(name, known)}", err=True)
 
 
@@ -67,16 +67,19 @@ def check(ctx: click.Context, file: Path) -> None:
     click.echo(f"{file} is in order")
 
 
-def _choose(root: click.Command, words: tuple[str, ...]) -> list[Verb]:
-    chosen = [verb for verb in verbs_of(root) if verb.words[: len(words)] == words]
+def _choose(root: click.Command, words: tuple[str, ...]) -> dict[Verb, click.Command]:
+    verbs = verbs_of(root, words[:1] or None)
+    chosen = {verb: command for verb, command in verbs.items() if verb.words[: len(words)] == words}
     if not chosen:
         known = [" ".join(verb.words) for verb in verbs_of(root)]
         raise UserError(f"there is no verb {' '.join(words)!r}{nearest(' '.join(words), known)}")
     return chosen
 
 
-def _values(root: click.Command, command: click.Command, given: Path | None) -> dict[str, dict[str, Any]]:
-    verb, settings = effective(root, command, given)
+def _values(
+    root: click.Command, verb: Verb, command: click.Command, given: Path | None
+) -> dict[str, dict[str, Any]]:
+    settings = effective(root, verb, command, given)
     defaults = {key_of(option): option.to_info_dict()["default"] for option in options_of(command)}
     shown: dict[str, dict[str, Any]] = {}
     for flag in verb.flags:

@@ -8,15 +8,16 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 import click
 
+from tpiedge.cli.late import LateGroup
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
-from tpiedge.settings.check import check_settings
+from tpiedge.settings.check import check_settings, problems
 from tpiedge.settings.file import SettingsFile, find_settings
 from tpiedge.settings.resolve import Setting, resolve
 from tpiedge.settings.schema import COMMON, Flag, Kind, Verb
@@ -39,7 +40,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 _FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
 
 
-class ConfiguredGroup(click.Group):
+class ConfiguredGroup(LateGroup):
     """The root group: prepares what is added, and says of a refused value where it came from."""
 
     def add_command(self, cmd: click.Command, name: str | None = None) -> None:
@@ -69,9 +70,18 @@ def config_option(**attributes: Any) -> click.Option:
     )
 
 
-def verbs_of(root: click.Command) -> dict[Verb, click.Command]:
-    """What can be set, and the commands it belongs to. A group that runs without a subcommand is a verb as well."""
-    children = root.commands if isinstance(root, ConfiguredGroup) else {root.name or "": root}
+def verbs_of(root: click.Command, names: Collection[str] | None = None) -> dict[Verb, click.Command]:
+    """What can be set, and the commands it belongs to. A group that runs without a subcommand is a verb as well.
+
+    `names`: of the root's own commands, those to look into; without it all, which imports them.
+    """
+    if isinstance(root, ConfiguredGroup):
+        wanted = [name for name in root.commands if names is None or name in names]
+        for name in wanted:
+            root.load(name)
+        children = {name: root.commands[name] for name in wanted}
+    else:
+        children = {root.name or "": root}
     return {
         Verb(words, tuple(_flag(option) for option in options_of(command))): command
         for name, child in children.items()
@@ -86,20 +96,25 @@ def options_of(command: click.Command) -> list[click.Option]:
 
 
 def effective(
-    root: click.Command, command: click.Command, given: Path | None
-) -> tuple[Verb, dict[str, Setting]]:
+    root: click.Command, verb: Verb, command: click.Command, given: Path | None
+) -> dict[str, Setting]:
     """The command's settings by key, all checked. Raises UserError that names the origin of a bad one."""
-    verbs = verbs_of(root)
-    verb = next(verb for verb, found in verbs.items() if found is command)
     file = find_settings(given, os.environ)
     if file is not None:
-        check_settings(file, verbs)
+        _check_file(root, file)
     settings = resolve(verb, os.environ, file)
     for option in options_of(command):
         setting = settings.get(key_of(option))
         if setting is not None and (problem := value_problem(command, option, setting.value)):
             raise UserError(f"{setting.origin}: {problem}")
-    return verb, settings
+    return settings
+
+
+def _check_file(root: click.Command, file: SettingsFile) -> None:
+    """Against the verbs that it speaks of; where it is not in order, the words about it may name any verb."""
+    named = verbs_of(root, {table.partition(".")[0] for table in file.tables})
+    if any(problems(file, named)):
+        check_settings(file, verbs_of(root))
 
 
 def value_problem(command: click.Command, option: click.Option, value: object) -> str:
@@ -152,10 +167,20 @@ def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> No
         return
     given = given or ctx.meta.get(_GIVEN)
     ctx.meta[_GIVEN] = given
-    _, settings = effective(ctx.find_root().command, ctx.command, given)
+    root = ctx.find_root().command
+    verbs = verbs_of(root, [_first_word(ctx)])
+    verb = next(verb for verb, command in verbs.items() if command is ctx.command)
+    settings = effective(root, verb, ctx.command, given)
     names = {key_of(option): option.name for option in options_of(ctx.command)}
     ctx.default_map = {names[key] or key: setting.value for key, setting in settings.items()}
     ctx.meta[_META] = (ctx, settings)
+
+
+def _first_word(ctx: click.Context) -> str:
+    """'bench' of `tpiedge bench decode`."""
+    while ctx.parent is not None and ctx.parent.parent is not None:
+        ctx = ctx.parent
+    return ctx.info_name or ""
 
 
 def _start_log(_ctx: click.Context, _param: click.Parameter, level: str | None) -> None:

@@ -8,7 +8,8 @@ from tpiedge.cli.answer import collect
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.once import positions
 from tpiedge.cli.options import arithmetic_options
-from tpiedge.cli.prepare import cache_option, prepare
+from tpiedge.cli.places import cache_option
+from tpiedge.cli.prepare import prepare
 from tpiedge.cli.table import print_table
 from tpiedge.cli.testbed_nodes import emulated, testbed_option
 from tpiedge.model.source import DEMO

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 from platformdirs import user_cache_path
 
-from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.places import cache_option
 from tpiedge.errors import ResourceError
 from tpiedge.nodes.addresses import CONTROL_PORT, parse_address
 from tpiedge.nodes.doctor.finding import Check, Finding, examine

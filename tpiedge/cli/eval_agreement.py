@@ -21,7 +21,8 @@ from tpiedge.cli.eval_reference import check_reference, refuse_other_vocabulary
 from tpiedge.cli.eval_text import EvalText, Window, read_text
 from tpiedge.cli.launch import Layout
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.places import cache_option
+from tpiedge.cli.prepare import PreparedModel, prepare
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.nodes.device import available_memory_bytes, default_memory_bytes
 from tpiedge.nodes.usage import rss_bytes

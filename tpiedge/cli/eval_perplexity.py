@@ -19,7 +19,8 @@ from tpiedge.cli.eval_options import (
 from tpiedge.cli.eval_text import EvalText, Window, read_text
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.places import cache_option
+from tpiedge.cli.prepare import PreparedModel, prepare
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import InternalError, UserError
 from tpiedge.nodes.cluster import LocalCluster

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.prepare import TEXT_FOLDER, cache_option, packs_folder, run_packing
+from tpiedge.cli.places import cache_option, packs_folder
+from tpiedge.cli.prepare import TEXT_FOLDER, run_packing
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.model.gguf import GgufModel

@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpiedge.cli.prepare import packs_folder
+from tpiedge.cli.places import packs_folder
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.hub_cache import folder_label, parse_hub_name

@@ -12,30 +12,11 @@ import traceback
 import click
 
 from tpiedge import __version__
-from tpiedge.cli.bench import bench
-from tpiedge.cli.chat_client import chat
-from tpiedge.cli.completion import completion
-from tpiedge.cli.config import config
 from tpiedge.cli.configured import ConfiguredGroup
-from tpiedge.cli.demo import demo
-from tpiedge.cli.doctor import doctor
 from tpiedge.cli.ending import Terminated, honour_signals
-from tpiedge.cli.eval import evaluate
-from tpiedge.cli.import_gguf import import_gguf
-from tpiedge.cli.master import master
-from tpiedge.cli.models import ls, rm, show
-from tpiedge.cli.nodes import nodes
-from tpiedge.cli.pack import pack, unpack
-from tpiedge.cli.pull import pull
-from tpiedge.cli.run import run
-from tpiedge.cli.shards import shards
-from tpiedge.cli.testbed import testbed
-from tpiedge.cli.token import token
-from tpiedge.cli.trace import trace
-from tpiedge.cli.worker import worker
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 
-__all__ = ["cli", "main"]
+__all__ = ["VERBS", "cli", "main"]
 
 _INTERRUPTED = 130
 
@@ -46,31 +27,78 @@ def cli() -> None:
     """Serve one language model with several weak machines."""
 
 
-for command in (
-    run,
-    demo,
-    pack,
-    unpack,
-    import_gguf,
-    bench,
-    evaluate,
-    doctor,
-    config,
-    completion,
-    pull,
-    ls,
-    show,
-    rm,
-    shards,
-    token,
-    master,
-    worker,
-    chat,
-    nodes,
-    trace,
-    testbed,
-):
-    cli.add_command(command)
+VERBS = (
+    ("run", "tpiedge.cli.run:run", "Answer a prompt with a cluster of local processes."),
+    (
+        "demo",
+        "tpiedge.cli.demo:demo",
+        "Watch three nodes of unequal shares answer together with the bundled model.",
+    ),
+    (
+        "pack",
+        "tpiedge.cli.pack:pack",
+        "Write MODEL (or a random model of a real shape) in the form that nodes read.",
+    ),
+    (
+        "unpack",
+        "tpiedge.cli.pack:unpack",
+        "Write PACK back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
+    ),
+    (
+        "import-gguf",
+        "tpiedge.cli.import_gguf:import_gguf",
+        "Write the Llama or Qwen model in the GGUF FILE in the form that nodes read, with its tokenizer.",
+    ),
+    ("bench", "tpiedge.cli.bench:bench", "Measure this computer."),
+    ("eval", "tpiedge.cli.eval:evaluate", "Measure a model's quality with a text."),
+    (
+        "doctor",
+        "tpiedge.cli.doctor:doctor",
+        "Check this computer and its network, within ten seconds; nothing is changed.",
+    ),
+    ("config", "tpiedge.cli.config:config", "Show and check settings."),
+    (
+        "completion",
+        "tpiedge.cli.completion:completion",
+        "Print what SHELL needs: `source <(tpiedge completion bash)`.",
+    ),
+    (
+        "pull",
+        "tpiedge.cli.pull:pull",
+        "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
+    ),
+    ("ls", "tpiedge.cli.models:ls", "List the models that were pulled and the packs in the cache."),
+    ("show", "tpiedge.cli.models:show", "Say what is known of MODEL: shape, size, terms, where it lies."),
+    ("rm", "tpiedge.cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
+    (
+        "shards",
+        "tpiedge.cli.shards:shards",
+        "The parts of models that this computer keeps as a worker: list, remove, limit.",
+    ),
+    ("token", "tpiedge.cli.token:token", "Let new workers in: make, list and revoke tokens."),
+    ("master", "tpiedge.cli.master:master", "Serve MODEL with this machine and the workers that join it."),
+    ("worker", "tpiedge.cli.worker:worker", "Join a master and compute a share of its model."),
+    ("chat", "tpiedge.cli.chat_client:chat", "Talk to a running master."),
+    (
+        "nodes",
+        "tpiedge.cli.nodes:nodes",
+        "Show who has which share of the model, and why; let waiting workers in; shut nodes out.",
+    ),
+    (
+        "trace",
+        "tpiedge.cli.trace:trace",
+        "Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.",
+    ),
+    (
+        "testbed",
+        "tpiedge.cli.testbed:testbed",
+        "Emulate several devices on this computer: their networks, processors and memory.",
+    ),
+)
+"""Name, place, and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
+
+for _verb in VERBS:
+    cli.add_late(*_verb)
 
 
 def main() -> None:

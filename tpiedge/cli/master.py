@@ -15,8 +15,8 @@ from tpiedge.cli.ending import Terminated
 from tpiedge.cli.launch import check_context, model_facts_of
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
-from tpiedge.cli.places import master_state, state_option
-from tpiedge.cli.prepare import PreparedModel, cache_option, prepare
+from tpiedge.cli.places import cache_option, master_state, state_option
+from tpiedge.cli.prepare import PreparedModel, prepare
 from tpiedge.cli.serving import MasterService
 from tpiedge.cli.token_file import offered, withdraw
 from tpiedge.cli.types import Location, Number
@@ -30,6 +30,7 @@ from tpiedge.nodes.master import Master
 from tpiedge.nodes.measured import Measurements, disk_bytes_per_s
 from tpiedge.nodes.private_file import replace_private
 from tpiedge.nodes.rank_zero import RankZero, RankZeroSettings
+from tpiedge.nodes.readiness import NOT_MEASURED
 from tpiedge.nodes.seating import OWN_NAME, Seating
 from tpiedge.nodes.seats import Served
 from tpiedge.nodes.shipping import ShipServer
@@ -40,6 +41,7 @@ from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, Machine
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.fields import Choice, Compute, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.weights import Keeping
 
@@ -222,27 +224,29 @@ def _seating(
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model)
     packs = model.pack.path.absolute().parent
+    measured = _own_capacity(rank_zero, folder)
     own = Machine(
         OWN_NAME,
-        _own_speed(rank_zero, folder),
+        measured.speed(facts.quantised),
         flags.memory_bytes,
         disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
         keeping=flags.keeping,
+        head_bytes_per_s=measured.speed(facts.head_quantised),
     )
     demand = Demand(facts, capacity, flags.min_workers)
     return Seating(demand, own, flags.threads, weights)
 
 
-def _own_speed(rank_zero: RankZero, folder: Path) -> float:
-    """Weight bytes per second; 0 where it could not be measured."""
+def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
+    """What this machine measured of itself, now or before; NOT_MEASURED where it could not."""
     measurements = Measurements(folder, rank_zero.threads)
     report = measurements.recall()
     if report is None:
         report = rank_zero.warm(measure=True).report(time.monotonic() + _REPORT_S)
         if report is None:
-            return 0.0
+            return NOT_MEASURED
         measurements.keep(report)
-    return report.capacity.weight_bytes_per_s
+    return report.capacity
 
 
 @contextmanager

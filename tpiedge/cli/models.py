@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.inventory import StoredPack, packs_of, stored_packs
-from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.places import cache_option
 from tpiedge.cli.sheet import ModelSheet
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError

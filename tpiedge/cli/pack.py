@@ -8,13 +8,12 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.places import cache_option, packs_folder
 from tpiedge.cli.prepare import (
     TEXT_FOLDER,
-    cache_option,
     cached_pack,
     keep_text_files,
     pack_checkpoint,
-    packs_folder,
     run_packing,
     source_precision,
 )

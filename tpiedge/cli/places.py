@@ -1,4 +1,4 @@
-"""Where a master and a worker keep what they must not forget."""
+"""Where models are kept, and what a master and a worker must not forget."""
 
 from pathlib import Path
 
@@ -7,12 +7,24 @@ from platformdirs import user_cache_path, user_state_path
 
 from tpiedge.cli.types import Location
 
-__all__ = ["cache_folder", "master_state", "state_option", "worker_state"]
+__all__ = [
+    "cache_folder",
+    "cache_option",
+    "master_state",
+    "packs_folder",
+    "state_option",
+    "worker_state",
+]
 
 
 def cache_folder(cache: Path | None) -> Path:
     """--cache, or the user's cache folder."""
     return cache or user_cache_path("tpiedge")
+
+
+def packs_folder(cache: Path | None) -> Path:
+    """The folder of packs in --cache, or in the user's cache folder."""
+    return cache_folder(cache) / "packs"
 
 
 def master_state(state: Path | None) -> Path:
@@ -28,6 +40,13 @@ def worker_state(state: Path | None) -> Path:
 def _state(state: Path | None) -> Path:
     return state or user_state_path("tpiedge")
 
+
+cache_option = click.option(
+    "--cache",
+    type=Location(file_okay=False),
+    envvar="TPIEDGE_CACHE",
+    help="Folder for packs.  [default: the user's cache folder]",
+)
 
 state_option = click.option(
     "--state",

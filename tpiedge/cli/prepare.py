@@ -7,10 +7,9 @@ from functools import cached_property
 from pathlib import Path
 
 import click
-from platformdirs import user_cache_path
 
+from tpiedge.cli.places import packs_folder
 from tpiedge.cli.progress import ByteProgress
-from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.model.checkpoint import Checkpoint
@@ -38,12 +37,10 @@ __all__ = [
     "TEXT_FOLDER",
     "Arithmetics",
     "PreparedModel",
-    "cache_option",
     "cached_pack",
     "choose_arithmetics",
     "keep_text_files",
     "pack_checkpoint",
-    "packs_folder",
     "prepare",
     "run_packing",
     "source_precision",
@@ -157,11 +154,6 @@ def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: P
     return packs_folder(cache) / f"{name}-{stored}-{checkpoint.fingerprint[:16]}"
 
 
-def packs_folder(cache: Path | None) -> Path:
-    """The folder of packs in `cache`, by default in the user's cache folder."""
-    return (cache or user_cache_path("tpiedge")) / "packs"
-
-
 def _prepare_pack(
     name: str, path: Path, precision: str | None, compute: Compute | None, kv: KVPrecision | None
 ) -> PreparedModel:
@@ -248,11 +240,3 @@ def keep_text_files(source: Path, target: Path) -> None:
                 partial.replace(target / name)
             finally:
                 partial.unlink(missing_ok=True)
-
-
-cache_option = click.option(
-    "--cache",
-    type=Location(file_okay=False),
-    envvar="TPIEDGE_CACHE",
-    help="Folder for packs.  [default: the user's cache folder]",
-)

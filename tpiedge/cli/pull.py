@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.places import cache_option
 from tpiedge.cli.progress import ByteProgress
 from tpiedge.errors import UserError
 from tpiedge.model.folder import has_file, quote

@@ -21,7 +21,8 @@ from tpiedge.cli.options import (
     sampling_options,
     token_ids,
 )
-from tpiedge.cli.prepare import cache_option, prepare
+from tpiedge.cli.places import cache_option
+from tpiedge.cli.prepare import prepare
 from tpiedge.cli.recording import recording
 from tpiedge.cli.testbed_nodes import emulated, testbed_option
 from tpiedge.cli.types import Location

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.places import cache_folder
-from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.places import cache_folder, cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.pack.store.space import PackUsage, write_limit
 from tpiedge.pack.store.store import ShardStore

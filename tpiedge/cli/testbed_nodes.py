@@ -1,4 +1,7 @@
-"""`--testbed NAME`: the nodes of a local cluster on the devices of a testbed instead of side by side."""
+"""`--testbed NAME`: the nodes of a local cluster on the devices of a testbed instead of side by side.
+
+Most runs have no testbed, so what brings one up is imported where one is given.
+"""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,8 +13,6 @@ import click
 from tpiedge.errors import UserError
 from tpiedge.nodes.cluster import Place
 from tpiedge.testbed.description import Device
-from tpiedge.testbed.groups import processors
-from tpiedge.testbed.running import describe, open_testbed
 
 __all__ = ["Emulated", "emulated", "places_on", "testbed_option"]
 
@@ -38,6 +39,8 @@ class Emulated:
     @property
     def speeds(self) -> tuple[float, ...]:
         """The devices' processors, at most those of this computer."""
+        from tpiedge.testbed.groups import processors
+
         return tuple(min(device.cpus or math.inf, float(processors())) for device in self.devices)
 
     def memory_bytes(self, rank: int, wanted: int | None) -> int | None:
@@ -50,6 +53,8 @@ def emulated(given: str | None, nodes: int | None) -> Emulated | None:
     """The first `nodes` devices, by default all. None without a testbed. Raises UserError."""
     if given is None:
         return None
+    from tpiedge.testbed.running import describe
+
     devices = describe(given).devices
     if nodes is not None and nodes > len(devices):
         raise UserError(f"--nodes {nodes} is more than the testbed {given} has devices: {len(devices)}")
@@ -63,6 +68,8 @@ def places_on(testbed: Emulated | None) -> Iterator[tuple[Place, ...]]:
     if testbed is None:
         yield ()
         return
+    from tpiedge.testbed.running import open_testbed
+
     with open_testbed(testbed.given, say=_say) as running:
         devices: Sequence[Device] = testbed.devices
         places = tuple(device.place for device in running.devices[: len(devices)])

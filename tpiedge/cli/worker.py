@@ -10,8 +10,7 @@ import click
 
 from tpiedge.cli.ending import Terminated
 from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
-from tpiedge.cli.places import cache_folder, state_option, worker_state
-from tpiedge.cli.prepare import cache_option
+from tpiedge.cli.places import cache_folder, cache_option, state_option, worker_state
 from tpiedge.cli.token_file import await_token
 from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock

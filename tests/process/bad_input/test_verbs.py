@@ -25,6 +25,7 @@ def leaves(command, words=()):
             yield from leaves(child, (*words, name))
 
 
+cli.load_all()
 LEAVES = dict(leaves(cli))
 #: Those that take settings: hidden ones are told everything by the process that starts them.
 CONFIGURED = [

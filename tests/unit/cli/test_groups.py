@@ -14,6 +14,7 @@ def groups(command, words=()):
             yield from groups(child, (*words, name))
 
 
+cli.load_all()
 GROUPS = dict(groups(cli))
 
 

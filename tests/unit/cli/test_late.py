@@ -1,0 +1,90 @@
+"""Commands that are imported when they are run, and are listed and completed without that."""
+
+import pkgutil
+import sys
+from pathlib import Path
+
+import click
+import pytest
+from click.shell_completion import BashComplete
+from click.testing import CliRunner
+
+from tpiedge.cli.late import LateGroup
+from tpiedge.cli.main import VERBS
+
+VERB = """
+import click
+
+@click.command()
+@click.option("--much")
+def {name}(much):
+    "What {name} does."
+    click.echo("{name} " + str(much))
+"""
+NAMES = ("late_walk", "late_talk")
+
+
+@pytest.fixture
+def group(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LateGroup:
+    """With two commands, `late_walk` and `late_talk`, each in a module of its name."""
+    monkeypatch.syspath_prepend(tmp_path)
+    made = LateGroup("root")
+    for name in NAMES:
+        (tmp_path / f"{name}.py").write_text(VERB.format(name=name))
+        monkeypatch.delitem(sys.modules, name, raising=False)
+        made.add_late(name, f"{name}:{name}", f"What {name} does.")
+    return made
+
+
+def imported() -> list[str]:
+    return [name for name in NAMES if name in sys.modules]
+
+
+def test_help_lists_and_imports_nothing(group: LateGroup) -> None:
+    shown = CliRunner().invoke(group, ["--help"])
+    assert "late_talk  What late_talk does." in shown.output
+    assert "late_walk  What late_walk does." in shown.output
+    assert imported() == []
+
+
+def test_what_is_run_is_imported_and_nothing_else(group: LateGroup) -> None:
+    for _ in range(2):
+        done = CliRunner().invoke(group, ["late_walk", "--much", "3"])
+        assert (done.exit_code, done.output) == (0, "late_walk 3\n")
+    assert imported() == ["late_walk"]
+
+
+def test_an_unknown_name_is_refused_and_imports_nothing(group: LateGroup) -> None:
+    done = CliRunner().invoke(group, ["late_wall"])
+    assert done.exit_code == 2
+    assert "late_walk" in done.output
+    assert imported() == []
+
+
+@pytest.mark.parametrize(
+    ("words", "incomplete", "expected", "modules"),
+    [
+        ([], "late", ["late_talk", "late_walk"], []),
+        (["late_talk"], "--mu", ["--much"], ["late_talk"]),
+    ],
+)
+def test_names_are_completed_without_an_import_and_flags_with_one(
+    group: LateGroup, words: list[str], incomplete: str, expected: list[str], modules: list[str]
+) -> None:
+    found = BashComplete(group, {}, "root", "_ROOT_COMPLETE").get_completions(words, incomplete)
+    assert [item.value for item in found] == expected
+    assert imported() == modules
+
+
+def test_all_can_be_looked_into(group: LateGroup) -> None:
+    assert not any(command.params for command in group.commands.values())
+    group.load_all()
+    assert all(command.params for command in group.commands.values())
+    assert list(group.commands) == list(NAMES)
+
+
+@pytest.mark.parametrize(("name", "place", "line"), VERBS, ids=[name for name, *_ in VERBS])
+def test_the_line_of_a_verb_is_that_of_its_own_help(name: str, place: str, line: str) -> None:
+    command: click.Command = pkgutil.resolve_name(place)
+    assert command.name == name
+    assert command.get_short_help_str(1000) == line

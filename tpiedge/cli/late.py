@@ -1,0 +1,39 @@
+"""A group whose commands are imported when they are run: together they import ten times what one of them needs."""
+
+import pkgutil
+from typing import Any
+
+import click
+
+__all__ = ["LateGroup"]
+
+
+class LateGroup(click.Group):
+    """Until a command is run, `commands` has an outline of it: its name and the line that --help lists."""
+
+    def __init__(self, name: str | None = None, **attributes: Any) -> None:
+        super().__init__(name, **attributes)
+        self._places: dict[str, str] = {}
+
+    def add_late(self, name: str, place: str, line: str) -> None:
+        """Add the command at `place`, written MODULE:COMMAND; `line` is the short form of its own help."""
+        super().add_command(click.Command(name, help=line))
+        self._places[name] = place
+
+    def load(self, name: str) -> None:
+        """Put the command in the place of its outline, once; other names are left alone."""
+        if name in self._places:
+            self.add_command(pkgutil.resolve_name(self._places[name]), name)
+            del self._places[name]  # now: an import that failed fails again
+
+    def load_all(self) -> None:
+        """For tests and tools that look into every command."""
+        for name in tuple(self._places):
+            self.load(name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Where click turns the words of a command line, or of one to be completed, into a command."""
+        self.load(args[0])
+        return super().resolve_command(ctx, args)
