@@ -9,10 +9,10 @@ from tpiedge.kernels.shared_library import native_library
 __all__ = ["crc32"]
 
 
-def crc32(data: memoryview) -> int:
-    """The CRC-32 of contiguous bytes. The GIL is released meanwhile."""
+def crc32(data: memoryview, before: int = 0) -> int:
+    """The CRC-32 of contiguous bytes, `before` being that of what comes before them. The GIL is released meanwhile."""
     library = native_library()
     if library is None:
-        return zlib.crc32(data)
+        return zlib.crc32(data, before)
     at = np.frombuffer(data, np.uint8)
-    return int(library.dll.tpiedge_crc32(at.ctypes.data, at.nbytes, 0))
+    return int(library.dll.tpiedge_crc32(at.ctypes.data, at.nbytes, before))

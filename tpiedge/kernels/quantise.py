@@ -11,7 +11,7 @@ for the codes found, sum(w q) / sum(q q).
 A matrix that was quantised so once, here or as GGUF's Q4_0 or Q8_0, comes back as it was, but where scales are below
 2^-14 and f16 has fewer bits for them.
 
-All sums run in f32 over the inputs in order, so the native code (native/quantise.cpp) and numpy give the same bytes.
+All sums run in f32 over the inputs in order, so the native code (native/quantise.inl) and numpy give the same bytes.
 """
 
 import functools

@@ -24,6 +24,12 @@ def test_any_bytes(data: bytes) -> None:
     assert crc32(memoryview(data)) == zlib.crc32(data)
 
 
+@given(st.binary(max_size=300), st.binary(max_size=300))
+def test_bytes_that_follow_others(first: bytes, second: bytes) -> None:
+    assert crc32(memoryview(second), crc32(memoryview(first))) == zlib.crc32(first + second)
+
+
 def test_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checksum, "native_library", lambda: None)
     assert crc32(memoryview(DATA)) == zlib.crc32(DATA)
+    assert crc32(memoryview(DATA), 77) == zlib.crc32(DATA, 77)

@@ -9,6 +9,7 @@
 #include <sys/auxv.h>
 #endif
 
+#include "compiler.h"
 #include "interface.h"
 #include "x86_features.h"
 
@@ -22,7 +23,7 @@ using Words = uint64_t __attribute__((vector_size(LINE)));
 
 // Four lines at a time: more than one read is under way, as in the kernels.
 template <int AHEAD>
-inline __attribute__((always_inline)) uint64_t sum_lines(const char *data, int64_t lines) {
+TPIEDGE_INLINE uint64_t sum_lines(const char *data, int64_t lines) {
     Words sums[4] = {};
     int64_t line = 0;
     for (; line + 4 <= lines; line += 4)
@@ -45,7 +46,7 @@ uint64_t read_portable(const char *data, int64_t lines) { return sum_lines<AHEAD
 
 // Products and sums of `rounds` times CHAINS vectors, through the compiler's own vectors. The result keeps it honest.
 template <typename Vector>
-inline __attribute__((always_inline)) float multiply_add(int64_t rounds) {
+TPIEDGE_INLINE float multiply_add(int64_t rounds) {
     Vector sums[CHAINS] = {};
     Vector a = {}, b = {};
     a += 0.999f;

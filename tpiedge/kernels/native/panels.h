@@ -72,6 +72,14 @@ const PanelKernels *neon_i8mm_panels();
 // Unnamed, as everything that has code: sources compiled for different CPUs must not share it.
 namespace {
 
+// One of the numbers that lie side by side in a tile.
+template <class V>
+inline V at(const uint8_t *values, int index) {
+    V value;
+    memcpy(&value, values + index * sizeof value, sizeof value);
+    return value;
+}
+
 inline int64_t groups_of(int64_t inputs) { return (inputs + tpiedge::GROUP - 1) / tpiedge::GROUP; }
 inline int64_t filled(int64_t inputs) {
     return (inputs + tpiedge::GROUP_FILL - 1) / tpiedge::GROUP_FILL * tpiedge::GROUP_FILL;

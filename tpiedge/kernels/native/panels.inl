@@ -4,6 +4,7 @@
 //   STEP               inputs of one token that lie side by side in a tile: 4 or 8
 //   Floats             sixteen f32, one for each output of a panel; zero(), load(at), store(at, v), load_some(at, n),
 //                      store_some(at, v, n) for n < 16 of them
+//   FETCHES_AHEAD      whether four-bit codes are asked for ahead of their use, for three tokens and more
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
@@ -16,7 +17,7 @@
 //                      it. A type that subtracts the offset from the codes ignores it. At most 8 additions.
 // or, where OWN_DOTS is true:
 //   dots<BITS, T>(codes, inputs, q, corrections, sums)   all sums of one group: `inputs` (8, 16, 24 or 32; a constant
-//                      where 32) of T tokens as they lie in a tile, sums[T].
+//                      where 32) of T tokens, and corrections, as they lie in a tile; sums[T].
 // Everything lives in an unnamed namespace: two sources must never share code compiled for different CPUs.
 
 #include <string.h>
@@ -32,6 +33,7 @@ using tpiedge::PANEL;
 using tpiedge::PanelRun;
 
 constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
+constexpr int64_t AHEAD = 2048;        // bytes: how far FETCHES_AHEAD looks
 
 template <int BITS>
 constexpr int64_t code_nbytes(int64_t inputs) {
@@ -77,14 +79,14 @@ void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inpu
 // --- sums of a group
 
 template <class P, int BITS, int T>
-inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const int32_t *corrections,
+inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
                  typename P::Ints *sums) {
     if constexpr (P::OWN_DOTS) {
         P::template dots<BITS, T>(codes, inputs, q, corrections, sums);
     } else {
         using Codes = typename P::template Codes<BITS>;
         typename P::template Sum<BITS> sum[T];
-        for (int t = 0; t < T; t++) sum[t].start(corrections[t]);
+        for (int t = 0; t < T; t++) sum[t].start(at<int32_t>(corrections, t));
         for (int64_t i = 0; i < inputs; i += 8, codes += code_nbytes<BITS>(8), q += 8 * T) {
             Codes first, second;
             if constexpr (BITS == 4) {
@@ -107,20 +109,22 @@ struct Tile {
     typename P::Floats y[T];
 
     inline void group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
-        float dx[T];
-        int32_t corrections[T];
-        for (int t = 0; t < T; t++) {
-            memcpy(dx + t, x + 4 * t, 4);
-            memcpy(corrections + t, x + 4 * (T + t), 4);
-        }
+        if constexpr (P::FETCHES_AHEAD && BITS == 4 && T > 2) fetch_ahead(codes);
         typename P::Ints sums[T];
-        dots<P, BITS, T>(codes, inputs, x + 8 * T, corrections, sums);
+        dots<P, BITS, T>(codes, inputs, x + 8 * T, x + 4 * T, sums);
         const typename P::Floats scale = P::scales(reinterpret_cast<const uint16_t *>(scales));
-        for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, dx[t], y[t]);
+        for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, at<float>(x, t), y[t]);
     }
 
-    // All groups of a panel. Nothing is fetched ahead: the bytes follow each other, and the processor does it better, as
-    // measured on Zen 4.
+    // The bytes of a run follow each other, and the processor fetches them ahead best by itself, but where several tokens
+    // keep it computing for longer than it looks ahead: then it comes to the next bytes too late.
+    static void fetch_ahead(const uint8_t *codes) {
+        const uintptr_t first = reinterpret_cast<uintptr_t>(codes) + AHEAD;  // beyond the last panel at the end
+        for (int64_t i = 0; i < code_nbytes<BITS>(GROUP) + SCALES; i += LINE_BYTES)
+            __builtin_prefetch(reinterpret_cast<const void *>(first + i));
+    }
+
+    // All groups of a panel.
     inline void groups(const uint8_t *pair, int64_t inputs, const uint8_t *x) {
         constexpr int64_t codes = code_nbytes<BITS>(GROUP);
         const int64_t activations = quantised_nbytes(GROUP) * T;

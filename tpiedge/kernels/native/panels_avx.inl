@@ -1,7 +1,6 @@
 // What the panel kernels of AVX2 and later share (panels.inl). To be included where AVX2, FMA and F16C are enabled.
 
 #include <immintrin.h>
-#include <string.h>
 
 #include "panels.h"
 
@@ -9,13 +8,6 @@ namespace {
 
 struct AvxPanels {
     static constexpr int STEP = 4;
-    static constexpr bool OWN_DOTS = false;
-
-    static int32_t four(const uint8_t *q) {
-        int32_t value;
-        memcpy(&value, q, sizeof value);
-        return value;
-    }
 
     static __m256i magnitude(const float *x) {
         return _mm256_and_si256(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(x)), _mm256_set1_epi32(INT32_MAX));

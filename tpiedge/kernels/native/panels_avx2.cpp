@@ -7,8 +7,6 @@
 #include <immintrin.h>
 #include <stddef.h>
 
-#include <type_traits>
-
 #if defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #else
@@ -19,21 +17,19 @@
 
 namespace {
 
+inline __m256i four_sums(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
+// Keeps GCC from adding products to each other first: that takes more registers than there are.
+inline void settle(__m256i &sum) { asm("" : "+x"(sum)); }
+
 struct SignedCodes {
-    Pair magnitudes, signs;
+    __m256i magnitudes, signs;
 };
 
-struct Avx2Integers : Avx2Panels {
-    template <int BITS>
-    using Codes = std::conditional_t<BITS == 4, Pair, SignedCodes>;
-
-    static void codes8(const uint8_t *from, SignedCodes &codes) {
-        const Pair stored = load_codes(from);
-        const __m256i offset = _mm256_set1_epi8(-128);
-        codes.signs = {_mm256_xor_si256(stored.low, offset), _mm256_xor_si256(stored.high, offset)};
-        codes.magnitudes = {_mm256_abs_epi8(codes.signs.low), _mm256_abs_epi8(codes.signs.high)};
+struct MultiplyAdd {
+    static SignedCodes codes8(__m256i stored) {
+        const __m256i signs = _mm256_xor_si256(stored, _mm256_set1_epi8(-128));
+        return {_mm256_abs_epi8(signs), signs};
     }
-    static __m256i four_sums(__m256i pairs) { return _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)); }
 
     template <int BITS>
     struct Sum;
@@ -41,41 +37,30 @@ struct Avx2Integers : Avx2Panels {
 
 // Two products of a code of at most 15 and at most 127 in 16 bits; eight of them still fit.
 template <>
-struct Avx2Integers::Sum<4> {
-    Pair pairs;
-    int32_t correction;
+struct MultiplyAdd::Sum<4> {
+    __m256i pairs;
 
-    void start(int32_t value) {
-        pairs = {_mm256_setzero_si256(), _mm256_setzero_si256()};
-        correction = value;
+    void start(__m256i) { pairs = _mm256_setzero_si256(); }
+    void add(__m256i codes, __m256i x) {
+        pairs = _mm256_add_epi16(pairs, _mm256_maddubs_epi16(codes, x));
+        settle(pairs);
     }
-    void add(const Pair &codes, const uint8_t *q) {
-        const __m256i x = _mm256_set1_epi32(four(q));
-        pairs.low = _mm256_add_epi16(pairs.low, _mm256_maddubs_epi16(codes.low, x));
-        pairs.high = _mm256_add_epi16(pairs.high, _mm256_maddubs_epi16(codes.high, x));
-    }
-    Pair total() const {
-        const __m256i first = _mm256_set1_epi32(correction);
-        return {_mm256_add_epi32(first, four_sums(pairs.low)), _mm256_add_epi32(first, four_sums(pairs.high))};
-    }
+    __m256i total(__m256i correction) const { return _mm256_add_epi32(correction, four_sums(pairs)); }
 };
 
 // Codes without their offset: |code| * (q with the code's sign). Two products of 128 and 127 fit 16 bits; with the codes
 // as they are stored they would not.
 template <>
-struct Avx2Integers::Sum<8> {
-    Pair sums;
+struct MultiplyAdd::Sum<8> {
+    __m256i sums;
 
-    void start(int32_t) { sums = {_mm256_setzero_si256(), _mm256_setzero_si256()}; }
-    static __m256i products(__m256i magnitudes, __m256i signs, __m256i x) {
-        return four_sums(_mm256_maddubs_epi16(magnitudes, _mm256_sign_epi8(x, signs)));
+    void start(__m256i) { sums = _mm256_setzero_si256(); }
+    void add(const SignedCodes &codes, __m256i x) {
+        const __m256i pairs = _mm256_maddubs_epi16(codes.magnitudes, _mm256_sign_epi8(x, codes.signs));
+        sums = _mm256_add_epi32(sums, four_sums(pairs));
+        settle(sums);
     }
-    void add(const SignedCodes &codes, const uint8_t *q) {
-        const __m256i x = _mm256_set1_epi32(four(q));
-        sums.low = _mm256_add_epi32(sums.low, products(codes.magnitudes.low, codes.signs.low, x));
-        sums.high = _mm256_add_epi32(sums.high, products(codes.magnitudes.high, codes.signs.high, x));
-    }
-    Pair total() const { return sums; }
+    __m256i total(__m256i) const { return sums; }
 };
 
 }  // namespace
@@ -84,7 +69,7 @@ struct Avx2Integers::Sum<8> {
 
 const tpiedge::PanelKernels *tpiedge::avx2_panels() {
     const bool has = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && has_f16c();
-    return has ? &PANEL_KERNELS<Avx2Integers> : nullptr;
+    return has ? &PANEL_KERNELS<Avx2Panels<MultiplyAdd>> : nullptr;
 }
 
 #if defined(__clang__)

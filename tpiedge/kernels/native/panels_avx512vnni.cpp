@@ -18,6 +18,9 @@ namespace {
 
 struct Avx512Vnni : AvxPanels {
     static constexpr int TOKENS = 8;
+    static constexpr bool OWN_DOTS = false;
+    // q4 4096 x 11008, one thread of Zen 4: 4 tokens 1.84 to 1.52 ms, 8 tokens 3.13 to 2.19.
+    static constexpr bool FETCHES_AHEAD = true;
     using Floats = __m512;
     using Ints = __m512i;
 
@@ -53,7 +56,12 @@ struct Avx512Vnni : AvxPanels {
             sum = _mm512_set1_epi32(correction);
             if (BITS == 8) sum = _mm512_maskz_slli_epi32(0xffff, sum, 4);
         }
-        void add(__m512i codes, const uint8_t *q) { sum = _mm512_dpbusd_epi32(sum, codes, _mm512_set1_epi32(four(q))); }
+        // With the four repeated by the instruction itself: GCC takes an instruction more for that, and 32 tokens a fifth
+        // longer.
+        void add(__m512i codes, const uint8_t *q) {
+            const uint8_t(&four)[4] = *reinterpret_cast<const uint8_t(*)[4]>(q);
+            asm("vpdpbusd %2%{1to16%}, %1, %0" : "+v"(sum) : "v"(codes), "m"(four));
+        }
         Ints total() const { return sum; }
     };
 };

@@ -17,25 +17,16 @@
 
 namespace {
 
-struct AvxVnni : Avx2Panels {
-    template <int BITS>
-    using Codes = Pair;
-
-    static void codes8(const uint8_t *from, Pair &codes) { codes = load_codes(from); }
+struct DotProducts {
+    static __m256i codes8(__m256i stored) { return stored; }
 
     template <int BITS>
     struct Sum {
-        Pair sums;
+        __m256i sums;
 
-        void start(int32_t correction) {
-            sums.low = sums.high = _mm256_set1_epi32(BITS == 4 ? correction : correction * 16);
-        }
-        void add(const Pair &codes, const uint8_t *q) {
-            const __m256i x = _mm256_set1_epi32(four(q));
-            sums.low = _mm256_dpbusd_avx_epi32(sums.low, codes.low, x);
-            sums.high = _mm256_dpbusd_avx_epi32(sums.high, codes.high, x);
-        }
-        Pair total() const { return sums; }
+        void start(__m256i correction) { sums = BITS == 4 ? correction : _mm256_slli_epi32(correction, 4); }
+        void add(__m256i codes, __m256i x) { sums = _mm256_dpbusd_avx_epi32(sums, codes, x); }
+        __m256i total(__m256i) const { return sums; }
     };
 };
 
@@ -44,7 +35,7 @@ struct AvxVnni : Avx2Panels {
 #include "panels.inl"
 
 const tpiedge::PanelKernels *tpiedge::avxvnni_panels() {
-    return avx2_panels() && has_avx_vnni() ? &PANEL_KERNELS<AvxVnni> : nullptr;
+    return avx2_panels() && has_avx_vnni() ? &PANEL_KERNELS<Avx2Panels<DotProducts>> : nullptr;
 }
 
 #if defined(__clang__)

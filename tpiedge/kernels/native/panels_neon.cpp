@@ -38,6 +38,7 @@ struct Baseline : NeonCodes {
     static constexpr int TOKENS = 2;
     static constexpr int STEP = 4;
     static constexpr bool OWN_DOTS = true;
+    static constexpr bool FETCHES_AHEAD = false;
 
     template <int BITS>
     static inline void add(Parts<BITS> &parts, const Codes &codes, const uint8_t *q) {
@@ -51,7 +52,7 @@ struct Baseline : NeonCodes {
     }
 
     template <int BITS, int T>
-    static inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const int32_t *corrections,
+    static inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
                             Ints *sums) {
         Parts<BITS> parts[T];
         for (auto &part : parts) part.start();
@@ -63,7 +64,7 @@ struct Baseline : NeonCodes {
             for (int t = 0; t < T; t++) add<BITS>(parts[t], second, q + 4 * (T + t));
         }
         for (int t = 0; t < T; t++) {
-            const int32x4_t start = vdupq_n_s32(BITS == 4 ? corrections[t] : 0);
+            const int32x4_t start = vdupq_n_s32(BITS == 4 ? at<int32_t>(corrections, t) : 0);
             for (int i = 0; i < 4; i++)
                 sums[t].of[i] = vaddq_s32(start, vpaddq_s32(parts[t].pairs(2 * i), parts[t].pairs(2 * i + 1)));
         }

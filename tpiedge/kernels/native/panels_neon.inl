@@ -3,14 +3,8 @@
 #include <arm_neon.h>
 #include <string.h>
 
+#include "compiler.h"
 #include "panels.h"
-
-// Before a loop over the blocks of a group: unrolled, it would need more registers than there are.
-#if defined(__clang__)
-#define TPIEDGE_ROLLED _Pragma("clang loop unroll(disable)")
-#else
-#define TPIEDGE_ROLLED _Pragma("GCC unroll 1")
-#endif
 
 namespace {
 

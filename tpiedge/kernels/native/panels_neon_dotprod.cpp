@@ -20,6 +20,7 @@ struct Dotprod : NeonCodes {
     static constexpr int TOKENS = 4;
     static constexpr int STEP = 4;
     static constexpr bool OWN_DOTS = true;
+    static constexpr bool FETCHES_AHEAD = false;
 
     template <int LANE>
     static inline void add(Ints &sum, const Codes &codes, int8x16_t x) {
@@ -38,10 +39,10 @@ struct Dotprod : NeonCodes {
     }
 
     template <int BITS, int T>
-    static inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const int32_t *corrections,
+    static inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
                             Ints *sums) {
         for (int t = 0; t < T; t++)
-            for (int i = 0; i < 4; i++) sums[t].of[i] = vdupq_n_s32(BITS == 4 ? corrections[t] : 0);
+            for (int i = 0; i < 4; i++) sums[t].of[i] = vdupq_n_s32(BITS == 4 ? at<int32_t>(corrections, t) : 0);
         TPIEDGE_ROLLED
         for (int64_t done = 0; done < inputs; done += 8, codes += 16 * BITS, q += 8 * T) {
             Codes first, second;

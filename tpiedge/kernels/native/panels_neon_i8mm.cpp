@@ -34,9 +34,10 @@ struct Pairs {
     int32x4_t of[T / 2][4];
 
     template <int BITS>
-    inline void start(const int32_t *corrections) {
+    inline void start(const uint8_t *corrections) {
         for (int t = 0; t < T / 2; t++) {
-            const int32_t low = offset<BITS>(corrections[2 * t]), high = offset<BITS>(corrections[2 * t + 1]);
+            const int32_t low = offset<BITS>(at<int32_t>(corrections, 2 * t));
+            const int32_t high = offset<BITS>(at<int32_t>(corrections, 2 * t + 1));
             const int32x2_t both = vset_lane_s32(high, vdup_n_s32(low), 1);
             for (int r = 0; r < 4; r++) of[t][r] = vcombine_s32(both, both);
         }
@@ -65,6 +66,7 @@ struct I8mm : NeonPanels {
     static constexpr int TOKENS = 8;
     static constexpr int STEP = 8;
     static constexpr bool OWN_DOTS = true;
+    static constexpr bool FETCHES_AHEAD = false;
 
     // `step`: bytes from a block's activations to the next block's.
     template <int BITS>
@@ -85,7 +87,7 @@ struct I8mm : NeonPanels {
     // Half of the outputs: with all of them there would be more sums than registers.
     template <int BITS, int T>
     static inline void pairs_of_tokens(const uint8_t *codes, int64_t inputs, const uint8_t *q, int step,
-                                       const int32_t *corrections, Ints *sums, int half) {
+                                       const uint8_t *corrections, Ints *sums, int half) {
         Pairs<T> pairs;
         pairs.template start<BITS>(corrections);
         codes += 32 * half;
@@ -100,14 +102,14 @@ struct I8mm : NeonPanels {
     }
 
     template <int BITS, int T>
-    static inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const int32_t *corrections,
+    static inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const uint8_t *corrections,
                             Ints *sums) {
         constexpr int even = T / 2 * 2;
         if constexpr (even > 0)
             for (int half = 0; half < 2; half++)
                 pairs_of_tokens<BITS, even>(codes, inputs, q, STEP * T, corrections, sums, half);
         if constexpr (even < T)
-            one_token<BITS>(codes, inputs, q + STEP * even, STEP * T, corrections[even], sums[even]);
+            one_token<BITS>(codes, inputs, q + STEP * even, STEP * T, at<int32_t>(corrections, even), sums[even]);
     }
 };
 

@@ -11,6 +11,7 @@ struct PortablePanels {
     static constexpr int TOKENS = 2;
     static constexpr int STEP = 4;
     static constexpr bool OWN_DOTS = false;
+    static constexpr bool FETCHES_AHEAD = false;
     typedef int16_t Eight __attribute__((vector_size(16)));
     typedef uint8_t Bytes __attribute__((vector_size(8)));
     static constexpr int VECTORS = 8;  // of products of sixteen outputs and four inputs

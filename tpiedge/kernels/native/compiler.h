@@ -1,0 +1,14 @@
+// What is said to the compiler, in the words of each.
+#ifndef TPIEDGE_COMPILER_H
+#define TPIEDGE_COMPILER_H
+
+#define TPIEDGE_INLINE __attribute__((always_inline)) inline
+
+// Before a loop over the blocks of a group: unrolled, it would need more registers than there are.
+#if defined(__clang__)
+#define TPIEDGE_ROLLED _Pragma("clang loop unroll(disable)")
+#else
+#define TPIEDGE_ROLLED _Pragma("GCC unroll 1")
+#endif
+
+#endif
