@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpiedge.kernels.checksum import crc32
 from tpiedge.memory.reader import DirectFile, ReadJob
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import Range
@@ -37,7 +36,7 @@ class RangeCheck:
         start = self.offset
         for item in self.ranges:
             at = item.offset - start
-            check_range(self.path, item, self.hashes, data[at : at + item.length], crc32)
+            check_range(self.path, item, self.hashes, data[at : at + item.length])
 
 
 def range_checks(path: Path, ranges: Iterable[Range], hashes: HashTable) -> Iterator[RangeCheck]:

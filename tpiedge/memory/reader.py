@@ -17,13 +17,12 @@ from types import TracebackType
 from typing import Self
 
 from tpiedge.errors import InternalError, ReadFault, UserError
-from tpiedge.pack.files import open_regular
+from tpiedge.pack.files import DIRECT_REFUSED, open_regular
 from tpiedge.pack.layout import ALIGN
 
 __all__ = ["DirectFile", "DirectReader", "ReadJob"]
 
 _MAX_READ_BYTES = 8 << 20
-_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -67,7 +66,7 @@ class DirectFile:
             try:
                 return os.preadv(direct, [into], offset)
             except OSError as error:
-                if error.errno not in _REFUSED:
+                if error.errno not in DIRECT_REFUSED:
                     raise
                 self._fall_back()
         return self._read_buffered(offset, into)
@@ -105,7 +104,7 @@ class DirectFile:
         try:
             return self._open(flag)
         except OSError as error:
-            if error.errno in _REFUSED:
+            if error.errno in DIRECT_REFUSED:
                 return None
             raise
 

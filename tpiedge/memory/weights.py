@@ -111,6 +111,11 @@ class NodeWeights:
         return self._vector_bytes + self._spare.placement(self._extra).nbytes(self._sizes)
 
     @property
+    def streams(self) -> bool:
+        """Whether there is a ring that weights pass through."""
+        return self.placement.ring_bytes > 0
+
+    @property
     def bytes_read(self) -> int:
         """Bytes read from disk so far, embedding rows apart."""
         return self._reader.bytes_read

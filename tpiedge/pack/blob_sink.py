@@ -5,7 +5,6 @@ cache to others; where the file system refuses them, plain writes do.
 """
 
 import contextlib
-import errno
 import fcntl
 import mmap
 import os
@@ -14,12 +13,12 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from tpiedge.pack.descriptor import Descriptor
+from tpiedge.pack.files import DIRECT_REFUSED
 from tpiedge.pack.hashes import RangeHasher
 
 __all__ = ["BlobSink"]
 
 _BUFFER_BYTES = 8 << 20
-_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
 
 
 class BlobSink(Descriptor):
@@ -81,7 +80,7 @@ class BlobSink(Descriptor):
         try:
             return os.write(self._fd, data)
         except OSError as error:
-            if error.errno not in _REFUSED or not _clear_direct(self._fd):
+            if error.errno not in DIRECT_REFUSED or not _clear_direct(self._fd):
                 raise
             return os.write(self._fd, data)
 
@@ -92,7 +91,7 @@ def _create(path: Path) -> int:
     try:
         return os.open(path, flags | direct, 0o644)
     except OSError as error:
-        if not direct or error.errno not in _REFUSED:
+        if not direct or error.errno not in DIRECT_REFUSED:
             raise
         return os.open(path, flags, 0o644)
 

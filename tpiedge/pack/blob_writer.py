@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from tpiedge.errors import InternalError
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.dtypes import STORED, Array, convert, numpy_dtype
 from tpiedge.pack.layout import BlobLayout, PanelLayout, RowLayout
@@ -69,12 +70,16 @@ def write_blob(
 def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: Quantiser) -> Iterator[Array]:
     if layout.vectors_nbytes:
         yield _vector_section(spec, layout, source)
+    panels: list[tuple[MatrixSpec, PanelLayout]] = []
     for matrix_spec, matrix in zip(spec.matrices, layout.matrices, strict=True):
         match matrix:
-            case RowLayout():
-                yield from _matrix_parts(matrix_spec, matrix, source)
             case PanelLayout():
-                yield from quantiser.parts(matrix_spec, matrix, source)
+                panels.append((matrix_spec, matrix))
+            case RowLayout():
+                if panels:
+                    raise InternalError(f"{matrix_spec.source}: a matrix in rows behind one in panels")
+                yield from _matrix_parts(matrix_spec, matrix, source)
+    yield from quantiser.parts(panels, source)
 
 
 def _vector_section(spec: BlobSpec, layout: BlobLayout, source: TensorSource) -> Array:

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,10 @@ import numpy as np
 from tpiedge.errors import ReadFault
 from tpiedge.pack.dtypes import Array
 
-__all__ = ["array_bytes", "open_regular", "read_exactly", "read_strided"]
+__all__ = ["DIRECT_REFUSED", "array_bytes", "open_regular", "read_exactly", "read_parts", "read_strided"]
+
+DIRECT_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+"""What a file system that has no O_DIRECT says to it."""
 
 
 def open_regular(path: Path, flags: int = 0) -> int:
@@ -33,6 +37,14 @@ def read_exactly(fd: int, path: Path, offset: int, into: memoryview) -> None:
         if count == 0:
             raise ReadFault(path, offset + done, len(into) - done, "the file ends before; write it anew")
         done += count
+
+
+def read_parts(fd: int, path: Path, offset: int, length: int, buffer: memoryview) -> Iterator[memoryview]:
+    """`length` bytes from `offset` on, each time as many as `buffer` holds, in it. Raises as `read_exactly`."""
+    for done in range(0, length, len(buffer)):
+        part = buffer[: min(len(buffer), length - done)]
+        read_exactly(fd, path, offset + done, part)
+        yield part
 
 
 def read_strided(fd: int, path: Path, offset: int, stride: int, into: Array) -> None:

@@ -8,11 +8,11 @@ import hashlib
 import json
 import re
 import struct
-import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
 from tpiedge.errors import IntegrityError, ReadFault, UserError
+from tpiedge.kernels.checksum import crc32
 from tpiedge.pack.files import open_regular
 from tpiedge.pack.layout import BlobLayout
 
@@ -50,6 +50,16 @@ class HashTable:
         record: tuple[bytes, int] = _RECORD.unpack_from(self._data, index * RECORD_BYTES)
         return record[1]
 
+    def matches(self, index: int, parts: Iterable[memoryview], fast: bool) -> bool:
+        """Whether the `parts` of the range have its hash: crc32 if `fast`, else sha256."""
+        sha, crc = hashlib.sha256(), 0
+        for part in parts:
+            if fast:
+                crc = crc32(part, crc)
+            else:
+                sha.update(part)
+        return crc == self.crc32(index) if fast else sha.digest() == self.sha256(index)
+
 
 class RangeHasher:
     """Hashes the bytes of a blob as they pass, range by range."""
@@ -68,7 +78,7 @@ class RangeHasher:
                 raise ValueError("more bytes than the layout has")
             part = data[: self._left]
             self._sha.update(part)
-            self._crc = zlib.crc32(part, self._crc)
+            self._crc = crc32(part, self._crc)
             data = data[len(part) :]
             self._left -= len(part)
             if not self._left:

@@ -1,15 +1,16 @@
 """Matrices of a blob, quantised on the way: read in order by one thread, quantised by others, handed on in order.
 
+Reading has a thread of its own, because who takes the bytes waits for the disk, too.
+
 A piece is what is read at once: whole units, or some panels of a unit that is too large for that. It is quantised by
 one job or several. Where the source has integers of the same format already, they are kept.
 """
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TypeAlias
 
 import numpy as np
 
@@ -33,8 +34,6 @@ _JOB_BYTES = 4 << 20
 _MAX_WAITING_BYTES = 3 * PIECE_BYTES  # of the source
 _MAX_THREADS = 4
 
-_Result: TypeAlias = tuple[Array, QuantisationError]
-
 
 @dataclass(frozen=True)
 class Piece:
@@ -49,30 +48,64 @@ class Piece:
     outputs: int
 
 
+@dataclass(frozen=True)
+class _Part:
+    """Stored bytes of a tensor and what quantising did to them; `begins` where they are the first."""
+
+    stored: Array
+    quality: TensorQuality
+    begins: bool
+
+
 class Quantiser:
-    """Threads that quantise. `quality` lists what they have done, a tensor at a time."""
+    """A thread that reads and some that quantise. `quality` lists what they have done, a tensor at a time.
+
+    Leaving the `with` block waits for them: a source must be open until then.
+    """
 
     def __init__(self, search: bool) -> None:
         self.quality: list[TensorQuality] = []
         self._search = search
+        self._reader = ThreadPoolExecutor(1, thread_name_prefix="tpiedge-pack-read")
         self._pool = ThreadPoolExecutor(_threads(), thread_name_prefix="tpiedge-quantise")
 
     def __enter__(self) -> "Quantiser":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        for threads in (self._pool, self._reader):
+            threads.shutdown(wait=False, cancel_futures=True)
+        for threads in (self._pool, self._reader):
+            threads.shutdown()
 
-    def parts(self, spec: MatrixSpec, matrix: PanelLayout, source: TensorSource) -> Iterator[Array]:
-        """The matrix's bytes in order, padding and all. Raises UserError for numbers that cannot be quantised."""
-        total = QuantisationError()
-        for part, error in self._results(_jobs(spec, matrix, source)):
-            total += error
-            yield part
-        self.quality.append(TensorQuality(spec.source, spec.name, matrix.precision, total))
+    def parts(
+        self, matrices: Iterable[tuple[MatrixSpec, PanelLayout]], source: TensorSource
+    ) -> Iterator[Array]:
+        """The matrices' bytes in order, padding and all. Raises UserError for numbers that cannot be quantised.
 
-    def _results(self, jobs: Iterator["_Job"]) -> Iterator[_Result]:
-        waiting: deque[tuple[Future[_Result], int]] = deque()
+        Given together they keep the threads busy: the next is read while the one before is quantised.
+        """
+        jobs = (job for spec, matrix in matrices for job in _jobs(spec, matrix, source))
+        for part in self._results(self._ahead(jobs)):
+            self._note(part)
+            yield part.stored
+
+    def _note(self, part: _Part) -> None:
+        if part.begins:
+            self.quality.append(part.quality)
+        else:
+            tensor = self.quality[-1]
+            self.quality[-1] = replace(tensor, error=tensor.error + part.quality.error)
+
+    def _ahead(self, jobs: Iterator["_Job"]) -> Iterator["_Job"]:
+        """The same, each made while the one before is in use."""
+        reading = self._reader.submit(next, jobs, None)
+        while (job := reading.result()) is not None:
+            reading = self._reader.submit(next, jobs, None)
+            yield job
+
+    def _results(self, jobs: Iterator["_Job"]) -> Iterator[_Part]:
+        waiting: deque[tuple[Future[_Part], int]] = deque()
         nbytes = 0
         for job in jobs:
             waiting.append((self._pool.submit(job.run, self._search), job.values.nbytes))
@@ -104,12 +137,12 @@ def pieces(matrix: PanelLayout, itemsize: int) -> Iterator[Piece]:
 class _Job:
     """Some units of a matrix, or some panels of one: the numbers, as outputs x inputs, in the order of storage."""
 
-    source: str
+    spec: MatrixSpec
     matrix: PanelLayout
     piece: Piece
     values: Array | Codes
 
-    def run(self, search: bool) -> _Result:
+    def run(self, search: bool) -> _Part:
         piece, matrix = self.piece, self.matrix
         units = range(piece.unit, piece.unit + piece.units)
         shapes = [_shape(matrix, piece, unit) for unit in units]
@@ -124,7 +157,8 @@ class _Job:
             into = stored[offset : offset + shape.nbytes]
             total += self._quantise(values_OI, shape, search, into, row)
             row, offset = row + rows, offset + size
-        return stored, total
+        quality = TensorQuality(self.spec.source, self.spec.name, matrix.precision, total)
+        return _Part(stored, quality, begins=piece.unit == 0 and piece.first_output == 0)
 
     def _quantise(
         self, values_OI: Array | Codes, shape: PanelShape, search: bool, into: Array, row: int
@@ -139,8 +173,8 @@ class _Job:
             if not self.matrix.transposed:
                 first += self.piece.unit * self.matrix.rows_per_unit + row
             raise UserError(
-                f"tensor {self.source}, row {first + error.output} {error.reason}: it cannot be quantised; pack with "
-                "--precision bf16 or f32, or repair the checkpoint"
+                f"tensor {self.spec.source}, row {first + error.output} {error.reason}: it cannot be quantised; "
+                "pack with --precision bf16 or f32, or repair the checkpoint"
             ) from None
 
 
@@ -152,7 +186,7 @@ def _jobs(spec: MatrixSpec, matrix: PanelLayout, source: TensorSource) -> Iterat
         for done in range(0, piece.units, step):
             part = replace(piece, unit=piece.unit + done, units=min(step, piece.units - done))
             rows = slice(done * matrix.rows_per_unit, (done + part.units) * matrix.rows_per_unit)
-            yield _Job(spec.source, matrix, part, values[:, rows] if spec.transposed else values[rows])
+            yield _Job(spec, matrix, part, values[:, rows] if spec.transposed else values[rows])
 
 
 def _read_codes(spec: MatrixSpec, matrix: PanelLayout, piece: Piece, source: TensorSource) -> Codes | None:

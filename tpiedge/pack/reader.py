@@ -1,16 +1,14 @@
 """A pack on disk, opened: layouts, ranges of a share, and the check of its bytes."""
 
-import hashlib
 import os
 import stat
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, TypeAlias
 
 from tpiedge.errors import IntegrityError, UserError
-from tpiedge.pack.files import open_regular, read_exactly
+from tpiedge.pack.files import open_regular, read_parts
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import BlobLayout, Precision, Range, group_size, share_bytes, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, Manifest, load_manifest
@@ -174,15 +172,9 @@ def verify_pack(
     return done
 
 
-def check_range(
-    path: Path,
-    item: Range,
-    hashes: HashTable,
-    data: memoryview,
-    crc32: Callable[[memoryview], int] = zlib.crc32,
-) -> None:
+def check_range(path: Path, item: Range, hashes: HashTable, data: memoryview) -> None:
     """Raises IntegrityError unless `data`, all of range `item` of the blob at `path`, has its crc32."""
-    if crc32(data) != hashes.crc32(item.index):
+    if not hashes.matches(item.index, [data], fast=True):
         raise IntegrityError(path, item.label)
 
 
@@ -203,23 +195,9 @@ def _verify_ranges(pack: Pack, key: BlobKey, ranges: list[Range], fast: bool) ->
     buffer = memoryview(bytearray(min(_CHUNK, max(item.length for item in ranges))))
     try:
         for item in ranges:
-            _verify_range(fd, path, item, hashes, buffer, fast)
+            parts = read_parts(fd, path, item.offset, item.length, buffer)
+            if not hashes.matches(item.index, parts, fast):
+                raise IntegrityError(path, item.label)
             yield item.length
     finally:
         os.close(fd)
-
-
-def _verify_range(
-    fd: int, path: Path, item: Range, hashes: HashTable, buffer: memoryview, fast: bool
-) -> None:
-    sha, crc = hashlib.sha256(), 0
-    for start in range(0, item.length, len(buffer)):
-        part = buffer[: min(len(buffer), item.length - start)]
-        read_exactly(fd, path, item.offset + start, part)
-        if fast:
-            crc = zlib.crc32(part, crc)
-        else:
-            sha.update(part)
-    matches = crc == hashes.crc32(item.index) if fast else sha.digest() == hashes.sha256(item.index)
-    if not matches:
-        raise IntegrityError(path, item.label)

@@ -8,11 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, cast
 
-import numpy as np
-
 from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import Array, SourceDtype, numpy_dtype
-from tpiedge.pack.files import array_bytes, open_regular, read_exactly, read_strided
+from tpiedge.pack.source_file import SourceFile
 
 __all__ = ["CheckpointSource", "SourceTensor", "TensorSource"]
 
@@ -71,7 +69,7 @@ class CheckpointSource:
 
     def __init__(self, tensors: Mapping[str, SourceTensor]) -> None:
         self._tensors = tensors
-        self._files: dict[Path, int] = {}
+        self._files: dict[Path, SourceFile] = {}
 
     @property
     def fingerprint(self) -> str:
@@ -92,36 +90,29 @@ class CheckpointSource:
 
     def read_vector(self, name: str) -> Array:
         tensor = self._tensor(name)
-        values = np.empty(tensor.shape, numpy_dtype(tensor.dtype))
-        read_exactly(self._fd(tensor.file), tensor.file, tensor.offset, array_bytes(values))
-        return values
+        return self._file(tensor).array(tensor.offset, tensor.shape, numpy_dtype(tensor.dtype))
 
     def read_rows(self, name: str, first: int, count: int) -> Array:
         tensor = self._tensor(name)
-        values = np.empty((count, tensor.shape[1]), numpy_dtype(tensor.dtype))
-        offset = tensor.offset + first * values.strides[0]
-        read_exactly(self._fd(tensor.file), tensor.file, offset, array_bytes(values))
-        return values
+        dtype, cols = numpy_dtype(tensor.dtype), tensor.shape[1]
+        return self._file(tensor).array(tensor.offset + first * cols * dtype.itemsize, (count, cols), dtype)
 
     def read_columns(self, name: str, first: int, count: int) -> Array:
         tensor = self._tensor(name)
-        if first == 0 and hasattr(os, "posix_fadvise"):
-            # The strips of a tensor touch all of it again and again, in steps that defeat the readahead.
-            fd = self._fd(tensor.file)
-            os.posix_fadvise(fd, tensor.offset, tensor.nbytes, os.POSIX_FADV_WILLNEED)
+        if first == 0:  # its strips touch all of it again and again
+            self._file(tensor).announce(tensor.offset, tensor.nbytes)
         return self.read_block(name, 0, tensor.shape[0], first, count)
 
     def read_block(self, name: str, first_row: int, rows: int, first_col: int, cols: int) -> Array:
         tensor = self._tensor(name)
-        values = np.empty((rows, cols), numpy_dtype(tensor.dtype))
-        stride = tensor.shape[1] * values.itemsize
-        offset = tensor.offset + first_row * stride + first_col * values.itemsize
-        read_strided(self._fd(tensor.file), tensor.file, offset, stride, values)
-        return values
+        dtype = numpy_dtype(tensor.dtype)
+        stride = tensor.shape[1] * dtype.itemsize
+        offset = tensor.offset + first_row * stride + first_col * dtype.itemsize
+        return self._file(tensor).strided(offset, stride, (rows, cols), dtype)
 
     def close(self) -> None:
         while self._files:
-            os.close(self._files.popitem()[1])
+            self._files.popitem()[1].close()
 
     def _tensor(self, name: str) -> SourceTensor:
         if name not in self._tensors:
@@ -130,13 +121,10 @@ class CheckpointSource:
         _check_tensor(name, self._tensors[name])
         return self._tensors[name]
 
-    def _fd(self, file: Path) -> int:
-        if file not in self._files:
-            try:
-                self._files[file] = open_regular(file)
-            except OSError as error:
-                raise UserError(f"cannot open {file}: {error.strerror}") from None
-        return self._files[file]
+    def _file(self, tensor: SourceTensor) -> SourceFile:
+        if tensor.file not in self._files:
+            self._files[tensor.file] = SourceFile(tensor.file)
+        return self._files[tensor.file]
 
 
 def _stat(file: Path) -> os.stat_result:

@@ -197,6 +197,7 @@ def test_a_number_that_cannot_be_quantised_is_named(
 ) -> None:
     monkeypatch.setattr(panel_writer, "PIECE_BYTES", sizes[0])
     monkeypatch.setattr(panel_writer, "_JOB_BYTES", sizes[1])
+    monkeypatch.setattr(panel_writer, "_MAX_WAITING_BYTES", 3 * sizes[0])
     with pytest.raises(UserError, match=f"^tensor {re.escape(name)}, row {row} {reason}") as caught:
         write_pack(spec, WrongSource(spec, name, row, col, number), Q4, tmp_path / "pack")
     assert "\n" not in str(caught.value)

@@ -183,11 +183,12 @@ class FailingSource(RandomSource):
         (KeyError("x"), KeyError),
     ],
 )
+@pytest.mark.parametrize("precision", [F32, Precision.Q4])
 def test_a_failure_leaves_nothing(
-    tmp_path: Path, spec: ModelSpec, error: Exception, expected: type[Exception]
+    tmp_path: Path, spec: ModelSpec, precision: Precision, error: Exception, expected: type[Exception]
 ) -> None:
     with pytest.raises(expected):
-        write_pack(spec, FailingSource(spec, error), F32, tmp_path / "pack")
+        write_pack(spec, FailingSource(spec, error), precision, tmp_path / "pack")
     assert list(tmp_path.iterdir()) == []
     assert [t.name for t in threading.enumerate() if t.name.startswith("tpiedge")] == []
 

@@ -1,12 +1,10 @@
 """Ranges on disk against their hashes."""
 
-import hashlib
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
 from tpiedge.errors import ReadFault
-from tpiedge.pack.files import read_exactly
+from tpiedge.pack.files import read_parts
 from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.layout import Range
 
@@ -22,15 +20,7 @@ def bad_ranges(fd: int, path: Path, ranges: Sequence[Range], hashes: HashTable, 
 
 
 def _matches(fd: int, path: Path, item: Range, hashes: HashTable, buffer: memoryview, fast: bool) -> bool:
-    sha, crc = hashlib.sha256(), 0
-    for start in range(0, item.length, len(buffer)):
-        part = buffer[: min(len(buffer), item.length - start)]
-        try:
-            read_exactly(fd, path, item.offset + start, part)
-        except ReadFault:
-            return False
-        if fast:
-            crc = zlib.crc32(part, crc)
-        else:
-            sha.update(part)
-    return crc == hashes.crc32(item.index) if fast else sha.digest() == hashes.sha256(item.index)
+    try:
+        return hashes.matches(item.index, read_parts(fd, path, item.offset, item.length, buffer), fast)
+    except ReadFault:
+        return False
