@@ -1,8 +1,9 @@
 """What this process can compute per second, measured in a fraction of a second.
 
-A decode step reads every weight once for one token, so its speed is bytes of weights per second; prefill is bound by
-arithmetic. Of several passes the one at the faster quarter counts: a machine that joins is often busy with starting,
-which passes, so the median promises too little; the best pass may be luck.
+A decode step reads every weight once for one token, so its speed is bytes of weights per second: a figure for weights
+in bf16, which stands for f32, too, and one for q4, which stands for q8. Prefill is bound by arithmetic. Of several
+passes the one at the faster quarter counts: a machine that joins is often busy with starting, which passes, so the
+median promises too little; the best pass may be luck.
 """
 
 import time
@@ -14,6 +15,8 @@ from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import PANEL, PanelShape
 from tpiedge.nodes.device import available_memory_bytes, usable_cores
 from tpiedge.units import MIB
 from tpiedge.wire.epochs import Capacity
@@ -21,12 +24,15 @@ from tpiedge.wire.epochs import Capacity
 __all__ = ["measure"]
 
 _WEIGHTS_S = 0.16
+_PANELS_S = 0.1
 _PREFILL_S = 0.08
 _READ_S = 0.04
 _MIN_BUFFER = 64 * MIB
 _MAX_BUFFER = 160 * MIB
 _SMALL_BUFFER = 8 * MIB
 _COLUMNS = 2048
+_PANEL_BITS = 4
+_TORCH_PANEL_BYTES = MIB
 _PREFILL_TOKENS = 32
 _PREFILL_ROWS = 512
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
@@ -34,8 +40,8 @@ _UNITS = {"K": 1024, "M": MIB}
 
 
 def measure(threads: int) -> Capacity:
-    """Measure with `threads` threads, in about 0.3 s and at most 160 MiB, which are given back. Sets torch's number
-    of threads, for the whole process."""
+    """Measure with `threads` threads, in about 0.4 s and at most 160 MiB, which are given back; without native
+    kernels some more. Sets torch's number of threads, for the whole process."""
     torch.set_num_threads(threads)
     weights = _weights(_buffer_bytes())
     # A quota is used up in bursts, between which so short a measurement fits.
@@ -44,6 +50,7 @@ def measure(threads: int) -> Capacity:
         return Capacity(
             threads,
             part * _weight_bytes_per_s(linear, weights),
+            part * _panel_bytes_per_s(linear, weights),
             part * _prefill_flops(linear, weights),
             part * _read_bytes_per_s(weights),
         )
@@ -72,6 +79,20 @@ def _weights(nbytes: int) -> Tensor:
 def _weight_bytes_per_s(linear: Linear, weights: Tensor) -> float:
     x_TI = torch.full((1, _COLUMNS), 0.5)
     return weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), _WEIGHTS_S)
+
+
+def _panel_bytes_per_s(linear: Linear, weights: Tensor) -> float:
+    """With the same bytes as panels: what codes and scales are makes no difference in time."""
+    # Torch widens what it multiplies, a hundred times as slowly as memory is read: a whole buffer would take seconds.
+    part = weights.view(torch.uint8).flatten()
+    if not linear.native:
+        part = part[:_TORCH_PANEL_BYTES]
+    panel = PanelShape(_PANEL_BITS, PANEL, _COLUMNS)
+    panels = part.nbytes // panel.nbytes
+    rows = panels * PANEL
+    matrix = PanelMatrix(part, _PANEL_BITS, rows, _COLUMNS, rows, 0, transposed=False)
+    x_TI = torch.full((1, _COLUMNS), 0.5)
+    return panels * panel.nbytes / _usual_s(lambda: linear.project(x_TI, matrix), _PANELS_S)
 
 
 def _prefill_flops(linear: Linear, weights: Tensor) -> float:

@@ -78,14 +78,20 @@ class _LinkLiveness:
 
     def check(self, rank: int, waiting_for: str) -> None:
         self._liveness.check(rank, waiting_for)
-        monitor = self._monitors.get(rank)
-        if monitor is None or monitor.poll() is LinkState.UP:
+        if rank in self._monitors:
+            self._look_at(rank, waiting_for)
+
+    def check_idle(self, rank: int, waiting_for: str) -> None:
+        """At every link: one that breaks while there is nothing to do is found before the next request needs it."""
+        self._liveness.check_idle(rank, waiting_for)
+        for peer in self._monitors:
+            self._look_at(peer, waiting_for)
+
+    def _look_at(self, rank: int, waiting_for: str) -> None:
+        if self._monitors[rank].poll() is LinkState.UP:
             self._broken.pop(rank, None)
         elif self._clock.now() - self._broken.setdefault(rank, self._clock.now()) >= self._patience_s:
             raise PeerLost(rank, waiting_for, "its connection broke")
-
-    def check_idle(self, rank: int, waiting_for: str) -> None:
-        self._liveness.check_idle(rank, waiting_for)
 
 
 class DataPlaneJoin:
@@ -130,7 +136,10 @@ class DataPlaneJoin:
             facts = survey.run(spokes)
             linked = len(spokes) == assign.rank
         patience_s = _PATIENCE * self._bootstrap.timeout_s
-        liveness = _LinkLiveness(self._liveness, spokes, self._clock, patience_s)
+        used = (
+            spokes if linked else {}
+        )  # otherwise all goes over the star, whatever becomes of the other links
+        liveness = _LinkLiveness(self._liveness, used, self._clock, patience_s)
         group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
         return DataPlane(group, endpoint, facts)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tpiedge import __version__
 from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.kernels.shared_library import native_library
 from tpiedge.nodes.disk_speed import measure_disk
 from tpiedge.nodes.private_file import read_private, replace_private
 from tpiedge.nodes.readiness import NodeReport
@@ -27,12 +28,18 @@ class Measurements:
 
     def __init__(self, folder: Path, threads: int, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "measured.json"
-        self._conditions = {"version": __version__, "cpu": cpu_name(), "threads": threads}
+        library = native_library()
+        self._conditions = {
+            "version": __version__,
+            "cpu": cpu_name(),
+            "kernels": library.isa if library else "torch",
+            "threads": threads,
+        }
         self._now = wall_clock
 
     def recall(self) -> NodeReport | None:
-        """The last report, unless it is old or of another processor, number of threads or version. What cannot be read
-        is measured anew."""
+        """The last report, unless it is old or of another processor, number of threads, version or instruction set of
+        the kernels. What cannot be read is measured anew."""
         try:
             values = read_private(self._path) or {}
         except UserError:

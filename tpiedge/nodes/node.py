@@ -35,7 +35,7 @@ from tpiedge.nodes.link import ControlLink
 from tpiedge.nodes.liveness import ClusterLiveness
 from tpiedge.nodes.placing import elastic_bytes, placed
 from tpiedge.nodes.routing import route
-from tpiedge.nodes.usage import cpu_name, peak_rss_bytes
+from tpiedge.nodes.usage import cpu_name, give_back_what_is_freed, peak_rss_bytes
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.arithmetic import check_compute
@@ -205,6 +205,8 @@ class Node:
             progress=functools.partial(self._loading, communicator),
         )
         self._resources.callback(self._weights.close)
+        if self._weights.streams:  # memory is short, and reading takes longer than page faults do
+            give_back_what_is_freed()
         engine = self._engine = Engine.build(
             config,
             share,

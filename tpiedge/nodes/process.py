@@ -6,6 +6,7 @@ its standard output and waits for the bootstrap on the second line.
 """
 
 import contextlib
+import gc
 import os
 import queue
 import sys
@@ -47,19 +48,32 @@ def main() -> int:
     guard(lambda: os._exit(_ORPHANED), on_bytes=lines.feed)
     line = lines.next()
     order = StandbyOrder.from_line(line)
-    if order is not None:
+    if order is None:
+        _import_engine()
+    else:
         _get_ready(order, lines)
         line = lines.next()
     bootstrap = NodeBootstrap.from_line(line)
-    from tpiedge.nodes.lifetime import run  # imports torch
+    from tpiedge.nodes.lifetime import run
 
     return run(bootstrap)
+
+
+def _import_engine() -> None:
+    """Import torch and what a node computes with, for good: no later garbage collection looks through it all again,
+    which takes a tenth of a second."""
+    gc.disable()
+    try:
+        import tpiedge.nodes.lifetime  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _get_ready(order: StandbyOrder, lines: Lines) -> None:
     """Do what takes long, then report. A bootstrap that is there already is not kept waiting by a measurement."""
     pipe = _take_standard_output()
-    import tpiedge.nodes.lifetime  # noqa: F401 (for its imports)
+    _import_engine()
     from tpiedge.kernels.shared_library import native_library
     from tpiedge.nodes.capacity import measure
     from tpiedge.nodes.usage import cpu_name, forget_peak_rss

@@ -8,7 +8,7 @@ from tpiedge.wire.epochs import Capacity
 
 __all__ = ["NOT_MEASURED", "NodeReport", "StandbyOrder"]
 
-NOT_MEASURED = Capacity(0, 0.0, 0.0, 0.0)
+NOT_MEASURED = Capacity(0, 0.0, 0.0, 0.0, 0.0)
 
 _STANDBY = "standby"
 

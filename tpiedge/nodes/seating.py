@@ -59,7 +59,8 @@ class Seating:
         return self._arrangement(found, machines, spare)
 
     def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
-        return allocate(self.demand, [self.own, *map(_offered, machines)], self.weights)
+        offered = [_offered(machine, self.demand.model.quantised) for machine in machines]
+        return allocate(self.demand, [self.own, *offered], self.weights)
 
     def _arrangement(
         self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, str]
@@ -76,6 +77,7 @@ class Seating:
     def _seat(self, allotment: Allotment, offer: Offer | None) -> Seat:
         """`offer` is None for the master's own."""
         need = allotment.need or _NOTHING
+        quantised = self.demand.model.quantised
         return Seat(
             machine="" if offer is None else allotment.name,
             share=allotment.share,
@@ -86,15 +88,16 @@ class Seating:
             why=allotment.reason,
             host="" if offer is None else offer.host,
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
-            speed=self.own.weight_bytes_per_s if offer is None else offer.capacity.weight_bytes_per_s,
+            speed=self.own.weight_bytes_per_s if offer is None else offer.capacity.speed(quantised),
         )
 
 
-def _offered(machine: Machine) -> prediction.Machine:
+def _offered(machine: Machine, quantised: bool) -> prediction.Machine:
+    """As the planner sees it for a model whose layers are `quantised`."""
     offer, link = machine.offer, machine.link
     return prediction.Machine(
         name=machine.name,
-        weight_bytes_per_s=offer.capacity.weight_bytes_per_s,
+        weight_bytes_per_s=offer.capacity.speed(quantised),
         memory_bytes=offer.memory_bytes,
         free_disk_bytes=offer.free_disk_bytes,
         round_trip_s=link.round_trip_s if link is not None else 0.0,

@@ -20,7 +20,7 @@ class Seat:
     `weight_bytes` are those kept in memory, `weights` says how.
 
     `why` is a sentence for the user, `host` the name that the user knows the machine by, as far as it is known. What
-    the machine gives: `memory_bytes`, and `speed` in bytes of weights per second.
+    the machine gives: `memory_bytes`, and `speed` in bytes per second of weights such as the model's.
     """
 
     machine: str
@@ -68,6 +68,11 @@ class Served:
     collective: Choice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the layers' weights are quantised: those are computed with in int8, and no others."""
+        return self.compute == "int8"
 
     def prepare(self, epoch: int, seats: tuple[Seat, ...], rank: int, timing: Timing) -> Prepare:
         """What the worker of `rank` is asked to have ready."""

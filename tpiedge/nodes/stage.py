@@ -63,6 +63,10 @@ class Stage:
         self._number = first_epoch - 1
 
     @property
+    def served(self) -> Served:
+        return self._served
+
+    @property
     def rank_zero(self) -> RankZero:
         return self._rank_zero
 

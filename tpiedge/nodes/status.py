@@ -13,8 +13,9 @@ class NodeStatus:
 
     `rank` is None for a machine that takes no part, and `why` says the reason of that or of the size of its share.
     `attention` and `ffn` are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its
-    measured weight bytes per second (0: unknown), `last_seen_s` how long ago it was heard of. While it fetches,
-    `fetch_total_bytes` is not 0. `counters` is what its node said last, if anybody wanted to know (Master.observe).
+    measured bytes per second of weights such as the model's (0: unknown), `last_seen_s` how long ago it was heard of.
+    While it fetches, `fetch_total_bytes` is not 0. `counters` is what its node said last, if anybody wanted to know
+    (Master.observe).
     """
 
     name: str

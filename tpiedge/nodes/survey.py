@@ -28,14 +28,13 @@ def survey(
     now: float,
 ) -> ClusterStatus:
     """The state of the cluster now. `spare`: why machines have no part in the plan."""
-    serving, coming = stage.serving, stage.coming
+    serving = stage.serving
     ready = serving is not None and serving.phase is Phase.READY
     routing = serving.routing if ready and serving is not None else None
     workers = [
         _worker(
             machine,
-            serving,
-            coming,
+            stage,
             left_out.get(machine.name),
             spare.get(machine.name, "the plan has no part for it"),
             now,
@@ -77,12 +76,12 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
 
 def _worker(
     machine: Machine,
-    serving: Session | None,
-    coming: Session | None,
+    stage: Stage,
     exclusion: Exclusion | None,
     why_spare: str,
     now: float,
 ) -> NodeStatus:
+    serving, coming = stage.serving, stage.coming
     rank = _rank(machine.name, serving)
     seat = serving.seats[rank] if serving is not None and rank is not None else None
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
@@ -98,7 +97,7 @@ def _worker(
         ffn=(seat.share.ffn.start, seat.share.ffn.stop) if seat else (0, 0),
         threads=machine.offer.threads,
         memory_bytes=machine.offer.memory_bytes,
-        speed=machine.offer.capacity.weight_bytes_per_s,
+        speed=machine.offer.capacity.speed(stage.served.quantised),
         weight_bytes=seat.weight_bytes if seat else 0,
         last_seen_s=max(0.0, now - machine.heard),
         why=seat.why if seat and not why else why,

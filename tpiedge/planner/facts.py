@@ -28,6 +28,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
         return layer.matrix(name).unit_nbytes(layer.matrix(name).units - 1)
 
     key, head = pack.head_matrix
+    head_layout = pack.layout(key)
     return ModelFacts(
         shape=Shape(layer.matrix("q").units, layer.matrix("k").units, layer.matrix("gate").units),
         num_layers=pack.num_layers,
@@ -36,9 +37,11 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
         ffn_tile_bytes=(first("gate"), first("up"), first("down")),
         last_tile_bytes=(last("gate"), last("up"), last("down")),
         resident_bytes=layer.vectors_nbytes,
-        head_bytes=pack.layout(key).matrix(head).nbytes + pack.layout("head").vectors_nbytes,
+        head_bytes=head_layout.matrix(head).nbytes + pack.layout("head").vectors_nbytes,
         kv_token_bytes=2 * KVFormat(kv, head_dim).row_nbytes,
         head_tile_bytes=head_tile_bytes(pack),
         row_bytes=_F32_BYTES * layer.matrix("q").cols,
         smaller_precision="" if layer.precision is _SMALLEST else _SMALLEST.value,
+        quantised=layer.precision.quantised,
+        head_quantised=head_layout.precision.quantised,
     )

@@ -50,12 +50,15 @@ class ModelFacts:
     row_bytes: int = 0
     #: The precision in which the model would be the smallest; "" where it is stored in that.
     smaller_precision: str = ""
+    #: Whether the layers' matrices are quantised, and whether the LM head is: machines have another speed with those.
+    quantised: bool = False
+    head_quantised: bool = False
 
 
 @dataclass(frozen=True)
 class NodeFacts:
-    """What a node can do. `speed` is in weight bytes per second, or relative in any scale, and so is
-    `disk_bytes_per_s`; None: weights do not stream from disk."""
+    """What a node can do. `speed` is in bytes per second of the layers' weights, or relative in any scale, and so are
+    `disk_bytes_per_s` (None: weights do not stream from disk) and `head_speed`, of the LM head's (None: as `speed`)."""
 
     speed: float
     memory_bytes: int | None = None
@@ -64,6 +67,7 @@ class NodeFacts:
     keeping: Keeping = field(default_factory=Keeping)
     #: Whether the process that started it is counted with another node.
     alone: bool = False
+    head_speed: float | None = None
 
     @property
     def streams(self) -> bool:

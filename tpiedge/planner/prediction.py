@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import Weight
 from tpiedge.planner.solve import Plan, evaluate, least_seconds, solve
+from tpiedge.planner.streaming import head_seconds
 from tpiedge.wire.weights import Keeping
 
 __all__ = ["Demand", "Machine", "Prediction", "least_step_s", "node_facts", "predict", "with_speeds"]
@@ -25,8 +26,10 @@ _USUAL_DISK = 2e8
 class Machine:
     """A machine that offers itself; the first of several is the master's own.
 
-    `weight_bytes_per_s` 0: not measured. `free_disk_bytes` includes what the model's shards take there already. The
-    link is the one to the master: seconds per round trip and bytes per second, 0 for the master itself; None: no limit.
+    `weight_bytes_per_s` is that with weights such as the model's layers (0: not measured); `head_bytes_per_s` that with
+    weights such as its LM head, of the master's own (0: as with the layers). `free_disk_bytes` includes what the
+    model's shards take there already. The link is the one to the master: seconds per round trip and bytes per second, 0
+    for the master itself; None: no limit.
     Weights that do not fit in its memory stream at `disk_bytes_per_s` (0: not measured), if `keeping` admits it.
     """
 
@@ -38,6 +41,7 @@ class Machine:
     link_bytes_per_s: float | None = None
     disk_bytes_per_s: float = 0.0
     keeping: Keeping = field(default_factory=Keeping)
+    head_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,7 @@ def least_step_s(demand: Demand, machines: Sequence[Machine]) -> float | None:
     if layers_s is None:
         return None
     reduce_s = 2 * demand.model.num_layers * _all_reduce_s(demand, machines)
-    return layers_s + demand.model.head_bytes / nodes[0].speed + reduce_s
+    return layers_s + head_seconds(demand.model, nodes[0]) + reduce_s
 
 
 def _all_reduce_s(demand: Demand, machines: Sequence[Machine]) -> float:
@@ -106,6 +110,7 @@ def node_facts(machines: Sequence[Machine]) -> list[NodeFacts]:
             machine.free_disk_bytes,
             machine.disk_bytes_per_s or _USUAL_DISK,
             machine.keeping,
+            head_speed=machine.head_bytes_per_s or None,
         )
         for machine in with_speeds(machines)
     ]

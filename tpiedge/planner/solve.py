@@ -1,8 +1,8 @@
 """From capacities to shares, as a pure function (design, section 5: decide purely).
 
 Time. Every block ends in an allreduce, so a step lasts as long as the slowest node's layers, and then rank 0 computes
-the LM head while the others wait: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / speed_0. The head
-does not overlap with the layers, so it does not move the split; it is a serial term of the prediction.
+the LM head while the others wait: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. The
+head does not overlap with the layers, so it does not move the split; it is a serial term of the prediction.
 
 Memory. A node holds its weights, its KV cache and a fixed part (interpreter with torch, buffers, activations); rank 0
 also the head. The split is proportional to speed as long as every node's part fits. Otherwise the rest of a full node's
@@ -35,7 +35,7 @@ from tpiedge.planner.partition import (
     intervals,
     partition,
 )
-from tpiedge.planner.streaming import node_need, node_seconds
+from tpiedge.planner.streaming import head_seconds, node_need, node_seconds
 
 __all__ = ["Plan", "evaluate", "least_seconds", "solve"]
 
@@ -75,7 +75,7 @@ def _judged(
     layers_s = max(
         node_seconds(model, share, node, need) for node, share, need in zip(nodes, shares, needs, strict=True)
     )
-    return Plan(shares, needs, layers_s, model.head_bytes / nodes[0].speed)
+    return Plan(shares, needs, layers_s, head_seconds(model, nodes[0]))
 
 
 def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -> Plan | Infeasible:

@@ -17,7 +17,7 @@ from tpiedge.planner.needs import (
 from tpiedge.units import format_bytes, format_least
 from tpiedge.wire.weights import Keeping, WeightMemory
 
-__all__ = ["node_need", "node_seconds", "smallest_bytes"]
+__all__ = ["head_seconds", "node_need", "node_seconds", "smallest_bytes"]
 
 
 def node_need(
@@ -53,6 +53,11 @@ def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: Nod
     """Of all layers of one sweep, in units of bytes / speed: reading goes on beside computing."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
     return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
+
+
+def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
+    """Of the LM head for one token, in units of bytes / speed."""
+    return model.head_bytes / (node.head_speed or node.speed)
 
 
 def _held(

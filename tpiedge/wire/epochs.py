@@ -57,15 +57,22 @@ PackId = Annotated[str, MaxLength(128)]
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What a node measured of itself with `threads` threads: bytes of bf16 weights per second in a product with one
-    token, operations per second in a product with many, bytes per second that memory can be read with.
+    token, bytes of panels (quantised weights) likewise, operations per second in a product with many, bytes per second
+    that memory can be read with.
 
     All zero: not measured.
     """
 
     threads: U32
     weight_bytes_per_s: Rate
+    panel_bytes_per_s: Rate
     prefill_flops: Rate
     read_bytes_per_s: Rate
+
+    def speed(self, quantised: bool) -> float:
+        """Bytes per second, in a product with one token, of weights that are quantised or of those that are not; 0: not
+        measured."""
+        return self.panel_bytes_per_s if quantised else self.weight_bytes_per_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.unit.nodes.stories import Story
+from tests.unit.nodes.stories import SERVED, Story
 
 
 @pytest.fixture
-def story() -> Iterator[Story]:
-    found = Story()
+def story(request: pytest.FixtureRequest) -> Iterator[Story]:
+    """Of what is usual here, or of the Served that the test gives as a parameter."""
+    found = Story(getattr(request, "param", SERVED))
     yield found
     found.master.close()
     found.hub.close()

@@ -45,7 +45,7 @@ __all__ = ["FakeAgent", "FakeDoor", "FakeNode", "FakeRankZero", "offer"]
 
 
 def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
-    speed = Capacity(threads, 1e9, 1e10, 1e10)
+    speed = Capacity(threads, 1e9, 2e9, 1e10, 1e10)
     return Offer(
         0,
         name,

@@ -49,7 +49,7 @@ def seats_of(*machines: str) -> tuple[Seat, ...]:
 class Story:
     """The master's turns are taken by the test: no thread, no waiting."""
 
-    def __init__(self, queue_limit: int = 4) -> None:
+    def __init__(self, served: Served = SERVED, queue_limit: int = 4) -> None:
         self.clock = ManualClock()
         self.hub = InProcessHub("master", CONTROL, Admission({}))
         self.rank_zero = FakeRankZero()
@@ -63,7 +63,7 @@ class Story:
         self.master = Master(
             self.hub,
             self.clock,
-            SERVED,
+            served,
             self._arranged,
             cast(RankZero, self.rank_zero),
             self.door,

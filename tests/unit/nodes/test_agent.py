@@ -38,7 +38,7 @@ from tpiedge.wire.messages import Message
 
 WAIT_S = 10.0
 M = TypeVar("M")
-REPORT = NodeReport(1, "cpu", "avx2", Capacity(2, 1e9, 1e10, 1e10))
+REPORT = NodeReport(1, "cpu", "avx2", Capacity(2, 1e9, 2e9, 1e10, 1e10))
 
 
 class FakeChild:

@@ -175,6 +175,15 @@ def test_a_link_between_workers_that_breaks_is_a_loss_though_the_master_hears_bo
         assert (caught.value.rank, caught.value.cause) == (1, "its connection broke")
 
 
+def test_such_a_link_is_missed_before_anybody_needs_it() -> None:
+    with Joining(3) as joining:
+        joining.all()
+        joining.close(1)
+        with pytest.raises(PeerLost) as caught:
+            joining.planes[2].communicator.next_plan()
+        assert (caught.value.rank, caught.value.cause) == (1, "its connection broke")
+
+
 def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
     with Joining(3) as joining:
         first, second, third = joining.all()

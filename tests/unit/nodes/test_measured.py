@@ -13,7 +13,7 @@ from tpiedge.wire.epochs import Capacity
 
 DAY_S = 86400.0
 NOW = 1e9
-REPORT = NodeReport(42, "cpu", "avx2", Capacity(2, 1e9, 1e10, 1e10))
+REPORT = NodeReport(42, "cpu", "avx2", Capacity(2, 1e9, 2e9, 1e10, 1e10))
 
 
 def recall(folder: Path, threads: int = 2, now: float = NOW) -> NodeReport | None:
@@ -51,12 +51,15 @@ def test_how_long_and_for_whom(kept: Path, threads: int, age_s: float, known: bo
         lambda values: values.update(report=[1]),
         lambda values: values["conditions"].update(cpu="another"),
         lambda values: values["conditions"].update(version="0"),
+        lambda values: values["conditions"].update(kernels="another"),
         lambda values: values["report"].update(capacity=None),
         lambda values: values["report"].update(cpu=5),
         lambda values: values["report"].update(more=5),
         lambda values: values["report"]["capacity"].update(weight_bytes_per_s="fast"),
         lambda values: values["report"]["capacity"].update(weight_bytes_per_s=float("nan")),
         lambda values: values["report"]["capacity"].update(weight_bytes_per_s=-1.0),
+        # As a version wrote it that knew one figure for all weights.
+        lambda values: values["report"]["capacity"].pop("panel_bytes_per_s"),
         lambda values: values["report"]["capacity"].update(threads=2.5),
         lambda values: values["report"]["capacity"].pop("threads"),
     ],

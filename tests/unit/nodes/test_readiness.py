@@ -11,7 +11,7 @@ from tpiedge.nodes.readiness import NOT_MEASURED, NodeReport, StandbyOrder
 from tpiedge.wire.epochs import Capacity
 
 ORDER = StandbyOrder(True, 2)
-REPORT = NodeReport(4242, "a CPU", "avx2", Capacity(2, 3e9, 5e10, 1e10))
+REPORT = NodeReport(4242, "a CPU", "avx2", Capacity(2, 3e9, 4e9, 5e10, 1e10))
 BOOTSTRAP = NodeBootstrap(1, "tcp://h:1", "m", "p", "s", 2, 0.3, 1.5, 60.0)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,16 +24,25 @@ MODEL = ModelFacts(SHAPE, 4, (MIB // 2,) * 2, (MIB // 2,) * 2, TILE, TILE, 0, MI
 
 
 def seating(
-    memory_bytes: int = 4 * GIB, min_workers: int = 0, weights: tuple[Weight, ...] | None = None
+    memory_bytes: int = 4 * GIB,
+    min_workers: int = 0,
+    weights: tuple[Weight, ...] | None = None,
+    model: ModelFacts = MODEL,
 ) -> Seating:
     own = prediction.Machine(OWN_NAME, 1e9, memory_bytes)
-    return Seating(Demand(MODEL, 64, min_workers), own, 2, weights)
+    return Seating(Demand(model, 64, min_workers), own, 2, weights)
 
 
-def machine(name: str = "w-1", link: Link | None = None, threads: int = 3, speed: float = 1e9) -> Machine:
+def machine(
+    name: str = "w-1",
+    link: Link | None = None,
+    threads: int = 3,
+    speed: float = 1e9,
+    panel_speed: float = 1e9,
+) -> Machine:
     given_offer = replace(
         offer(name, threads=threads),
-        capacity=Capacity(threads, speed, 1e10, 1e10),
+        capacity=Capacity(threads, speed, panel_speed, 1e10, 1e10),
         memory_bytes=4 * GIB,
         free_disk_bytes=64 * GIB,
     )
@@ -55,6 +65,18 @@ def test_shares_follow_speed_and_threads_are_each_machines_own() -> None:
     assert (second.machine, second.threads) == ("w-1", 3)
     assert len(first.share.ffn) == len(second.share.ffn) == 8
     assert second.why
+
+
+@pytest.mark.parametrize(("quantised", "tiles", "speed"), [(False, [4, 12], 3e9), (True, [12, 4], 1e9 / 3)])
+def test_the_speed_that_counts_is_that_with_the_model_s_weights(
+    quantised: bool, tiles: list[int], speed: float
+) -> None:
+    """A processor may be fast with weights in bf16 and slow with panels."""
+    seats = arranged(
+        seating(model=replace(MODEL, quantised=quantised))((machine(speed=3e9, panel_speed=1e9 / 3),), ())
+    ).seats
+    assert [len(seat.share.ffn) for seat in seats] == tiles
+    assert seats[1].speed == speed
 
 
 def test_a_machine_on_a_slow_link_has_no_seat() -> None:
@@ -117,19 +139,19 @@ def claimed(draw: st.DrawFn) -> tuple[Machine, ...]:
             threads=draw(st.sampled_from([0, 1, 2**32 - 1])),
             memory_bytes=draw(U64),
             free_disk_bytes=draw(U64),
-            capacity=Capacity(0, draw(RATE), 0.0, 0.0),
+            capacity=Capacity(0, draw(RATE), draw(RATE), 0.0, 0.0),
         )
         found.append(Machine(f"w-{number}", claim, 0.0, 0.0, link=draw(LINKS)))
     return tuple(found)
 
 
 @settings(max_examples=200, deadline=None)
-@given(claimed(), st.integers(0, 3), st.sampled_from([0, 100 * MIB, GIB, 4 * GIB]))
+@given(claimed(), st.integers(0, 3), st.sampled_from([0, 100 * MIB, GIB, 4 * GIB]), st.booleans())
 def test_no_claim_of_a_worker_breaks_the_planner(
-    machines: tuple[Machine, ...], min_workers: int, memory_bytes: int
+    machines: tuple[Machine, ...], min_workers: int, memory_bytes: int, quantised: bool
 ) -> None:
     """A worker that lies harms its own share at most: there are seats that cover everything once, or a reason."""
-    answer = seating(memory_bytes, min_workers)(machines, ())
+    answer = seating(memory_bytes, min_workers, model=replace(MODEL, quantised=quantised))(machines, ())
     if isinstance(answer, str):
         assert answer
         return

@@ -1,6 +1,10 @@
 """The snapshot that everybody else sees, for every situation of a machine."""
 
-from tests.unit.nodes.stories import Story, seats_of
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.nodes.stories import SERVED, Story, seats_of
 from tpiedge.nodes.status import NodeStatus
 
 
@@ -68,6 +72,19 @@ def test_a_spare_worker_has_no_rank(story: Story) -> None:
     story.join("w-1")
     story.settle()
     assert (worker(story).state, worker(story).why) == ("spare", "the plan has no part for it")
+
+
+@pytest.mark.parametrize(
+    ("story", "speed"),
+    [(replace(SERVED, compute="f32"), 1e9), (replace(SERVED, compute="int8"), 2e9)],
+    indirect=["story"],
+)
+def test_a_machine_s_speed_is_that_with_the_model_s_weights(story: Story, speed: float) -> None:
+    """Also of a spare one."""
+    story.plan = lambda machines: seats_of()
+    story.join("w-1")
+    story.settle()
+    assert worker(story).speed == speed
 
 
 def test_the_queue_is_counted(story: Story) -> None:

@@ -12,7 +12,7 @@ from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import Allocation, allocate
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.planner.partition import Shape, Weight
-from tpiedge.planner.prediction import Demand, Machine, Prediction, predict
+from tpiedge.planner.prediction import Demand, Machine, Prediction, least_step_s, predict
 from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
@@ -57,6 +57,18 @@ def test_shares_follow_measured_speed():
         "laptop": "3.2 GB/s of weights, 75% of the cluster",
         "pi": "1.1 GB/s of weights, 25% of the cluster",
     }
+
+
+def test_a_head_of_other_weights_than_the_layers_has_a_speed_of_its_own():
+    demand = replace(DEMAND, model=replace(MODEL, quantised=True, head_bytes=GIB))
+    apart = replace(MASTER, head_bytes_per_s=GIB / 2)
+    for machine, head_s in ((MASTER, 1 / 3), (apart, 2.0)):
+        found = allocated(allocate(demand, [machine, worker("pi", GIB)]))
+        assert found.plan.head_s == pytest.approx(head_s)
+        assert found.prediction.step_s == pytest.approx(0.75 + head_s)
+        assert [len(one.share.ffn) for one in found.allotments] == [48, 16]
+        least_s = least_step_s(demand, [machine, worker("pi", GIB)])
+        assert least_s == pytest.approx(found.prediction.step_s)
 
 
 @pytest.mark.parametrize(

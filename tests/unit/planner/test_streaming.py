@@ -17,6 +17,7 @@ from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
+from tpiedge.pack.storage import Storage
 from tpiedge.pack.writer import write_pack
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.fractions import fraction_limit, fractions
@@ -119,7 +120,7 @@ def test_a_disk_that_is_slower_than_the_processor_decides() -> None:
 
 
 def write(
-    path: Path, precision: Precision, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
+    path: Path, precision: Precision | Storage, heads: int, kv_heads: int, ffn: int, hidden: int, vocab: int
 ) -> Pack:
     shapes = {"q": (heads, 64), "k": (kv_heads, 64), "v": (kv_heads, 64), "o": (heads, 64)}
     sizes = {name: (units * rows, rows) for name, (units, rows) in shapes.items()}
@@ -159,6 +160,23 @@ def test_the_planner_s_sizes_are_the_pack_s(
         assert max(map(sum, sizes)) == max(map(sum, kinds))
         assert smallest_ring(sizes, frozenset()) == smallest_ring(kinds, frozenset())
         _check_placement(model, rank, share, sizes)
+
+
+@pytest.mark.parametrize(
+    ("stored", "layers", "head"),
+    [
+        (Precision.F32, False, False),
+        (Precision.BF16, False, False),
+        (Precision.Q8, True, True),
+        (Precision.Q4, True, True),
+        (Storage(Precision.Q4, Precision.BF16, Precision.BF16), True, False),
+    ],
+)
+def test_the_planner_knows_which_weights_are_quantised(
+    tmp_path: Path, stored: Precision | Storage, layers: bool, head: bool
+) -> None:
+    model = model_facts(write(tmp_path / "pack", stored, 4, 2, 384, 256, 512), head_dim=64, kv="f32")
+    assert (model.quantised, model.head_quantised) == (layers, head)
 
 
 def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequence[Sequence[int]]) -> None:
