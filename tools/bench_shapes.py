@@ -1,10 +1,11 @@
 """Peak memory and speed of large shapes on many nodes of this computer, beside table 1 of the TPI-LLM paper.
 
-    .venv/bin/python tools/bench_shapes.py --packs DIR [--shapes llama2-7b,llama2-70b] [--nodes 8] [--json]
+    .venv/bin/python tools/bench_shapes.py --packs DIR [--shapes llama2-7b,llama2-70b] [--precision q4] [--json]
 
-Random weights of the real shape in f32, of which two layers are stored and repeated: the bytes that a node reads, holds
-and computes are those of the whole model. Every node may use `--memory`, or the least that it works with. All nodes
-share this computer's disk and cores, so seconds per token are those of one disk that reads the whole model.
+Random weights of the real shape, of which two layers are stored and repeated: the bytes that a node reads, holds and
+computes are those of the whole model. The paper's are f32. Every node may use `--memory`, or the least that it works
+with. All nodes share this computer's disk and cores, so seconds per token are those of one disk that reads the whole
+model.
 """
 
 import argparse
@@ -52,6 +53,7 @@ def main() -> int:
     )
     parser.add_argument("--packs", type=Path, required=True, help="where the random packs are, or go")
     parser.add_argument("--shapes", default=",".join(name for name in PAPER if name != "llama3.1-70b"))
+    parser.add_argument("--precision", choices=("f32", "bf16", "q8", "q4"), default="f32")
     parser.add_argument("--nodes", type=int, default=8)
     parser.add_argument("--memory", type=parse_bytes, help="per node [default: the least that works]")
     parser.add_argument("--tokens", type=int, default=2)
@@ -64,9 +66,12 @@ def main() -> int:
 
 def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     """One run of one shape."""
-    pack = arguments.packs / f"{name}-f32"
+    precision = arguments.precision
+    pack = arguments.packs / f"{name}-{precision}"
     if not pack.exists():
-        _tpiedge("pack", "--random", name, "--distinct-layers", "2", "--precision", "f32", "--out", str(pack))
+        _tpiedge(
+            "pack", "--random", name, "--distinct-layers", "2", "--precision", precision, "--out", str(pack)
+        )
     prompt = ",".join(str(17 * index % 30000) for index in range(8))
     memory = arguments.memory or least_bytes(pack, arguments.nodes, 8 + arguments.tokens)
     print(f"{name}: {arguments.nodes} nodes of {format_bytes(memory)}", file=sys.stderr)
@@ -80,6 +85,7 @@ def measure(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
     paper = PAPER.get(name)
     return {
         "shape": name,
+        "precision": precision,
         "memory_bytes": memory,
         "peak_bytes": nodes,
         "s_per_token": record["s_per_token"],

@@ -20,6 +20,7 @@ _PATH = re.compile(r"(?:[A-Za-z_.][\w.\-]*/)+[\w.\-]*|[\w\-]+\.(?:py|toml|md|txt
 
 def main() -> int:
     """Print every broken reference; status 1 if there is one."""
+    cli.load_all()
     broken = [f"{name}: {complaint}" for name in DOCUMENTS for complaint in check((ROOT / name).read_text())]
     for line in broken:
         print(line, file=sys.stderr)

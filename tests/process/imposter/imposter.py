@@ -46,7 +46,7 @@ from tpiedge.wire.weights import Keeping
 __all__ = ["SLOW", "Imposter", "Node"]
 
 #: Bytes of weights per second, of everybody: so slow that three machines are always faster than two.
-SLOW = 1e7
+SLOW = 1e6
 _BEAT_S = 0.3
 _END_S = 10.0
 _LAST_BLOCK = 11  # of the demo model: the FFN of the last position alone
@@ -177,7 +177,7 @@ class Imposter:
             self._link.send(message, timeout_s=0.5)
 
     def _say_offer(self) -> None:
-        speed = Capacity(1, SLOW, SLOW, SLOW)
+        speed = Capacity(1, SLOW, SLOW, SLOW, SLOW)
         self._say(
             Offer(
                 0,

@@ -1,5 +1,6 @@
 """Machines in network namespaces, and clusters on them. The tests themselves are on the master's machine."""
 
+import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,16 @@ from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.network.observed import PROMPT, TOKENS, Observed, observe
 
 _GRACE_S = 5.0
+
+
+@contextlib.contextmanager
+def machines() -> Iterator[Namespaces]:
+    """On whose master this thread is; skips where there can be none."""
+    reason = why_impossible("nft", "tc")
+    if reason is not None:
+        pytest.skip(reason)
+    with Namespaces() as made, made.inside(MASTER):
+        yield made
 
 
 @pytest.fixture(scope="package", autouse=True)
@@ -45,10 +56,7 @@ def bulky_text(bulky: Path, _session_cache: None) -> str:
 
 @pytest.fixture(scope="package")
 def namespaces(_leak_check: None) -> Iterator[Namespaces]:
-    reason = why_impossible("nft", "tc")
-    if reason is not None:
-        pytest.skip(reason)
-    with Namespaces() as made, made.inside(MASTER):
+    with machines() as made:
         yield made
 
 

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.process.network.cluster import NetworkCluster
+from tests.process.network.conftest import machines
 from tests.process.network.namespaces import Namespaces
 from tests.process.network.observed import PROMPT
 from tests.process.serving.serving import words_of_loss
@@ -27,6 +28,13 @@ _QUARREL = re.compile(
 )
 
 Start = Callable[..., NetworkCluster]
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[Namespaces]:
+    """Other machines than those of the other tests, whose cluster would lose the links that are cut here."""
+    with machines() as made:
+        yield made
 
 
 @pytest.fixture
@@ -83,6 +91,19 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
         assert chosen == ["star", "star"]
         assert _QUARREL.search(why), why
         assert f"all-reduces go by star: {why}" in cluster.master.log
+        exact(cluster)
+
+
+def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
+    start: Start, exact: Callable[[NetworkCluster], None]
+) -> None:
+    """It is found by itself, so that who asks afterwards is answered."""
+    cluster = start("--collective", "mesh")
+    exact(cluster)
+    epoch = cluster.status()["epoch"]
+    with cluster.namespaces.parted("worker1", "worker2"):
+        cluster.wait_until(lambda status: status["epoch"] > epoch and status["ready"], _SEEN_S + _BACK_S)
+        assert ways(cluster)[:2] == ("star", "star")
         exact(cluster)
 
 

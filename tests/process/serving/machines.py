@@ -13,17 +13,22 @@ from tpiedge.nodes.measured import Measurements
 from tpiedge.nodes.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 
-__all__ = ["END_S", "SPEED", "THREADS", "Process", "Worker", "measured"]
+__all__ = ["END_S", "PANELS_SLOWER", "SPEED", "THREADS", "Process", "Worker", "measured"]
 
 END_S = 15.0
 THREADS = 1
 SPEED = 1e10
+#: Quantised weights go at another speed.
+PANELS_SLOWER = 4
 
 
 def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
     """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    report = NodeReport(1, "", "torch", Capacity(THREADS, bytes_per_s, 10 * bytes_per_s, bytes_per_s))
+    of_panels = bytes_per_s / PANELS_SLOWER
+    report = NodeReport(
+        1, "", "torch", Capacity(THREADS, bytes_per_s, of_panels, 10 * bytes_per_s, bytes_per_s)
+    )
     Measurements(folder, THREADS).keep(report)
 
 

@@ -29,6 +29,8 @@ __all__ = ["HOST", "START_S", "Serving", "free_ports", "node_of", "rank_of", "un
 HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.
 START_S = 40.0
+# An answer costs the master and the tests some milliseconds of the processors that the machines start on.
+_POLL_S = 0.02
 _PORTS = 5  # control, data, files, pairing; HTTP
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 20_000, 30_000
@@ -158,7 +160,7 @@ class Serving:
         deadline = time.monotonic() + limit_s
         while not condition(status := self.status()):
             assert time.monotonic() < deadline, f"not within {limit_s} s: {status}\n{self.logs()}"
-            time.sleep(0.005)
+            time.sleep(_POLL_S)
         return status
 
     def wait_ready(self, nodes: int, limit_s: float = START_S) -> dict:

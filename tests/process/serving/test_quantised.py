@@ -6,6 +6,7 @@ import pytest
 
 from tests.process.command import run_command
 from tests.process.serving.conftest import PROMPT, TOKENS
+from tests.process.serving.machines import PANELS_SLOWER, SPEED
 
 SHARES = "2,1"
 
@@ -29,5 +30,6 @@ def test_a_worker_takes_part(clusters, exact):
     cluster.start_worker("ann")
     status = cluster.wait_ready(2)
     assert [node["rank"] for node in status["nodes"]] == [0, 1]
+    assert [node["speed"] for node in status["nodes"]] == [SPEED / PANELS_SLOWER] * 2
     exact(cluster)
     exact(cluster)

@@ -215,7 +215,10 @@ NEEDS_ROOT = "a testbed needs root, for namespaces and control groups: run it wi
 
 def as_nobody(*arguments: str) -> tuple[int, str]:
     """Status and errors. The id changes once all is imported: the sources may be closed to others."""
-    code = "import os, sys; from tpiedge.cli.main import main; os.setgid(65534); os.setuid(65534); main()"
+    code = (
+        "import os, tpiedge.testbed.running; from tpiedge.cli.main import cli, main; cli.load_all(); "
+        "os.setgid(65534); os.setuid(65534); main()"
+    )
     ended = subprocess.run(
         [sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False
     )
