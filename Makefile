@@ -18,7 +18,7 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 demo: $(STAMP)
 	$(BIN)/tpiedge demo
 
-# Tests that only compute use what time of the processors the others leave, which may be little for a while.
+# Tests of parts without a network use what time of the processors the others leave, which may be little for a while.
 APART := tests/native $(addprefix tests/unit/,kernels kv memory model pack planner)
 
 test: $(STAMP)

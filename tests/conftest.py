@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.process.leaks import Holdings, adopt_orphans
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from tests.reference import Reference
 
 _GRACE_S = 3.0
+
+# Examples take as long as other tests leave the processors to them. `--hypothesis-profile` comes after this.
+settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 
 def pytest_configure() -> None:

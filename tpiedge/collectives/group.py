@@ -87,7 +87,7 @@ class Group:
     def next_plan(self) -> StepPlan:
         if self.rank == 0:
             raise InternalError("rank 0 makes the plans")
-        plan = self._courier.inbox.next_plan(0)
+        plan = self._courier.inbox.next_plan(0, () if self._by_star else self._courier.peers)
         self.cancelled = False
         self._begin(plan)
         return plan
@@ -99,6 +99,12 @@ class Group:
     def request_cancel(self) -> None:
         self._lead_only("cancels")
         self._cancel_requested = True
+
+    @property
+    def _by_star(self) -> bool:
+        """Whether steps need no other links than rank 0's; of the first one nobody knows before it comes."""
+        plan = self._plan
+        return not self._linked or (plan.step > 0 and {plan.collective, plan.bulk_collective} == {"star"})
 
     def _begin(self, plan: StepPlan) -> None:
         # What a cancelled step left under way ends here: its messages are those of an earlier step.

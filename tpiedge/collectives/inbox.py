@@ -7,7 +7,7 @@ another rank than its connection's, or that its rank never sends, ends the wait.
 which liveness is asked.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
 
 from tpiedge.collectives.arrays import Array
@@ -104,8 +104,9 @@ class Inbox:
             else:
                 self._hold(key, envelope)
 
-    def next_plan(self, rank: int) -> StepPlan:
-        """The next plan from `rank`, however long it has nothing to do."""
+    def next_plan(self, rank: int, needed: Iterable[int] = ()) -> StepPlan:
+        """The next plan from `rank`, however long it has nothing to do. `needed`: others without whom the step could
+        not be done."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [
@@ -118,7 +119,8 @@ class Inbox:
                 return plan
             received = self._wait(what)
             if received is None or not self._keep(*received):
-                self._liveness.check_idle(rank, what)
+                for peer in (rank, *needed):
+                    self._liveness.check_idle(peer, what)
 
     def take_in(self, what: str) -> None:
         """What is there already, without waiting for more: nobody's messages pile up. Raises as `collect`."""

@@ -40,8 +40,8 @@ _UNITS = {"K": 1024, "M": MIB}
 
 
 def measure(threads: int) -> Capacity:
-    """Measure with `threads` threads, in about 0.4 s and at most 160 MiB, which are given back; without native
-    kernels some more. Sets torch's number of threads, for the whole process."""
+    """Measure with `threads` threads, in about 0.4 s (without native kernels longer) and at most 160 MiB, which are
+    given back. Sets torch's number of threads, for the whole process."""
     torch.set_num_threads(threads)
     weights = _weights(_buffer_bytes())
     # A quota is used up in bursts, between which so short a measurement fits.

@@ -78,16 +78,16 @@ class _LinkLiveness:
 
     def check(self, rank: int, waiting_for: str) -> None:
         self._liveness.check(rank, waiting_for)
-        if rank in self._monitors:
-            self._look_at(rank, waiting_for)
+        self._check_link(rank, waiting_for)
 
     def check_idle(self, rank: int, waiting_for: str) -> None:
-        """At every link: one that breaks while there is nothing to do is found before the next request needs it."""
+        """A link that breaks while there is nothing to do is found before the next request needs it."""
         self._liveness.check_idle(rank, waiting_for)
-        for peer in self._monitors:
-            self._look_at(peer, waiting_for)
+        self._check_link(rank, waiting_for)
 
-    def _look_at(self, rank: int, waiting_for: str) -> None:
+    def _check_link(self, rank: int, waiting_for: str) -> None:
+        if rank not in self._monitors:
+            return
         if self._monitors[rank].poll() is LinkState.UP:
             self._broken.pop(rank, None)
         elif self._clock.now() - self._broken.setdefault(rank, self._clock.now()) >= self._patience_s:
@@ -136,10 +136,7 @@ class DataPlaneJoin:
             facts = survey.run(spokes)
             linked = len(spokes) == assign.rank
         patience_s = _PATIENCE * self._bootstrap.timeout_s
-        used = (
-            spokes if linked else {}
-        )  # otherwise all goes over the star, whatever becomes of the other links
-        liveness = _LinkLiveness(self._liveness, used, self._clock, patience_s)
+        liveness = _LinkLiveness(self._liveness, spokes, self._clock, patience_s)
         group = Group(endpoint, liveness, epoch=assign.epoch, rank=assign.rank, size=size, linked=linked)
         return DataPlane(group, endpoint, facts)
 

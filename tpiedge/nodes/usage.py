@@ -43,7 +43,8 @@ def forget_peak_rss() -> None:
 
 
 def give_back_what_is_freed() -> None:
-    """From now on a block of 128 KiB or more goes back to the system when it is freed; of those before it, 1 MiB stays.
+    """From now on a block of 128 KiB or more goes back to the system when it is freed, and so does the end of the heap
+    where more than 1 MiB of it is free.
 
     glibc raises that bound up to 32 MiB when it sees such blocks freed, and keeps twice as much: among eight nodes of
     rows 8192 wide, whose messages are that large, 65 MB. Page faults are the price, an eighth of a prompt's time where

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 
-from tpiedge.errors import InternalError
 from tpiedge.pack.blob_sink import BlobSink
 from tpiedge.pack.dtypes import STORED, Array, convert, numpy_dtype
 from tpiedge.pack.layout import BlobLayout, PanelLayout, RowLayout
@@ -76,10 +75,9 @@ def _parts(spec: BlobSpec, layout: BlobLayout, source: TensorSource, quantiser: 
             case PanelLayout():
                 panels.append((matrix_spec, matrix))
             case RowLayout():
-                if panels:
-                    raise InternalError(f"{matrix_spec.source}: a matrix in rows behind one in panels")
                 yield from _matrix_parts(matrix_spec, matrix, source)
-    yield from quantiser.parts(panels, source)
+    if panels:  # all of them: a blob has one precision
+        yield from quantiser.parts(panels, source)
 
 
 def _vector_section(spec: BlobSpec, layout: BlobLayout, source: TensorSource) -> Array:

@@ -1,10 +1,12 @@
-"""A file whose parts are read once each: past the page cache, but for what is there already.
+"""A file whose parts are read once each: long runs of bytes past the page cache, but for what is there already.
 
 A large read from the disk through the page cache takes several times the CPU time of one with O_DIRECT, and what it
-leaves there pushes out what others need. Where the system does not tell what is in the page cache, all goes through it.
+leaves there pushes out what others need. Where the system does not tell what is in the page cache, all goes through it,
+as strips of a matrix do: they are read in pieces that are too short.
 """
 
 import math
+import mmap
 import os
 from pathlib import Path
 from typing import Final
@@ -38,6 +40,7 @@ class SourceFile:
         nbytes = math.prod(shape) * dtype.itemsize
         if self._direct is not None and nbytes >= _LEAST_BYTES and not self._is_cached(offset, nbytes):
             raw = self._read_direct(self._direct, offset, nbytes)
+            self._forget(offset, nbytes)
             aligned = raw if raw.ctypes.data % dtype.alignment == 0 else raw.copy()
             return aligned.view(dtype).reshape(shape)
         values = np.empty(shape, dtype)
@@ -73,6 +76,12 @@ class SourceFile:
         except (OSError, NotImplementedError):  # it does not know how not to wait
             self._drop_direct()
             return True
+
+    def _forget(self, offset: int, nbytes: int) -> None:
+        """A system that is asked for a page reads it, which would seem to have been there when it is asked again."""
+        start = offset // mmap.PAGESIZE * mmap.PAGESIZE
+        end = -(-(offset + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
+        os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
 
     def _read_direct(self, fd: int, offset: int, nbytes: int) -> Array:
         """The bytes; through the page cache those that do not come so."""

@@ -397,7 +397,7 @@ def outcome(work):
         return None, error
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(fields=st.dictionaries(NAMES, VALUES, max_size=4), read=st.sampled_from([completion, chat]))
 def test_any_json_is_a_request_or_a_refusal_with_a_name(service, fields, read):
     request, error = outcome(lambda: read(service, **fields)[0])
@@ -409,7 +409,7 @@ def test_any_json_is_a_request_or_a_refusal_with_a_name(service, fields, read):
         assert len(request.prompt_ids) + request.max_tokens <= service.max_sequence
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=64) | VALUES.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_an_object_or_a_refusal(body):
     found, error = outcome(lambda: parse_object(body, MOST_VALUES))

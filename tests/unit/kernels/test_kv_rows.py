@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
@@ -118,7 +118,6 @@ def test_strided_numbers_and_rows(pool: Pool, precision: str) -> None:
 NUMBERS = st.floats(-6e4, 6e4, width=32)
 
 
-@settings(deadline=None)  # the first example loads libraries
 @given(
     x=arrays.arrays(
         np.float32, st.tuples(st.integers(1, 2), st.integers(1, 2), st.integers(1, 70)), elements=NUMBERS

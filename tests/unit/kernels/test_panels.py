@@ -70,7 +70,7 @@ shapes = st.tuples(st.integers(0, 70), st.integers(1, 140), st.sampled_from([1, 
 
 
 @pytest.mark.skipif(not AVAILABLE, reason="the native kernels are not built")
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shapes,
     st.sampled_from(BITS),
@@ -97,7 +97,7 @@ def test_native_products_have_the_bits_of_the_definition(
         np.testing.assert_array_equal(y, expected, isa)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @example(
     (51, 1, 8), 4, True, 1, "ties", 1
 )  # 4.5 of at most 9: a tie for a quotient, not for a rounded reciprocal

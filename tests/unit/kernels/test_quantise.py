@@ -140,7 +140,7 @@ def units(draw: st.DrawFn, least_exponent: int = -12) -> tuple[Array, PanelShape
     return values, PanelShape(draw(st.sampled_from([4, 8])), outputs, inputs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(units(), st.booleans())
 def test_within_half_a_step(unit: tuple[Array, PanelShape], search: bool) -> None:
     values, shape = unit
@@ -169,7 +169,7 @@ def values_of_groups(values: Array) -> Array:
     return found
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(units())
 def test_a_search_never_adds_to_the_error(unit: tuple[Array, PanelShape]) -> None:
     values, shape = unit
@@ -178,7 +178,7 @@ def test_a_search_never_adds_to_the_error(unit: tuple[Array, PanelShape]) -> Non
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(units(least_exponent=-1), st.booleans())
 def test_what_was_quantised_comes_back_as_it_was(unit: tuple[Array, PanelShape], search: bool) -> None:
     values, shape = unit
@@ -216,7 +216,7 @@ def test_blocks_as_of_gguf_keep_their_codes(engine: str, bits: int, search: bool
 
 
 @pytest.mark.parametrize("name", ENGINES[1:])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(units(), st.sampled_from(["f32", "bf16", "f16"]), st.booleans())
 def test_native_code_gives_the_bytes_of_numpy(
     name: str, unit: tuple[Array, PanelShape], dtype: str, search: bool

@@ -89,7 +89,7 @@ class Device:
         self.over = max(self.over, used - self.budget)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data(), some_blocks(), st.integers(1, 200), st.integers(1, 30), st.integers(1, 500))
 def test_weights_and_kv_cache_share_a_budget(
     data: st.DataObject, model: tuple[list[list[int]], int], capacity: int, grain: int, reading: int

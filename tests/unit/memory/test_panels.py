@@ -6,7 +6,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import IntegrityError, UserError
@@ -181,7 +181,6 @@ def test_damage_in_a_quantised_embedding_is_seen_at_first_use(make_pack: MakePac
             weights.embedding_rows([0, 3 * 128])
 
 
-@settings(deadline=None)  # the first example may load a library
 @given(st.sampled_from([4, 8]), st.integers(1, 140), st.integers(0, 2**32 - 1))
 def test_a_row_of_a_panel(bits: int, inputs: int, seed: int) -> None:
     """The numbers that the whole panel has there."""

@@ -302,4 +302,4 @@ class Schedules(RuleBasedStateMachine):
 
 
 TestSchedules = Schedules.TestCase
-TestSchedules.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestSchedules.settings = settings(max_examples=150, stateful_step_count=50)

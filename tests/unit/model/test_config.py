@@ -254,7 +254,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
     ours = parse(preset("qwen3-0.6b")).to_json()
@@ -269,7 +269,7 @@ def test_any_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
     assert config is None or ModelConfig.from_json(config.to_json()) == config
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(data=st.data())
 def test_any_huggingface_field_of_any_value_is_read_or_refused(data: st.DataObject) -> None:
     values = preset("qwen2.5-0.5b") | {

@@ -218,7 +218,7 @@ def test_a_mixture_goes_by_most_of_the_weights(tmp_path: Path) -> None:
     assert mostly.storage(None).layers is Q8
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), kind=st.sampled_from(["Q4_0", "Q8_0", "F16"]))
 def test_any_rectangle(tmp_path: Path, data: Any, kind: str) -> None:
     path = TinyGguf(layers=1, kinds={"": kind}, heads=3, kv_heads=3).write(tmp_path / "f.gguf")

@@ -154,7 +154,7 @@ def opened(path: Path, data: bytes) -> GgufModel | str:
         return str(error)
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_file_that_is_cut_short(small: Path, tmp_path: Path, data: Any) -> None:
     whole = small.read_bytes()
@@ -163,7 +163,7 @@ def test_a_file_that_is_cut_short(small: Path, tmp_path: Path, data: Any) -> Non
     assert isinstance(opened(tmp_path / "cut.gguf", whole[:length]), str)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_flipped_bits_end_in_a_model_or_in_a_line(small: Path, tmp_path: Path, data: Any) -> None:
     whole = bytearray(small.read_bytes())

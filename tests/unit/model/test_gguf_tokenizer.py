@@ -154,7 +154,7 @@ def by_the_rule(text: str, keys: Mapping[str, Any]) -> list[int]:
     return ids
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=st.text("abn é", max_size=24))
 def test_pieces_by_their_scores(piece_tokenizer: Tokenizer, piece_keys: dict[str, Any], text: str) -> None:
     ids = by_the_rule(text, piece_keys)

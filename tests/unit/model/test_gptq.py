@@ -116,7 +116,7 @@ def test_scales_of_other_types(tmp_path: Path, dtype: Any) -> None:
         assert (source.read_codes(name, range(64), range(64), 8) is None) == (dtype is np.float32)
 
 
-@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), method=st.sampled_from(["gptq", "awq"]), act_order=st.booleans())
 def test_any_rectangle(
     tmp_path_factory: pytest.TempPathFactory, data: Any, method: str, act_order: bool

@@ -149,7 +149,7 @@ NAMES = st.text("abc.xyz_01", min_size=1, max_size=8)
 SHAPES = st.lists(st.integers(0, 4), max_size=3)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(shapes=st.dictionaries(NAMES, SHAPES, max_size=6))
 def test_whatever_the_library_writes_is_read(
     tmp_path_factory: pytest.TempPathFactory, shapes: dict[str, list[int]]
@@ -159,7 +159,7 @@ def test_whatever_the_library_writes_is_read(
     assert {name: list(entry.shape) for name, entry in read(path).entries.items()} == shapes
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_damaged_bytes_are_refused_or_harmless(
     tmp_path_factory: pytest.TempPathFactory, data: st.DataObject

@@ -245,7 +245,7 @@ class TestDetokenizer:
             assert text + detokenizer.finish() == "hello there"
 
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
-    @settings(max_examples=300, deadline=None)
+    @settings(max_examples=300)
     @given(data=st.data())
     def test_any_ids_give_the_text_of_all(self, kind: str, data: st.DataObject) -> None:
         """Random ids: broken UTF-8, special tokens inside of byte runs, ids beyond the vocabulary."""
@@ -257,7 +257,7 @@ class TestDetokenizer:
         assert "".join(parts) == tokenizer.decode(ids, skip_special=skip)
 
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
-    @settings(max_examples=200, deadline=None)
+    @settings(max_examples=200)
     @given(text=st.text(max_size=30))
     def test_any_text_streams_in_whole_characters(self, kind: str, text: str) -> None:
         tokenizer = TOKENIZERS[kind]

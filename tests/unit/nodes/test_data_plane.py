@@ -184,6 +184,28 @@ def test_such_a_link_is_missed_before_anybody_needs_it() -> None:
         assert (caught.value.rank, caught.value.cause) == (1, "its connection broke")
 
 
+@pytest.mark.parametrize(
+    ("bulk", "lost", "cause"),
+    [("star", 0, "the test said so"), ("mesh", 1, "its connection broke")],
+)
+def test_between_steps_it_is_missed_where_steps_need_it(bulk: Collective, lost: int, cause: str) -> None:
+    with Joining(3) as joining:
+        joining.all()
+        joining.planes[0].communicator.announce(StepPlan(EPOCH, 1, (), 1, 1, bulk_collective=bulk))
+        last = joining.planes[2].communicator
+        last.next_plan()
+        joining.close(1)
+        told = threading.Timer(2.0, joining.alive[2].lose, (0, "the test said so"))
+        told.start()
+        try:
+            with pytest.raises(PeerLost) as caught:
+                last.next_plan()
+        finally:
+            told.cancel()
+            told.join()
+        assert (caught.value.rank, caught.value.cause) == (lost, cause)
+
+
 def test_what_came_too_late_and_what_no_honest_node_sends_is_counted() -> None:
     with Joining(3) as joining:
         first, second, third = joining.all()

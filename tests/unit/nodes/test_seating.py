@@ -145,7 +145,7 @@ def claimed(draw: st.DrawFn) -> tuple[Machine, ...]:
     return tuple(found)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(claimed(), st.integers(0, 3), st.sampled_from([0, 100 * MIB, GIB, 4 * GIB]), st.booleans())
 def test_no_claim_of_a_worker_breaks_the_planner(
     machines: tuple[Machine, ...], min_workers: int, memory_bytes: int, quantised: bool

@@ -15,7 +15,7 @@ def random_codes(bits: int, outputs: int, inputs: int, seed: int = 0) -> Codes:
     return Codes(bits, codes, scales)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     bits=st.sampled_from([4, 8]),
     outputs=st.integers(1, 40),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.pack.stored import as_f32, check_matrix
@@ -219,7 +219,6 @@ matrices = st.builds(
 )
 
 
-@settings(deadline=None)
 @given(matrices, st.sampled_from([2, 4]))
 def test_pieces_cover_a_matrix_in_order(spec: MatrixSpec, itemsize: int) -> None:
     matrix = BlobLayout.of(BlobSpec((spec,)), Q4).matrix("q")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import IntegrityError, UserError
@@ -81,7 +81,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(["precision", "precisions", "search", "vectors"]), json_values))
 def test_any_fields_are_a_storage_or_an_error(fields: dict[str, object]) -> None:
     try:

@@ -119,7 +119,7 @@ def test_forged_manifests_and_tables_are_refused(pack, tmp_path):
     assert not left.exists()
 
 
-@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(seed=st.integers(0, 2**32), crashes=st.sets(st.integers(0, 40), max_size=4))
 def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
     """Ranges come in random order and batches; the folder is copied between steps as a crash would leave it."""

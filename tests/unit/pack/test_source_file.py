@@ -112,6 +112,22 @@ def test_what_is_in_the_page_cache_is_taken_from_there(
     assert sizes == []
 
 
+def test_asking_for_it_leaves_nothing_in_the_page_cache(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours share a page, and so do a first reading and a second."""
+    with path.open("rb") as opened:
+        os.fsync(opened.fileno())
+        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    sizes = direct_reads(monkeypatch)
+    for passes in (1, 2):
+        file = SourceFile(path)
+        for first in range(100, SIZE, 1 << 20):
+            assert file.array(first, (1 << 18,), F32).tobytes() == DATA[first : first + (1 << 20)].tobytes()
+        file.close()
+        if not sizes:
+            pytest.skip(f"{path.parent} keeps in memory what is written there, or does not tell")
+        assert sizes == [1 << 20] * 3 * passes
+
+
 def test_where_the_page_cache_would_have_to_wait(
     any_file: SourceFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from itertools import combinations
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import InternalError
@@ -275,7 +275,6 @@ SLACK = 1 + 1e-9
 nbytes_s = st.integers(0, 1 << 24)
 
 
-@settings(deadline=None)
 @given(networks(), nbytes_s)
 def test_the_choice_is_never_slower_than_the_star_nor_changes_a_bit(facts, nbytes):
     found = choose(nbytes, facts)
@@ -284,7 +283,6 @@ def test_the_choice_is_never_slower_than_the_star_nor_changes_a_bit(facts, nbyte
     assert found.why
 
 
-@settings(deadline=None)
 @given(networks(), st.sampled_from(COLLECTIVES), nbytes_s, nbytes_s)
 def test_more_bytes_never_take_less(facts, collective, one, other):
     less, more = sorted((one, other))
@@ -293,7 +291,6 @@ def test_more_bytes_never_take_less(facts, collective, one, other):
         assert found.seconds <= predict(collective, more, facts).seconds * SLACK
 
 
-@settings(deadline=None)
 @given(networks(), st.sampled_from(COLLECTIVES), nbytes_s, st.data())
 def test_a_slower_link_never_makes_it_faster(facts, collective, nbytes, data):
     pair = data.draw(st.sampled_from(sorted(facts.links)))
@@ -306,7 +303,6 @@ def test_a_slower_link_never_makes_it_faster(facts, collective, nbytes, data):
         assert found.seconds <= predict(collective, nbytes, worse).seconds * SLACK
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), latencies, rates, nbytes_s)
 def test_over_equal_links_the_ring_is_never_faster_than_two_shot(size, latency_s, rate, nbytes):
     facts = alike(size, latency_s, rate)

@@ -100,10 +100,12 @@ struct Quantiser {
     template <WeightKind KIND>
     static TPIEDGE_INLINE void load(const void *values, int64_t stride, int outputs, int inputs, Tile &tile) {
         Ints columns[GROUP];
-        if (KIND != WeightKind::F32 && outputs == LANES && inputs == GROUP) {
-            V::columns(static_cast<const uint16_t *>(values), stride, columns);
-        } else {
+        if (outputs < LANES || inputs < GROUP) {
             gather<KIND>(values, stride, outputs, inputs, columns);
+        } else if (KIND == WeightKind::F32) {
+            gather<KIND>(values, stride, LANES, GROUP, columns);
+        } else {
+            V::columns(static_cast<const uint16_t *>(values), stride, columns);
         }
         for (int i = 0; i < GROUP; i++) {
             const Ints bits = columns[i];
@@ -216,11 +218,7 @@ struct Quantiser {
         const int inputs = static_cast<int>(unit.inputs - input < GROUP ? unit.inputs - input : GROUP);
         const char *from = static_cast<const char *>(unit.values) + (first_output * unit.stride + input) * SIZE;
         Tile tile;
-        if (outputs == LANES && inputs == GROUP) {
-            load<KIND>(from, unit.stride, LANES, GROUP, tile);
-        } else {
-            load<KIND>(from, unit.stride, outputs, inputs, tile);
-        }
+        load<KIND>(from, unit.stride, outputs, inputs, tile);
         Floats extreme, error = {};
         if (!extremes(tile, extreme)) return false;
         Scale scale = stored(BITS == 8 ? magnitude(extreme) / 127.0f : extreme / -Q4_DIVISORS[0]);
