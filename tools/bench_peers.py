@@ -1,7 +1,7 @@
 """Compare tpiedge with other software on this computer, side by side in one run.
 
     .venv/bin/python tools/bench_peers.py transformers CHECKPOINT --precision bf16 [--compute bf16] [--threads 2]
-    .venv/bin/python tools/bench_peers.py offload [--json] [--limits 60%,90%] [--repeats 5]
+    .venv/bin/python tools/bench_peers.py offload [--precision q4] [--json] [--limits 60%,90%] [--repeats 5]
     .venv/bin/python tools/bench_peers.py decode [--shapes 1.1b,7b] [--precisions q4,q8] [--threads 1,2] [--repeats 5]
     .venv/bin/python tools/bench_peers.py allreduce [--testbed paper-8] [--nodes 2,4,8] [--bytes 4]
 
@@ -9,9 +9,10 @@ transformers: both hold the same weights at the same time and answer in alternat
 neighbour hits both. Make the checkpoint with tools/make_checkpoint.py.
 
 offload: a model larger than its memory. tpiedge, llama.cpp (memory-mapped), accelerate (disk_offload, and device_map
-with offload_folder) and AirLLM decode with the same bf16 weights, each in a fresh process under the same limit of a
-control group, which counts page cache too; in alternation, with the disk's own rate measured between. The others are
-installed and built on the first run, which takes about ten minutes. Linux, root.
+with offload_folder) and AirLLM decode with the same bf16 weights, or tpiedge and llama.cpp with as many bits of four or
+eight; each in a fresh process under the same limit of a control group, which counts page cache too; in alternation,
+with the disk's own rate measured between. The others are installed and built on the first run, which takes about ten
+minutes. Linux, root.
 
 decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8) and threads, all weights in
 memory: tokens per second of a prompt and of an answer. Random weights of real shapes are written for it and removed
@@ -31,7 +32,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import get_args
 
-from peers.decode import PRECISIONS, SHAPES, compare_decode
+from peers.decode import compare_decode
+from peers.models import PRECISIONS, SHAPES
 from peers.offload import PEERS, compare_offload
 from peers.table import table
 from platformdirs import user_cache_path
@@ -83,7 +85,11 @@ def _add_transformers(verb: argparse.ArgumentParser) -> None:
 
 def _add_offload(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(compare=_offload)
-    verb.add_argument("--checkpoint", type=Path, help="bf16 [default: random, of the 1.1B shape]")
+    verb.add_argument("--checkpoint", type=Path, help="in bf16 [default: random]")
+    verb.add_argument("--shape", choices=SHAPES, default="1.1b", help="of random weights [default: 1.1b]")
+    verb.add_argument(
+        "--precision", choices=PRECISIONS, default="bf16", help="of random weights [default: bf16]"
+    )
     verb.add_argument("--limits", default="60%,90%", help="parts of the model's file, or sizes: 60%%,700MB")
     verb.add_argument(
         "--peers", type=_names_of(PEERS), default=PEERS, help=f"of: {', '.join(PEERS)} [default: all]"

@@ -105,17 +105,18 @@ def _llama_cpp(work: Work) -> Contestant:
 
 
 def _accelerate(work: Work) -> Contestant:
+    checkpoint = work.models.checkpoint()
     python = make_environment(work.folder, "accelerate")
     offload = work.models.offload(python)
     driver = [str(python), str(DRIVERS / "accelerate_disk.py"), "disk_offload"]
-    command = [*driver, str(work.models.checkpoint()), str(offload), *_decoding(work)]
+    command = [*driver, str(checkpoint), str(offload), *_decoding(work)]
     files = (offload, *_libraries())
     return Contestant("accelerate", lambda _limit: command, read_driver, files, settings=_HEAP_GIVEN_BACK)
 
 
 def _accelerate_map(work: Work) -> Contestant:
-    python = make_environment(work.folder, "accelerate")
     checkpoint = work.models.checkpoint()
+    python = make_environment(work.folder, "accelerate")
 
     def command(limit: Limit) -> list[str]:
         ram_bytes = max(0, limit.nbytes - _MAP_RESERVE)
@@ -127,10 +128,11 @@ def _accelerate_map(work: Work) -> Contestant:
 
 
 def _airllm(work: Work) -> Contestant:
+    checkpoint = work.models.checkpoint()
     python = make_environment(work.folder, "accelerate", "scipy", "sentencepiece", "airllm")
     split = work.models.split(python)
     driver = [str(python), str(DRIVERS / "airllm_stream.py"), "decode"]
-    command = [*driver, str(work.models.checkpoint()), str(split), *_decoding(work)]
+    command = [*driver, str(checkpoint), str(split), *_decoding(work)]
     return Contestant("airllm", lambda _limit: command, read_driver, (split, *_libraries()), share=0.6)
 
 

@@ -22,15 +22,13 @@ from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.nodes.device import default_threads
 
 from .install import VERSIONS, build_llama_bench, checked
-from .models import TPIEDGE
+from .models import SHAPES, TPIEDGE
 from .random_gguf import write_random_gguf
 from .record import printed
 from .spread import ratios
 
-__all__ = ["PRECISIONS", "SHAPES", "Speed", "compare_decode", "read_speed", "report_of_setting"]
+__all__ = ["Speed", "compare_decode", "read_speed", "report_of_setting"]
 
-SHAPES = {"1.1b": "tinyllama", "7b": "llama2-7b"}
-PRECISIONS = ("q4", "q8", "bf16")
 _REQUIRED = {"prefill": 2.0, "decode": 1.0}
 _DECODE_PROMPT = 1
 _DEADLINE_S = 900.0

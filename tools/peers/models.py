@@ -6,9 +6,14 @@ from pathlib import Path
 from tpiedge.errors import UserError
 
 from .gguf import write_gguf
-from .install import checked
+from .install import NotInstalled, checked
+from .random_gguf import write_random_gguf
 
-__all__ = ["DRIVERS", "TPIEDGE", "Models"]
+__all__ = ["DRIVERS", "PRECISIONS", "SHAPES", "TPIEDGE", "Models", "RandomModels"]
+
+SHAPES = {"1.1b": "tinyllama", "7b": "llama2-7b"}
+"""Of random weights -> the preset."""
+PRECISIONS = ("q4", "q8", "bf16")
 
 DRIVERS = Path(__file__).parent / "drivers"
 TPIEDGE = Path(sys.executable).with_name("tpiedge")
@@ -16,15 +21,16 @@ _TOOLS = Path(__file__).parents[1]
 
 
 class Models:
-    """Below `folder`, from `checkpoint`; without one, a random one of the 1.1B shape in bf16.
+    """Below `folder`, from `checkpoint`; without one, a random one in the shape of `preset` in bf16.
 
     Each method makes what it returns where that is missing; a half-made form is made again. Raises NotInstalled
     where a step fails.
     """
 
-    def __init__(self, folder: Path, checkpoint: Path | None) -> None:
+    def __init__(self, folder: Path, checkpoint: Path | None, preset: str = "tinyllama") -> None:
         self._folder = folder
         self._given = checkpoint
+        self._preset = preset
         if checkpoint is not None and not (checkpoint / "config.json").is_file():
             raise UserError(f"{checkpoint} is no checkpoint: it has no config.json")
 
@@ -32,14 +38,19 @@ class Models:
         """The Hugging Face checkpoint."""
         if self._given:
             return self._given
-        folder = self._folder / "tinyllama-bf16"
+        folder = self._folder / self.name
         if not folder.exists():
             tool = str(_TOOLS / "make_checkpoint.py")
-            checked([sys.executable, tool, "--preset", "tinyllama", "--dtype", "bf16", str(folder)])
+            checked([sys.executable, tool, "--preset", self._preset, "--dtype", "bf16", str(folder)])
         return folder
 
+    @property
+    def name(self) -> str:
+        """What every form's begins with."""
+        return self._given.name if self._given else f"{self._preset}-bf16"
+
     def weights(self) -> list[Path]:
-        """The checkpoint's files of tensors."""
+        """The files of tensors by whose size limits are parts of the model."""
         return sorted(self.checkpoint().glob("*.safetensors"))
 
     def nbytes(self) -> int:
@@ -79,5 +90,36 @@ class Models:
         return folder
 
     def _form(self, kind: str) -> Path:
-        checkpoint = self.checkpoint()
-        return self._folder / f"{checkpoint.name}.{kind}"
+        return self._folder / f"{self.name}.{kind}"
+
+
+class RandomModels(Models):
+    """Quantised weights in the shape of `preset`, random in each form: equal in bits, not in values."""
+
+    def __init__(self, folder: Path, preset: str, precision: str) -> None:
+        super().__init__(folder, None, preset)
+        self._precision = precision
+
+    @property
+    def name(self) -> str:
+        return f"{self._preset}-{self._precision}"
+
+    def checkpoint(self) -> Path:
+        raise NotInstalled(f"it reads no {self._precision} weights")
+
+    def weights(self) -> list[Path]:
+        return [self.gguf()]
+
+    def pack(self) -> Path:
+        folder = self._form("pack")
+        if not (folder / "manifest.json").exists():
+            random = ["--random", self._preset, "--precision", self._precision]
+            checked([str(TPIEDGE), "pack", *random, "--out", str(folder)])
+        return folder
+
+    def gguf(self) -> Path:
+        path = self._form("gguf")
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_random_gguf(self._preset, self._precision, path)
+        return path

@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from types import FrameType
 
 from tpiedge.cli.benching import spread
+from tpiedge.errors import UserError
 from tpiedge.nodes.memory_group import MemoryUse, memory_group
 from tpiedge.units import format_bytes
 
@@ -19,10 +20,10 @@ from .contestants import MAKERS, Answer, Contestant, Work, environment, prepare
 from .disk import direct_rate, forget
 from .install import VERSIONS
 from .limits import Limit, parse_limits, required_ratio
-from .models import Models
+from .models import SHAPES, Models, RandomModels
 from .spread import ratios
 
-__all__ = ["PEERS", "Run", "compare_offload", "is_due", "report_of_limit"]
+__all__ = ["PEERS", "Run", "compare_offload", "is_due", "models_of", "report_of_limit"]
 
 _RATE_BYTES = 1_000_000_000
 _OWN = "tpiedge"
@@ -50,14 +51,14 @@ def compare_offload(arguments: argparse.Namespace) -> dict[str, object]:
     with memory_group(1 << 30):
         pass  # refuse before minutes of preparation
     signal.signal(signal.SIGTERM, _end)
-    models = Models(arguments.work / "models", arguments.checkpoint)
+    models = models_of(arguments)
     limits = parse_limits(arguments.limits, models.nbytes())
     work = Work(arguments.work, models, arguments.threads, arguments.tokens)
     contestants, missing = prepare((_OWN, *arguments.peers), work, MAKERS)
     os.sync()  # what was just written cannot be forgotten before
     found = [_compare_under(limit, contestants, work, arguments) for limit in limits]
     return {
-        "checkpoint": work.models.checkpoint().name,
+        "model": work.models.name,
         "model_bytes": work.models.nbytes(),
         "threads": work.threads,
         "tokens": {"tpiedge, llama.cpp": work.tokens, "others": work.few_tokens},
@@ -67,6 +68,19 @@ def compare_offload(arguments: argparse.Namespace) -> dict[str, object]:
         "environment": {contestant.name: dict(contestant.settings) for contestant in contestants},
         "limits": found,
     }
+
+
+def models_of(arguments: argparse.Namespace) -> Models:
+    """What the command line asks for. Raises UserError."""
+    folder, preset = arguments.work / "models", SHAPES[arguments.shape]
+    if arguments.precision == "bf16":
+        return Models(folder, arguments.checkpoint, preset)
+    if arguments.checkpoint:
+        raise UserError(
+            f"--checkpoint {arguments.checkpoint} is compared in bf16; leave it out for random weights in "
+            f"{arguments.precision}"
+        )
+    return RandomModels(folder, preset, arguments.precision)
 
 
 def _end(_signal: int, _frame: FrameType | None) -> None:

@@ -86,7 +86,7 @@ def test_the_table_tells_what_is_missed_failed_and_missing():
         "accelerate": [failed("no answer in 150 s")],
     }
     record = {
-        "checkpoint": "tiny",
+        "model": "tiny",
         "model_bytes": 1000,
         "threads": 2,
         "not_installed": {"airllm": "pip: no such version"},

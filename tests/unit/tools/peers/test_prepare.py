@@ -1,12 +1,15 @@
 """Who takes part: a peer that cannot be installed is told of, not left out silently."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
-from tools.peers.contestants import Answer, Contestant, Work, prepare
+from tools.peers import models
+from tools.peers.contestants import MAKERS, Answer, Contestant, Work, prepare
 from tools.peers.install import NotInstalled
-from tools.peers.models import Models
+from tools.peers.models import SHAPES, Models, RandomModels
+from tools.peers.offload import models_of
 from tpiedge.errors import UserError
 
 
@@ -47,6 +50,48 @@ def test_a_given_checkpoint_is_used_and_must_be_one(tmp_path):
     (tmp_path / "config.json").write_text("{}")
     for name, size in (("model-1.safetensors", 10), ("model-2.safetensors", 5)):
         Path(tmp_path / name).write_bytes(bytes(size))
-    models = Models(tmp_path / "work", tmp_path)
-    assert models.nbytes() == 15
-    assert models.checkpoint() == tmp_path
+    given = Models(tmp_path / "work", tmp_path)
+    assert given.nbytes() == 15
+    assert given.checkpoint() == tmp_path
+    assert given.name == tmp_path.name
+
+
+@pytest.mark.parametrize("precision", ["q4", "q8"])
+def test_who_reads_no_quantised_weights_is_left_out_before_it_is_installed(precision, tmp_path, capsys):
+    work = Work(tmp_path, RandomModels(tmp_path / "models", SHAPES["1.1b"], precision), threads=2, tokens=12)
+    names = ["accelerate", "accelerate device_map", "airllm"]
+    makers = {"own": ready("own")} | {name: MAKERS[name] for name in names}
+    found, missing = prepare(("own", *names), work, makers)
+    assert [contestant.name for contestant in found] == ["own"]
+    assert missing == dict.fromkeys(names, f"it reads no {precision} weights")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_quantised_weights_are_made_once_in_each_form(tmp_path, monkeypatch):
+    made = []
+
+    def write(preset: str, precision: str, out: Path) -> None:
+        made.append((preset, precision))
+        out.write_bytes(bytes(7))
+
+    def pack(command: list[str]) -> None:
+        made.append(command[1:])
+        out = Path(command[-1])
+        out.mkdir()
+        (out / "manifest.json").touch()
+
+    monkeypatch.setattr(models, "write_random_gguf", write)
+    monkeypatch.setattr(models, "checked", pack)
+    quantised = RandomModels(tmp_path / "models", "llama2-7b", "q4")
+    for _ in range(2):
+        assert quantised.weights() == [quantised.gguf()] == [tmp_path / "models" / "llama2-7b-q4.gguf"]
+        assert quantised.nbytes() == 7
+        assert quantised.pack() == tmp_path / "models" / "llama2-7b-q4.pack"
+    options = ["--random", "llama2-7b", "--precision", "q4", "--out", str(quantised.pack())]
+    assert made == [("llama2-7b", "q4"), ["pack", *options]]
+
+
+def test_a_checkpoint_is_compared_in_bf16(tmp_path):
+    arguments = argparse.Namespace(work=tmp_path, checkpoint=tmp_path, shape="1.1b", precision="q4")
+    with pytest.raises(UserError, match="leave it out for random weights in q4"):
+        models_of(arguments)
