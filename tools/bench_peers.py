@@ -3,6 +3,7 @@
     .venv/bin/python tools/bench_peers.py transformers CHECKPOINT --precision bf16 [--compute bf16] [--threads 2]
     .venv/bin/python tools/bench_peers.py offload [--precision q4] [--json] [--limits 60%,90%] [--repeats 5]
     .venv/bin/python tools/bench_peers.py decode [--shapes 1.1b,7b] [--precisions q4,q8] [--threads 1,2] [--repeats 5]
+    .venv/bin/python tools/bench_peers.py decode --testbed pair --threads 1 [--wire int8] [--prompt-tokens 128]
     .venv/bin/python tools/bench_peers.py allreduce [--testbed paper-8] [--nodes 2,4,8] [--bytes 4]
 
 transformers: both hold the same weights at the same time and answer in alternation (A B A B ...), so that a noisy
@@ -17,7 +18,8 @@ minutes. Linux, root.
 decode: llama.cpp against one node of tpiedge with equal bits (Q4_0 and q4, Q8_0 and q8) and threads, all weights in
 memory: tokens per second of a prompt and of an answer. Random weights of real shapes are written for it and removed
 afterwards; the 7B shape takes up to 8 GB of disk and 16 GB of memory. Where it fails or is interrupted, what was
-measured before is printed all the same, with the error.
+measured before is printed all the same, with the error. With --testbed (Linux, root) both use two of its devices:
+tpiedge two nodes, llama.cpp its RPC server with half of the layers.
 
 allreduce: torch.distributed's gloo against tpiedge, one process per rank and both over the same links: those of a
 testbed (Linux, root), or loopback.
@@ -39,7 +41,7 @@ from peers.table import table
 from platformdirs import user_cache_path
 
 from tpiedge.errors import TpiedgeError
-from tpiedge.wire.fields import Choice
+from tpiedge.wire.fields import Choice, WirePrecision
 
 _INTERRUPTED = 130
 
@@ -114,6 +116,10 @@ def _add_decode(verb: argparse.ArgumentParser) -> None:
         "--precisions", type=_names_of(PRECISIONS), default=("q4", "q8"), help="[default: q4,q8]; bf16, too"
     )
     verb.add_argument("--threads", type=_counts, help="like 1,2 [default: 1, and all cores]")
+    verb.add_argument("--testbed", help="its name or file; on two of its devices [default: one machine]")
+    verb.add_argument(
+        "--wire", choices=get_args(WirePrecision), default="f32", help="what travels [default: f32]"
+    )
     verb.add_argument("--prompt-tokens", type=_positive, default=512)
     verb.add_argument("--tokens", type=_positive, default=64, help="of an answer [default: 64]")
     verb.add_argument("--repeats", type=_positive, default=5)

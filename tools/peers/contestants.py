@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .install import NotInstalled, build_llama_bench, make_environment
+from .install import NotInstalled, build_llama, make_environment
 from .limits import Limit
 from .models import DRIVERS, TPIEDGE, Models
 from .spread import prompt_ids
@@ -98,7 +98,7 @@ def _tpiedge(work: Work) -> Contestant:
 
 
 def _llama_cpp(work: Work) -> Contestant:
-    program, model = build_llama_bench(work.folder), work.models.gguf()
+    program, model = build_llama(work.folder), work.models.gguf()
     flags = {"-m": model, "-p": 0, "-n": work.tokens, "-r": 1, "-t": work.threads, "-lm": "mmap", "-ngl": 0}
     command = [str(program), *_flat(flags), "-o", "json"]
     return Contestant("llama.cpp", lambda _limit: command, read_llama_bench, (model, program))

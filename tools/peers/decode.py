@@ -1,4 +1,8 @@
-"""llama.cpp against one node of tpiedge with equal bits and threads, in alternation; all weights are in memory."""
+"""llama.cpp against tpiedge with equal bits and threads, in alternation; all weights are in memory.
+
+On one machine, or on two of a testbed: two nodes of tpiedge, each with a part of every layer, and llama.cpp with half
+of its layers on the other machine.
+"""
 
 import argparse
 import json
@@ -7,32 +11,37 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Final
 
 from tpiedge.cli.benching import ask, spread
 from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.cli.testbed_nodes import Emulated, emulated, places_on
 from tpiedge.errors import PeerError
 from tpiedge.nodes.cluster import LocalCluster
 from tpiedge.nodes.device import default_threads
+from tpiedge.wire.fields import WirePrecision
 
-from .install import VERSIONS, build_llama_bench, checked
+from .install import VERSIONS, build_llama, checked
 from .models import SHAPES, TPIEDGE
 from .random_gguf import write_random_gguf
 from .record import printed
+from .rpc_server import rpc_server
 from .spread import ratios
 
 __all__ = ["Speed", "compare_decode", "read_speed", "report_of_setting"]
 
 _REQUIRED = {"prefill": 2.0, "decode": 1.0}
+_REQUIRED_OF_TWO = {("7b", "q4"): {"decode": 1.2}}
 _DECODE_PROMPT = 1
 _DEADLINE_S = 900.0
 _LINE = 200
+_SERVER: Final = "ggml-rpc-server"
 
 Keep = Callable[[dict[str, Any]], None]
 """Takes what was found in one setting."""
@@ -53,6 +62,8 @@ class _Work:
     prompt_tokens: int
     tokens: int
     repeats: int
+    testbed: Emulated | None
+    wire: WirePrecision
 
 
 def compare_decode(arguments: argparse.Namespace) -> None:
@@ -66,6 +77,8 @@ def compare_decode(arguments: argparse.Namespace) -> None:
         "prompt_tokens": arguments.prompt_tokens,
         "tokens": arguments.tokens,
         "repeats": arguments.repeats,
+        "testbed": arguments.testbed,
+        "wire": arguments.wire,
         "settings": settings,
     }
     with printed(record, settings):
@@ -75,8 +88,12 @@ def compare_decode(arguments: argparse.Namespace) -> None:
 def _compare_all(arguments: argparse.Namespace, keep: Keep) -> None:
     signal.signal(signal.SIGTERM, _end)
     folder = arguments.work / "models" / f"decode-{os.getpid()}"
-    program = build_llama_bench(arguments.work)
-    work = _Work(program, folder, arguments.prompt_tokens, arguments.tokens, arguments.repeats)
+    testbed = emulated(arguments.testbed, 2)
+    program = build_llama(arguments.work)
+    if testbed is not None:
+        build_llama(arguments.work, _SERVER)
+    lengths = (arguments.prompt_tokens, arguments.tokens, arguments.repeats)
+    work = _Work(program, folder, *lengths, testbed, arguments.wire)
     folder.mkdir(parents=True)
     try:
         for shape in arguments.shapes:
@@ -118,29 +135,48 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
     """
     name = "{shape} {precision}, {threads} threads".format_map(setting)
     rounds: list[tuple[Speed, Speed]] = []
-    with _cluster(pack, setting["threads"], work) as (cluster, model):
+    with _cluster(pack, setting["threads"], work) as (cluster, model, flags):
         weight_bytes = sum(node.weight_bytes for node in cluster.stats())
         _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
         try:
             for repeat in range(work.repeats):
-                rounds.append((_peer_speed(gguf, setting["threads"], work), _own_speed(cluster, model, work)))
+                peer_speed = _peer_speed(gguf, setting["threads"], work, flags)
+                rounds.append((peer_speed, _own_speed(cluster, model, work)))
                 told = f"llama.cpp {_words(rounds[-1][0])}, tpiedge {_words(rounds[-1][1])}"
                 print(f"{name}, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
         finally:
             if rounds:
                 peer, own = zip(*rounds, strict=True)
-                found = report_of_setting(peer, own)
+                found = report_of_setting(peer, own, _required(setting, work))
                 keep({**setting, **found, "rounds": len(rounds), "tpiedge_weight_bytes": weight_bytes})
 
 
+def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:
+    if work.testbed is None:
+        return _REQUIRED
+    return _REQUIRED_OF_TWO.get((setting["shape"], setting["precision"]), {})
+
+
 @contextmanager
-def _cluster(pack: Path, threads: int, work: _Work) -> Iterator[tuple[LocalCluster, PreparedModel]]:
+def _cluster(
+    pack: Path, threads: int, work: _Work
+) -> Iterator[tuple[LocalCluster, PreparedModel, Mapping[str, object]]]:
+    """With the flags of llama-bench for the same machines, which are there during the block."""
     model = prepare(str(pack), None, None, None)
-    layout = Layout(1, None, threads, None)
+    nodes = 1 if work.testbed is None else 2
+    layout = Layout(nodes, None, threads, None, testbed=work.testbed, wire=work.wire)
     capacity = max(work.prompt_tokens + 1, _DECODE_PROMPT + work.tokens + 1)
     plan = plan_cluster(model, layout, capacity)
-    with launch(model, layout, plan, capacity) as cluster:
-        yield cluster, model
+    with ExitStack() as stack:
+        places = stack.enter_context(places_on(work.testbed))
+        cluster = stack.enter_context(launch(model, layout, plan, capacity, places=places))
+        flags: dict[str, object] = {"-ngl": 0}
+        if places:
+            server = work.program.with_name(_SERVER)
+            address = stack.enter_context(rpc_server(server, places[1], threads, work.folder))
+            # These count from the last one, which is the head: about half of what is to be read for a token.
+            flags = {"--rpc": address, "-ngl": model.config.num_layers // 2}
+        yield cluster, model, flags
 
 
 def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Speed:
@@ -150,8 +186,8 @@ def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Spee
     return Speed(work.prompt_tokens / prefill.ttft_s, 1 / (decode.s_per_token or float("inf")))
 
 
-def _peer_speed(gguf: Path, threads: int, work: _Work) -> Speed:
-    flags = {"-m": gguf, "-p": work.prompt_tokens, "-n": work.tokens, "-r": 1, "-t": threads, "-ngl": 0}
+def _peer_speed(gguf: Path, threads: int, work: _Work, more: Mapping[str, object]) -> Speed:
+    flags = {"-m": gguf, "-p": work.prompt_tokens, "-n": work.tokens, "-r": 1, "-t": threads, **more}
     command = [str(work.program), *(str(word) for pair in flags.items() for word in pair), "-o", "json"]
     try:
         ended = subprocess.run(
@@ -178,18 +214,20 @@ def read_speed(out: str) -> Speed:
     return Speed(prefill, decode)
 
 
-def report_of_setting(peer: Sequence[Speed], own: Sequence[Speed]) -> dict[str, object]:
+def report_of_setting(
+    peer: Sequence[Speed], own: Sequence[Speed], required: Mapping[str, float] = _REQUIRED
+) -> dict[str, object]:
     """Tokens per second of both, and how many times faster tpiedge was, round by round."""
     report: dict[str, object] = {}
-    for kind in _REQUIRED:
+    for kind in ("prefill", "decode"):
         theirs, ours = ([getattr(speed, kind) for speed in speeds] for speeds in (peer, own))
         found = spread(ratios(ours, theirs))
         report[kind] = {
             "llama_cpp_tokens_per_s": spread(theirs),
             "tpiedge_tokens_per_s": spread(ours),
             "times_faster_than_llama_cpp": found,
-            "required": _REQUIRED[kind],
-            "met": found["median"] >= _REQUIRED[kind],
+            "required": required.get(kind),
+            "met": found["median"] >= required[kind] if kind in required else None,
         }
     return report
 

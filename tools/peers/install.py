@@ -11,10 +11,14 @@ import tarfile
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from tpiedge.errors import TpiedgeError
 
-__all__ = ["VERSIONS", "NotInstalled", "build_llama_bench", "checked", "make_environment"]
+__all__ = ["VERSIONS", "NotInstalled", "build_llama", "checked", "make_environment"]
+
+LlamaProgram = Literal["llama-bench", "ggml-rpc-server"]
+
 
 VERSIONS = {
     "accelerate": "1.15.0",
@@ -31,6 +35,7 @@ _LINE = 200
 _CMAKE_FLAGS = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DGGML_NATIVE=ON",
+    "-DGGML_RPC=ON",
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
@@ -69,15 +74,15 @@ def _site_packages(environment: Path) -> Path:
     return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
-def build_llama_bench(work: Path) -> Path:
-    """llama.cpp's own benchmark program, built for this processor. Raises NotInstalled."""
+def build_llama(work: Path, program: LlamaProgram = "llama-bench") -> Path:
+    """llama.cpp's own benchmark, or its server for layers, built for this processor. Raises NotInstalled."""
     folder = work / "llama.cpp"
-    program = folder / "build" / "bin" / "llama-bench"
-    if not program.exists():
+    built = folder / "build" / "bin" / program
+    if not built.exists():
         sources = _llama_sources(folder)
         checked(["cmake", "-S", str(sources), "-B", str(folder / "build"), *_CMAKE_FLAGS])
-        checked(["cmake", "--build", str(folder / "build"), "--target", "llama-bench", "--parallel", "2"])
-    return program
+        checked(["cmake", "--build", str(folder / "build"), "--target", program, "--parallel", "2"])
+    return built
 
 
 def _llama_sources(folder: Path) -> Path:

@@ -39,6 +39,9 @@ def test_ratios_are_of_pairs() -> None:
     assert decode["met"] is True
     assert decode["tpiedge_tokens_per_s"] == {"median": 18, "min": 10, "max": 40}
     assert report_of_setting(peer, [Speed(100, 9)] * 3)["decode"]["met"] is False
+    of_two = report_of_setting(peer, own, {"decode": 1.2})
+    assert (of_two["prefill"]["required"], of_two["prefill"]["met"]) == (None, None)
+    assert (of_two["decode"]["required"], of_two["decode"]["met"]) == (1.2, False)
 
 
 # A comparison that ends early keeps what it has found.
@@ -52,13 +55,15 @@ def compare(
     run of llama.cpp with its number."""
 
     @contextlib.contextmanager
-    def cluster(_pack: Path, _threads: int, _work: object) -> Iterator[tuple[object, None]]:
-        yield SimpleNamespace(stats=lambda: [SimpleNamespace(weight_bytes=7)]), None
+    def cluster(
+        _pack: Path, _threads: int, _work: object
+    ) -> Iterator[tuple[object, None, dict[str, object]]]:
+        yield SimpleNamespace(stats=lambda: [SimpleNamespace(weight_bytes=7)]), None, {}
 
     def write(_shape: str, _precision: str, path: Path) -> None:
         path.write_bytes(b"gguf")
 
-    monkeypatch.setattr(decode, "build_llama_bench", lambda _work: Path("llama-bench"))
+    monkeypatch.setattr(decode, "build_llama", lambda _work: Path("llama-bench"))
     monkeypatch.setattr(decode, "write_random_gguf", write)
     monkeypatch.setattr(decode, "checked", lambda _command: None)
     monkeypatch.setattr(decode, "_cluster", cluster)
@@ -76,7 +81,7 @@ def compare(
 
         monkeypatch.setattr(decode, "_peer_speed", peer)
         wish = {"shapes": ["1.1b"], "precisions": ["q4", "q8"], "threads": (1, 2), "prompt_tokens": 8}
-        arguments = argparse.Namespace(**wish, work=tmp_path, tokens=4, repeats=3)
+        arguments = argparse.Namespace(**wish, work=tmp_path, tokens=4, repeats=3, testbed=None, wire="f32")
         try:
             compare_decode(arguments)
         finally:
@@ -144,4 +149,4 @@ def test_a_run_that_does_not_end_is_the_peers_fault(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(subprocess, "run", run)
     work = SimpleNamespace(program=Path("llama-bench"), prompt_tokens=1, tokens=1)
     with pytest.raises(PeerError, match="did not end within 900 s"):
-        decode._peer_speed(Path("model.gguf"), 1, work)  # type: ignore[arg-type]
+        decode._peer_speed(Path("model.gguf"), 1, work, {"-ngl": 0})  # type: ignore[arg-type]
