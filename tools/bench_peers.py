@@ -88,7 +88,7 @@ def _add_transformers(verb: argparse.ArgumentParser) -> None:
 def _add_offload(verb: argparse.ArgumentParser) -> None:
     verb.set_defaults(compare=_offload)
     verb.add_argument("--checkpoint", type=Path, help="in bf16 [default: random]")
-    verb.add_argument("--shape", choices=SHAPES, default="1.1b", help="of random weights [default: 1.1b]")
+    verb.add_argument("--shape", choices=SHAPES, help="of random weights [default: 1.1b]")
     verb.add_argument(
         "--precision", choices=PRECISIONS, default="bf16", help="of random weights [default: bf16]"
     )

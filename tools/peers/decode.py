@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
@@ -42,6 +42,8 @@ _DECODE_PROMPT = 1
 _DEADLINE_S = 900.0
 _LINE = 200
 _SERVER: Final = "ggml-rpc-server"
+_SENT = "rpc"
+"""Where the server keeps what it was sent."""
 
 Keep = Callable[[dict[str, Any]], None]
 """Takes what was found in one setting."""
@@ -64,6 +66,14 @@ class _Work:
     repeats: int
     testbed: Emulated | None
     wire: WirePrecision
+
+
+@dataclass(frozen=True)
+class _Machines:
+    """Where llama-bench runs, and what it is told of the others. By default this one alone."""
+
+    prefix: tuple[str, ...] = ()
+    flags: Mapping[str, object] = field(default_factory=lambda: {"-ngl": 0})
 
 
 def compare_decode(arguments: argparse.Namespace) -> None:
@@ -125,7 +135,8 @@ def _compare(shape: str, precision: str, threads: Sequence[int], work: _Work, ke
             _alternate(setting, gguf, pack, work, keep)
     finally:
         gguf.unlink(missing_ok=True)
-        shutil.rmtree(pack, ignore_errors=True)
+        for folder in (pack, work.folder / _SENT):
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, keep: Keep) -> None:
@@ -135,12 +146,12 @@ def _alternate(setting: dict[str, Any], gguf: Path, pack: Path, work: _Work, kee
     """
     name = "{shape} {precision}, {threads} threads".format_map(setting)
     rounds: list[tuple[Speed, Speed]] = []
-    with _cluster(pack, setting["threads"], work) as (cluster, model, flags):
+    with _cluster(pack, setting["threads"], work) as (cluster, model, machines):
         weight_bytes = sum(node.weight_bytes for node in cluster.stats())
         _own_speed(cluster, model, work)  # warm-up; llama-bench has one of its own
         try:
             for repeat in range(work.repeats):
-                peer_speed = _peer_speed(gguf, setting["threads"], work, flags)
+                peer_speed = _peer_speed(gguf, setting["threads"], work, machines)
                 rounds.append((peer_speed, _own_speed(cluster, model, work)))
                 told = f"llama.cpp {_words(rounds[-1][0])}, tpiedge {_words(rounds[-1][1])}"
                 print(f"{name}, {repeat + 1} of {work.repeats}: {told}", file=sys.stderr)
@@ -160,8 +171,8 @@ def _required(setting: dict[str, Any], work: _Work) -> Mapping[str, float]:
 @contextmanager
 def _cluster(
     pack: Path, threads: int, work: _Work
-) -> Iterator[tuple[LocalCluster, PreparedModel, Mapping[str, object]]]:
-    """With the flags of llama-bench for the same machines, which are there during the block."""
+) -> Iterator[tuple[LocalCluster, PreparedModel, _Machines]]:
+    """With the same machines for llama-bench, which are there during the block."""
     model = prepare(str(pack), None, None, None)
     nodes = 1 if work.testbed is None else 2
     layout = Layout(nodes, None, threads, None, testbed=work.testbed, wire=work.wire)
@@ -170,13 +181,14 @@ def _cluster(
     with ExitStack() as stack:
         places = stack.enter_context(places_on(work.testbed))
         cluster = stack.enter_context(launch(model, layout, plan, capacity, places=places))
-        flags: dict[str, object] = {"-ngl": 0}
+        machines = _Machines()
         if places:
             server = work.program.with_name(_SERVER)
             address = stack.enter_context(rpc_server(server, places[1], threads, work.folder))
             # These count from the last one, which is the head: about half of what is to be read for a token.
             flags = {"--rpc": address, "-ngl": model.config.num_layers // 2}
-        yield cluster, model, flags
+            machines = _Machines(places[0].prefix, flags)
+        yield cluster, model, machines
 
 
 def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Speed:
@@ -186,9 +198,17 @@ def _own_speed(cluster: LocalCluster, model: PreparedModel, work: _Work) -> Spee
     return Speed(work.prompt_tokens / prefill.ttft_s, 1 / (decode.s_per_token or float("inf")))
 
 
-def _peer_speed(gguf: Path, threads: int, work: _Work, more: Mapping[str, object]) -> Speed:
-    flags = {"-m": gguf, "-p": work.prompt_tokens, "-n": work.tokens, "-r": 1, "-t": threads, **more}
-    command = [str(work.program), *(str(word) for pair in flags.items() for word in pair), "-o", "json"]
+def _peer_speed(gguf: Path, threads: int, work: _Work, machines: _Machines) -> Speed:
+    flags = {
+        "-m": gguf,
+        "-p": work.prompt_tokens,
+        "-n": work.tokens,
+        "-r": 1,
+        "-t": threads,
+        **machines.flags,
+    }
+    words = [str(word) for pair in flags.items() for word in pair]
+    command = [*machines.prefix, str(work.program), *words, "-o", "json"]
     try:
         ended = subprocess.run(
             command,

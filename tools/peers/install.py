@@ -30,6 +30,7 @@ VERSIONS = {
 
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 _SECONDS = 3600.0
+_BUILD = "build-rpc"  # named by what is in it, so that one with other flags is not taken
 _LINE = 200
 
 _CMAKE_FLAGS = (
@@ -77,11 +78,11 @@ def _site_packages(environment: Path) -> Path:
 def build_llama(work: Path, program: LlamaProgram = "llama-bench") -> Path:
     """llama.cpp's own benchmark, or its server for layers, built for this processor. Raises NotInstalled."""
     folder = work / "llama.cpp"
-    built = folder / "build" / "bin" / program
+    built = folder / _BUILD / "bin" / program
     if not built.exists():
         sources = _llama_sources(folder)
-        checked(["cmake", "-S", str(sources), "-B", str(folder / "build"), *_CMAKE_FLAGS])
-        checked(["cmake", "--build", str(folder / "build"), "--target", program, "--parallel", "2"])
+        checked(["cmake", "-S", str(sources), "-B", str(folder / _BUILD), *_CMAKE_FLAGS])
+        checked(["cmake", "--build", str(folder / _BUILD), "--target", program, "--parallel", "2"])
     return built
 
 

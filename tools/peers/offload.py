@@ -72,14 +72,14 @@ def compare_offload(arguments: argparse.Namespace) -> dict[str, object]:
 
 def models_of(arguments: argparse.Namespace) -> Models:
     """What the command line asks for. Raises UserError."""
-    folder, preset = arguments.work / "models", SHAPES[arguments.shape]
+    folder, preset = arguments.work / "models", SHAPES[arguments.shape or "1.1b"]
+    if arguments.checkpoint and (arguments.shape or arguments.precision != "bf16"):
+        raise UserError(
+            f"--checkpoint {arguments.checkpoint} is compared as it is, in bf16; leave it out for random weights of "
+            "another --shape or --precision"
+        )
     if arguments.precision == "bf16":
         return Models(folder, arguments.checkpoint, preset)
-    if arguments.checkpoint:
-        raise UserError(
-            f"--checkpoint {arguments.checkpoint} is compared in bf16; leave it out for random weights in "
-            f"{arguments.precision}"
-        )
     return RandomModels(folder, preset, arguments.precision)
 
 

@@ -17,6 +17,7 @@ __all__ = ["rpc_server"]
 _PORT = 50052
 _START_S = 20.0
 _END_S = 5.0
+_KILLED_S = 30.0
 _TAIL_BYTES = 300
 
 
@@ -24,8 +25,10 @@ _TAIL_BYTES = 300
 def rpc_server(program: Path, place: Place, threads: int, cache: Path) -> Iterator[str]:
     """The address of a server that runs during the block; it keeps in `cache` the weights that were sent to it.
 
-    Raises PeerError where it cannot be reached from here.
+    Raises PeerError where it cannot be reached from here, or something else is there.
     """
+    if _answers(place.host):
+        raise PeerError(f"something listens at {place.host}:{_PORT} already: end it")
     command = [*place.prefix, str(program), "-H", place.host, "-p", str(_PORT), "-t", str(threads), "-c"]
     with tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
@@ -47,15 +50,21 @@ def rpc_server(program: Path, place: Place, threads: int, cache: Path) -> Iterat
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(_KILLED_S)
 
 
 def _is_reached(process: "subprocess.Popen[bytes]", host: str) -> bool:
     deadline = time.monotonic() + _START_S
     while process.poll() is None and time.monotonic() < deadline:
-        try:
-            socket.create_connection((host, _PORT), timeout=1.0).close()
+        if _answers(host):
             return True
-        except OSError:
-            time.sleep(0.1)
+        time.sleep(0.1)
     return False
+
+
+def _answers(host: str) -> bool:
+    try:
+        socket.create_connection((host, _PORT), timeout=1.0).close()
+    except OSError:
+        return False
+    return True

@@ -16,6 +16,7 @@ import pytest
 from tools.peers import decode
 from tools.peers.decode import Speed, compare_decode, read_speed, report_of_setting
 from tpiedge.errors import PeerError
+from tpiedge.nodes.cluster import Place
 
 
 def test_what_llama_bench_says() -> None:
@@ -55,10 +56,8 @@ def compare(
     run of llama.cpp with its number."""
 
     @contextlib.contextmanager
-    def cluster(
-        _pack: Path, _threads: int, _work: object
-    ) -> Iterator[tuple[object, None, dict[str, object]]]:
-        yield SimpleNamespace(stats=lambda: [SimpleNamespace(weight_bytes=7)]), None, {}
+    def cluster(_pack: Path, _threads: int, _work: object) -> Iterator[tuple[object, None, decode._Machines]]:
+        yield SimpleNamespace(stats=lambda: [SimpleNamespace(weight_bytes=7)]), None, decode._Machines()
 
     def write(_shape: str, _precision: str, path: Path) -> None:
         path.write_bytes(b"gguf")
@@ -149,4 +148,35 @@ def test_a_run_that_does_not_end_is_the_peers_fault(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(subprocess, "run", run)
     work = SimpleNamespace(program=Path("llama-bench"), prompt_tokens=1, tokens=1)
     with pytest.raises(PeerError, match="did not end within 900 s"):
-        decode._peer_speed(Path("model.gguf"), 1, work, {"-ngl": 0})  # type: ignore[arg-type]
+        decode._peer_speed(Path("model.gguf"), 1, work, decode._Machines())  # type: ignore[arg-type]
+
+
+def test_two_machines_are_the_same_for_both(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Each at the place of a device, under its limits."""
+    places = (Place("10.0.0.1", ("enter", "one")), Place("10.0.0.2", ("enter", "two")))
+    asked: dict[str, Any] = {}
+
+    def launch(_model: object, layout: Any, *_: object, places: object) -> Any:
+        asked.update(nodes=layout.nodes, wire=layout.wire, places=places)
+        return contextlib.nullcontext("cluster")
+
+    def rpc_server(program: Path, place: Place, threads: int, cache: Path) -> Any:
+        asked.update(server=(program, place, threads, cache))
+        return contextlib.nullcontext("10.0.0.2:50052")
+
+    model = SimpleNamespace(config=SimpleNamespace(num_layers=22))
+    for name, found in (("prepare", model), ("plan_cluster", None)):
+        monkeypatch.setattr(decode, name, lambda *_, found=found: found)
+    monkeypatch.setattr(decode, "places_on", lambda _testbed: contextlib.nullcontext(places))
+    monkeypatch.setattr(decode, "launch", launch)
+    monkeypatch.setattr(decode, "rpc_server", rpc_server)
+    testbed: Any = "two devices"
+    work = decode._Work(Path("bin/llama-bench"), tmp_path, 8, 4, 1, testbed, "int8")
+    with decode._cluster(tmp_path / "pack", 1, work) as (cluster, _, machines):
+        assert cluster == "cluster"
+        assert machines.prefix == ("enter", "one")
+        assert machines.flags == {"--rpc": "10.0.0.2:50052", "-ngl": 11}
+    server = (Path("bin/ggml-rpc-server"), places[1], 1, tmp_path)
+    assert asked == {"nodes": 2, "wire": "int8", "places": places, "server": server}
+    assert decode._required({"shape": "7b", "precision": "q4"}, work) == {"decode": 1.2}
+    assert decode._required({"shape": "7b", "precision": "q8"}, work) == {}

@@ -91,7 +91,11 @@ def test_quantised_weights_are_made_once_in_each_form(tmp_path, monkeypatch):
     assert made == [("llama2-7b", "q4"), ["pack", *options]]
 
 
-def test_a_checkpoint_is_compared_in_bf16(tmp_path):
-    arguments = argparse.Namespace(work=tmp_path, checkpoint=tmp_path, shape="1.1b", precision="q4")
-    with pytest.raises(UserError, match="leave it out for random weights in q4"):
+@pytest.mark.parametrize(("shape", "precision"), [(None, "q4"), ("7b", "bf16")])
+def test_a_checkpoint_is_compared_as_it_is(tmp_path, shape, precision):
+    (tmp_path / "config.json").write_text("{}")
+    arguments = argparse.Namespace(work=tmp_path, checkpoint=tmp_path, shape=shape, precision=precision)
+    with pytest.raises(UserError, match="leave it out for random weights of another"):
         models_of(arguments)
+    arguments.checkpoint = None
+    assert models_of(arguments).name == f"{SHAPES[shape or '1.1b']}-{precision}"

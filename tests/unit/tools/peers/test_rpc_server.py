@@ -46,6 +46,16 @@ def test_it_is_there_during_the_block(program, tmp_path):
         socket.create_connection((host, int(port)), 5.0)
 
 
+def test_another_s_is_not_taken_for_it(program, tmp_path):
+    with (
+        socket.create_server(("127.0.0.1", module._PORT)),
+        pytest.raises(PeerError, match=r"something listens at .* already"),
+        rpc_server(program(_LISTENS), Place(), 3, tmp_path),
+    ):
+        pass
+    assert not (tmp_path / "threads").exists()
+
+
 def test_one_that_ends_at_once_says_why(program, tmp_path):
     ends = program("import sys; sys.exit('No devices\\nfound')")
     with (
