@@ -98,6 +98,16 @@ def test_a_link_that_broke_says_why() -> None:
     assert PeerLost.read(str(caught.value)) is not None
 
 
+def test_a_link_that_no_step_needs_may_break_and_come_back() -> None:
+    made, _ = inbox(LinkReset("node-1", "it was away"))
+    made.needed = {2}
+    made.take_in("the wait for a request")
+    with pytest.raises(PeerLost, match=r"node 2 was lost .*the test said so"):
+        list(made.collect(Partial, TAG, {2}, Doing("all-reduce", TAG)))
+    with pytest.raises(PeerLost, match=r"node 2 was lost .*the test said so"):
+        made.next_plan(0)
+
+
 def star(network: Any) -> tuple[Group, Group, Any]:
     hub, spoke = network.hub(), network.spoke()
     liveness = DeadlineLiveness(MonotonicClock(), WAIT_S)

@@ -5,7 +5,7 @@ in the plan, so that all ranks agree on it.
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Final
 
 import numpy as np
@@ -69,6 +69,7 @@ class Group:
         self._plan = StepPlan(epoch, 0, (), 1, 1)
         self._jobs: dict[Tag, tuple[Collective, Job]] = {}
         self._cancel_requested = False
+        self._rely(COLLECTIVES.keys())  # until the first plan tells
 
     @property
     def dropped(self) -> int:
@@ -87,7 +88,7 @@ class Group:
     def next_plan(self) -> StepPlan:
         if self.rank == 0:
             raise InternalError("rank 0 makes the plans")
-        plan = self._courier.inbox.next_plan(0, () if self._by_star else self._courier.peers)
+        plan = self._courier.inbox.next_plan(0)
         self.cancelled = False
         self._begin(plan)
         return plan
@@ -100,21 +101,22 @@ class Group:
         self._lead_only("cancels")
         self._cancel_requested = True
 
-    @property
-    def _by_star(self) -> bool:
-        """Whether steps need no other links than rank 0's; of the first one nobody knows before it comes."""
-        plan = self._plan
-        return not self._linked or (plan.step > 0 and {plan.collective, plan.bulk_collective} == {"star"})
+    def _rely(self, collectives: Set[str]) -> None:
+        """On the links that these use."""
+        by_star = not self._linked or collectives == {"star"}
+        self._courier.inbox.needed = {0} if self.rank and by_star else set(self._courier.peers)
 
     def _begin(self, plan: StepPlan) -> None:
         # What a cancelled step left under way ends here: its messages are those of an earlier step.
         self._jobs.clear()
         self._plan = plan
-        for name in {plan.collective, plan.bulk_collective}:
+        collectives = {plan.collective, plan.bulk_collective}
+        for name in collectives:
             if name not in COLLECTIVES:
                 raise ProtocolError(f"node 0 asks for the collective {name}, which this node does not have")
             if name != "star" and not self._linked:
                 raise ProtocolError(f"node 0 asks for the collective {name}, but not all nodes are linked")
+        self._rely(collectives)
 
     def _lead_only(self, does: str) -> None:
         if self.rank != 0:

@@ -7,7 +7,7 @@ another rank than its connection's, or that its rank never sends, ends the wait.
 which liveness is asked.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
 from tpiedge.collectives.arrays import Array
@@ -47,6 +47,8 @@ class Inbox:
         self._liveness = liveness
         self._held: dict[_Key, Envelope] = {}
         self._step = 0
+        #: Whose links steps need. Nothing is under way on others, which may break and come back.
+        self.needed: Set[int] = set(ranks.values())
         self.dropped = 0
 
     @property
@@ -104,9 +106,8 @@ class Inbox:
             else:
                 self._hold(key, envelope)
 
-    def next_plan(self, rank: int, needed: Iterable[int] = ()) -> StepPlan:
-        """The next plan from `rank`, however long it has nothing to do. `needed`: others without whom the step could
-        not be done."""
+    def next_plan(self, rank: int) -> StepPlan:
+        """The next plan from `rank`, however long it has nothing to do."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [
@@ -119,7 +120,7 @@ class Inbox:
                 return plan
             received = self._wait(what)
             if received is None or not self._keep(*received):
-                for peer in (rank, *needed):
+                for peer in sorted(self.needed):
                     self._liveness.check_idle(peer, what)
 
     def take_in(self, what: str) -> None:
@@ -145,8 +146,11 @@ class Inbox:
         try:
             return self._endpoint.recv_frame(timeout_s)
         except LinkReset as error:
+            rank = self._rank(error.peer)
+            if rank not in self.needed:
+                return None
             # What was under way is lost, and only a new epoch sends it again.
-            raise PeerLost(self._rank(error.peer), str(what), f"its connection {error.broke}") from error
+            raise PeerLost(rank, str(what), f"its connection {error.broke}") from error
         except MalformedMessage as error:
             raise Misconduct(self._rank(error.peer), str(error)) from error
 

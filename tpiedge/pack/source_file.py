@@ -78,7 +78,8 @@ class SourceFile:
             return True
 
     def _forget(self, offset: int, nbytes: int) -> None:
-        """A system that is asked for a page reads it, which would seem to have been there when it is asked again."""
+        """A system that is asked for a page reads it, which would seem to have been there when it is asked again. What
+        was there of the rest goes, too."""
         start = offset // mmap.PAGESIZE * mmap.PAGESIZE
         end = -(-(offset + nbytes) // mmap.PAGESIZE) * mmap.PAGESIZE
         os.posix_fadvise(self._fd, start, end - start, os.POSIX_FADV_DONTNEED)
