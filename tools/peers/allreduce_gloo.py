@@ -14,14 +14,13 @@ from typing import Any, Self
 from tpiedge.errors import PeerError
 from tpiedge.nodes.cluster import Place
 
+from .child import last_words, wait_or_kill
 from .models import DRIVERS
 
 __all__ = ["GlooGroup"]
 
 _START_S = 90.0
 _ROUND_S = 5.0
-_END_S = 5.0
-_TAIL_BYTES = 500
 
 
 class GlooGroup:
@@ -112,14 +111,8 @@ class _Rank:
             assert pipe is not None
             with suppress(BrokenPipeError):
                 pipe.close()
-        try:
-            self._process.wait(_END_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        wait_or_kill(self._process)
         self._log.close()
 
     def _lost(self, how: str) -> PeerError:
-        self._log.seek(max(0, self._log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-        words = " ".join(self._log.read().decode(errors="replace").split())
-        return PeerError(f"gloo's rank {self._number} {how}: {words or 'it said nothing'}")
+        return PeerError(f"gloo's rank {self._number} {how}: {last_words(self._log)}")

@@ -12,13 +12,12 @@ from pathlib import Path
 from tpiedge.errors import PeerError
 from tpiedge.nodes.cluster import Place
 
+from .child import last_words, wait_or_kill
+
 __all__ = ["rpc_server"]
 
 _PORT = 50052
 _START_S = 20.0
-_END_S = 5.0
-_KILLED_S = 30.0
-_TAIL_BYTES = 300
 
 
 @contextmanager
@@ -40,17 +39,11 @@ def rpc_server(program: Path, place: Place, threads: int, cache: Path) -> Iterat
         )
         try:
             if not _is_reached(process, place.host):
-                log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
-                words = " ".join(log.read().decode(errors="replace").split())
-                raise PeerError(f"{program.name} cannot be reached: {words or 'it said nothing'}")
+                raise PeerError(f"{program.name} cannot be reached: {last_words(log)}")
             yield f"{place.host}:{_PORT}"
         finally:
             process.terminate()
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait(_KILLED_S)
+            wait_or_kill(process)
 
 
 def _is_reached(process: "subprocess.Popen[bytes]", host: str) -> bool:
