@@ -1,11 +1,11 @@
-# make setup | demo | test | check | clean.   PYTHON=python3.12 make setup   chooses the interpreter.
+# make setup | demo | test | test-all | check | clean.   PYTHON=python3.12 make setup   chooses the interpreter.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-done
 NATIVE := $(wildcard tpiedge/*/native/*.cpp tpiedge/*/native/*.h tpiedge/*/native/*.inl)
 
-.PHONY: setup demo test check format clean
+.PHONY: setup demo test test-all check format clean
 
 setup: $(STAMP)
 
@@ -18,17 +18,24 @@ $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
 demo: $(STAMP)
 	$(BIN)/tpiedge demo
 
-# Tests of parts without a network use what time of the processors the others leave, which may be little for a while.
-APART := tests/native $(addprefix tests/unit/,kernels kv memory model pack planner)
+# Half of what process tests take is waiting: four workers keep two cores busy.
+PYTEST := $(BIN)/python -m pytest -n 4
+# Hundreds of processes import the same modules, whatever the shell says about keeping them compiled.
+export PYTHONDONTWRITEBYTECODE :=
 
+# Every part once.
 test: $(STAMP)
-	@mkdir -p build; \
-	nice -n 15 $(BIN)/python -m pytest --timeout 300 -o cache_dir=build/pytest-cache $(APART) \
-		> build/tests-apart.log 2>&1 & apart=$$!; \
-	trap 'kill $$apart 2> /dev/null' EXIT; trap 'exit 130' INT TERM HUP; \
-	$(BIN)/python -m pytest $(addprefix --ignore=,$(APART)); others=$$?; \
-	wait $$apart; status=$$?; trap - EXIT; cat build/tests-apart.log; \
-	test $$others -eq 0 -a $$status -eq 0
+	$(PYTEST) -m 'not slow and not alone'
+
+# Everything. What measures time or speed, or holds a promised deadline, runs afterwards, when no other test does.
+ALONE = $(shell grep -rl --include='test_*.py' 'mark\.alone' tests)
+
+test-all: $(STAMP)
+	@mkdir -p build; rm -f build/failures; export FAILURES=build/failures; \
+	$(PYTEST) -m 'not alone'; beside=$$?; \
+	$(BIN)/python -m pytest -m alone $(ALONE); alone=$$?; \
+	if test -s build/failures; then echo 'failed in one of the two parts:'; cat build/failures; fi; \
+	test $$beside -eq 0 -a $$alone -eq 0
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -36,7 +43,7 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/check_docs.py
-	$(MAKE) test
+	$(MAKE) test-all
 
 format: $(STAMP)
 	$(BIN)/ruff format .

@@ -2,29 +2,75 @@
 
 import functools
 import os
+import signal
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import patience as measured
 from tests.process.leaks import Holdings, adopt_orphans
+from tests.scheduling import Scheduler, order
+from tests.unit.kernels.instruction_sets import LACKING
 
 if TYPE_CHECKING:
     from tests.reference import Reference
 
-_GRACE_S = 3.0
+_GRACE_S = 30.0
+#: Where only tests marked `thin` are quick, and where every third of one function's is.
+_SLOW = ("tests/deploy/", "tests/native/", "tests/process/")
+_SAMPLED = ("tests/cluster/", "tests/contract/")
 
 # Examples take as long as other tests leave the processors to them. `--hypothesis-profile` comes after this.
 settings.register_profile("patient", settings(), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     # Read by torch when it is imported, here or in a child: tiny products lose by more threads.
     os.environ["OMP_NUM_THREADS"] = "1"
     adopt_orphans()
+    # A shell's background job ignores these, and so would all that it starts: nothing could be interrupted.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    return Scheduler(config, log)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen = Counter[str]()
+    for item in items:
+        function = item.nodeid.partition("[")[0]
+        if _only_in_all(item, seen[function]):
+            item.add_marker(pytest.mark.slow)
+        seen[function] += 1
+    items.sort(key=order)
+
+
+def _only_in_all(item: pytest.Item, number: int) -> bool:
+    """`number`: of the tests of one function, from 0."""
+    if item.nodeid.startswith(_SLOW):
+        return item.get_closest_marker("thin") is None
+    return item.nodeid.startswith(_SAMPLED) and number % 3 > 0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if hasattr(config, "workerinput"):  # pytest-xdist's workers show nothing
+        return
+    if LACKING:
+        terminalreporter.write_line(f"not tested, for this CPU has none of them: {', '.join(LACKING)}")
+    if os.environ.get("FAILURES"):  # of both parts of `make test-all`, which names them together
+        with Path(os.environ["FAILURES"]).open("a") as file:
+            for kind in ("failed", "error"):
+                file.writelines(f"{kind}: {one.nodeid}\n" for one in terminalreporter.stats.get(kind, []))
 
 
 @pytest.fixture(scope="session")
@@ -50,6 +96,12 @@ def _session_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("TPIEDGE_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("TPIEDGE_CONFIG", os.devnull)  # not the user's settings either
         yield
+
+
+@pytest.fixture
+def patience() -> float:
+    """By how much a deadline grows beside what else the machine does now; see tests/patience.py."""
+    return measured.patience()
 
 
 @pytest.fixture(autouse=True)

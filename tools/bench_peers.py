@@ -41,7 +41,7 @@ from peers.table import table
 from platformdirs import user_cache_path
 
 from tpiedge.errors import TpiedgeError
-from tpiedge.wire.fields import Choice, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 
 _INTERRUPTED = 130
 
@@ -140,7 +140,7 @@ def _add_allreduce(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--bytes", type=_positive, default=4, help="payload [default: 4]")
     verb.add_argument(
         "--collective",
-        choices=get_args(Choice),
+        choices=get_args(CollectiveChoice),
         default="auto",
         help="tpiedge's [default: what it would choose]",
     )

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tpiedge.cli.launch import model_facts_of
-from tpiedge.cli.prepare import prepare
+from tpiedge.local.launch import model_facts_of
+from tpiedge.local.prepare import prepare
 from tpiedge.planner.needs import NodeFacts
-from tpiedge.planner.partition import Weight
+from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.solve import Plan, evaluate
 from tpiedge.planner.streaming import smallest_bytes
 from tpiedge.units import format_bytes, parse_bytes
@@ -29,7 +29,7 @@ _LIMIT_S = 3600.0
 
 @dataclass(frozen=True)
 class PaperRow:
-    """Of table 1: with the memory scheduler, on 8 devices of 8 cores."""
+    """A row of table 1: with the memory scheduler, on 8 devices of 8 cores."""
 
     peak_gb: float
     s_per_token: float
@@ -100,7 +100,7 @@ def least_bytes(pack: Path, nodes: int, tokens: int) -> int:
     model = prepare(str(pack), None, None, None)
     facts = model_facts_of(model)
     node = NodeFacts(1.0)
-    plan = evaluate(facts, [node] * nodes, [Weight(1, 1)] * nodes, tokens)
+    plan = evaluate(facts, [node] * nodes, [ShareWeight(1, 1)] * nodes, tokens)
     if not isinstance(plan, Plan):
         raise SystemExit(plan.reason)
     return max(smallest_bytes(facts, rank, share, node, tokens) for rank, share in enumerate(plan.shares))

@@ -17,14 +17,14 @@ from pathlib import Path
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
-from tpiedge.nodes.fetching import fetch
-from tpiedge.nodes.shipping import ShipServer
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
+from tpiedge.shipping.fetcher import fetch
+from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke

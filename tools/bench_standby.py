@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from unittest import mock
 
-from tpiedge.nodes.bootstrap import NodeBootstrap
-from tpiedge.nodes.cluster import ClusterSpec, LocalCluster
-from tpiedge.nodes.standby import Standby
-from tpiedge.nodes.supervise import Child
+from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.child import Child
+from tpiedge.launch.standby import Standby
+from tpiedge.local.cluster import ClusterSpec, LocalCluster
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -39,7 +39,7 @@ def main() -> int:
     for _ in range(arguments.repeats):
         standby = Standby(arguments.threads, measure=True)
         times["report"].append(seconds(lambda standby=standby: get_ready(standby)))
-        with mock.patch("tpiedge.nodes.cluster.Child", promoting(standby)):
+        with mock.patch("tpiedge.local.cluster.Child", promoting(standby)):
             times["promoted"].append(start(spec))
         times["cold"].append(start(spec))
     print(json.dumps({name: statistics.median(values) for name, values in times.items()}, indent=2))
@@ -79,7 +79,7 @@ def start(spec: ClusterSpec) -> float:
 
 
 def seconds(work: Callable[[], None]) -> float:
-    """Of one call."""
+    """Seconds of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started

@@ -11,7 +11,14 @@ import click
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "ARCHITECTURE.md", "docs/memory.md", "docs/network.md", "docs/kernels.md")
+DOCUMENTS = (
+    "README.md",
+    "ARCHITECTURE.md",
+    "docs/kernels.md",
+    "docs/memory.md",
+    "docs/network.md",
+    "docs/pack.md",
+)
 
 _INLINE = re.compile(r"`([^`\n]+)`")
 _FENCE = re.compile(r"^```[a-z]*\n(.*?)^```", re.MULTILINE | re.DOTALL)

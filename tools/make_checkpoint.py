@@ -27,10 +27,17 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import Array, SourceDtype
-from tpiedge.pack.random_weights import RandomSource
-from tpiedge.pack.safetensors_file import INDEX_NAME, TensorEntry, header, index, shard_names, split_shards
+from tpiedge.pack.sources.safetensors_file import (
+    INDEX_NAME,
+    TensorEntry,
+    header,
+    index,
+    shard_names,
+    split_shards,
+)
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.target import check_free_space, explain_write_errors, lock_target, partial_folder
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.target import check_free_space, explain_write_errors, lock_target, partial_folder
 from tpiedge.units import format_bytes, format_seconds, parse_bytes
 
 Config = dict[str, object]

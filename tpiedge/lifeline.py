@@ -2,7 +2,7 @@
 
 Two ways at once: the kernel's parent-death signal where there is one (Linux), and a thread that reads standard input,
 which the parent holds open: end of file means that the parent is gone. What the parent writes there goes to
-`on_bytes`; whoever read the first lines by other means leaves it out.
+`on_bytes`; a process that read the first lines by other means leaves it out.
 """
 
 import ctypes

@@ -39,7 +39,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_least(count: int) -> str:
-    """In whole MB, rounded up: what is shown is enough."""
+    """The count in whole MB, rounded up: what is shown is enough."""
     return f"{-(-count // 1_000_000)} MB"
 
 

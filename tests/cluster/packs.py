@@ -10,9 +10,9 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.share import NodeShare
-from tpiedge.pack.source import CheckpointSource
-from tpiedge.pack.writer import write_pack
-from tpiedge.planner.partition import Shape, Weight, parse_shares, partition
+from tpiedge.pack.sources.source import CheckpointSource
+from tpiedge.pack.writing.writer import write_pack
+from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares, partition
 
 __all__ = ["packs", "split"]
 
@@ -40,6 +40,6 @@ def packs(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 def split(reference: Reference, shares: str) -> tuple[NodeShare, ...]:
     config = Checkpoint.open(reference.folder).config
-    shape = Shape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
-    weights: tuple[Weight, ...] = parse_shares(shares, shares.count(",") + 1)
+    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    weights: tuple[ShareWeight, ...] = parse_shares(shares, shares.count(",") + 1)
     return partition(shape, weights)

@@ -13,13 +13,13 @@ import torch
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
-from tpiedge.kernels.library import NATIVE_TOKENS
-from tpiedge.kernels.shared_library import native_library
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.pack.layout import Precision
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
-# Of any logit's error by 8 bits, as a part of the largest logit of its row (seen: 0.011 to 0.041).
+# Bound of any logit's error by 8 bits, as a part of the largest logit of its row (seen: 0.011 to 0.041).
 Q8_ERROR = 0.06
 # Between two splits: sums in another order carry some numbers over the edge between two codes (seen: 0.003).
 SPLIT_ERROR = 0.02
@@ -76,7 +76,7 @@ def test_every_split_agrees_with_one_node(name: str, kv: KVPrecision, logits: Lo
         assert_near(logits(name, kv, shares), logits(name, kv, "1"), SPLIT_ERROR)
 
 
-@pytest.mark.skipif(native_library() is None, reason="torch's bits depend on how many tokens share a step")
+@pytest.mark.skipif(kernel_library() is None, reason="torch's bits depend on how many tokens share a step")
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
 @pytest.mark.parametrize("precision", [Precision.F32, Precision.Q8])
 def test_steps_and_chunks_change_no_bit(

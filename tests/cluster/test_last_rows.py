@@ -84,7 +84,7 @@ def run(
 def test_every_sequence_of_a_step_has_its_last_row(engine: tuple[Engine, Recorder]) -> None:
     built, recorder = engine
     texts = [(2, [7, 8, 9]), (0, [3]), (1, [11, 12, 13, 14, 15])]
-    whole = run(built, 1, texts, every_row=True)
+    whole = run(built, 1, texts, all_positions=True)
     ends = [2, 3, 8]
     recorder.rows.clear()
     together = run(built, 2, texts)

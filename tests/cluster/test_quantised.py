@@ -25,7 +25,7 @@ from tests.reference import Reference
 from tpiedge.collectives.route import Route
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import NATIVE_TOKENS
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.pack.layout import Precision
@@ -48,7 +48,7 @@ TOKENS = 12
 
 
 def bound(layers: int) -> float:
-    """Of any logit's error, as a part of the largest logit of its row."""
+    """A bound of any logit's error, as a part of the largest logit of its row."""
     return math.sqrt(2 * (4 * layers + 1)) * math.sqrt(32) / (127 * math.sqrt(12))
 
 

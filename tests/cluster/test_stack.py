@@ -10,30 +10,30 @@ from tests.cluster.packs import split
 from tests.cluster.test_cancel import true_from
 from tests.cluster.test_growing_kv import tight
 from tests.reference import Reference
-from tpiedge.engine.calls import BlockCalls
-from tpiedge.kernels.shared_library import native_library
-from tpiedge.kernels.stack import StackCall
+from tpiedge.engine.fused_blocks import FusedBlocks
+from tpiedge.kernels.shared_library import kernel_library
+from tpiedge.kernels.stack import FusedLayers
 from tpiedge.pack.layout import Precision
 from tpiedge.testing.cluster import InProcessCluster, greedy_request
 
 TOKENS = 12
 
-pytestmark = pytest.mark.skipif(native_library() is None, reason="the native kernels are not built")
+pytestmark = pytest.mark.skipif(kernel_library() is None, reason="the native kernels are not built")
 
 
 @pytest.fixture
 def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The tokens of every call."""
     seen: list[int] = []
-    run = StackCall.run
+    run = FusedLayers.run
 
     def counted(
-        call: StackCall, x_TH: torch.Tensor, start: int, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor
+        call: FusedLayers, x_TH: torch.Tensor, start: int, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor
     ) -> tuple[float, float]:
         seen.append(len(x_TH))
         return run(call, x_TH, start, cos_Tr, sin_Tr)
 
-    monkeypatch.setattr(StackCall, "run", counted)
+    monkeypatch.setattr(FusedLayers, "run", counted)
     return seen
 
 
@@ -56,7 +56,7 @@ def test_the_same_answer_as_block_by_block(
         logits_TV = cluster.logits(text)
         assert runs[-1] == len(text)
     calls = len(runs)
-    monkeypatch.setattr(BlockCalls, "stack", lambda *_: None)
+    monkeypatch.setattr(FusedBlocks, "stack", lambda *_: None)
     with InProcessCluster(pack, split(reference, "1")) as cluster:
         assert cluster.greedy(reference.prompt_ids, TOKENS) == answer
         assert torch.equal(cluster.logits(text), logits_TV)

@@ -10,8 +10,8 @@ from contextlib import ExitStack, closing
 import pytest
 
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.liveness import DeadlineLiveness
+from tpiedge.collectives.peer_channel import node_name
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.framing import TENSOR, Plane
@@ -52,7 +52,7 @@ class Network:
         return self._stack.enter_context(self._connection(rank, 0, self._hub.address, plane))
 
     def mesh(self, size: int, plane: Plane = TENSOR) -> Sequence[Endpoint]:
-        """Of every rank; each has a link to each other."""
+        """One endpoint per rank; each has a link to each other."""
         made: Sequence[InProcessPeer | ZmqMesh]
         if self.kind == "inprocess":
             made = InProcessPeer.group([node_name(rank) for rank in range(size)], plane)

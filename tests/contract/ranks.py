@@ -10,9 +10,9 @@ import torch
 
 from tests.contract.conftest import Network
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.group import COLLECTIVES, Group
 from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import PeerLost
 from tpiedge.transport.inprocess import InProcessHub, InProcessPeer, InProcessSpoke
 from tpiedge.wire.control import Shutdown
@@ -82,7 +82,7 @@ class Ranks:
 
     @property
     def name(self) -> str:
-        """Of the collective."""
+        """The name of the collective."""
         return "star" if self.way == HUB else self.way
 
     def plan(self, step: int = 1, **changes: Any) -> StepPlan:
@@ -96,12 +96,12 @@ class Ranks:
             assert one.next_plan() == self.plan(step, **changes)
 
     def begun(self, **changes: Any) -> "Ranks":
-        """After the plan of step 1."""
+        """These ranks, once each has the plan of step 1."""
         self.run(lambda one: self.begin(one, **changes))
         return self
 
     def meet(self) -> "Ranks":
-        """All links are up, and stay so while nobody reads."""
+        """Waits until all links are up; they stay so although no rank reads."""
         for rank, endpoint in enumerate(self.bare):
             for lower in range(rank):
                 endpoint.send(Shutdown(0), (), node_name(lower), WAIT_S)
@@ -111,7 +111,7 @@ class Ranks:
     def run(self, work: Callable[[Any], Any]) -> list[Any]:
         """`work` on every rank at once; the results in rank order."""
         results = self.outcomes(work)
-        # Whoever failed first is the cause of the others' losses.
+        # The rank that failed first is the cause of the others' losses.
         failures = [result for result in results if isinstance(result, Exception)]
         for failure in sorted(failures, key=lambda error: isinstance(error, PeerLost)):
             raise failure
@@ -161,7 +161,7 @@ class Ranks:
 
 
 def part(rank: int, tokens: int = 3, hidden: int = 96) -> torch.Tensor:
-    """Of magnitudes so different that the order of summation shows."""
+    """A part whose values differ so much in magnitude that the order of summation shows."""
     generator = torch.Generator().manual_seed(rank)
     return torch.randn(tokens, hidden, generator=generator) * 10.0 ** (rank * 3 % 7)
 

@@ -1,4 +1,4 @@
-"""Somebody on the way between a spoke and its hub, who can change what passes."""
+"""A relay between a spoke and its hub that can change what passes."""
 
 import contextlib
 import socket

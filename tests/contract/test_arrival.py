@@ -11,8 +11,8 @@ from tests.contract.between import Changing, Late
 from tests.contract.ranks import EXACT, HUB, TAG, WAYS, Ranks, part, parts, same, total
 from tests.contract.test_refusals import frame
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.inbox import MAX_HELD
+from tpiedge.collectives.peer_channel import node_name
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Slice, StepPlan

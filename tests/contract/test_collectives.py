@@ -267,6 +267,6 @@ def test_only_rank_0_plans_and_cancels(network: Any) -> None:
     with pytest.raises(InternalError):
         leaf.request_cancel()
     with pytest.raises(InternalError):
-        leaf.rest()
+        leaf.poll()
     with pytest.raises(InternalError):
         root.next_plan()

@@ -11,7 +11,7 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.epochs import AgentPulse
 
-PULSE = AgentPulse(0, 0)
+PULSE = AgentPulse(0)
 
 
 @pytest.mark.parametrize("revoked", [True, False], ids=["revoked", "still admitted"])

@@ -101,7 +101,7 @@ def test_recv_gives_up_in_time(network: Any) -> None:
     hub = network.hub()
     started = time.monotonic()
     assert hub.recv(0.05) is None
-    assert 0.045 <= time.monotonic() - started < 2.0
+    assert 0.045 <= time.monotonic() - started < 9.0
     assert hub.recv(0.0) is None
 
 

@@ -1,4 +1,4 @@
-"""An admitted peer sends, without end, what nobody awaits: it fills neither the memory nor anybody's time."""
+"""An admitted peer sends unawaited messages without end: they take neither much memory nor much time."""
 
 import logging
 import time
@@ -12,7 +12,7 @@ from tests.contract.conftest import Network
 from tests.contract.hub_process import HubProcess
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Doing, Tag
-from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES, Inbox, Part
+from tpiedge.collectives.inbox import MAX_HELD, MAX_HELD_BYTES, Inbox, ReceivedPart
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.errors import Misconduct, PeerError
 from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage, Unreachable
@@ -156,7 +156,7 @@ class Early:
         tensors = () if header is None else (bytes(header.nbytes),)
         self._spokes[rank].send(Partial(1, 1, block, 0, 0, rank, header), tensors)
 
-    def receive(self) -> list[Part]:
+    def receive(self) -> list[ReceivedPart]:
         tag = Tag(1, 0, 0)
         return list(self._inbox.collect(Partial, tag, {1, 2}, Doing("all-reduce", tag)))
 

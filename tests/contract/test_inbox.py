@@ -123,7 +123,7 @@ def rest_until(root: Group, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + WAIT_S
     while not condition():
         assert time.monotonic() < deadline
-        root.rest()
+        root.poll()
 
 
 def test_a_resting_root_takes_in_what_comes(network: Any) -> None:
@@ -132,7 +132,7 @@ def test_a_resting_root_takes_in_what_comes(network: Any) -> None:
         spoke.send(LATE)
     rest_until(root, lambda: root.dropped == 100)
     with pytest.raises(InternalError):
-        leaf.rest()
+        leaf.poll()
 
 
 def test_a_resting_root_finds_out_who_breaks_the_protocol(network: Any) -> None:
@@ -170,4 +170,4 @@ def test_nobody_leads_rank_0(network: Any, forged: Message) -> None:
 
 
 def test_alone_there_is_nothing_to_take_in() -> None:
-    LocalCommunicator().rest()
+    LocalCommunicator().poll()

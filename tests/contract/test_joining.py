@@ -12,13 +12,13 @@ import pytest
 import zmq
 
 from tpiedge.errors import PeerError, UserError
-from tpiedge.nodes.addresses import Address, parse_address
-from tpiedge.nodes.front_door import FrontDoor, guest_policy
-from tpiedge.nodes.identity import peer_name
-from tpiedge.nodes.joining import enrol, open_link
-from tpiedge.nodes.pairing import MAX_PER_SOURCE
-from tpiedge.nodes.pairing_link import PairingHub, introduction_keys, pair
-from tpiedge.nodes.token_store import TokenStore
+from tpiedge.host.addresses import Address, parse_address
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.front_door import FrontDoor, guest_policy
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.pairing import MAX_PER_SOURCE
+from tpiedge.joining.pairing_link import PairingHub, introduction_keys, pair
+from tpiedge.joining.token_store import TokenStore
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import LinkReset, MalformedMessage, Unreachable
 from tpiedge.transport.framing import CONTROL
@@ -159,11 +159,11 @@ def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
             link(gate)
 
 
-def test_a_wrong_master_key_is_said(gate: Gate) -> None:
+def test_a_wrong_master_key_is_said(gate: Gate, patience: float) -> None:
     began = time.monotonic()
     with pytest.raises(UserError, match=r"127\.0\.0\.1:\d+ is a tpiedge master with another key.*new token"):
         open_link(gate.address, OTHER.public, WORKER, NAME)
-    assert time.monotonic() - began < 3.5
+    assert time.monotonic() - began < 3.5 * patience
 
 
 def test_nothing_there_is_said() -> None:
@@ -303,10 +303,10 @@ def test_a_typed_code_lets_a_worker_in(gate: Gate, pairing: tuple[PairingHub, Ad
 
 def test_a_master_that_swaps_its_key_is_found_out(gate: Gate, pairing: tuple[PairingHub, Address]) -> None:
     """The code is typed into the real master; the worker visited another one that pretends to have been given it."""
-    from tpiedge.nodes.pairing import PairingDesk
+    from tpiedge.joining.pairing import PairingMaster
     from tpiedge.wire.join import Knock, Reveal, Verdict
 
-    desk = PairingDesk(OTHER.public)
+    middle_side = PairingMaster(OTHER.public)
     policy = GuestPolicy(peer_name)
     keys = introduction_keys()
     with ZmqHub("tcp://127.0.0.1:*", keys, "introduction", {}, plane=CONTROL, guests=policy) as middle:
@@ -314,7 +314,7 @@ def test_a_master_that_swaps_its_key_is_found_out(gate: Gate, pairing: tuple[Pai
         knock = middle.recv(WAIT_S)
         assert knock is not None
         assert isinstance(knock.message, Knock)
-        challenge = desk.knock(NAME, WORKER.public, "", knock.message, 0.0)
+        challenge = middle_side.knock(NAME, WORKER.public, "", knock.message, 0.0)
         middle.send(challenge, to=NAME)
         reveal = middle.recv(WAIT_S)
         assert reveal is not None

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 
 from tests.contract.ranks import EPOCH, HUB, WAIT_S, Ranks, part
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Codec
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.star import Star
-from tpiedge.transport.native_library import native_library
+from tpiedge.transport.native_library import transport_library
 from tpiedge.wire.data import Reduced
 
 
@@ -34,7 +34,7 @@ def test_while_rank_0_waits_for_a_late_peer(
     root, asked = ranks.groups[0], threading.Event()
     plain, sent = root._fast.reduce, []
 
-    def interrupted(*arguments: Any) -> tuple[int, Array | None]:
+    def interrupted(*arguments: Any) -> tuple[int, F32Array | None]:
         outcome = plain(*arguments)
         root.request_cancel()
         sent.append(outcome[0])
@@ -48,7 +48,7 @@ def test_while_rank_0_waits_for_a_late_peer(
         return two_blocks(one)
 
     assert ranks.run(work) == [[sent[0] == 0, True]] * size
-    native = network.kind == "zeromq" and native_library() is not None
+    native = network.kind == "zeromq" and transport_library() is not None
     assert sent == [size - 1 if native and way == "mesh" else 0]
 
 
@@ -56,11 +56,11 @@ def test_while_some_have_the_answer_of_a_star(network: Any, monkeypatch: pytest.
     ranks = Ranks(network, HUB, 3).begun()
     root = ranks.groups[0]
 
-    def answer_one(name: str, codec: Codec, own: Array, tag: Tag) -> tuple[int, Array]:
+    def answer_one(name: str, codec: Codec, own: F32Array, tag: Tag) -> tuple[int, F32Array]:
         job = Job(tag, own.shape, own, codec)
-        total = Star(root._courier)._sum(job)
+        total = Star(root._channel)._sum(job)
         message = Reduced(EPOCH, tag.step, tag.block, tag.chunk, 0, codec.header(own.shape))
-        root._courier.send(message, (codec.encode(total),), (1,), job.what)
+        root._channel.send(message, (codec.encode(total),), (1,), job.what)
         root.request_cancel()
         return 1, total
 

@@ -12,7 +12,7 @@ from tpiedge.units import MIB
 from tpiedge.wire.codec import encode
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import Hidden
-from tpiedge.wire.files import Chunk
+from tpiedge.wire.files import FileChunk
 from tpiedge.wire.limits import MAX_FILE_CHUNK, MAX_TENSOR_BYTES
 from tpiedge.wire.messages import Message
 from tpiedge.wire.tensors import TensorHeader
@@ -24,8 +24,8 @@ def hidden(nbytes: int) -> Hidden:
     return Hidden(1, 1, 0, TensorHeader("u8", (nbytes,)))
 
 
-def chunk(nbytes: int) -> Chunk:
-    return Chunk(1, 1, nbytes, TensorHeader("u8", (nbytes,)))
+def chunk(nbytes: int) -> FileChunk:
+    return FileChunk(1, 1, nbytes, TensorHeader("u8", (nbytes,)))
 
 
 @pytest.mark.parametrize("nbytes", [MAX_TENSOR_BYTES + 1, 2 * MAX_TENSOR_BYTES, 1 << 31])

@@ -1,4 +1,4 @@
-"""Whoever adds up a slice owes the others its sum: none is no zeros."""
+"""A rank that adds up a slice must send its sum: a missing one does not count as zeros."""
 
 from typing import Any
 

@@ -1,6 +1,8 @@
-"""A value that is not finite ends the step, and rank 0 names the node where it can; nobody else accuses.
+"""A value that is not finite ends the step; rank 0 names its sender where it can, and no other rank names one.
 
-It can where it has what everybody has. In a mesh of three, one may give another what makes that one's part so."""
+It can where all ranks got the same bytes. In a mesh of three, one rank may send another something that makes the
+other's part not finite.
+"""
 
 from typing import Any
 
@@ -29,13 +31,13 @@ def outcomes(
         except ProtocolError as error:
             if one.rank == 0:
                 raise
-            return error  # has sent everything: nobody waits for it
+            return error  # has sent everything: no rank waits for it
 
     return ranks.outcomes(work)
 
 
 def complaint(results: list[Any]) -> ProtocolError:
-    """Rank 0's; the others have a sum, give up by themselves or learn of the end, and accuse nobody."""
+    """Rank 0's; the others have a sum, give up by themselves or learn of the end, and name no node."""
     assert isinstance(results[0], ProtocolError)
     for other in results[1:]:
         assert (
@@ -48,37 +50,37 @@ def complaint(results: list[Any]) -> ProtocolError:
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize(
-    ("way", "size", "guilty"),
+    ("way", "size", "faulty"),
     [
-        *((way, SIZE, guilty) for way in STARS for guilty in range(SIZE)),
-        *((way, 2, guilty) for way in ("mesh", "two-shot") for guilty in range(2)),
+        *((way, SIZE, faulty) for way in STARS for faulty in range(SIZE)),
+        *((way, 2, faulty) for way in ("mesh", "two-shot") for faulty in range(2)),
     ],
 )
-def test_it_is_blamed_on_its_sender(network: Any, way: str, size: int, guilty: int, value: float) -> None:
+def test_it_is_blamed_on_its_sender(network: Any, way: str, size: int, faulty: int, value: float) -> None:
     """In a two-shot as well, where it is in what rank 0 adds up."""
     ranks = Ranks(network, way, size).begun()
-    error = complaint(outcomes(ranks, [value if rank == guilty else 1.0 for rank in range(size)]))
-    assert f"node {guilty} contributed a value that is not finite to the all-reduce" in str(error)
+    error = complaint(outcomes(ranks, [value if rank == faulty else 1.0 for rank in range(size)]))
+    assert f"node {faulty} contributed a value that is not finite to the all-reduce" in str(error)
     assert isinstance(error, Misconduct)
-    assert error.rank == guilty
+    assert error.rank == faulty
 
 
-@pytest.mark.parametrize("guilty", range(SIZE))
+@pytest.mark.parametrize("faulty", range(SIZE))
 @pytest.mark.parametrize("way", ["mesh", "two-shot"])
-def test_where_one_may_have_fooled_another_nobody_is_blamed(network: Any, way: str, guilty: int) -> None:
+def test_where_one_may_have_fooled_another_no_node_is_blamed(network: Any, way: str, faulty: int) -> None:
     ranks = Ranks(network, way, SIZE).begun()
-    values = [float("nan") if rank == guilty else 1.0 for rank in range(SIZE)]
+    values = [float("nan") if rank == faulty else 1.0 for rank in range(SIZE)]
     results = outcomes(ranks, values)
     error = complaint(results)
     assert "is not finite where node 0 adds it up" in str(error)
-    assert f"node {guilty} contributed a value that is not finite" in str(error)
+    assert f"node {faulty} contributed a value that is not finite" in str(error)
     assert "--collective star" in str(error)
     assert not isinstance(error, Misconduct)
     assert not any(isinstance(other, torch.Tensor) for other in results[1:])
 
 
 def test_one_who_is_fooled_alone_gives_up(network: Any) -> None:
-    """Rank 1 sends rank 2 something else than the others, who have their sums; rank 2 accuses nobody."""
+    """Rank 1 sends rank 2 something else than the others, who have their sums; rank 2 names no node."""
 
     class Fooling:
         def __init__(self, endpoint: Any) -> None:
@@ -105,37 +107,37 @@ def test_one_who_is_fooled_alone_gives_up(network: Any) -> None:
 
 
 LAST = (slice(3, 4), slice(63, 64))
-"""Of the slice that rank 3 adds up in a two-shot, and rank 2 in a ring."""
+"""An element of the slice that rank 3 adds up in a two-shot, and rank 2 in a ring."""
 
 
 @pytest.mark.parametrize(
-    ("way", "guilty", "words"),
+    ("way", "faulty", "words"),
     [
-        *(("two-shot", guilty, "in the slice that node 3 added up") for guilty in range(SIZE)),
-        *(("ring", guilty, "in the slice that node 2 added up") for guilty in range(SIZE)),
+        *(("two-shot", faulty, "in the slice that node 3 added up") for faulty in range(SIZE)),
+        *(("ring", faulty, "in the slice that node 2 added up") for faulty in range(SIZE)),
         *(
-            ("tree", guilty, "in the part that node 1 added up for itself and 2 others")
-            for guilty in range(1, 4)
+            ("tree", faulty, "in the part that node 1 added up for itself and 2 others")
+            for faulty in range(1, 4)
         ),
     ],
 )
-def test_in_a_sum_of_several_nobody_is_blamed(network: Any, way: str, guilty: int, words: str) -> None:
+def test_in_a_sum_of_several_no_node_is_blamed(network: Any, way: str, faulty: int, words: str) -> None:
     ranks = Ranks(network, way, SIZE).begun()
-    values = [float("nan") if rank == guilty else 1.0 for rank in range(SIZE)]
+    values = [float("nan") if rank == faulty else 1.0 for rank in range(SIZE)]
     error = complaint(outcomes(ranks, values, LAST))
     assert words in str(error)
     assert "--collective star" in str(error)
     assert not isinstance(error, Misconduct)
 
 
-@pytest.mark.parametrize(("size", "guilty"), [(4, 0), (2, 1), (2, 0)])
+@pytest.mark.parametrize(("size", "faulty"), [(4, 0), (2, 1), (2, 0)])
 def test_the_root_of_a_tree_knows_its_own_part_and_that_of_a_lone_child(
-    network: Any, size: int, guilty: int
+    network: Any, size: int, faulty: int
 ) -> None:
     ranks = Ranks(network, "tree", size).begun()
-    error = complaint(outcomes(ranks, [float("nan") if rank == guilty else 1.0 for rank in range(size)]))
+    error = complaint(outcomes(ranks, [float("nan") if rank == faulty else 1.0 for rank in range(size)]))
     assert isinstance(error, Misconduct)
-    assert error.rank == guilty
+    assert error.rank == faulty
 
 
 @pytest.mark.parametrize("way", STARS)

@@ -1,4 +1,4 @@
-"""The sum of an all-reduce: early, in the order of ranks, and with somebody to blame."""
+"""The sum of an all-reduce: early, in the order of ranks, and with the rank at fault if it is not finite."""
 
 import itertools
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct, ProtocolError
 
@@ -20,16 +20,16 @@ def _quiet() -> Iterator[None]:
 
 
 @pytest.fixture
-def out() -> Array:
+def out() -> F32Array:
     return np.full(SHAPE, np.nan, np.float32)
 
 
-def part(value: float) -> Array:
+def part(value: float) -> F32Array:
     return np.full(SHAPE, value, np.float32)
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations((1, 2, 3))))
-def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: Array) -> None:
+def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: F32Array) -> None:
     values = {0: 0.1, 1: 1e8, 2: -1e8, 3: 0.3}
     parts = OrderedSum(part(values[0]), out)
     for rank in order:
@@ -39,7 +39,7 @@ def test_any_order_of_arrival_gives_the_same_bits(order: tuple[int, ...], out: A
     assert np.array_equal(out, expected)
 
 
-def test_a_part_is_added_as_soon_as_those_before_it_are(out: Array) -> None:
+def test_a_part_is_added_as_soon_as_those_before_it_are(out: F32Array) -> None:
     parts = OrderedSum(part(1.0), out)
     parts.put(2, part(4.0))
     assert np.isnan(out).all()
@@ -47,7 +47,7 @@ def test_a_part_is_added_as_soon_as_those_before_it_are(out: Array) -> None:
     assert out[0, 0] == 7.0
 
 
-def test_parts_are_only_read(out: Array) -> None:
+def test_parts_are_only_read(out: F32Array) -> None:
     own, first, second = part(1.0), part(2.0), part(4.0)
     parts = OrderedSum(own, out)
     parts.put(1, first)
@@ -58,7 +58,7 @@ def test_parts_are_only_read(out: Array) -> None:
 
 
 @pytest.mark.parametrize("values", [(None, None), (None, 5.0), (5.0, None)])
-def test_fewer_than_two_parts_are_the_sum(values: tuple[float | None, ...], out: Array) -> None:
+def test_fewer_than_two_parts_are_the_sum(values: tuple[float | None, ...], out: F32Array) -> None:
     own, other = (None if value is None else part(value) for value in values)
     parts = OrderedSum(own, out)
     parts.put(1, other)
@@ -75,7 +75,7 @@ def test_fewer_than_two_parts_are_the_sum(values: tuple[float | None, ...], out:
         ((3e38, None, 3e38), "the sum of this overflows f32"),
     ],
 )
-def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: Array) -> None:
+def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: F32Array) -> None:
     own, *others = [None if value is None else part(value) for value in values]
     parts = OrderedSum(own, out)
     for rank, other in enumerate(others, start=1):
@@ -84,7 +84,7 @@ def test_who_is_to_blame(values: tuple[float | None, ...], cause: str, out: Arra
         parts.finish("this")
 
 
-def test_only_some_ranks_in_another_order(out: Array) -> None:
+def test_only_some_ranks_in_another_order(out: F32Array) -> None:
     """As at the head of a tree: its own part first, and blame by rank."""
     parts = OrderedSum(part(1e8), out, 4, (4, 5, 7))
     parts.put(7, part(0.3))
@@ -100,7 +100,7 @@ def test_only_some_ranks_in_another_order(out: Array) -> None:
     assert caught.value.rank == 7
 
 
-def test_nobody_has_a_share_yet(out: Array) -> None:
+def test_nobody_has_a_share_yet(out: F32Array) -> None:
     parts = OrderedSum(None, out)
     parts.put(1, None)
     assert parts.empty

@@ -14,7 +14,7 @@ import pytest
 
 from tests.contract.hub_process import HubProcess, SpokeProcess
 from tpiedge.errors import PeerError
-from tpiedge.transport.cutting import Connection
+from tpiedge.transport.cutting import TcpConnection
 from tpiedge.transport.framing import CONTROL, FILES, TENSOR, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
@@ -52,7 +52,7 @@ def test_a_spoke_whose_link_breaks_while_it_does_not_read(plane: Plane) -> None:
 
 @PLANES
 def test_a_hub_whose_peer_sends_heartbeats_and_hangs_up_while_it_does_not_read(plane: Plane) -> None:
-    """Of an honest peer there are none."""
+    """libzmq's heartbeats, which a well-behaved peer does not send."""
     with HubProcess(plane) as hub:
         with hub.spoke("flooder") as flooder:
             flooder._socket.disconnect(flooder.address)
@@ -73,7 +73,7 @@ def test_a_hub_whose_peer_sends_heartbeats_and_hangs_up_while_it_does_not_read(p
         assert hub.lives
 
 
-def reset(connection: Connection) -> None:
+def reset(connection: TcpConnection) -> None:
     """As where a computer goes away: what is under way is lost, and there is no goodbye."""
     with socket.socket(fileno=os.dup(connection.descriptor)) as double:
         double.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))

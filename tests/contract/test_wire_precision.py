@@ -14,7 +14,7 @@ SIZE = 4
 ROUNDINGS = {HUB: 2, "star": 2, "mesh": 2, "two-shot": 2, "tree": 3, "ring": SIZE}
 """How often a value of the sum is rounded at most."""
 BYTES = {"bf16": 0.55, "int8": 0.35}
-"""Of those that f32 takes, with the headers."""
+"""Bytes as a part of those that f32 takes, with the headers."""
 
 
 @pytest.fixture(params=WAYS)
@@ -70,7 +70,7 @@ def test_a_lone_share_and_none(ranks: Ranks) -> None:
 
 
 def test_rows_are_rounded_independently(ranks: Ranks) -> None:
-    """The sum of a row is the same whatever other rows go with it: a batch changes nobody's answer."""
+    """The sum of a row is the same whatever other rows go with it: a batch changes no answer."""
     together = ranks.reduce(0, tokens=3, hidden=192)[0]
 
     def one_row(one: Communicator) -> torch.Tensor:
@@ -83,7 +83,7 @@ def test_rows_are_rounded_independently(ranks: Ranks) -> None:
 @pytest.mark.parametrize("size", [2, 3, 4])
 @pytest.mark.parametrize("wire", ["f32", "bf16", "int8"])
 def test_star_mesh_and_two_shot_give_the_same_bits(network: Any, wire: str, size: int) -> None:
-    """Whoever's part does not travel, and whoever adds up: a sum does not tell which way it came."""
+    """A sum has the same bits whichever rank adds it up, and whichever part does not travel."""
     for tokens, hidden in [(1, 256), (5, 192), (3, 100), (2, 33)]:
         results = [
             Ranks(network, way, size, wire=wire).begun().reduce(tokens=tokens, hidden=hidden)

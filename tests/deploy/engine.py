@@ -32,7 +32,7 @@ _BUILD_BASE = "tpiedge-test/build-base"
 _START_S = 60.0
 _STOP_S = 30.0
 _POLL_S = 0.1
-_SLOW_S = 300
+_SLOW_S = 900  # beside other work
 _PIP_SETTINGS = ("index-url", "trusted-host", "proxy")
 
 
@@ -81,11 +81,11 @@ def running_engine(folder: Path) -> Iterator[Engine]:
 
 def _own_engine(folder: Path) -> Iterator[Engine]:
     engine = Engine(f"unix://{folder}/docker.sock")
-    places = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
+    paths = [f"--data-root={folder}/data", f"--exec-root={folder}/exec", f"--pidfile={folder}/pid"]
     log = folder / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            ["dockerd", f"--host={engine.url}", *places], stdout=output, stderr=output, start_new_session=True
+            ["dockerd", f"--host={engine.url}", *paths], stdout=output, stderr=output, start_new_session=True
         )
     try:
         deadline = time.monotonic() + _START_S

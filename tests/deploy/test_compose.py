@@ -19,7 +19,7 @@ from tests.deploy.engine import ROOT, Engine
 from tests.process.command import run_command, wait_for
 from tpiedge.units import GIB
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
 KEY = secrets.token_hex(8)

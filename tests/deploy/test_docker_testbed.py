@@ -17,10 +17,10 @@ import pytest
 
 from tests.deploy.engine import Engine
 from tests.process.command import COMMAND, Ended, run_command, text_of_one_node, wait_for
-from tpiedge.testbed.containers_plan import LABEL
+from tpiedge.testbed.containers.plan import LABEL
 from tpiedge.units import MIB
 
-pytestmark = [pytest.mark.docker, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(1800)]
 
 TEXT = """
 [defaults]
@@ -270,7 +270,11 @@ def test_at_a_terminal_keys_are_the_commands(engine, bed):
     try:
         shell.expect(r"\$ ")
         shell.sendline("stty size")
-        shell.expect("31 97")
+        shell.expect("\n31 97")
+        shell.setwinsize(29, 93)
+        # An engine takes a new size when it gets to it.
+        shell.sendline("until stty size | grep -q '29 9[3]'; do sleep 0.1; done; echo fi''ts")
+        shell.expect("fits")
         shell.sendline("echo go; sleep 600")
         shell.expect("\ngo")
         shell.sendintr()

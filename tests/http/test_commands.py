@@ -1,6 +1,7 @@
 """`tpiedge chat` and `tpiedge nodes` against a server of this process."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
@@ -10,8 +11,8 @@ from tpiedge.api.service import NodeStatus
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.nodes import nodes
 from tpiedge.errors import PeerError, PeerLost, UserError
-from tpiedge.nodes.hearsay import printable
-from tpiedge.nodes.private_file import replace_private
+from tpiedge.host.private_file import replace_private
+from tpiedge.wire.requests import Sampling
 
 NODES = (
     NodeStatus("w-0123", 0, "serving", (0, 2), (0, 5), 4, 8_000_000_000, 3e9, 1_500_000, 0.2, "fastest"),
@@ -58,6 +59,16 @@ def test_one_prompt_as_json(command, service):
     assert record["usage"]["completion_tokens"] > 0
     request = service.generations.get(timeout=5).request
     assert (request.max_tokens, request.sampling.temperature) == (20, 0.0)
+
+
+def test_what_is_not_said_of_sampling_is_the_models_own(command, service):
+    answers(service, "Hello there")
+    command(chat, "--prompt", "hi", "--seed", "3")
+    assert service.generations.get(timeout=5).request.sampling == replace(service.usual_sampling, seed=3)
+    flags = ("--temperature", "0.5", "--top-k", "7", "--top-p", "0.6", "--min-p", "0.1")
+    command(chat, "--prompt", "hi", "--seed", "3", "--repetition-penalty", "1.2", *flags)
+    said = Sampling(temperature=0.5, top_k=7, top_p=0.6, min_p=0.1, repetition_penalty=1.2, seed=3)
+    assert service.generations.get(timeout=5).request.sampling == said
 
 
 def test_a_conversation_keeps_its_turns(command, service):
@@ -154,7 +165,3 @@ def test_without_a_master_it_says_how_to_start_one(tmp_path, command):
     (tmp_path / "master" / "admin.json").unlink()
     with pytest.raises(UserError, match="tpiedge master"):
         raise CliRunner().invoke(nodes, ["--state", str(tmp_path)]).exception
-
-
-def test_control_characters_do_not_reach_the_terminal():
-    assert printable("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a [2J \nb\t "

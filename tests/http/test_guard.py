@@ -16,7 +16,7 @@ from tpiedge.api.server import ApiServer
 from tpiedge.errors import UserError
 
 KEY = "sk-cafe"
-LIMIT_S = 5.0
+LIMIT_S = 20.0
 
 
 def bearer(key):
@@ -34,7 +34,7 @@ def every_route(service):
         api.close(1)
 
 
-def test_every_route_but_health_needs_the_right_key(serve, service):
+def test_every_route_but_health_and_readiness_needs_the_right_key(serve, service):
     server = serve(keys=[KEY])
     wrong = [
         {},
@@ -61,6 +61,15 @@ def test_every_route_but_health_needs_the_right_key(serve, service):
             right = http.request(method, path, headers=bearer(SECRET if path.startswith("/admin") else KEY))
             assert right.status_code != 401, (method, path)
         assert http.get("/v1/models").json()["error"]["code"] == "invalid_api_key"
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready"])
+@pytest.mark.parametrize("reason", ["", "laptop (192.0.2.7): silent for 1.6 s"])
+def test_whoever_watches_the_state_needs_no_key_and_hears_nothing_else(serve, service, path, reason):
+    service.unavailable = reason
+    answer = httpx.get(f"{serve(keys=[KEY]).url}{path}")
+    assert answer.status_code == (503 if reason and path == "/ready" else 200)
+    assert answer.json() == ({"status": "ok"} if path == "/health" else {"ready": not reason})
 
 
 def test_several_keys(serve):

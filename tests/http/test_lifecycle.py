@@ -1,5 +1,6 @@
 """Readiness, deadlines, slow readers, and the end of the server."""
 
+import asyncio
 import contextlib
 import json
 import socket
@@ -11,17 +12,17 @@ import pytest
 
 from tpiedge.api.limits import Limits
 
-LIMIT_S = 5.0
+LIMIT_S = 20.0
 BODY = {"model": "babbler", "prompt": "x", "stream": True}
 
 
 def test_health_and_readiness(serve, service):
     with httpx.Client(base_url=serve().url) as http:
-        assert http.get("/ready").json() == {"ready": True, "reason": ""}
+        assert http.get("/ready").json() == {"ready": True}
         service.unavailable = "too few nodes: 1 of 2"
         answer = http.get("/ready")
         assert answer.status_code == 503
-        assert answer.json()["reason"] == "too few nodes: 1 of 2"
+        assert answer.json() == {"ready": False}
         assert http.get("/health").status_code == 200
 
 
@@ -57,6 +58,26 @@ def test_a_deadline_before_the_first_token_is_504(serve, service, stream):
     assert answer.status_code == 504
     assert answer.json()["error"]["code"] == "deadline_exceeded"
     assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
+
+
+def test_without_an_answer_limit_no_clock_runs(serve, service, monkeypatch):
+    """As `tpiedge master` without --answer-limit."""
+    started = []
+    call_later = asyncio.BaseEventLoop.call_later
+    monkeypatch.setattr(
+        asyncio.BaseEventLoop,
+        "call_later",
+        lambda loop, delay, callback, *more, **options: (
+            started.append(callback),
+            call_later(loop, delay, callback, *more, **options),
+        )[1],
+    )
+    service.script = lambda generation: generation.finish()
+    assert Limits().answer_s is None
+    assert httpx.post(f"{serve().url}/v1/completions", json=BODY).status_code == 200
+    assert not [callback for callback in started if getattr(callback, "__name__", "") == "end"]
+    httpx.post(f"{serve(limits=Limits(answer_s=60.0)).url}/v1/completions", json=BODY)
+    assert [callback for callback in started if getattr(callback, "__name__", "") == "end"]
 
 
 def broken_stream(server, on_first):

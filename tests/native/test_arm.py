@@ -7,7 +7,7 @@ import pytest
 
 from tests.native.builds import BEYOND, Checksums, report, run
 
-pytestmark = pytest.mark.timeout(900)  # builds and emulates: a minute of CPU
+pytestmark = pytest.mark.timeout(1800)  # builds and emulates: a minute of CPU
 
 # The emulator's names of CPUs without the products of eight bits, with those of vectors, with those of matrices.
 _CPUS = {

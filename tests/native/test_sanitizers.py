@@ -8,7 +8,7 @@ import pytest
 import tpiedge
 from tests.native.builds import BEYOND, Checksums, run
 
-pytestmark = pytest.mark.timeout(900)  # builds: half a minute of CPU
+pytestmark = pytest.mark.timeout(1800)  # builds: half a minute of CPU
 
 _OPERATIONS = {
     "project",

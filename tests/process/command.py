@@ -27,7 +27,7 @@ COMMAND = str(Path(sys.executable).with_name("tpiedge"))
 
 # To look for processes takes milliseconds of a processor that they could start on.
 _POLL_S = 0.02
-_LIMIT_S = 50.0
+_LIMIT_S = 110.0
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ class Started:
         self._family |= {child.pid: child for child in found}
         return sorted(found, key=lambda child: (child.create_time(), child.pid))
 
-    def wait_for_children(self, count: int, limit_s: float = 20.0) -> list[psutil.Process]:
+    def wait_for_children(self, count: int, limit_s: float = 60.0) -> list[psutil.Process]:
         """Until it has so many. Fails if the command ends before."""
 
         def there() -> bool:

@@ -16,6 +16,7 @@ def described(record: dict[str, Any]) -> dict[str, Any]:
     return {name: record.get(name) for name in DEMO}
 
 
+@pytest.mark.thin
 def test_a_run_and_the_benchmarks_describe_a_model_alike() -> None:
     few = ("--model", "demo", "--threads", 1)
     for arguments, find in [
@@ -27,6 +28,7 @@ def test_a_run_and_the_benchmarks_describe_a_model_alike() -> None:
         assert described(find(json.loads(ended.out))) == DEMO
 
 
+@pytest.mark.thin
 def test_bench_decode_reports_every_setting() -> None:
     ended = run_command(
         *("bench", "decode", "--model", "demo", "--settings", "1x1,2x1", "--prompt-tokens", "8"),
@@ -44,6 +46,7 @@ def test_bench_decode_reports_every_setting() -> None:
         assert summary["head_s_per_token"]["median"] > 0
 
 
+@pytest.mark.thin
 def test_bench_allreduce_reports_every_payload() -> None:
     ended = run_command(
         *("bench", "allreduce", "--nodes", "2,3", "--bytes", "4,4096", "--rounds", "10"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import run_command
-from tpiedge.kernels.shared_library import native_library
+from tpiedge.kernels.shared_library import kernel_library
 
 SMALL = ("--shapes", "64x192", "--tokens", "2", "--threads", "1", "--repeats", "1")
 
@@ -43,7 +43,7 @@ def size_of_picture(path: Path) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.skipif(native_library() is None, reason="the native kernels are not built")
+@pytest.mark.skipif(kernel_library() is None, reason="the native kernels are not built")
 def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
     path = tmp_path / "roofline.png"
     ended = run_command("bench", "kernels", *SMALL, "--json", "--png", path)
@@ -67,6 +67,7 @@ def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
     assert min(size_of_picture(path)) > 500
 
 
+@pytest.mark.thin
 def test_without_native_kernels() -> None:
     ended = run_command(
         "bench", "kernels", *SMALL, "--kernels", "project", "--precisions", "f32", TPIEDGE_NATIVE="0"

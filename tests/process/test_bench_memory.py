@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import run_command, wait_for
-from tpiedge.cli.bench_group import run_in_group
-from tpiedge.nodes.cgroups import Cgroups
+from tpiedge.bench.group import run_in_group
+from tpiedge.host.cgroups import Cgroups
 
 FEW = ("--model", "demo", "--threads", 1, "--tokens", 4, "--repeats", 1)
 LIMIT_S = 30.0

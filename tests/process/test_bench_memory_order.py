@@ -5,11 +5,11 @@ from dataclasses import asdict
 
 import pytest
 
-from tpiedge.cli import launch
-from tpiedge.cli.bench_budgets import Budget, budgets
+from tpiedge.bench.budgets import Budget, budgets
 from tpiedge.cli.bench_memory import _Order, _order, _planned, _Work
-from tpiedge.cli.launch import Layout
-from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.local import launch
+from tpiedge.local.launch import Layout
+from tpiedge.local.prepare import PreparedModel, prepare
 
 WORK = _Work(prompt_tokens=8, tokens=4, in_group=True)
 

@@ -4,11 +4,14 @@ import json
 import socket
 import time
 
+import pytest
 
-def test_doctor(tpiedge, tmp_path):
+
+@pytest.mark.alone  # a machine that is busy does not load torch in the time that a check has
+def test_doctor(patience, tpiedge, tmp_path):
     started = time.monotonic()
     ended = tpiedge("doctor", "--json", "--cache", tmp_path)
-    assert time.monotonic() - started < 12
+    assert time.monotonic() - started < 12 * patience
     record = json.loads(ended.out)
     checks = {item["check"] for item in record["findings"]}
     wanted = "python encryption torch kernels processor cores memory swap disk clock firewall addresses MTU"
@@ -17,6 +20,7 @@ def test_doctor(tpiedge, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thin
 def test_a_master_that_is_not_there(tpiedge):
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]

@@ -12,7 +12,8 @@ from tests.process.command import gone, wait_for
 # A loss is noticed within 1.8 s (heartbeats of 0.3 s, timeout of 1.5 s); the rest is for the message and the end.
 NOTICED_S = 2.5
 CLEAN_S = 2.0
-STARTING_S = 10.0
+#: Where it is no promise: generous.
+GONE_S = 60.0
 
 
 @pytest.fixture
@@ -42,15 +43,16 @@ def one_line(ended):
     return lines[0]
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda number: number.name
 )
-def test_an_interrupted_answer_leaves_nothing(answering, number):
+def test_an_interrupted_answer_leaves_nothing(patience, answering, number):
     command, ranks = answering(2)
     command.process.send_signal(number)
     started = time.monotonic()
     ended = command.finish()
-    assert time.monotonic() - started < CLEAN_S
+    assert time.monotonic() - started < CLEAN_S * patience
     assert ended.status == 130
     assert one_line(ended) == "tpiedge: interrupted"
     assert all(map(gone, ranks))
@@ -71,7 +73,7 @@ def test_an_impatient_second_ctrl_c_leaves_nothing_either(answering):
     time.sleep(0.02)
     command.process.send_signal(signal.SIGINT)
     assert command.finish().status == 130
-    wait_for(lambda: all(map(gone, ranks)), CLEAN_S)
+    wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
 def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
@@ -84,21 +86,21 @@ def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
     assert ended.status == 130
     assert one_line(ended) == "tpiedge: interrupted"
     # A node that is importing torch notices the end of its lifeline when it is done with that.
-    wait_for(lambda: all(map(gone, ranks)), STARTING_S)
+    wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
 def test_nodes_do_not_outlive_a_killed_parent(answering):
     command, ranks = answering(3)
     command.process.kill()
-    wait_for(lambda: all(map(gone, ranks)), 3.0)
+    wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
 def test_nodes_do_not_outlive_a_parent_killed_while_one_of_them_is_frozen(answering):
     command, ranks = answering(2)
     ranks[1].suspend()
     command.process.kill()
-    wait_for(lambda: gone(ranks[0]), 3.0)
-    wait_for(lambda: gone(ranks[1]), 3.0)
+    wait_for(lambda: gone(ranks[0]), GONE_S)
+    wait_for(lambda: gone(ranks[1]), GONE_S)
 
 
 def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model):
@@ -107,21 +109,22 @@ def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model
     )
     ranks = command.wait_for_children(2)
     command.process.kill()
-    wait_for(lambda: all(map(gone, ranks)), STARTING_S)
+    wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize(
     ("nodes", "harm", "cause"),
     [(3, psutil.Process.kill, "SIGKILL"), (2, psutil.Process.suspend, "silent for")],
     ids=["killed", "frozen"],
 )
-def test_a_lost_node_is_named(answering, nodes, harm, cause, rank):
+def test_a_lost_node_is_named(patience, answering, nodes, harm, cause, rank):
     command, ranks = answering(nodes)
     harm(ranks[rank])
     started = time.monotonic()
     ended = command.finish()
-    assert time.monotonic() - started < NOTICED_S
+    assert time.monotonic() - started < NOTICED_S * patience
     assert ended.status == 3
     line = one_line(ended)
     assert f"node {rank} was lost" in line
@@ -129,6 +132,7 @@ def test_a_lost_node_is_named(answering, nodes, harm, cause, rank):
     assert all(map(gone, ranks))
 
 
+@pytest.mark.thin
 def test_a_node_killed_while_it_starts_is_named(start, text_model):
     command = start(
         "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
@@ -143,11 +147,12 @@ def test_a_node_killed_while_it_starts_is_named(start, text_model):
     assert all(map(gone, ranks))
 
 
+@pytest.mark.alone  # loading that takes seconds beside other work is told on standard error
 def test_a_reader_that_goes_away_ends_the_answer(answering):
     """As `tpiedge run ... | head` does."""
     command, ranks = answering(2)
     command.process.stdout.close()
-    assert command.process.wait(10) == 1
+    assert command.process.wait(GONE_S) == 1
     assert command.process.stderr.read() == b""
     assert all(map(gone, ranks))
 
@@ -181,7 +186,7 @@ def test_interrupted_packing_leaves_nothing(packing, number):
 def test_packing_whose_parent_is_killed_leaves_nothing(packing):
     command, child, folder = packing
     command.process.kill()
-    wait_for(lambda: gone(child), 5.0)
+    wait_for(lambda: gone(child), GONE_S)
     assert list(folder.iterdir()) == []
 
 

@@ -214,6 +214,7 @@ def test_a_pack_that_cannot_be_the_reference(
     assert 0 < found["kl_nats"]["mean"] < 0.1
 
 
+@pytest.mark.thin
 def test_for_people(tpiedge: Callable[..., Ended], text_model: Path, words: Path) -> None:
     ended = tpiedge("eval", "perplexity", "--model", text_model, "--text", words, "--threads", 1)
     assert ended.out.startswith("perplexity ")

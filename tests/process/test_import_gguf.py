@@ -107,6 +107,7 @@ def test_quantised_weights_run_as_they_are(tpiedge, generate, tmp_path, kind):
     assert imported(tpiedge, path)[0]["reused"]
 
 
+@pytest.mark.thin
 def test_a_text_model_with_its_tokenizer(tpiedge, generate, tmp_path):
     """The demo model as a file of eight bits: it still says what it says."""
     folder = resolve_model(DEMO)

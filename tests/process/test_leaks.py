@@ -57,7 +57,7 @@ def test_an_orphan_is_seen():
     orphan = int(started.stdout)
     assert before.growth(AT_ONCE_S) == [f"process {orphan}: sleep 60"]
     psutil.Process(orphan).kill()
-    assert before.growth(2.0) == []
+    assert before.growth(30.0) == []
 
 
 def test_what_goes_soon_has_its_time():
@@ -65,5 +65,5 @@ def test_what_goes_soon_has_its_time():
     reader, writer = os.pipe()
     threading.Timer(0.1, lambda: (os.close(reader), os.close(writer))).start()
     started = time.monotonic()
-    assert before.growth(5.0) == []
-    assert time.monotonic() - started < 4
+    assert before.growth(60.0) == []
+    assert time.monotonic() - started < 30

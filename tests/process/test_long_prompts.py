@@ -50,7 +50,7 @@ def whole(wide_model):
 @pytest.fixture(scope="module")
 def budget(wide_model):
     """A little more than the least memory that a refusal names, in MB, for a context of which little is used."""
-    refused = run_command("run", *prompt(wide_model, 16, CONTEXT - 16), "--memory", "1MB")
+    refused = run_command("run", *prompt(wide_model, 16, CONTEXT - 16), "--memory", "64MB")
     assert refused.status == RESOURCE
     least = re.search(r"node 0 needs at least ([\d.]+) MB .* KV cache ([\d.]+) MB", refused.err)
     assert least, refused.err

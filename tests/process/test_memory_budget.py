@@ -17,7 +17,7 @@ import pytest
 from tests.process.command import COMMAND, Started, run_command, wait_for
 from tests.process.serving.disks import failing_disk
 from tpiedge.errors import UserError
-from tpiedge.nodes.memory_group import ENTER, memory_group
+from tpiedge.host.memory_group import ENTER, memory_group
 from tpiedge.pack.layout import ALIGN
 
 pytestmark = pytest.mark.timeout(150)  # a disk that others use
@@ -87,8 +87,8 @@ def run_below(limit_bytes: int, library: tuple[Path, Path], *arguments: object) 
     """`tpiedge run ARGUMENTS` in a group of its own; torch is not in memory when it starts."""
     forget(library[0])
     with memory_group(limit_bytes) as group:
-        places = [*map(str, library), str(group.members_file)]
-        command = ["unshare", "-m", "sh", "-c", _ENTER, *places, COMMAND, "run", *map(str, arguments)]
+        paths = [*map(str, library), str(group.members_file)]
+        command = ["unshare", "-m", "sh", "-c", _ENTER, *paths, COMMAND, "run", *map(str, arguments)]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=100)
         assert ended.returncode == 0, f"{ended.stderr}\nkilled for memory: {group.use().oom_kills}"
         use = group.use()
@@ -101,7 +101,7 @@ def prompt(tokens: int) -> tuple[object, ...]:
 
 def least_megabytes(*arguments: object) -> float:
     """What a refusal says that every node needs."""
-    ended = run_command("run", *arguments, "--memory", "1MB")
+    ended = run_command("run", *arguments, "--memory", "64MB")
     assert ended.status == RESOURCE
     least = re.findall(r"node \d+ needs at least ([\d.]+) MB", ended.err)
     assert least, ended.err

@@ -40,7 +40,7 @@ def test_weights_that_stream_give_the_same_tokens(generate, whole, flags):
 
 
 def test_the_least_memory_that_a_refusal_names_is_enough(generate):
-    ended = run_command("run", *PROMPT, "--memory", "1MB", "--threads", 1)
+    ended = run_command("run", *PROMPT, "--memory", "64MB", "--threads", 1)
     assert ended.status == RESOURCE
     (line,) = ended.err.splitlines()
     least = re.search(

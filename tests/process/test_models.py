@@ -70,6 +70,7 @@ def test_a_model_in_use_is_not_removed(
     assert json.loads(tpiedge("ls", "--json").out)["models"]
 
 
+@pytest.mark.thin
 def test_an_interrupted_pull_resumes_and_errors_are_one_line(hub: Hub, tpiedge: Callable[..., Ended]) -> None:
     hub.repos[NAME].gated = True
     refused = tpiedge("pull", NAME)
@@ -84,6 +85,7 @@ def test_an_interrupted_pull_resumes_and_errors_are_one_line(hub: Hub, tpiedge: 
     assert hub.tokens[-1] == "Bearer hf_test"
 
 
+@pytest.mark.thin
 def test_show_and_ls_know_what_was_never_pulled(tpiedge: Callable[..., Ended]) -> None:
     shown = tpiedge("show", "llama3.1-70b")
     assert "gated" in shown.out

@@ -86,7 +86,7 @@ def test_weights_in_q4_stream_within_the_least_memory(generate, tpiedge):
         "--temperature",
         0,
     )
-    refused = tpiedge("run", *flags, "--memory", "1MB", "--threads", 1)
+    refused = tpiedge("run", *flags, "--memory", "64MB", "--threads", 1)
     assert refused.status == RESOURCE
     least = float(re.search(r"needs at least ([\d.]+) MB", refused.err)[1])
     pinned = generate(*flags)
@@ -106,6 +106,7 @@ def test_bench_decode(tpiedge):
     assert (record["precision"], record["compute"]) == ("q4", "int8")
 
 
+@pytest.mark.thin
 def test_the_demo(tpiedge):
     ended = tpiedge("demo", "--precision", "q4", "--max-tokens", 8)
     assert ended.status == 0, ended.err

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import COMMAND
-from tpiedge.nodes.private_file import replace_private
+from tpiedge.host.private_file import replace_private
 
 RUN = ("run", "--model", "demo", "--prompt-ids", "1")
 
@@ -72,6 +72,7 @@ def test_a_setting_of_a_group_is_one_of_its_subcommands(tpiedge, tmp_path, words
     assert "start one with 'tpiedge master'" in refusal(tpiedge("nodes", *words, **own | elsewhere))
 
 
+@pytest.mark.thin
 def test_show_names_every_source(tpiedge, settings):
     file = settings('[run]\nnodes = 3\nstop = ["a b", "c"]\n')
     ended = tpiedge("config", "show", "run", "--json", *file, TPIEDGE_RUN_THREADS="2", TPIEDGE_CACHE="/c")
@@ -132,6 +133,7 @@ def test_the_current_folder_is_not_searched(tpiedge, tmp_path, monkeypatch):
     assert json.loads(ended.out)["run"]["nodes"] == {"value": 1, "source": "default"}
 
 
+@pytest.mark.thin
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion(tpiedge, shell):
     ended = tpiedge("completion", shell)

@@ -8,9 +8,9 @@ from click.testing import CliRunner
 
 from tpiedge.cli.token import token
 from tpiedge.errors import UserError
-from tpiedge.nodes.identity import load_or_create_keys
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import parse_token
+from tpiedge.joining.identity import load_or_create_keys
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import parse_token
 
 
 def say(tmp_path: Path, *arguments: str) -> str:
@@ -22,6 +22,7 @@ def say(tmp_path: Path, *arguments: str) -> str:
     return result.stdout
 
 
+@pytest.mark.thin
 def test_a_token_is_printed_alone_and_works(tmp_path: Path) -> None:
     made = parse_token(say(tmp_path, "create", "--host", "192.168.1.20"))
     assert str(made.address) == "192.168.1.20:7070"

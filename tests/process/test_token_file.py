@@ -8,8 +8,8 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.serving.machines import measured
 from tests.process.serving.serving import free_ports
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import parse_token
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import parse_token
 
 START_S = 30.0
 

@@ -110,6 +110,7 @@ def test_a_part_of_the_trace(traced):
     assert 0 < half["nodes"][0]["compute_s"] < everything["nodes"][0]["compute_s"]
 
 
+@pytest.mark.thin
 def test_figures_for_people(traced):
     ended = run_command("trace", traced[1])
     assert (ended.status, ended.err) == (0, "")

@@ -1,4 +1,4 @@
-"""Builds a case's checkpoint and runs transformers on it.
+"""Builds a case's checkpoint and runs transformers on it, which takes seconds to import: only what uses it does.
 
 Shape legend: T prompt positions, G generated tokens, V vocabulary.
 """
@@ -8,13 +8,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from tests.reference.cases import Case
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 __all__ = ["GENERATED", "Reference", "build", "logits", "reference"]
 
@@ -64,6 +67,8 @@ def reference(case: Case, folder: Path) -> Reference:
 
 def build(case: Case, folder: Path) -> None:
     """Write the checkpoint of `case`: config.json and safetensors, no tokenizer."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.for_model(**case.config)
     with torch.random.fork_rng(devices=[]):  # its initial values are replaced, the caller's generator is not
         model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="eager")
@@ -79,7 +84,7 @@ def logits(folder: Path, ids: tuple[int, ...], changes: Mapping[str, object]) ->
         return _load(folder, changes)(torch.tensor([ids]), use_cache=False).logits[0].numpy()
 
 
-def _draw_parameters(model: PreTrainedModel, seed: int) -> None:
+def _draw_parameters(model: "PreTrainedModel", seed: int) -> None:
     """Every parameter at random: transformers makes biases zero and norms one, which hides errors.
 
     Queries and keys are larger than usual, so that attention looks at some tokens much more than at others;
@@ -113,7 +118,9 @@ def _write_published_keys(path: Path) -> None:
     path.write_text(json.dumps(config, indent=2))
 
 
-def _load(folder: Path, changes: Mapping[str, object] | None = None) -> PreTrainedModel:
+def _load(folder: Path, changes: Mapping[str, object] | None = None) -> "PreTrainedModel":
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     config = AutoConfig.from_pretrained(folder)
     for key, value in (changes or {}).items():
         setattr(config, key, value)
@@ -128,7 +135,7 @@ def _prompt(case: Case) -> tuple[int, ...]:
     return tuple(torch.randint(3, vocab, (case.prompt_length,), generator=generator).tolist())
 
 
-def _greedy(model: PreTrainedModel, prompt_ids: tuple[int, ...]) -> tuple[Logits, Logits]:
+def _greedy(model: "PreTrainedModel", prompt_ids: tuple[int, ...]) -> tuple[Logits, Logits]:
     """Logits at every prompt position, and of every greedy step. (generate() would stop at the end token.)"""
     out = model(torch.tensor([prompt_ids]), use_cache=True)
     logits_TV = out.logits[0].numpy()

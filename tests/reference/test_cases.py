@@ -26,6 +26,11 @@ def tensors(folder):
     return found
 
 
+def test_there_is_a_case_of_every_family():
+    families = ("llama2", "llama3", "openllama", "yi", "mistral", "qwen2", "qwen3")
+    assert [name for name in families if not any(case.name.startswith(name) for case in CASES)] == []
+
+
 @each(CASES)
 def test_the_answer_is_varied_and_no_near_tie_decides_it(case: Case, references):
     found = references(case.name)

@@ -1,6 +1,5 @@
 """The figures of all-reduces and of decoding, as PNG files. Needs matplotlib, but no display."""
 
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -12,7 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogFormatter, NullLocator
 
-from tpiedge.tracing.collection import cannot_write
+from tpiedge.plots.timeline import save
 from tpiedge.units import format_bytes
 
 from .records import AllReduce, Decode, Spread
@@ -171,14 +170,5 @@ def _plain(text: str) -> str:
 
 
 def _save(figure: Figure, path: Path) -> Path:
-    """In place of what was there, whole or not at all."""
-    unfinished = path.with_name(f".tpiedge-{os.getpid()}.partial")
-    try:
-        try:
-            figure.savefig(unfinished, format="png")
-            unfinished.replace(path)
-        finally:
-            unfinished.unlink(missing_ok=True)
-    except OSError as error:
-        raise cannot_write(path, error) from None
+    save(figure, path)
     return path

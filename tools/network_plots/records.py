@@ -9,7 +9,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeVar, get_args
 
 from tpiedge.errors import UserError
-from tpiedge.wire.fields import Collective
+from tpiedge.wire.fields import CollectiveName
 
 __all__ = ["AllReduce", "Decode", "Spread", "load", "read_allreduces", "read_decodes"]
 
@@ -19,7 +19,7 @@ _GIVE = "give what a benchmark of tpiedge printed with --json"
 
 @dataclass(frozen=True)
 class Spread:
-    """Of several measurements."""
+    """The spread of several measurements."""
 
     median: float
     least: float
@@ -57,7 +57,7 @@ class Decode:
 
 
 def load(path: Path) -> tuple[list[AllReduce], list[Decode]]:
-    """Of the file of one benchmark. Raises UserError."""
+    """Reads the file of one benchmark. Raises UserError."""
     try:
         record = json.loads(path.read_bytes())
     except OSError as error:
@@ -99,7 +99,7 @@ def _read(make: Callable[[Any], _T], row: object, where: str) -> _T:
 
 
 def _allreduce(row: dict[str, Any]) -> AllReduce:
-    if row["collective"] not in get_args(Collective):
+    if row["collective"] not in get_args(CollectiveName):
         raise ValueError(f"no collective is called {row['collective']!r}")
     latency_s, rate = _optional(row["latency_s"]), _optional(row["rate_bytes_per_s"])
     predicted_s = row.get("predicted_s")

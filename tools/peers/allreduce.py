@@ -6,13 +6,13 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from tpiedge.cli.benching import spread
+from tpiedge.bench.figures import spread
+from tpiedge.bench.reduce_root import ReduceCluster
 from tpiedge.errors import UserError
-from tpiedge.nodes.cluster import Place
-from tpiedge.nodes.reduce_root import ReduceCluster
+from tpiedge.launch.child import Place
 from tpiedge.planner.network import choose
 from tpiedge.testbed.running import RunningTestbed, open_testbed
-from tpiedge.wire.fields import Choice, Collective
+from tpiedge.wire.fields import CollectiveChoice, CollectiveName
 
 from .allreduce_gloo import GlooGroup
 from .spread import ratios
@@ -73,14 +73,14 @@ def _compare(
     return report(nodes, nbytes, collective, latency_s, theirs, ours)
 
 
-def _collective(wanted: Choice, nbytes: int, own: ReduceCluster) -> Collective:
+def _collective(wanted: CollectiveChoice, nbytes: int, own: ReduceCluster) -> CollectiveName:
     return choose(nbytes, own.survey()).collective if wanted == "auto" else wanted
 
 
 def report(
     nodes: int,
     nbytes: int,
-    collective: Collective,
+    collective: CollectiveName,
     latency_s: float | None,
     theirs: Sequence[float],
     ours: Sequence[float],

@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 from typing import Any, Self
 
 from tpiedge.errors import PeerError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 
 from .child import last_words, wait_or_kill
 from .models import DRIVERS
@@ -46,8 +46,10 @@ class GlooGroup:
         """Seconds of each of `rounds` all-reduces of so many bytes (f32, a multiple of 4), at rank 0. PeerError."""
         for rank in self._ranks:
             rank.tell({"elements": nbytes // 4, "warm_up": warm_up, "rounds": rounds})
-        answer = self._ranks[0].hear(time.monotonic() + _ROUND_S * (warm_up + rounds))
-        seconds: list[float] = answer["seconds"]
+        deadline = time.monotonic() + _ROUND_S * (warm_up + rounds)
+        # Of all: while one of them is in its last all-reduce, none may be ended.
+        first, *_ = [rank.hear(deadline) for rank in self._ranks]
+        seconds: list[float] = first["seconds"]
         return seconds
 
     def _start(self) -> None:

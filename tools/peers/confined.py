@@ -4,7 +4,7 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from tpiedge.nodes.memory_group import ENTER, MemoryUse, memory_group
+from tpiedge.host.memory_group import ENTER, MemoryUse, memory_group
 
 __all__ = ["Ended", "run_confined"]
 

@@ -178,7 +178,7 @@ def _libraries() -> tuple[Path, ...]:
 
 
 def read_tpiedge(out: str) -> Answer:
-    """Of `tpiedge run --json` with one node."""
+    """Reads the output of `tpiedge run --json` with one node."""
     record = json.loads(out)
     node = record["nodes"][0]
     kept = ("peak_rss_bytes", "weight_bytes", "disk_read_bytes", "weight_wait_s", "compute_s")
@@ -187,13 +187,13 @@ def read_tpiedge(out: str) -> Answer:
 
 
 def read_driver(out: str) -> Answer:
-    """Of a driver: its last line; libraries talk before it."""
+    """Reads the last line of a driver's output; libraries talk before it."""
     record = json.loads(out.splitlines()[-1])
     return Answer(record["s_per_token"], {name: record[name] for name in ("token_ids", "seconds")})
 
 
 def read_llama_bench(out: str) -> Answer:
-    """Of `llama-bench -o json` with one test: its average is of a whole test, in nanoseconds."""
+    """Reads the output of `llama-bench -o json` with one test: its average is of a whole test, in nanoseconds."""
     (test,) = json.loads(out)
     return Answer(
         test["avg_ns"] / 1e9 / test["n_gen"], {"build": test["build_commit"], "type": test["model_type"]}
@@ -201,6 +201,6 @@ def read_llama_bench(out: str) -> Answer:
 
 
 def environment(contestant: Contestant) -> dict[str, str]:
-    """Of its process: no network, no writes beside its modules."""
+    """The environment of its process: no network, no writes beside its modules."""
     kept = {name: value for name, value in os.environ.items() if not re.match("(OMP|MKL|TPIEDGE)_", name)}
     return kept | {"HF_HUB_OFFLINE": "1", "PYTHONDONTWRITEBYTECODE": "1"} | dict(contestant.settings)

@@ -18,13 +18,13 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
-from tpiedge.cli.benching import ask, spread
-from tpiedge.cli.launch import Layout, launch, plan_cluster
-from tpiedge.cli.prepare import PreparedModel, prepare
-from tpiedge.cli.testbed_nodes import Emulated, emulated, places_on
+from tpiedge.bench.figures import ask, spread
 from tpiedge.errors import PeerError
-from tpiedge.nodes.cluster import LocalCluster
-from tpiedge.nodes.device import default_threads
+from tpiedge.host.device import default_threads
+from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.devices import Emulated, emulated, places_on
+from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import WirePrecision
 
 from .install import VERSIONS, build_llama, checked
@@ -51,7 +51,7 @@ Keep = Callable[[dict[str, Any]], None]
 
 @dataclass(frozen=True)
 class Speed:
-    """Of one run, in tokens per second."""
+    """The speed of one run, in tokens per second."""
 
     prefill: float
     decode: float
@@ -227,7 +227,7 @@ def _peer_speed(gguf: Path, threads: int, work: _Work, machines: _Machines) -> S
 
 
 def read_speed(out: str) -> Speed:
-    """Of `llama-bench -o json` with one test of each kind."""
+    """Reads the output of `llama-bench -o json` with one test of each kind."""
     tests = json.loads(out)
     (prefill,) = (test["avg_ts"] for test in tests if test["n_prompt"])
     (decode,) = (test["avg_ts"] for test in tests if test["n_gen"])

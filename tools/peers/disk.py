@@ -42,7 +42,7 @@ def _anything(_data: memoryview) -> None:
 def forget(paths: Iterable[Path]) -> None:
     """Drop the files, and those in the folders, from the page cache, except for what is mapped by a process.
 
-    Pages that are there already are charged to nobody: a limit would not count them.
+    Pages that are there already are charged to no group: a limit would not count them.
     """
     for path in paths:
         for file in _files(path):

@@ -18,7 +18,7 @@ from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import Array
-from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 
 __all__ = ["GgufTensor", "describe", "gguf_name", "header", "metadata", "pairs_interleaved", "write_gguf"]
 

@@ -17,7 +17,7 @@ _REQUIRED_OF_MMAP = {60: 1.3, 90: 1.8}
 
 @dataclass(frozen=True)
 class Limit:
-    """Of a control group, for everything in it: programs, libraries, weights, page cache."""
+    """The limits of a control group, for everything in it: programs, libraries, weights, page cache."""
 
     nbytes: int
     model_bytes: int

@@ -12,7 +12,7 @@ from .random_gguf import write_random_gguf
 __all__ = ["DRIVERS", "PRECISIONS", "SHAPES", "TPIEDGE", "Models", "RandomModels"]
 
 SHAPES = {"1.1b": "tinyllama", "7b": "llama2-7b"}
-"""Of random weights -> the preset."""
+"""Shape of random weights -> the preset."""
 PRECISIONS = ("q4", "q8", "bf16")
 
 DRIVERS = Path(__file__).parent / "drivers"
@@ -54,7 +54,7 @@ class Models:
         return sorted(self.checkpoint().glob("*.safetensors"))
 
     def nbytes(self) -> int:
-        """Of all tensors' files."""
+        """Bytes of all tensors' files."""
         return sum(path.stat().st_size for path in self.weights())
 
     def pack(self) -> Path:

@@ -33,7 +33,7 @@ class BlockFormat:
 
     @property
     def nbytes(self) -> int:
-        """Of a block."""
+        """Bytes of a block."""
         return 2 + self.code_bytes
 
 

@@ -8,11 +8,11 @@ from collections.abc import Callable, Sequence
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from tpiedge.cli.answer import Answer, collect
-from tpiedge.cli.benching import spread
-from tpiedge.cli.launch import Layout, launch, plan_cluster
-from tpiedge.cli.prepare import prepare
-from tpiedge.nodes.cluster import LocalCluster
+from tpiedge.bench.figures import spread
+from tpiedge.local.answer import Answer, collect
+from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.prepare import prepare
 from tpiedge.wire.requests import GenerationRequest
 
 from .spread import prompt_ids

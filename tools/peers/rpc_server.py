@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tpiedge.errors import PeerError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 
 from .child import last_words, wait_or_kill
 

@@ -7,7 +7,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import Fields
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.intake import Intake
 from tpiedge.api.service import Service
 
@@ -49,7 +49,7 @@ class Admin:
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""
-        fields = Fields(await self._intake.parsed(request))
+        fields = BodyFields(await self._intake.parsed(request))
         word = fields.text(key)
         fields.finish()
         if not word or len(word) > _MAX_NAME:

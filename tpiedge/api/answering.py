@@ -8,7 +8,8 @@ Laws:
    lines: what fails earlier has a status of its own, what fails later is the one value of the body.
 3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
    and the same work be done twice.
-4. However it ends, the generation is cancelled unless it had finished.
+4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
+5. However it ends, the generation is cancelled unless it had finished; what a stop string ends is complete.
 """
 
 import asyncio
@@ -21,9 +22,9 @@ from typing import Any
 from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.limits import Limits
-from tpiedge.api.pump import Pump
-from tpiedge.api.replies import Envelope
-from tpiedge.api.transcript import Piece, Transcript
+from tpiedge.api.replies import ReplyFormatter
+from tpiedge.api.stream_bridge import StreamBridge
+from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.units import format_seconds
 
 __all__ = ["Aborted", "Answering", "Send", "Stalled", "send_json"]
@@ -55,44 +56,52 @@ class Stalled(Exception):
 class Answering:
     """Runs once."""
 
-    envelope: Envelope
-    pump: Pump
+    envelope: ReplyFormatter
+    bridge: StreamBridge
     transcript: Transcript
     limits: Limits
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send the answer. Raises ApiError before the first byte, Aborted after it, Disconnected, Stalled."""
         watcher = asyncio.create_task(self._watch(receive))
-        late = ApiError(
-            504, f"the answer took more than {format_seconds(self.limits.answer_s)}", "deadline_exceeded"
-        )
-        timer = asyncio.get_running_loop().call_later(self.limits.answer_s, self.pump.end, late)
+        timer = self._timer()
         try:
             await (self._stream(send) if self.envelope.reply.stream else self._whole(send))
         finally:
-            timer.cancel()
-            self.pump.cancel()
+            if timer is not None:
+                timer.cancel()
+            self.bridge.cancel()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
+
+    def _timer(self) -> asyncio.TimerHandle | None:
+        """Ends the answer by the clock, where there is to be one."""
+        limit_s = self.limits.answer_s
+        if limit_s is None:
+            return None
+        late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
+        return asyncio.get_running_loop().call_later(limit_s, self.bridge.end, late)
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.pump.cancel()
-        self.pump.end(Disconnected())
+        self.bridge.cancel()
+        self.bridge.end(Disconnected())
 
-    async def _pieces(self, quiet_s: float) -> AsyncIterator[Piece | None]:
+    async def _pieces(self, quiet_s: float) -> AsyncIterator[TextPiece | None]:
         """The pieces of the answer; None where the client is to hear that we live: after `quiet_s`, then every
         `ping_s`. The pieces themselves it hears in a stream only."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         while True:
-            event = await self.pump.next(max(0.0, due - now()))
+            event = await self.bridge.next(max(0.0, due - now()))
             piece = None if event is None else self.transcript.feed(event)
             if event is None or (piece is not None and self.envelope.reply.stream):
                 due = now() + self.limits.ping_s
+            if piece is not None and piece.last is not None:
+                self.bridge.complete()
             if piece is not None or event is None:
                 yield piece
             if piece is not None and piece.last is not None:
@@ -124,7 +133,6 @@ class Answering:
 
     async def _stream(self, send: Send) -> None:
         started = False
-        offset = 0
         try:
             async for piece in self._pieces(self.limits.ping_s):
                 if not started:
@@ -133,8 +141,7 @@ class Answering:
                 if piece is None:
                     await self._write(send, _PING)
                 else:
-                    await self._write(send, _event(self.envelope.chunk(piece, offset)))
-                    offset += len(piece.text)
+                    await self._write(send, _event(self.envelope.chunk(piece)))
         except (Disconnected, Stalled):
             raise
         except Exception as error:

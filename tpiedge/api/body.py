@@ -30,7 +30,7 @@ _DIGITS = 400
 
 
 class Disconnected(Exception):
-    """The client has gone: there is nobody to answer."""
+    """The client has gone: an answer would reach no one."""
 
 
 async def read_body(

@@ -15,10 +15,10 @@ from tpiedge.api.body import Receive, parse_object
 from tpiedge.api.errors import ApiError
 from tpiedge.api.intake import Intake
 from tpiedge.api.limits import Limits
-from tpiedge.api.pump import Pump
-from tpiedge.api.replies import Envelope
+from tpiedge.api.replies import ReplyFormatter
 from tpiedge.api.schema import Reply, read_chat, read_completion
 from tpiedge.api.service import Generation, Service
+from tpiedge.api.stream_bridge import StreamBridge
 from tpiedge.api.transcript import Transcript
 from tpiedge.wire.requests import GenerationRequest
 
@@ -32,23 +32,23 @@ class RunningAnswers:
     """The answers that have a thread, so that the end of the server can end them."""
 
     def __init__(self) -> None:
-        self._pumps: set[Pump] = set()
+        self._bridges: set[StreamBridge] = set()
 
-    def add(self, pump: Pump) -> None:
-        self._pumps = {running for running in self._pumps if not running.join(0)}
-        self._pumps.add(pump)
+    def add(self, bridge: StreamBridge) -> None:
+        self._bridges = {running for running in self._bridges if not running.join(0)}
+        self._bridges.add(bridge)
 
     def abort(self) -> None:
         """Cancel all, on their event loop."""
-        for pump in self._pumps:
-            pump.cancel()
-            pump.end(ApiError(503, "the server is shutting down", "shutting_down"))
+        for bridge in self._bridges:
+            bridge.cancel()
+            bridge.end(ApiError(503, "the server is shutting down", "shutting_down"))
 
     def join(self, limit_s: float) -> None:
         """Wait for their threads, in all at most that long."""
         deadline = time.monotonic() + limit_s
-        for pump in self._pumps:
-            pump.join(max(0.0, deadline - time.monotonic()))
+        for bridge in self._bridges:
+            bridge.join(max(0.0, deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class Completions:
             work = await self._intake.run(lambda: self._accept(body), lambda late: late.generation.cancel())
         request, reply = work.request, work.reply
         tokenizer = self._service.tokenizer
-        envelope = Envelope(
+        envelope = ReplyFormatter(
             id=request.id,
             created=int(time.time()),
             model=self._service.model().name,
@@ -84,10 +84,10 @@ class Completions:
             prompt_tokens=len(request.prompt_ids),
             tokenizer=tokenizer,
         )
-        pump = _pump(work)
-        self._running.add(pump)
+        bridge = _bridge(work)
+        self._running.add(bridge)
         limits = _patient(self._limits, Headers(scope=scope))
-        await Answering(envelope, pump, Transcript(tokenizer, reply.stops), limits).run(receive, send)
+        await Answering(envelope, bridge, Transcript(tokenizer, reply.stops), limits).run(receive, send)
 
     def _accept(self, body: bytearray) -> _Accepted:
         """Parse, check, tokenize, submit: in a thread."""
@@ -102,15 +102,15 @@ def _patient(limits: Limits, headers: Headers) -> Limits:
     for name in _PATIENCE:
         with contextlib.suppress(ValueError):
             wait_s = float(headers.get(name, ""))
-            if 0 < wait_s < limits.answer_s:  # NaN is not
+            if wait_s > 0:  # NaN is not
                 return limits.heard_within(wait_s)
     return limits
 
 
-def _pump(work: _Accepted) -> Pump:
+def _bridge(work: _Accepted) -> StreamBridge:
     """Where the system has no thread left, the work is not left alone."""
     try:
-        return Pump(work.generation, work.request.id)
+        return StreamBridge(work.generation, work.request.id)
     except BaseException:
         work.generation.cancel()
         raise

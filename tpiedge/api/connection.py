@@ -15,7 +15,7 @@ __all__ = ["connection_class"]
 def connection_class(headers_s: float) -> type[H11Protocol]:
     """A protocol that closes a connection on which a request's head takes more than `headers_s` to arrive."""
 
-    class Connection(H11Protocol):
+    class HttpConnection(H11Protocol):
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._timer: asyncio.TimerHandle | None = None
@@ -66,4 +66,4 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
                 self._timer.cancel()
                 self._timer = None
 
-    return Connection
+    return HttpConnection

@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.wire.fields import Range
 
-__all__ = ["Fields"]
+__all__ = ["BodyFields"]
 
 
-class Fields:
+class BodyFields:
     """Knows which keys were asked for, so that `finish` can refuse the others."""
 
     def __init__(self, values: Mapping[str, object], where: str = "") -> None:
@@ -56,13 +56,13 @@ class Fields:
             raise self.wrong_type(key, "a string", value)
         return value
 
-    def nested(self, key: str) -> "Fields | None":
+    def nested(self, key: str) -> "BodyFields | None":
         value = self.raw(key)
         if value is None:
             return None
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
-        return Fields(value, f"{self.name(key)}.")
+        return BodyFields(value, f"{self.name(key)}.")
 
     def items(self) -> Mapping[str, object]:
         """All of the object, for one whose keys are data."""
@@ -81,7 +81,7 @@ class Fields:
                 raise refused(f"'{self.name(key)}' is not supported", self.name(key), "unsupported_parameter")
 
     def finish(self) -> None:
-        """Refuse the first key that nobody asked for."""
+        """Refuses the first key that was never read."""
         for key in self._values:
             if key not in self._known:
                 shown = self.name(key)[:64]

@@ -1,4 +1,4 @@
-"""Who may ask: default deny, save for /health.
+"""Which requests are let in: default deny, save for /health and /ready, which tell nothing but the state.
 
 Without API keys everybody who reaches the port may use the model; so the port is then a loopback one, and the Host
 header must name it: a web page that has its own name resolved to 127.0.0.1 is turned away.
@@ -14,7 +14,7 @@ from tpiedge.errors import UserError
 
 __all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_loopback"]
 
-OPEN_PATHS = frozenset({"/health"})
+OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
 _MAX_KEY = 4096
 

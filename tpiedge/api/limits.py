@@ -21,8 +21,9 @@ class Limits:
     `body_bytes`, `body_values`: of one request, as JSON; `bodies_bytes`: of all requests that arrive at the same time;
     `preparing`: requests whose body arrives or is tokenized at the same time; `linger_s`: how long a refused body is
     read and thrown away, so that its sender reads the refusal; `answer_s`: from a request's acceptance to the end of
-    its answer; `quiet_s`: until a client that waits for a whole answer hears that we live, `ping_s`: the same in a
-    stream, and from one such sign to the next; `write_s`: how long a client may not read.
+    its answer, its time in the queue included, None where the cluster's progress alone bounds it; `quiet_s`: until a
+    client that waits for a whole answer hears that we live, `ping_s`: the same in a stream, and from one such sign to
+    the next; `write_s`: how long a client may not read.
     """
 
     body_bytes: int = 4 * MIB
@@ -33,14 +34,14 @@ class Limits:
     headers_s: float = 10.0
     body_s: float = 60.0
     linger_s: float = 2.0
-    answer_s: float = 3600.0
+    answer_s: float | None = None
     quiet_s: float = 30.0
     ping_s: float = 10.0
     write_s: float = 60.0
 
     @classmethod
     def of_context(cls, tokens: int) -> Self:
-        """For prompts of up to `tokens`: a body that is larger cannot be answered, whatever it says."""
+        """The limits for prompts of up to `tokens`: a body that is larger cannot be answered, whatever it says."""
         body_bytes = min(4 * MIB, _BYTES_BESIDE_PROMPT + _BYTES_PER_TOKEN * tokens)
         return cls(
             body_bytes=body_bytes,
@@ -49,6 +50,6 @@ class Limits:
         )
 
     def heard_within(self, wait_s: float) -> Self:
-        """For a client that gives up after `wait_s` without a byte: it gets one in half that time."""
+        """The limits for a client that gives up after `wait_s` without a byte: it gets one in half that time."""
         soon = max(_SOONEST_S, wait_s / 2)
         return replace(self, quiet_s=min(self.quiet_s, soon), ping_s=min(self.ping_s, soon))

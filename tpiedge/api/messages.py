@@ -1,7 +1,7 @@
 """The messages of a chat: text only."""
 
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import Fields
+from tpiedge.api.fields import BodyFields
 
 __all__ = ["read_messages"]
 
@@ -11,7 +11,7 @@ _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant"
 _IGNORED = ("refusal", "annotations", "reasoning", "reasoning_content")
 
 
-def read_messages(fields: Fields) -> list[dict[str, str]]:
+def read_messages(fields: BodyFields) -> list[dict[str, str]]:
     """{"role", "content"} and, where given, "name" of every message. Raises ApiError that names the field."""
     value = fields.raw("messages")
     if value is None:
@@ -23,16 +23,16 @@ def read_messages(fields: Fields) -> list[dict[str, str]]:
     return [_message(item, index, fields) for index, item in enumerate(value)]
 
 
-def _message(item: object, index: int, fields: Fields) -> dict[str, str]:
+def _message(item: object, index: int, fields: BodyFields) -> dict[str, str]:
     where = f"messages[{index}]"
     if not isinstance(item, dict):
         raise fields.wrong_type(where, "an object", item)
-    message = Fields(item, f"{where}.")
+    message = BodyFields(item, f"{where}.")
     role = message.text("role")
     if role not in _ROLES:
         known = ", ".join(_ROLES)
         raise refused(f"'{where}.role' must be one of {known}", f"{where}.role")
-    found = {"role": _ROLES[role], "content": _content(message)}
+    found = {"role": _ROLES[role], "content": _content(message, optional=role == "assistant")}
     name = message.text("name")
     if name is not None:
         if len(name) > _MAX_NAME:
@@ -44,8 +44,11 @@ def _message(item: object, index: int, fields: Fields) -> dict[str, str]:
     return found
 
 
-def _content(message: Fields) -> str:
+def _content(message: BodyFields, *, optional: bool) -> str:
+    """`optional`: one who has said nothing may have null."""
     value = message.raw("content")
+    if value is None and optional:
+        return ""
     if isinstance(value, str):
         return value
     if not isinstance(value, list):
@@ -53,11 +56,11 @@ def _content(message: Fields) -> str:
     return "\n".join(_part(part, index, message) for index, part in enumerate(value))
 
 
-def _part(part: object, index: int, message: Fields) -> str:
+def _part(part: object, index: int, message: BodyFields) -> str:
     key = f"content[{index}]"
     if not isinstance(part, dict):
         raise message.wrong_type(key, "an object", part)
-    fields = Fields(part, message.name(key) + ".")
+    fields = BodyFields(part, message.name(key) + ".")
     kind, text = fields.raw("type"), None
     if kind != "text":
         raise refused(f"'{fields.name('type')}' must be 'text'", fields.name("type"), "unsupported_value")

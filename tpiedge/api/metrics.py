@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias
 
-from tpiedge.nodes.status import ClusterStatus
+from tpiedge.master.status import ClusterStatus
 from tpiedge.wire.control import Stats
 
 __all__ = ["METRICS_TYPE", "metrics_text"]

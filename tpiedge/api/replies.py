@@ -4,17 +4,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpiedge.api.schema import Reply
-from tpiedge.api.transcript import Piece
+from tpiedge.api.transcript import TextPiece
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Token
 
-__all__ = ["Envelope"]
+__all__ = ["ReplyFormatter"]
 
 Json = dict[str, object]
 
 
 @dataclass(frozen=True, slots=True)
-class Envelope:
+class ReplyFormatter:
     """Everything about an answer except the answer."""
 
     id: str
@@ -30,23 +30,24 @@ class Envelope:
             return None
         return self._chunk([self._choice({"delta": {"role": "assistant", "content": ""}}, None)])
 
-    def chunk(self, piece: Piece, offset: int) -> Json:
-        """A chunk of a stream; `offset` is the number of characters before it."""
+    def chunk(self, piece: TextPiece) -> Json:
+        """A chunk of a stream."""
         shown: Json = {"delta": {"content": piece.text} if piece.text else {}}
-        return self._chunk([self._choice(shown if self.reply.chat else {"text": piece.text}, piece, offset)])
+        return self._chunk([self._choice(shown if self.reply.chat else {"text": piece.text}, piece)])
 
     def closing(self, tokens: int) -> Json:
         """The chunk with the usage, which has no choice."""
         return self._chunk([]) | {"usage": self._usage(tokens)}
 
-    def whole(self, pieces: Sequence[Piece], tokens: int) -> Json:
+    def whole(self, pieces: Sequence[TextPiece], tokens: int) -> Json:
         """The answer that is not streamed."""
         text = "".join(piece.text for piece in pieces)
         all_tokens = tuple(token for piece in pieces for token in piece.tokens)
+        offsets = tuple(offset for piece in pieces for offset in piece.offsets)
         shown: Json = {"text": text}
         if self.reply.chat:
             shown = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        choice = self._choice(shown, Piece(text, all_tokens, pieces[-1].last))
+        choice = self._choice(shown, TextPiece(text, all_tokens, offsets, pieces[-1].last))
         kind = "chat.completion" if self.reply.chat else "text_completion"
         return self._object(kind, [choice]) | {"usage": self._usage(tokens)}
 
@@ -63,12 +64,12 @@ class Envelope:
             "choices": choices,
         }
 
-    def _choice(self, shown: Json, piece: Piece | None, offset: int = 0) -> Json:
+    def _choice(self, shown: Json, piece: TextPiece | None) -> Json:
         choice: Json = {"index": 0, **shown, "logprobs": None}
         choice["finish_reason"] = piece.last if piece else None
         if piece is not None and self.reply.logprobs is not None:
             scores = self._chat_scores if self.reply.chat else self._text_scores
-            choice["logprobs"] = scores(piece.tokens, offset)
+            choice["logprobs"] = scores(piece)
         if piece is not None and self.reply.token_ids:
             choice["token_ids"] = [token.token for token in piece.tokens]
         return choice
@@ -77,38 +78,51 @@ class Envelope:
         total = self.prompt_tokens + tokens
         return {"prompt_tokens": self.prompt_tokens, "completion_tokens": tokens, "total_tokens": total}
 
-    def _chat_scores(self, tokens: Sequence[Token], _offset: int) -> Json:
+    def _chat_scores(self, piece: TextPiece) -> Json:
         content = []
-        for token in tokens:
+        for token in piece.tokens:
             top = [self._scored(*pair) for pair in token.logprobs[: self.reply.logprobs or 0]]
             content.append(self._scored(token.token, _own(token)) | {"top_logprobs": top})
         return {"content": content, "refusal": None}
 
-    def _text_scores(self, tokens: Sequence[Token], offset: int) -> Json:
-        texts = [self._text(token.token) for token in tokens]
-        offsets = []
-        for text in texts:
-            offsets.append(offset)
-            offset += len(text)
-        top = [
-            {self._text(other): score for other, score in token.logprobs[: self.reply.logprobs or 0]}
-            for token in tokens
-        ]
+    def _text_scores(self, piece: TextPiece) -> Json:
         return {
-            "tokens": texts,
-            "token_logprobs": [_own(token) for token in tokens],
-            "top_logprobs": top if self.reply.logprobs else None,
-            "text_offset": offsets,
+            "tokens": [self._text(token.token) for token in piece.tokens],
+            "token_logprobs": [_own(token) for token in piece.tokens],
+            "top_logprobs": [self._top(token) for token in piece.tokens] if self.reply.logprobs else None,
+            "text_offset": list(piece.offsets),
         }
 
+    def _top(self, token: Token) -> dict[str, float]:
+        """The most probable of those that are written alike, as a letter and the token of its byte are, stands."""
+        found: dict[str, float] = {}
+        for other, score in token.logprobs[: self.reply.logprobs or 0]:
+            found.setdefault(self._text(other), score)
+        return found
+
     def _scored(self, token: int, score: float) -> Json:
-        text = self._text(token)
-        # Part of a character has no text of its own, hence no bytes that could be told.
-        data = None if "\N{REPLACEMENT CHARACTER}" in text else list(text.encode())
-        return {"token": text, "logprob": score, "bytes": data}
+        data = self._bytes(token)
+        return {
+            "token": _spelled(token, data),
+            "logprob": score,
+            "bytes": None if data is None else list(data),
+        }
 
     def _text(self, token: int) -> str:
-        return self.tokenizer.decode([token], skip_special=False) if self.tokenizer else f"token_id:{token}"
+        return _spelled(token, self._bytes(token))
+
+    def _bytes(self, token: int) -> bytes | None:
+        return self.tokenizer.token_bytes(token) if self.tokenizer else None
+
+
+def _spelled(token: int, data: bytes | None) -> str:
+    """The token's text with its leading space. A part of a character is written as OpenAI does: bytes:\\xe4\\xbd."""
+    if data is None:
+        return f"token_id:{token}"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 def _own(token: Token) -> float:

@@ -3,7 +3,7 @@
 import secrets
 
 from tpiedge.api.errors import refused
-from tpiedge.api.fields import Fields
+from tpiedge.api.fields import BodyFields
 from tpiedge.engine.sampling import (
     BIAS,
     MAX_BIASES,
@@ -20,14 +20,15 @@ from tpiedge.wire.requests import Sampling
 __all__ = ["read_sampling"]
 
 
-def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None) -> Sampling:
-    """`logprobs`: how many alternatives are to be told; None: not even the tokens' own. Raises ApiError."""
-    default = Sampling()
+def read_sampling(fields: BodyFields, vocab_size: int, logprobs: int | None, default: Sampling) -> Sampling:
+    """`default`: the model's own. `logprobs`: how many alternatives are to be told; None: not even the tokens' own.
+
+    Raises ApiError."""
     top_k = fields.integer("top_k", default.top_k, -1, MAX_TOP_K) or 0
     seed = fields.integer("seed", None, -(2**63), MAX_SEED)
     _ = fields.integer("n", 1, 1, 1)
     return Sampling(
-        temperature=fields.number("temperature", 1.0, Range(0.0, 2.0)),  # as OpenAI has it
+        temperature=fields.number("temperature", default.temperature, Range(0.0, 2.0)),  # OpenAI's range
         top_k=max(top_k, 0),
         # 0 is allowed by OpenAI and means the likeliest token alone.
         top_p=max(fields.number("top_p", default.top_p, Range(0.0, 1.0)), TOP_P.low),
@@ -44,7 +45,7 @@ def read_sampling(fields: Fields, vocab_size: int, logprobs: int | None) -> Samp
     )
 
 
-def _logit_bias(fields: Fields, vocab_size: int) -> tuple[tuple[int, float], ...]:
+def _logit_bias(fields: BodyFields, vocab_size: int) -> tuple[tuple[int, float], ...]:
     biases = fields.nested("logit_bias")
     if biases is None:
         return ()

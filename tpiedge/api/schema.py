@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.fields import Fields
+from tpiedge.api.fields import BodyFields
 from tpiedge.api.messages import read_messages
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
@@ -58,12 +58,12 @@ def read_completion(
     values: dict[str, object], service: Service, request_id: str
 ) -> tuple[GenerationRequest, Reply]:
     """A request of /v1/completions. Raises ApiError."""
-    fields = Fields(values)
+    fields = BodyFields(values)
     _check_model(fields, service)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
     reply = _reply(fields, logprobs, chat=False)
     maximum = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MAX_TOKENS)
-    sampling = read_sampling(fields, service.vocab_size, logprobs)
+    sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     fields.unsupported(("suffix",), "")
     fields.unsupported(("echo",), False)
     fields.unsupported(("best_of",), 1)
@@ -78,7 +78,7 @@ def read_chat(
     values: dict[str, object], service: Service, request_id: str
 ) -> tuple[GenerationRequest, Reply]:
     """A request of /v1/chat/completions. Raises ApiError."""
-    fields = Fields(values)
+    fields = BodyFields(values)
     _check_model(fields, service)
     top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
     wanted = fields.flag("logprobs")
@@ -87,7 +87,7 @@ def read_chat(
     logprobs = (top or 0) if wanted else None
     reply = _reply(fields, logprobs, chat=True)
     key, maximum = _chat_tokens(fields)
-    sampling = read_sampling(fields, service.vocab_size, logprobs)
+    sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     _only_text(fields)
     variables = _template_variables(fields)
     messages = read_messages(fields)
@@ -98,7 +98,7 @@ def read_chat(
     return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
 
 
-def _check_model(fields: Fields, service: Service) -> None:
+def _check_model(fields: BodyFields, service: Service) -> None:
     model = fields.text("model")
     if model is None:
         raise refused("you must provide a 'model'", "model", "missing_required_parameter")
@@ -108,7 +108,7 @@ def _check_model(fields: Fields, service: Service) -> None:
         raise ApiError(404, message, "model_not_found", param="model")
 
 
-def _reply(fields: Fields, logprobs: int | None, *, chat: bool) -> Reply:
+def _reply(fields: BodyFields, logprobs: int | None, *, chat: bool) -> Reply:
     stream = fields.flag("stream")
     options = fields.nested("stream_options")
     include_usage = False
@@ -121,7 +121,7 @@ def _reply(fields: Fields, logprobs: int | None, *, chat: bool) -> Reply:
     return Reply(chat, stream, include_usage, logprobs, _stops(fields), fields.flag("return_token_ids"))
 
 
-def _stops(fields: Fields) -> tuple[str, ...]:
+def _stops(fields: BodyFields) -> tuple[str, ...]:
     value = fields.raw("stop")
     if value is None:
         return ()
@@ -135,7 +135,7 @@ def _stops(fields: Fields) -> tuple[str, ...]:
     return tuple(stops)
 
 
-def _rest(fields: Fields) -> bool:
+def _rest(fields: BodyFields) -> bool:
     """`ignore_eos`; and no other field may be left."""
     ignore_eos = fields.flag("ignore_eos")
     fields.ignore(_IGNORED)
@@ -143,7 +143,7 @@ def _rest(fields: Fields) -> bool:
     return ignore_eos
 
 
-def _prompt_ids(value: object, fields: Fields, service: Service) -> tuple[int, ...]:
+def _prompt_ids(value: object, fields: BodyFields, service: Service) -> tuple[int, ...]:
     if isinstance(value, list) and value and isinstance(value[0], str | list):
         if len(value) > 1:
             raise refused("'prompt' has several prompts: send one per request", "prompt")
@@ -161,7 +161,7 @@ def _prompt_ids(value: object, fields: Fields, service: Service) -> tuple[int, .
     return tuple(value)
 
 
-def _chat_tokens(fields: Fields) -> tuple[str, int | None]:
+def _chat_tokens(fields: BodyFields) -> tuple[str, int | None]:
     """(the field's name, its value): the old and the new name of the same limit."""
     old = fields.integer("max_tokens", None, 1, _MAX_TOKENS)
     new = fields.integer("max_completion_tokens", None, 1, _MAX_TOKENS)
@@ -170,7 +170,7 @@ def _chat_tokens(fields: Fields) -> tuple[str, int | None]:
     return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
 
 
-def _only_text(fields: Fields) -> None:
+def _only_text(fields: BodyFields) -> None:
     fields.unsupported(
         ("tools", "functions", "function_call", "audio", "prediction", "web_search_options"), "none"
     )
@@ -179,7 +179,7 @@ def _only_text(fields: Fields) -> None:
     fields.unsupported(("response_format",), {"type": "text"})
 
 
-def _template_variables(fields: Fields) -> dict[str, object]:
+def _template_variables(fields: BodyFields) -> dict[str, object]:
     """The switches of a model's template that a client may set; no other variable of it."""
     switches = fields.nested("chat_template_kwargs")
     if switches is None:

@@ -9,16 +9,16 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import TpiedgeError
+from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.nodes.status import ClusterStatus, NodeStatus
 from tpiedge.wire.control import Finished, PromptScores, Token
-from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = [
+    "AnswerEvent",
     "Busy",
     "ClusterStatus",
-    "Event",
     "Generation",
     "ModelInfo",
     "NodeStatus",
@@ -27,7 +27,7 @@ __all__ = [
     "Unavailable",
 ]
 
-Event = Token | PromptScores | Finished
+AnswerEvent = Token | PromptScores | Finished
 
 
 class Busy(TpiedgeError):
@@ -57,13 +57,12 @@ class PendingJoin:
 
     name: str
     address: str
-    waiting_s: float
 
 
 class Generation(Protocol):
     """A request that was taken."""
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[AnswerEvent]:
         """Blocks between events; the last one is Finished. To be called once.
 
         Raises TpiedgeError where the answer cannot be completed: PeerError for lost nodes, UserError for what
@@ -73,6 +72,10 @@ class Generation(Protocol):
 
     def cancel(self) -> None:
         """Stop the work. From any thread, any number of times, also after the end."""
+        ...
+
+    def complete(self) -> None:
+        """Stop the work because the answer is whole, as a stop string makes it: a success. As `cancel`."""
         ...
 
 
@@ -92,6 +95,11 @@ class Service(Protocol):
     def vocab_size(self) -> int: ...
 
     @property
+    def usual_sampling(self) -> Sampling:
+        """For what a request does not say of how tokens are drawn."""
+        ...
+
+    @property
     def max_sequence(self) -> int:
         """Tokens of prompt and answer together that a request may have."""
         ...
@@ -101,7 +109,7 @@ class Service(Protocol):
     def status(self) -> ClusterStatus: ...
 
     def observe(self) -> ClusterStatus:
-        """As `status`; and the nodes are asked for their counters, which a later one has."""
+        """Gives `status` and asks the nodes for their counters, which a later call has."""
         ...
 
     def submit(self, request: GenerationRequest) -> Generation:

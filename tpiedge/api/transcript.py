@@ -3,21 +3,23 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tpiedge.api.service import Event
+from tpiedge.api.service import AnswerEvent
 from tpiedge.errors import Cancelled
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
 
-__all__ = ["Piece", "Transcript"]
+__all__ = ["TextPiece", "Transcript"]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """A part of the answer: its text and the tokens that came with it. `last` says why it is the last one."""
+class TextPiece:
+    """A part of the answer: its text and the tokens that came with it, each with the character of the whole answer that
+    it begins at. `last` says why it is the last one."""
 
     text: str
     tokens: tuple[Token, ...]
+    offsets: tuple[int, ...]
     last: str | None = None
 
 
@@ -27,21 +29,22 @@ class Transcript:
 
     def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
         self._writer = TextWriter(tokenizer, stops)
-        self._shows_text = tokenizer is not None
-        self._held: list[Token] = []
+        self._tokenizer = tokenizer
+        self._held: list[tuple[Token, int]] = []
         self.count = 0
         """Tokens of the answer so far."""
 
-    def feed(self, event: Event) -> Piece | None:
+    def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
         match event:
-            case Token(token=token):
+            case Token(token=token, logprobs=logprobs):
                 self.count += 1
-                self._held.append(event)
+                before = self._writer.length
                 text, stopped = self._writer.push(token)
+                self._held.append((event, self._begin(token, before) if logprobs else before))
                 if stopped:
                     return self._piece(text, "stop")
-                return self._piece(text, None) if text or not self._shows_text else None
+                return self._piece(text, None) if text or self._tokenizer is None else None
             case Finished(reason="cancel"):
                 raise Cancelled("the request was cancelled: the server is shutting down or gave it up")
             case Finished(reason=reason):
@@ -49,6 +52,15 @@ class Transcript:
                 return self._piece(text, "stop" if stopped else reason)
         return None
 
-    def _piece(self, text: str, last: str | None) -> Piece:
-        tokens, self._held = tuple(self._held), []
-        return Piece(text, tokens, last)
+    def _begin(self, token: int, before: int) -> int:
+        """Where the text of `token` begins, which made the answer longer than `before`, or did not. The bytes of an
+        unfinished character before it may have become text with it; a space at the answer's start is not shown."""
+        after = self._writer.length
+        if self._tokenizer is None or after == before:
+            return before
+        own = self._tokenizer.token_bytes(token) or b""
+        return max(before, after - len(own.decode(errors="replace")))
+
+    def _piece(self, text: str, last: str | None) -> TextPiece:
+        held, self._held = self._held, []
+        return TextPiece(text, tuple(token for token, _ in held), tuple(offset for _, offset in held), last)

@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.bench_links import (
+from tpiedge.bench.figures import check_names, milliseconds, spread
+from tpiedge.bench.links import (
     AS_THEY_ARE,
     Dial,
     LinkSetting,
@@ -20,21 +21,20 @@ from tpiedge.cli.bench_links import (
     latencies,
     rates,
 )
-from tpiedge.cli.benching import check_names, milliseconds, spread
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 from tpiedge.planner.network import NetworkFacts, predict
 from tpiedge.testbed.running import RunningTestbed, open_testbed
 from tpiedge.units import format_bytes
-from tpiedge.wire.fields import Collective, WirePrecision
+from tpiedge.wire.fields import CollectiveName, WirePrecision
 from tpiedge.wire.tensors import wire_bytes
 
 __all__ = ["allreduce"]
 
 _MAX_BYTES = 16 << 20
 _MOST_S = 1.5
-"""Of one measurement: fewer rounds where each takes long."""
+"""Seconds of one measurement: fewer rounds where each takes long."""
 _LEAST_ROUNDS = 20
 
 
@@ -43,7 +43,7 @@ class _Case:
     """One thing to measure."""
 
     payload_bytes: int
-    collective: Collective
+    collective: CollectiveName
     wire: WirePrecision
 
 
@@ -87,8 +87,8 @@ def allreduce(
     payloads = _integers("--bytes", sizes, 4, _MAX_BYTES)
     if any(payload % 4 for payload in payloads):
         raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
-    collectives: Sequence[Any] = get_args(Collective) if names == "all" else names.split(",")
-    check_names("--collective", collectives, get_args(Collective))
+    collectives: Sequence[Any] = get_args(CollectiveName) if names == "all" else names.split(",")
+    check_names("--collective", collectives, get_args(CollectiveName))
     check_names("--wire", wire.split(","), get_args(WirePrecision))
     given = itertools.product(payloads, collectives, wire.split(","))
     cases = list(dict.fromkeys(_Case(*case) for case in given))  # type: ignore[arg-type]
@@ -132,7 +132,7 @@ def _measure(
     repeats: int,
 ) -> list[dict[str, Any]]:
     # Only here: rank 0 of this benchmark is this process, so it needs torch, which no other verb's process loads.
-    from tpiedge.nodes.reduce_root import ReduceCluster
+    from tpiedge.bench.reduce_root import ReduceCluster
 
     found: dict[tuple[LinkSetting, _Case], list[dict[str, Any]]] = {}
     with ReduceCluster(count, places) as cluster:

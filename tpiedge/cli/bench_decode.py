@@ -11,7 +11,8 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.bench_links import (
+from tpiedge.bench.figures import ask, check_lengths, check_names, milliseconds, spread
+from tpiedge.bench.links import (
     AS_THEY_ARE,
     Dial,
     LinkSetting,
@@ -20,19 +21,18 @@ from tpiedge.cli.bench_links import (
     latencies,
     rates,
 )
-from tpiedge.cli.benching import ask, check_lengths, check_names, milliseconds, spread
-from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
-from tpiedge.cli.testbed_nodes import Emulated, emulated
 from tpiedge.errors import UserError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
+from tpiedge.local.devices import Emulated, emulated
+from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.testbed.running import RunningTestbed, open_testbed
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
-from tpiedge.wire.fields import Choice, Compute, KVPrecision, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 
 __all__ = ["decode"]
 
@@ -43,7 +43,7 @@ class _Setting:
 
     nodes: int
     threads: int
-    collective: Choice
+    collective: CollectiveChoice
     wire: WirePrecision
     links: LinkSetting
 
@@ -166,7 +166,7 @@ def decode(
     """
     collectives: Sequence[Any] = names.split(",")
     wires: Sequence[Any] = wire.split(",")
-    check_names("--collective", collectives, get_args(Choice))
+    check_names("--collective", collectives, get_args(CollectiveChoice))
     check_names("--wire", wires, get_args(WirePrecision))
     links = [LinkSetting(*pair) for pair in itertools.product(latencies(latency), rates(rate))]
     if testbed_name is None and links != [AS_THEY_ARE]:
@@ -210,7 +210,7 @@ def _run(measured: _Bench, wanted: Sequence[_Setting], repeats: int) -> dict[str
 
 
 def _counted(before: Sequence[Stats], after: Sequence[Stats], s_per_token: float) -> dict[str, Any]:
-    """Of the decode, from the nodes' counters before and after it."""
+    """The counts of the decode, from the nodes' counters before and after it."""
     steps = after[0].steps - before[0].steps
 
     def per_step(counter: str) -> list[float]:

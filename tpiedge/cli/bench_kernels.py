@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.cli.bench_kernels_room import Rotation, check_room, largest
-from tpiedge.cli.benching import check_names, milliseconds
+from tpiedge.bench.figures import check_names, milliseconds
+from tpiedge.bench.kernel_memory import Rotation, check_room, largest
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
-from tpiedge.nodes.device import available_memory_bytes, default_threads
+from tpiedge.host.device import available_memory_bytes, default_threads
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
 
@@ -85,11 +85,11 @@ def _measure(
     threads: Sequence[int],
     repeats: int,
 ) -> dict[str, Any]:
-    from tpiedge.cli.bench_kernels_cases import cases_of  # imports torch
-    from tpiedge.cli.bench_kernels_measure import Bench, last_level_cache_bytes
-    from tpiedge.kernels.shared_library import native_library
+    from tpiedge.bench.kernel_cases import cases_of  # imports torch
+    from tpiedge.bench.kernel_times import Bench, last_level_cache_bytes
+    from tpiedge.kernels.shared_library import kernel_library
 
-    library = native_library()
+    library = kernel_library()
     cache_bytes = last_level_cache_bytes()
     rotated_bytes = max(_LEAST_BYTES, _CACHES * cache_bytes)
     rotation = Rotation(rotated_bytes)
@@ -110,7 +110,7 @@ def _measure(
 def _picture(path: Path) -> Callable[[dict[str, Any]], None]:
     """What draws a record there: looked for before minutes of measuring. Raises UserError where nothing can draw."""
     try:
-        from tpiedge.cli.bench_kernels_plot import draw
+        from tpiedge.plots.roofline import draw
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise

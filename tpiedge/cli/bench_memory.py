@@ -9,18 +9,19 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.bench_budgets import Budget, budgets, smallest_budget, whole
-from tpiedge.cli.bench_disk import measure_disk
-from tpiedge.cli.bench_group import run_in_group
-from tpiedge.cli.bench_memory_report import GroupUse, Run, print_report, report
-from tpiedge.cli.bench_streaming import Sample, measure
-from tpiedge.cli.benching import check_lengths
-from tpiedge.cli.launch import Layout, plan_cluster
+from tpiedge.bench.budgets import Budget, budgets, smallest_budget, whole
+from tpiedge.bench.disk import measure_sweep
+from tpiedge.bench.figures import check_lengths
+from tpiedge.bench.group import run_in_group
+from tpiedge.bench.memory_report import GroupPeak, SettingRun, report
+from tpiedge.bench.streaming import Sample, measure
+from tpiedge.cli.bench_memory_report import print_report
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.cli.path_options import cache_option
 from tpiedge.errors import OutOfMemory
 from tpiedge.lifeline import guard
+from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Compute, KVPrecision, Pin
 from tpiedge.wire.weights import Keeping
@@ -146,9 +147,9 @@ def _everything(found: Sequence[Budget], model: PreparedModel, layout: Layout, c
 
 def _measured(
     model: PreparedModel, found: Sequence[Budget], work: _Work, repeats: int
-) -> dict[str, list[Run]]:
+) -> dict[str, list[SettingRun]]:
     """The runs of each setting, by its name."""
-    runs: dict[str, list[Run]] = {budget.name: [] for budget in found}
+    runs: dict[str, list[SettingRun]] = {budget.name: [] for budget in found}
     for repeat in range(repeats):
         for budget in found:
             size = format_bytes(budget.nbytes)
@@ -157,11 +158,11 @@ def _measured(
     return runs
 
 
-def _run(model: PreparedModel, budget: Budget, work: _Work) -> Run:
+def _run(model: PreparedModel, budget: Budget, work: _Work) -> SettingRun:
     sweep, _ = budget.held(model)[0]
-    before = measure_disk(model.pack, sweep)
+    before = measure_sweep(model.pack, sweep)
     run = _run_in_group(model, budget, work) if work.in_group else _run_here(model, budget, work)
-    after = measure_disk(model.pack, sweep)
+    after = measure_sweep(model.pack, sweep)
     return replace(
         run,
         disk=(before.bytes_per_s, after.bytes_per_s),
@@ -169,17 +170,17 @@ def _run(model: PreparedModel, budget: Budget, work: _Work) -> Run:
     )
 
 
-def _run_here(model: PreparedModel, budget: Budget, work: _Work) -> Run:
-    return Run(measure(model, budget, work.prompt_tokens, work.tokens))
+def _run_here(model: PreparedModel, budget: Budget, work: _Work) -> SettingRun:
+    return SettingRun(measure(model, budget, work.prompt_tokens, work.tokens))
 
 
-def _run_in_group(model: PreparedModel, budget: Budget, work: _Work) -> Run:
+def _run_in_group(model: PreparedModel, budget: Budget, work: _Work) -> SettingRun:
     """All nodes and the process that started them share a limit of as many budgets as there are nodes."""
     limit_bytes = budget.nbytes * budget.layout.nodes
     order = _order(model, budget, work)
     ended = run_in_group(limit_bytes, ("bench", "memory-run", json.dumps(asdict(order))))
     sample = None if ended.record is None else Sample.of_json(ended.record)
-    return Run(sample, ended.failure, GroupUse(limit_bytes, ended.peak_bytes, ended.oom_kills))
+    return SettingRun(sample, ended.failure, GroupPeak(limit_bytes, ended.peak_bytes, ended.oom_kills))
 
 
 def _order(model: PreparedModel, budget: Budget, work: _Work) -> _Order:

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.answer import Answer, collect
 from tpiedge.cli.conversation import converse
-from tpiedge.cli.launch import Layout, check_context, launch, plan_cluster
 from tpiedge.cli.options import Ending
-from tpiedge.cli.prepare import PreparedModel
-from tpiedge.nodes.cluster import LocalCluster
+from tpiedge.local.answer import Answer, collect
+from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.launch import Layout, check_context, launch, plan_cluster
+from tpiedge.local.prepare import PreparedModel
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["chat"]
@@ -33,11 +33,11 @@ def chat(
     _ = model.template  # a model without one is refused before anything starts
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity, traces) as cluster:
-        conversation = _Conversation(cluster, model, capacity, ending, sampling)
+        conversation = _LocalConversation(cluster, model, capacity, ending, sampling)
         converse(conversation.turn, conversation.clear)
 
 
-class _Conversation:
+class _LocalConversation:
     """The messages so far. The KV cache keeps the common prefix of the turns."""
 
     def __init__(

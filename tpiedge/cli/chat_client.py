@@ -9,11 +9,12 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.conversation import converse
-from tpiedge.cli.places import state_option
+from tpiedge.cli.path_options import state_option
 from tpiedge.cli.reach import MasterClient, url_of
 from tpiedge.cli.types import Number
+from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
-from tpiedge.nodes.hearsay import printable
+from tpiedge.sanitise import sanitised
 
 __all__ = ["chat"]
 
@@ -31,7 +32,13 @@ class _Answer:
 @click.option("--prompt", help="One message instead of a conversation.")
 @click.option("--system", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: what fits]")
-@click.option("--temperature", type=Number(0, 2), help="0 is greedy.  [default: 1]")
+@click.option(
+    "--temperature", type=Number(0, 2), help="0 is greedy.  [default: the model's, like the next four]"
+)
+@click.option("--top-k", type=click.IntRange(0, MAX_TOP_K), help="Keep the K likeliest tokens; 0 keeps all.")
+@click.option("--top-p", type=Number(0, 1), help="Keep the likeliest mass P.")
+@click.option("--min-p", type=Number(0, 1), help="Drop tokens below P x the likeliest.")
+@click.option("--repetition-penalty", type=Number(REPETITION_PENALTY.low, REPETITION_PENALTY.high))
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="For the same answer again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --prompt).")
 @state_option
@@ -42,6 +49,10 @@ def chat(
     system: str | None,
     max_tokens: int | None,
     temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    repetition_penalty: float | None,
     seed: int | None,
     as_json: bool,
     state: Path | None,
@@ -49,16 +60,24 @@ def chat(
     """Talk to a running master."""
     if as_json and prompt is None:
         raise UserError("--json needs --prompt")
-    options = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+    options = {
+        "max_tokens": max_tokens,
+        "temperature": temperature,
+        "top_k": top_k,
+        "top_p": top_p,
+        "min_p": min_p,
+        "repetition_penalty": repetition_penalty,
+        "seed": seed,
+    }
     with MasterClient(url_of(url, state), api_key) as master:
-        conversation = _Conversation(master, system, options)
+        conversation = _MasterConversation(master, system, options)
         if prompt is None:
             converse(conversation.turn, conversation.clear)
         else:
             conversation.once(prompt, as_json)
 
 
-class _Conversation:
+class _MasterConversation:
     """The messages so far; the master keeps the common prefix of the turns in its cache."""
 
     def __init__(self, master: MasterClient, system: str | None, options: Mapping[str, object]) -> None:
@@ -106,7 +125,7 @@ class _Conversation:
             for event in events:
                 text = _take(event, answer)
                 if text and show:
-                    click.echo(printable(text, "\n\t"), nl=False)
+                    click.echo(sanitised(text, "\n\t"), nl=False)
 
 
 def _model_of(master: MasterClient) -> str:
@@ -125,7 +144,7 @@ def _take(event: str, answer: _Answer) -> str:
         raise PeerError("the master sent an event that is not JSON") from None
     match value:
         case {"error": {"message": str(message)}}:
-            raise PeerError(printable(message))
+            raise PeerError(sanitised(message))
         case {"choices": [], "usage": dict(usage)}:
             answer.usage = usage
         case {"choices": [{"delta": dict(delta), "finish_reason": reason}]}:

@@ -90,7 +90,7 @@ def _values(
 
 
 def _plain(value: object) -> Any:
-    """As JSON has it."""
+    """The value as JSON has it."""
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     return value if isinstance(value, str | int | float | None) else str(value)

@@ -19,7 +19,7 @@ from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.settings.check import check_settings, problems
 from tpiedge.settings.file import SettingsFile, find_settings
-from tpiedge.settings.resolve import Setting, resolve
+from tpiedge.settings.resolve import Setting, check_variables, resolve
 from tpiedge.settings.schema import COMMON, Flag, Kind, Verb
 
 __all__ = [
@@ -170,6 +170,8 @@ def _load(ctx: click.Context, _param: click.Parameter, given: Path | None) -> No
     root = ctx.find_root().command
     verbs = verbs_of(root, [_first_word(ctx)])
     verb = next(verb for verb, command in verbs.items() if command is ctx.command)
+    for name in check_variables(verb, list(verbs), os.environ):
+        click.echo(f"tpiedge: the variable {name} sets nothing", err=True)
     settings = effective(root, verb, ctx.command, given)
     names = {key_of(option): option.name for option in options_of(ctx.command)}
     ctx.default_map = {names[key] or key: setting.value for key, setting in settings.items()}

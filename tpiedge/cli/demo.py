@@ -4,14 +4,15 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.answer import collect
-from tpiedge.cli.launch import Layout, launch, plan_cluster
+from tpiedge.cli.network_options import testbed_option
 from tpiedge.cli.once import positions
 from tpiedge.cli.options import arithmetic_options
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.prepare import prepare
+from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
-from tpiedge.cli.testbed_nodes import emulated, testbed_option
+from tpiedge.local.answer import collect
+from tpiedge.local.devices import emulated
+from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.prepare import prepare
 from tpiedge.model.source import DEMO
 from tpiedge.planner.solve import Plan
 from tpiedge.units import format_bytes, format_seconds

@@ -1,4 +1,4 @@
-"""`tpiedge doctor`: every check with its verdict, and what to do."""
+"""`tpiedge doctor`: every check with its result, and what to do."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 from platformdirs import user_cache_path
 
-from tpiedge.cli.places import cache_option
+from tpiedge.cli.path_options import cache_option
+from tpiedge.doctor.finding import Check, Finding, examine
+from tpiedge.doctor.machine import check_clock, check_disk, check_memory, check_processor
+from tpiedge.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
+from tpiedge.doctor.reach import check_master_clock, check_reach
+from tpiedge.doctor.software import check_arithmetic, check_links, check_python
 from tpiedge.errors import ResourceError
-from tpiedge.nodes.addresses import CONTROL_PORT, parse_address
-from tpiedge.nodes.doctor.finding import Check, Finding, examine
-from tpiedge.nodes.doctor.machine import check_clock, check_disk, check_memory, check_processor
-from tpiedge.nodes.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
-from tpiedge.nodes.doctor.reach import check_master_clock, check_reach
-from tpiedge.nodes.doctor.software import check_arithmetic, check_links, check_python
+from tpiedge.host.addresses import CONTROL_PORT, parse_address
 
 __all__ = ["doctor"]
 

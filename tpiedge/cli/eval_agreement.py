@@ -1,9 +1,6 @@
 """`tpiedge eval agreement`: what a precision changes, position by position of a given text."""
 
 import json
-import os
-from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,21 +14,17 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.cli.eval_reference import check_reference, refuse_other_vocabulary
-from tpiedge.cli.eval_text import EvalText, Window, read_text
-from tpiedge.cli.launch import Layout
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.prepare import PreparedModel, prepare
-from tpiedge.cli.progress import ByteProgress
-from tpiedge.nodes.device import available_memory_bytes, default_memory_bytes
-from tpiedge.nodes.usage import rss_bytes
+from tpiedge.cli.path_options import cache_option
+from tpiedge.evaluation.reference import check_reference, refuse_other_vocabulary
+from tpiedge.evaluation.text import EvalText, read_text
+from tpiedge.local.launch import Layout
+from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.pack.layout import Precision
 from tpiedge.wire.fields import Compute, KVPrecision
 
-if TYPE_CHECKING:  # they import torch, which takes seconds
-    from tpiedge.cli.eval_comparison import Comparison
-    from tpiedge.cli.eval_engine import WindowRows
+if TYPE_CHECKING:  # imports torch, which takes seconds
+    from tpiedge.evaluation.comparison import Comparison
 
 __all__ = ["agreement"]
 
@@ -86,7 +79,9 @@ def agreement(
     if reference_name is not None:
         refuse_other_vocabulary(model, other)
     wanted = read_text(model, text, context, stride, other)
-    found = _compare(model, other, layout, wanted)
+    from tpiedge.evaluation.agreement import compare
+
+    found = compare(model, other, layout, wanted)
     record = {
         **model.described(),
         "reference": other.described(),
@@ -96,43 +91,6 @@ def agreement(
     for notice in found.notices():
         click.echo(f"tpiedge: {notice}", err=True)
     click.echo(json.dumps(record)) if as_json else _print(model, other, wanted, found)
-
-
-def _compare(model: PreparedModel, other: PreparedModel, layout: Layout, text: EvalText) -> "Comparison":
-    """Both are in this process at once, so that neither's logits are kept."""
-    from tpiedge.cli.eval_comparison import Comparison
-    from tpiedge.cli.eval_engine import open_engine
-
-    each = replace(layout, memory_bytes=layout.memory_bytes or _half_of_free_memory())
-    found = Comparison()
-    progress = ByteProgress("comparing")
-    with ExitStack() as engines:
-        opened = [engines.enter_context(open_engine(one, each, text.longest)) for one in (other, model)]
-        try:
-            for window in text.windows:
-                _compare_window(opened, window, found)
-                progress(text.scored_bytes * found.positions // text.scored, text.scored_bytes)
-        finally:
-            progress.finish(text.scored_bytes * found.positions // text.scored)
-    return found
-
-
-def _compare_window(engines: "list[WindowRows]", window: Window, found: "Comparison") -> None:
-    """Position t foretells token t + 1; the last one foretells nothing that is known."""
-    from tpiedge.cli.eval_comparison import same_positions
-
-    row = 0
-    for reference_RV, model_RV in same_positions(*(engine.logits(window.ids) for engine in engines)):
-        first = max(0, window.first - 1 - row)
-        last = min(len(reference_RV), len(window.ids) - 1 - row)
-        if first < last:
-            following = window.ids[row + first + 1 : row + last + 1]
-            found.add(reference_RV[first:last], model_RV[first:last], following)
-        row += len(reference_RV)
-
-
-def _half_of_free_memory() -> int:
-    return default_memory_bytes(available_memory_bytes() + rss_bytes(os.getpid())) // 2
 
 
 def _print(model: PreparedModel, other: PreparedModel, text: EvalText, found: "Comparison") -> None:

@@ -2,7 +2,7 @@
 
 import click
 
-from tpiedge.cli.options import BYTES
+from tpiedge.cli.options import MEMORY
 from tpiedge.cli.types import Location
 
 __all__ = [
@@ -18,7 +18,7 @@ threads_option = click.option(
     "--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]"
 )
 memory_option = click.option(
-    "--memory", type=BYTES, help="Limit per node; weights that do not fit stream from disk."
+    "--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk."
 )
 text_option = click.option(
     "--text",

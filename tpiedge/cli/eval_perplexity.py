@@ -1,9 +1,7 @@
 """`tpiedge eval perplexity`: how well a model predicts a text, computed by a cluster as it serves."""
 
 import json
-import math
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -16,45 +14,15 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.cli.eval_text import EvalText, Window, read_text
-from tpiedge.cli.launch import Layout, launch, plan_cluster
 from tpiedge.cli.options import arithmetic_options, kv_option
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.prepare import PreparedModel, prepare
-from tpiedge.cli.progress import ByteProgress
-from tpiedge.errors import InternalError, UserError
-from tpiedge.nodes.cluster import LocalCluster
-from tpiedge.wire.control import PromptScores
+from tpiedge.cli.path_options import cache_option
+from tpiedge.evaluation.perplexity import Likelihood, likelihood_of
+from tpiedge.evaluation.text import EvalText, read_text
+from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import Compute, KVPrecision
-from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Likelihood", "perplexity"]
-
-_MOST_NATS = 700.0  # whose exponential is still a float
-
-
-@dataclass(frozen=True)
-class Likelihood:
-    """Of a text: `nats` is the sum of -log p over its scored tokens. Raises UserError where it is no number."""
-
-    nats: float
-    tokens: int
-    nbytes: int
-
-    def __post_init__(self) -> None:
-        if not self.nats / self.tokens < _MOST_NATS:
-            raise UserError(
-                f"the model gives the text {self.nats} nats, no perplexity: check the files of the model"
-            )
-
-    def described(self) -> dict[str, float]:
-        """For JSON."""
-        mean = self.nats / self.tokens
-        return {
-            "nats_per_token": mean,
-            "perplexity": math.exp(mean),
-            "bits_per_byte": self.nats / math.log(2) / self.nbytes,
-        }
+__all__ = ["perplexity"]
 
 
 @click.command()
@@ -97,7 +65,7 @@ def perplexity(
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity) as cluster:
         started = time.perf_counter()
-        found = _measure(cluster, wanted)
+        found = likelihood_of(cluster, wanted)
         seconds = time.perf_counter() - started
     record = {
         **model.described(),
@@ -109,32 +77,6 @@ def perplexity(
         "tokens_per_s": sum(len(window.ids) for window in wanted.windows) / seconds,
     }
     click.echo(json.dumps(record)) if as_json else _print(model, wanted, found)
-
-
-def _measure(cluster: LocalCluster, text: EvalText) -> Likelihood:
-    """One request for each window: its prompt's own scores are what is wanted."""
-    progress = ByteProgress("scoring")
-    nats, done = 0.0, 0
-    try:
-        for number, window in enumerate(text.windows):
-            nats -= math.fsum(_scores(cluster, f"eval-{number}", window))
-            done += window.scored
-            progress(text.scored_bytes * done // text.scored, text.scored_bytes)
-    finally:
-        progress.finish(text.scored_bytes * done // text.scored)
-    return Likelihood(nats, text.scored, text.scored_bytes)
-
-
-def _scores(cluster: LocalCluster, name: str, window: Window) -> list[float]:
-    """Log probabilities of the window's scored tokens."""
-    request = GenerationRequest(name, window.ids, max_tokens=1, ignore_eos=True, prompt_scores=True)
-    found: list[float] = []
-    for event in cluster.generate(request):
-        if isinstance(event, PromptScores):
-            found += event.scores
-    if len(found) != len(window.ids) - 1:
-        raise InternalError(f"{len(found)} scores for a text of {len(window.ids)} tokens: report it")
-    return found[window.first - 1 :]
 
 
 def _print(model: PreparedModel, text: EvalText, found: Likelihood) -> None:

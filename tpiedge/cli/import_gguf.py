@@ -8,18 +8,19 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.places import cache_option, packs_folder
-from tpiedge.cli.prepare import TEXT_FOLDER, run_packing
+from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
-from tpiedge.model.gguf import GgufModel
+from tpiedge.local.paths import packs_folder
+from tpiedge.local.prepare import TEXT_FOLDER, run_packing
+from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.spec import model_spec
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.pack.child import CheckpointTensors, PackRequest
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writer import PackReport
+from tpiedge.pack.writing.child import CheckpointTensors, PackRequest
+from tpiedge.pack.writing.writer import PackReport
 from tpiedge.units import format_bytes
 
 __all__ = ["import_gguf"]
@@ -79,8 +80,11 @@ def _cached(model: GgufModel, storage: Storage, cache: Path | None) -> Path:
 
 def _write_text(model: GgufModel, folder: Path) -> list[str]:
     """Put the text files beside the weights. Returns why there is no tokenizer, if there is none."""
-    config = json.dumps(dict(model.huggingface), indent=2).encode()
-    _write_files({"config.json": config, **model.text.files}, folder)
+    made: dict[str, Mapping[str, object]] = {"config.json": model.huggingface}
+    if model.generation:
+        made["generation_config.json"] = model.generation
+    configs = {name: json.dumps(dict(values), indent=2).encode() for name, values in made.items()}
+    _write_files(configs | dict(model.text.files), folder)
     notices = [model.text.notice] if model.text.notice else []
     if not notices:
         try:

@@ -4,10 +4,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpiedge.cli.places import packs_folder
 from tpiedge.errors import UserError
+from tpiedge.local.paths import packs_folder
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.hub_cache import folder_label, parse_hub_name
+from tpiedge.model.hub.cache import folder_label, parse_hub_name
 from tpiedge.model.source import resolve_model
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME

@@ -13,22 +13,22 @@ class LateGroup(click.Group):
 
     def __init__(self, name: str | None = None, **attributes: Any) -> None:
         super().__init__(name, **attributes)
-        self._places: dict[str, str] = {}
+        self._paths: dict[str, str] = {}
 
-    def add_late(self, name: str, place: str, line: str) -> None:
-        """Add the command at `place`, written MODULE:COMMAND; `line` is the short form of its own help."""
+    def add_late(self, name: str, path: str, line: str) -> None:
+        """Add the command at the import path MODULE:COMMAND; `line` is the short form of its own help."""
         super().add_command(click.Command(name, help=line))
-        self._places[name] = place
+        self._paths[name] = path
 
     def load(self, name: str) -> None:
         """Put the command in the place of its outline, once; other names are left alone."""
-        if name in self._places:
-            self.add_command(pkgutil.resolve_name(self._places[name]), name)
-            del self._places[name]  # now: an import that failed fails again
+        if name in self._paths:
+            self.add_command(pkgutil.resolve_name(self._paths[name]), name)
+            del self._paths[name]  # now: an import that failed fails again
 
     def load_all(self) -> None:
-        """For tests and tools that look into every command."""
-        for name in tuple(self._places):
+        """Imports every command: for tests and tools that look into them all."""
+        for name in tuple(self._paths):
             self.load(name)
 
     def resolve_command(

@@ -95,7 +95,7 @@ VERBS = (
         "Emulate several devices on this computer: their networks, processors and memory.",
     ),
 )
-"""Name, place, and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
+"""Name, import path, and the line of --help, which imports none of them. The order is that of `tpiedge config show`."""
 
 for _verb in VERBS:
     cli.add_late(*_verb)

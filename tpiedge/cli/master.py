@@ -4,45 +4,58 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import click
 
 from tpiedge.api.guard import check_bind
+from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
-from tpiedge.cli.launch import check_context, model_facts_of
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
-from tpiedge.cli.places import cache_option, master_state, state_option
-from tpiedge.cli.prepare import PreparedModel, prepare
+from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.serving import MasterService
 from tpiedge.cli.token_file import offered, withdraw
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
 from tpiedge.clock import MonotonicClock
-from tpiedge.nodes.addresses import CONTROL_PORT, DATA_OFFSET, Address, outgoing_host, parse_address, resolve
-from tpiedge.nodes.device import default_memory_bytes, default_threads
-from tpiedge.nodes.entrance import Entrance
-from tpiedge.nodes.identity import load_or_create_keys
-from tpiedge.nodes.master import Master
-from tpiedge.nodes.measured import Measurements, disk_bytes_per_s
-from tpiedge.nodes.private_file import replace_private
-from tpiedge.nodes.rank_zero import RankZero, RankZeroSettings
-from tpiedge.nodes.readiness import NOT_MEASURED
-from tpiedge.nodes.seating import OWN_NAME, Seating
-from tpiedge.nodes.seats import Served
-from tpiedge.nodes.shipping import ShipServer
-from tpiedge.nodes.timing import Timing
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import Token
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import (
+    CONTROL_PORT,
+    DATA_OFFSET,
+    FILES_OFFSET,
+    PAIRING_OFFSET,
+    Address,
+    outgoing_host,
+    parse_address,
+    resolve,
+)
+from tpiedge.host.device import default_memory_bytes, default_threads
+from tpiedge.host.ports import holder, port_state
+from tpiedge.host.private_file import replace_private
+from tpiedge.joining.entrance import Entrance
+from tpiedge.joining.identity import load_or_create_keys
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import JoinToken
+from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
+from tpiedge.launch.readiness import NOT_MEASURED
+from tpiedge.launch.timing import Timing
+from tpiedge.local.launch import check_context, model_facts_of
+from tpiedge.local.paths import master_state
+from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.master.assignments import Served
+from tpiedge.master.master import Master
+from tpiedge.master.placement import OWN_NAME, NodePlacement
+from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.planner.partition import parse_shares
-from tpiedge.planner.prediction import Demand, Machine
+from tpiedge.planner.prediction import Demand, MachineFacts
+from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
-from tpiedge.wire.fields import Choice, Compute, KVPrecision, Pin, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.weights import Keeping
 
 __all__ = ["master"]
@@ -50,7 +63,10 @@ __all__ = ["master"]
 _HTTP_PORT = 8080
 _CONTEXT = 4096
 _REPORT_S = 60.0
+_MOST_S = 1e9
 _ANYWHERE = "0.0.0.0"
+_THIS_COMPUTER = "127.0.0.1"
+_PURPOSES = {0: "workers", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
 
 
 @dataclass(frozen=True)
@@ -67,8 +83,9 @@ class _Flags:
     keeping: Keeping
     threads: int
     context: int | None
-    collective: Choice
+    collective: CollectiveChoice
     wire: WirePrecision
+    answer_s: float | None
 
 
 @click.command()
@@ -79,7 +96,9 @@ class _Flags:
     show_default=True,
     help="HOST:PORT for workers; the three ports after it are used too.",
 )
-@click.option("--http", default=f"127.0.0.1:{_HTTP_PORT}", show_default=True, help="HOST:PORT of the API.")
+@click.option(
+    "--http", default=f"{_THIS_COMPUTER}:{_HTTP_PORT}", show_default=True, help="HOST:PORT of the API."
+)
 @click.option("--min-workers", type=click.IntRange(0, 126), default=0, show_default=True)
 @click.option("--shares", help="Relative weights: the master's, then the workers' as they join.")
 @own_memory_option
@@ -96,6 +115,11 @@ class _Flags:
     "--token-file",
     type=Location(dir_okay=False),
     help="Keep there, while it runs, a token for any number of workers.",
+)
+@click.option(
+    "--answer-limit",
+    type=Number(1, _MOST_S),
+    help="Seconds that an answer may take, its time in the queue included.  [default: as long as there is progress]",
 )
 @click.option("--drain", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
 @state_option
@@ -115,19 +139,20 @@ def master(
     compute: Compute | None,
     kv: KVPrecision | None,
     context: int | None,
-    collective: Choice,
+    collective: CollectiveChoice,
     wire: WirePrecision,
     api_keys: tuple[str, ...],
     insecure: bool,
     token_file: Path | None,
+    answer_limit: float | None,
     drain: float,
     state: Path | None,
     cache: Path | None,
 ) -> None:
     """Serve MODEL with this machine and the workers that join it."""
     flags = _Flags(
-        listen=parse_address(listen, CONTROL_PORT),
-        http=parse_address(http, _HTTP_PORT),
+        listen=parse_address(listen, CONTROL_PORT, _ANYWHERE),
+        http=parse_address(http, _HTTP_PORT, _THIS_COMPUTER),
         api_keys=api_keys,
         insecure=insecure,
         shares=shares,
@@ -138,8 +163,10 @@ def master(
         context=context,
         collective=collective,
         wire=wire,
+        answer_s=answer_limit,
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
+    _check_ports(flags)
     with suppress(Terminated):  # as asked: a service that is stopped has done its work
         folder = master_state(state)
         keys = load_or_create_keys(folder)
@@ -148,11 +175,32 @@ def master(
             _serving(flags, model, model_name, keys, folder) as (running, api),
             _inviting(flags.listen, keys, folder, token_file),
         ):
-            click.echo(f"serving {model_name} at {api.url}/v1", err=True)
+            click.echo(f"serving {model_name} at {_url(flags.http, api)}/v1", err=True)
             try:
                 watch(running)
             finally:
                 _drain(running, api, drain)
+
+
+def _check_ports(flags: _Flags) -> None:
+    """Says at once, and not once the model has been prepared, that somebody has a port. Raises UserError."""
+    listen = resolve(flags.listen)
+    for offset, purpose in _PURPOSES.items():
+        _check_port("--listen", listen.beside(offset), f"for {purpose}")
+    _check_port("--http", resolve(flags.http), "for the API")
+
+
+def _check_port(flag: str, address: Address, purpose: str) -> None:
+    if port_state(address.port, address.host) == "in use":
+        raise UserError(
+            f"cannot listen on {address} {purpose}: {holder(address.port)} has this port; stop it, or give another "
+            f"port with {flag}"
+        )
+
+
+def _url(http: Address, api: ApiServer) -> str:
+    """What other computers type, where they can."""
+    return f"http://{Address(_lan_host(http), http.port)}" if http.host == _ANYWHERE else api.url
 
 
 @contextmanager
@@ -168,8 +216,8 @@ def _serving(
     with ExitStack() as stack:
         rank_zero = RankZero(_rank_zero_settings(listen, keys, flags), timing)
         stack.callback(rank_zero.close)
-        # Measures at the first start: nobody is let in before there is somebody to answer.
-        seating = _seating(flags, model, rank_zero, capacity, folder)
+        # Measures at the first start: no worker is let in before the master can answer.
+        placement = _placement(flags, model, rank_zero, capacity, folder)
         entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
         files = ShipServer(entrance.files_hub, [model.pack], clock)
         files.start()
@@ -187,7 +235,7 @@ def _serving(
             entrance.hub,
             clock,
             served,
-            seating,
+            placement,
             rank_zero,
             entrance,
             timing=timing,
@@ -196,7 +244,13 @@ def _serving(
         service = MasterService(running, entrance, model, name, capacity)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
-            service, flags.http.host, flags.http.port, flags.api_keys, secret, insecure=flags.insecure
+            service,
+            flags.http.host,
+            flags.http.port,
+            flags.api_keys,
+            secret,
+            insecure=flags.insecure,
+            limits=replace(Limits.of_context(capacity), answer_s=flags.answer_s),
         )
         stack.callback(api.close)
         running.start(int(time.time()))
@@ -216,16 +270,16 @@ def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> Rank
     )
 
 
-def _seating(
+def _placement(
     flags: _Flags, model: PreparedModel, rank_zero: RankZero, capacity: int, folder: Path
-) -> Seating:
+) -> NodePlacement:
     """Measures this machine on the way. Raises UserError for impossible shares."""
     shares = flags.shares
     weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
     facts = model_facts_of(model)
     packs = model.pack.path.absolute().parent
     measured = _own_capacity(rank_zero, folder)
-    own = Machine(
+    own = MachineFacts(
         OWN_NAME,
         measured.speed(facts.quantised),
         flags.memory_bytes,
@@ -234,7 +288,7 @@ def _seating(
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
     demand = Demand(facts, capacity, flags.min_workers)
-    return Seating(demand, own, flags.threads, weights)
+    return NodePlacement(demand, own, flags.threads, weights)
 
 
 def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
@@ -251,7 +305,10 @@ def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
 
 @contextmanager
 def _inviting(listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None) -> Iterator[None]:
-    """With a file: a token for every worker in it, void afterwards. Else the line for the first one, to paste."""
+    """Writes a token for every worker into the file, void afterwards.
+
+    Without a file prints one worker's line to paste.
+    """
     address = Address(_lan_host(listen), listen.port)
     withdraw(folder)
     if token_file is not None:
@@ -260,7 +317,7 @@ def _inviting(listen: Address, keys: CurveKeys, folder: Path, token_file: Path |
             yield
         return
     _, secret = TokenStore(folder).create()
-    token = Token(keys.public, secret, address)
+    token = JoinToken(keys.public, secret, address)
     click.echo(f"on another machine:  tpiedge worker --connect {address} --token {token.text}", err=True)
     click.echo("one worker per token; more with: tpiedge token create", err=True)
     yield

@@ -8,14 +8,14 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.inventory import StoredPack, packs_of, stored_packs
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.sheet import ModelSheet
+from tpiedge.cli.model_card import ModelCard
+from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.model.aliases import aliases
-from tpiedge.model.folder import quote
-from tpiedge.model.hub_cache import HubCache, Pulled, parse_hub_name
+from tpiedge.model.hub.cache import HubCache, Pulled, parse_hub_name
 from tpiedge.pack.use import remove_packs
+from tpiedge.sanitise import quote
 from tpiedge.units import format_bytes
 
 __all__ = ["ls", "rm", "show"]
@@ -74,18 +74,18 @@ def _pulled_record(model: Pulled) -> dict[str, object]:
 @cache_option
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:
     """Say what is known of MODEL: shape, size, terms, where it lies."""
-    sheet = ModelSheet.of(model_name, cache)
+    card = ModelCard.of(model_name, cache)
     if as_json:
-        click.echo(json.dumps(sheet.record()))
+        click.echo(json.dumps(card.record()))
         return
-    lines = sheet.lines()
+    lines = card.lines()
     width = max(len(label) for label, _ in lines)
     for label, value in lines:
         click.echo(f"{label.ljust(width)}  {value}")
 
 
 def _confirmed() -> bool:
-    """Raises UserError where nobody can answer."""
+    """Asks the user. Raises UserError where standard input has ended."""
     try:
         return click.confirm("Sure?", err=True)
     except click.Abort as aborted:  # by the end of the input, or by Ctrl-C

@@ -1,16 +1,16 @@
-"""How nodes add up their parts: the flags of every verb that starts them."""
+"""Where nodes run and how they add up their parts: the flags of every verb that starts them."""
 
 from typing import get_args
 
 import click
 
-from tpiedge.wire.fields import Choice, WirePrecision
+from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 
-__all__ = ["collective_option", "wire_option"]
+__all__ = ["collective_option", "testbed_option", "wire_option"]
 
 collective_option = click.option(
     "--collective",
-    type=click.Choice(get_args(Choice)),
+    type=click.Choice(get_args(CollectiveChoice)),
     default="auto",
     show_default=True,
     help="How nodes add up their parts; auto: what is fastest over the measured links.",
@@ -21,4 +21,10 @@ wire_option = click.option(
     default="f32",
     show_default=True,
     help="How parts travel between nodes; all but f32 are rounded.",
+)
+testbed_option = click.option(
+    "--testbed",
+    "testbed_name",
+    metavar="NAME",
+    help="Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
 )

@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from tpiedge.cli.options import on_either_side
-from tpiedge.cli.places import state_option
+from tpiedge.cli.path_options import state_option
 from tpiedge.cli.reach import admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.nodes.chosen import ways_of
-from tpiedge.nodes.hearsay import printable
+from tpiedge.master.status import collective_names
+from tpiedge.sanitise import sanitised
 from tpiedge.units import format_bytes, format_seconds
 
 __all__ = ["nodes"]
@@ -43,7 +43,7 @@ def approve(context: click.Context, code: str, as_json: bool, state: Path | None
     """Let the worker in that shows CODE on its screen."""
     answer = _order(context, as_json, state, "approve", {"code": code})
     if answer is not None:
-        click.echo(f"{printable(str(answer.get('name')))} may join from now on")
+        click.echo(f"{sanitised(str(answer.get('name')))} may join from now on")
 
 
 @nodes.command()
@@ -54,7 +54,7 @@ def approve(context: click.Context, code: str, as_json: bool, state: Path | None
 def revoke(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
     if _order(context, as_json, state, "revoke", {"name": name}) is not None:
-        click.echo(f"{printable(name)} is shut out")
+        click.echo(f"{sanitised(name)} is shut out")
 
 
 def _order(
@@ -86,32 +86,32 @@ def _print(status: dict[str, Any], pending: dict[str, Any]) -> None:
     print_table(_HEADER, [_row(node) for node in status["nodes"]])
     for node in status["nodes"]:
         if node["why"]:
-            click.echo(f"{_title(node)}: {printable(node['why'])}")
+            click.echo(f"{_title(node)}: {sanitised(node['why'])}")
     click.echo(("ready" if status["ready"] else "not ready") + _because(status["reason"]))
     if status["collective"]:
-        ways = ways_of(printable(status["collective"]), printable(status["bulk_collective"]))
+        ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
         click.echo(f"all-reduces: {ways}" + _because(status["collective_why"]))
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for join in pending["pending"]:
-        place = f"{printable(join['name'])} ({printable(join['address'])})"
+        place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
         click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
 
 
 def _because(reason: str) -> str:
-    return f": {printable(reason)}" if reason else ""
+    return f": {sanitised(reason)}" if reason else ""
 
 
 def _title(node: dict[str, Any]) -> str:
     """The machine's name as it calls itself, with the one that `revoke` takes."""
     host = node.get("host")
-    return printable(f"{node['name']} ({host})" if host else node["name"])
+    return sanitised(f"{node['name']} ({host})" if host else node["name"])
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     return (
         _title(node),
         "-" if node["rank"] is None else str(node["rank"]),
-        printable(node["state"]),
+        sanitised(node["state"]),
         _interval(node["attention"]),
         _interval(node["ffn"]),
         str(node["threads"]),

@@ -8,12 +8,12 @@ from typing import Any
 
 import click
 
-from tpiedge.cli.answer import Answer, collect
-from tpiedge.cli.launch import Layout, check_context, launch, plan_cluster, plan_json
 from tpiedge.cli.options import Ending
-from tpiedge.cli.prepare import PreparedModel
 from tpiedge.errors import UserError
-from tpiedge.nodes.usage import peak_rss_bytes
+from tpiedge.host.usage import peak_rss_bytes
+from tpiedge.local.answer import Answer, collect
+from tpiedge.local.launch import Layout, check_context, launch, plan_cluster, plan_json
+from tpiedge.local.prepare import PreparedModel
 from tpiedge.units import format_bytes
 from tpiedge.wire.control import Stats
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -145,6 +145,8 @@ def _summary(answer: Answer, stats: list[Stats]) -> None:
     peak = max(node.peak_rss_bytes for node in stats)
     click.echo(
         f"{len(answer.token_ids)} tokens ({answer.finish_reason}), first after {answer.ttft_s:.2f} s{speed}; "
-        f"{len(stats)} nodes, at most {format_bytes(peak)} each",
+        + (
+            f"{len(stats)} nodes, at most {format_bytes(peak)} each" if len(stats) > 1 else format_bytes(peak)
+        ),
         err=True,
     )

@@ -1,7 +1,8 @@
 """Flags that several verbs share, and what they say together."""
 
+import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar, get_args
 
 import click
@@ -10,13 +11,14 @@ from click.core import ParameterSource
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import Precision
-from tpiedge.units import parse_bytes
+from tpiedge.units import format_bytes, parse_bytes
 from tpiedge.wire.fields import Compute, KVPrecision, Pin
 from tpiedge.wire.requests import Sampling
 from tpiedge.wire.weights import Keeping
 
 __all__ = [
     "BYTES",
+    "MEMORY",
     "Ending",
     "arithmetic_options",
     "is_default",
@@ -28,6 +30,7 @@ __all__ = [
     "sampling_of",
     "sampling_options",
     "token_ids",
+    "with_usual",
 ]
 
 _TOKEN_IDS = 1 << 32
@@ -71,6 +74,29 @@ class _Bytes(click.ParamType[int]):
 
 
 BYTES = _Bytes()
+
+_LEAST_MEMORY = 64_000_000
+_FEW = 1024  # nobody has so many GB, and nothing works with so many MB or bytes
+
+
+class _Memory(_Bytes):
+    """A machine's or a node's budget: what is too small for any node is a slip of the pen."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        text = _digits(value).strip()
+        nbytes: int = super().convert(text, param, ctx)
+        if text.isdecimal():
+            meant = f"{nbytes}GB" if 0 < nbytes < _FEW else format_bytes(nbytes).replace(" ", "")
+            advice = f"did you mean {meant}?" if nbytes else "write it like 4GB"
+            self.fail(f"{text} has no unit: {advice}", param, ctx)
+        if nbytes < _LEAST_MEMORY:
+            number = re.match(r"[\d.]+", text)
+            advice = f": did you mean {number[0]}GB?" if number and nbytes else ""
+            self.fail(f"{text} is less than any node can work with (64MB){advice}", param, ctx)
+        return nbytes
+
+
+MEMORY = _Memory()
 
 
 class _Window(click.ParamType[tuple[int, int]]):
@@ -133,7 +159,7 @@ def keeping_options(command: _Command) -> _Command:
 
 own_memory_option = click.option(
     "--memory",
-    type=BYTES,
+    type=MEMORY,
     help="Of this machine's memory; weights that do not fit stream from disk.  [default: most of what is free]",
 )
 
@@ -182,11 +208,13 @@ class _LogitBias(click.ParamType[tuple[int, float]]):
 
 
 _GREEDY = Sampling()
+_OF_MODELS = ("--temperature", "--top-k", "--top-p", "--min-p", "--repetition-penalty")
 
 
 def _sampling_option(name: str, kind: type, says: str | None = None) -> Callable[[_Command], _Command]:
     default = getattr(_GREEDY, name.lstrip("-").replace("-", "_"))
-    return click.option(name, type=kind, default=default, show_default=True, help=says)
+    shown = f"{default}; in a chat the model's own" if name in _OF_MODELS else True
+    return click.option(name, type=kind, default=default, show_default=shown, help=says)
 
 
 _SAMPLING = (
@@ -220,6 +248,14 @@ def sampling_of(flags: dict[str, Any]) -> Sampling:
     sampling = Sampling(**{field.name: flags.pop(field.name) for field in fields(Sampling)})
     check_sampling(sampling, _TOKEN_IDS)
     return sampling
+
+
+def with_usual(sampling: Sampling, usual: Sampling) -> Sampling:
+    """What neither the command line nor settings say of the running command's sampling is as usual for the model."""
+    return replace(
+        sampling,
+        **{field.name: getattr(usual, field.name) for field in fields(Sampling) if is_default(field.name)},
+    )
 
 
 def token_ids(text: str) -> tuple[int, ...]:

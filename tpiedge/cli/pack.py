@@ -8,8 +8,13 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.places import cache_option, packs_folder
-from tpiedge.cli.prepare import (
+from tpiedge.cli.path_options import cache_option
+from tpiedge.cli.table import print_table
+from tpiedge.cli.types import Location
+from tpiedge.errors import UserError
+from tpiedge.kernels.quantise import QuantisationError
+from tpiedge.local.paths import packs_folder
+from tpiedge.local.prepare import (
     TEXT_FOLDER,
     cached_pack,
     keep_text_files,
@@ -17,23 +22,19 @@ from tpiedge.cli.prepare import (
     run_packing,
     source_precision,
 )
-from tpiedge.cli.table import print_table
-from tpiedge.cli.types import Location
-from tpiedge.errors import UserError
-from tpiedge.kernels.quantise import QuantisationError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.child import PackRequest, RandomTensors
-from tpiedge.pack.export import export_safetensors
-from tpiedge.pack.imported import ImportedTensor
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.quality import Quality, TensorQuality, load_quality
 from tpiedge.pack.reader import Pack, verify_pack
+from tpiedge.pack.sources.imported import ImportedTensor
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writer import PackReport
+from tpiedge.pack.writing.child import PackRequest, RandomTensors
+from tpiedge.pack.writing.export import export_safetensors
+from tpiedge.pack.writing.quality import Quality, TensorQuality, load_quality
+from tpiedge.pack.writing.writer import PackReport
 from tpiedge.units import format_bytes
 
 __all__ = ["pack", "unpack"]
@@ -190,7 +191,7 @@ def _pack_model(name: str, wish: _Wish, out: Path | None, cache: Path | None) ->
 
 
 def _source_bytes(checkpoint: Checkpoint) -> int:
-    """Of the files that hold its tensors."""
+    """Bytes of the files that hold the checkpoint's tensors."""
     files: set[Path] = set()
     for tensor in checkpoint.tensors.values():
         files.update(tensor.files if isinstance(tensor, ImportedTensor) else (tensor.file,))

@@ -5,11 +5,12 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.progress import ByteProgress
+from tpiedge.cli.path_options import cache_option
 from tpiedge.errors import UserError
-from tpiedge.model.folder import has_file, quote
-from tpiedge.model.hub_cache import HubCache, parse_hub_name
+from tpiedge.model.folder import has_file
+from tpiedge.model.hub.cache import HubCache, parse_hub_name
+from tpiedge.progress import ByteProgress
+from tpiedge.sanitise import quote
 from tpiedge.units import format_bytes
 
 __all__ = ["pull"]
@@ -31,7 +32,7 @@ def pull(model_name: str, as_json: bool, cache: Path | None) -> None:
             f"{quote(model_name)} is no name of a model on the hub: give org/name or an alias (`tpiedge ls --all`)"
         )
     # Late: with it comes an HTTP client that no other verb should have to load.
-    from tpiedge.model.hub import pull as pull_model
+    from tpiedge.model.hub.client import pull as pull_model
 
     progress = ByteProgress(f"pulling {name}")
     fetched = 0

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tpiedge.cli.places import master_state
 from tpiedge.errors import PeerError, TpiedgeError, UserError
-from tpiedge.nodes.hearsay import printable
-from tpiedge.nodes.private_file import read_private
+from tpiedge.host.private_file import read_private
+from tpiedge.local.paths import master_state
+from tpiedge.sanitise import sanitised
 
 __all__ = ["MasterClient", "admin_of", "url_of"]
 
@@ -35,7 +35,7 @@ def url_of(url: str | None, state: Path | None) -> str:
         admin = _read_admin(state)
         return admin.url if admin else _DEFAULT_URL
     if not _is_url(url):
-        raise UserError(f"--url {printable(url)[:80]!r} is not a URL like {_DEFAULT_URL}")
+        raise UserError(f"--url {sanitised(url)[:80]!r} is not a URL like {_DEFAULT_URL}")
     return url.rstrip("/").removesuffix("/v1")
 
 
@@ -101,7 +101,7 @@ class MasterClient:
         except httpx.RemoteProtocolError:
             raise PeerError(f"the master at {self._url} ended the connection early") from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise UserError(f"cannot talk to {self._url}: {printable(str(error))[:200]}") from None
+            raise UserError(f"cannot talk to {self._url}: {sanitised(str(error))[:200]}") from None
 
 
 def _is_url(text: str) -> bool:
@@ -149,6 +149,6 @@ def _error_of(status: int, data: bytes) -> TpiedgeError:
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
         error = json.loads(data).get("error")
     message = error.get("message") if isinstance(error, dict) else None
-    text = printable(str(message or f"the master answers with HTTP status {status}"))
+    text = sanitised(str(message or f"the master answers with HTTP status {status}"))
     busy = status == httpx.codes.TOO_MANY_REQUESTS or status >= httpx.codes.INTERNAL_SERVER_ERROR
     return PeerError(text) if busy else UserError(text)

@@ -6,11 +6,10 @@ from typing import Any
 import click
 
 from tpiedge.cli.chat import chat
-from tpiedge.cli.launch import Layout
-from tpiedge.cli.network_options import collective_option, wire_option
+from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
-    BYTES,
+    MEMORY,
     Ending,
     arithmetic_options,
     is_default,
@@ -20,15 +19,17 @@ from tpiedge.cli.options import (
     sampling_of,
     sampling_options,
     token_ids,
+    with_usual,
 )
-from tpiedge.cli.places import cache_option
-from tpiedge.cli.prepare import prepare
+from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.recording import recording
-from tpiedge.cli.testbed_nodes import emulated, testbed_option
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
-from tpiedge.wire.fields import Choice, Compute, KVPrecision, Pin, WirePrecision
+from tpiedge.local.devices import emulated
+from tpiedge.local.launch import Layout
+from tpiedge.local.prepare import prepare
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 
 __all__ = ["run"]
 
@@ -47,7 +48,7 @@ __all__ = ["run"]
 @click.option("--threads", type=int, help="Threads per node.  [default: the cores divided by the nodes]")
 @arithmetic_options
 @kv_option
-@click.option("--memory", type=BYTES, help="Limit per node; weights that do not fit stream from disk.")
+@click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk.")
 @keeping_options
 @click.option("--context", type=int, help="Positions of the KV cache.  [default: as needed; 4096 in a chat]")
 @click.option("--prompt", help="Text to continue. Without a prompt, a chat begins.")
@@ -71,7 +72,7 @@ def run(
     model_name: str,
     nodes: int,
     testbed_name: str | None,
-    collective: Choice,
+    collective: CollectiveChoice,
     wire: WirePrecision,
     shares: str | None,
     threads: int | None,
@@ -110,7 +111,7 @@ def run(
         if ids is None and prompt is not None:
             ids = tuple(model.tokenizer.encode(prompt))
         if ids is None:
-            chat(model, layout, context, ending, sampling, traces)
+            chat(model, layout, context, ending, with_usual(sampling, model.usual_sampling), traces)
         else:
             once(model, layout, context, Prompt(ids, ending, sampling, prompt_logprobs), as_json, traces)
 

@@ -3,14 +3,13 @@
 import time
 
 from tpiedge.api.service import Busy, ModelInfo, PendingJoin, Unavailable
-from tpiedge.cli.prepare import PreparedModel
-from tpiedge.clock import MonotonicClock
+from tpiedge.joining.entrance import Entrance
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.master.master import Master, NotServing
+from tpiedge.master.request_queue import PendingAnswer, QueueFull
+from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.nodes.desk import Answering, QueueFull
-from tpiedge.nodes.entrance import Entrance
-from tpiedge.nodes.master import Master, NotServing
-from tpiedge.nodes.status import ClusterStatus
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MasterService"]
@@ -24,10 +23,10 @@ class MasterService:
     ) -> None:
         self._master = master
         self._entrance = entrance
-        self._clock = MonotonicClock()
         self._model = model
         self._info = ModelInfo(name, max_sequence, int(time.time()))
         self._max_sequence = max_sequence
+        self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None
         self.template: ChatTemplate | None = model.template if model.has_tokenizer else None
 
@@ -52,7 +51,7 @@ class MasterService:
     def observe(self) -> ClusterStatus:
         return self._master.observe()
 
-    def submit(self, request: GenerationRequest) -> Answering:
+    def submit(self, request: GenerationRequest) -> PendingAnswer:
         try:
             return self._master.submit(request)
         except QueueFull as error:
@@ -61,10 +60,7 @@ class MasterService:
             raise Unavailable(str(error)) from None
 
     def pending(self) -> tuple[PendingJoin, ...]:
-        now = self._clock.now()
-        return tuple(
-            PendingJoin(one.host, one.address, max(0.0, now - one.since)) for one in self._entrance.pending()
-        )
+        return tuple(PendingJoin(one.host, one.address) for one in self._entrance.pending())
 
     def approve(self, code: str) -> str:
         return self._entrance.approve(code)

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.places import cache_folder, cache_option
+from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
+from tpiedge.local.paths import cache_folder
 from tpiedge.pack.store.space import PackUsage, write_limit
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.units import format_bytes, parse_bytes

@@ -21,9 +21,9 @@ from tpiedge.testbed.backends import (
     every_backend,
     require_free,
 )
-from tpiedge.testbed.containers_backend import DockerTestbeds
-from tpiedge.testbed.containers_engine import Engine
-from tpiedge.testbed.containers_plan import DEFAULT_IMAGE
+from tpiedge.testbed.containers.backend import DockerTestbeds
+from tpiedge.testbed.containers.engine import ContainerEngine
+from tpiedge.testbed.containers.plan import DEFAULT_IMAGE
 from tpiedge.testbed.description import Link, check_name
 from tpiedge.testbed.measuring import Measured
 from tpiedge.testbed.quantities import parse_part, parse_rate, parse_time
@@ -54,7 +54,7 @@ _backend_option = click.option(
 
 
 class _Quantity(click.ParamType[float]):
-    """As in a description: "0.25 ms"."""
+    """A quantity as a description has it: "0.25 ms"."""
 
     def __init__(self, name: str, parse: Callable[[str], float]) -> None:
         self.name = name
@@ -210,7 +210,7 @@ def check(name: str, everything: bool, as_json: bool) -> None:
 def _changer(
     given: dict[str, float], only_up: bool, only_down: bool
 ) -> Callable[[Link, Link], tuple[Link, Link]]:
-    """Of (up, down). Raises UserError where nothing is given."""
+    """What changes (up, down). Raises UserError where nothing is given."""
     if not given:
         raise UserError("say what to change: --latency, --jitter, --loss or --rate")
     changes: dict[str, Any] = {key: None if value == math.inf else value for key, value in given.items()}
@@ -234,7 +234,7 @@ def _chosen_backend(kind: str, image: str | None, network: str) -> Iterator[Back
     if kind == "docker":
         if network == "netem":
             raise UserError("containers are linked by the switch: leave --network out")
-        with Engine.connect() as engine:
+        with ContainerEngine.connect() as engine:
             yield DockerTestbeds(engine, image or DEFAULT_IMAGE)
         return
     if image is not None:

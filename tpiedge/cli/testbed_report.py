@@ -20,7 +20,7 @@ _CHECK = ("pair", "RTT", "ping", "should be", "off", "throughput", "should be", 
 
 
 def print_status(record: dict[str, Any]) -> None:
-    """Of `status_of`."""
+    """Prints the record of `status_of`."""
     owner = f", belongs to process {record['owner_pid']}" if record["owner_pid"] else ""
     kind = "containers" if record["backend"] == "docker" else "namespaces"
     click.echo(f"{record['name']}: {record['state']}, of {kind}, network by {record['network']}{owner}\n")

@@ -8,14 +8,15 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.places import master_state, state_option
+from tpiedge.cli.path_options import state_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
-from tpiedge.nodes.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
-from tpiedge.nodes.identity import load_or_create_keys
-from tpiedge.nodes.private_file import private_folder
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import Redemption, Token, TokenRecord
+from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
+from tpiedge.host.private_file import private_folder
+from tpiedge.joining.identity import load_or_create_keys
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import JoinToken, Redemption, TokenRecord
+from tpiedge.local.paths import master_state
 
 __all__ = ["token"]
 
@@ -42,7 +43,7 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     folder = _master_folder(state)
     keys = load_or_create_keys(folder)
     record, secret = TokenStore(folder).create(expires_s, count)
-    click.echo(Token(keys.public, secret, address).text)
+    click.echo(JoinToken(keys.public, secret, address).text)
     click.echo(
         f"token {record.id}: for {_count(record.left)} until {_when(record.expires)}; "
         f"workers connect to {address}",

@@ -9,10 +9,10 @@ from pathlib import Path
 import click
 
 from tpiedge.errors import UserError
-from tpiedge.nodes.addresses import Address
-from tpiedge.nodes.private_file import private_folder, read_private, replace_private
-from tpiedge.nodes.token_store import DAY_S, TokenStore
-from tpiedge.nodes.tokens import Token
+from tpiedge.host.addresses import Address
+from tpiedge.host.private_file import private_folder, read_private, replace_private
+from tpiedge.joining.token_store import DAY_S, TokenStore
+from tpiedge.joining.tokens import JoinToken
 from tpiedge.pack.store.locks import FileLock, holder_of
 
 __all__ = ["await_token", "offered", "withdraw"]
@@ -54,7 +54,7 @@ def _offered(path: Path, folder: Path, master_key: str, address: Address) -> Ite
     record, secret = TokenStore(folder).create(_EXPIRES_S, None)
     try:
         replace_private(folder / _NOTE, {"token": record.id})
-        _write(path, Token(master_key, secret, address).text)
+        _write(path, JoinToken(master_key, secret, address).text)
         try:
             yield
         finally:

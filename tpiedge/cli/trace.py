@@ -12,7 +12,7 @@ import click
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location, Number
 from tpiedge.errors import UserError
-from tpiedge.nodes.device import available_memory_bytes
+from tpiedge.host.device import available_memory_bytes
 from tpiedge.tracing.chrome import Trace, read_trace
 from tpiedge.tracing.collection import writable
 from tpiedge.tracing.intervals import Interval
@@ -99,7 +99,7 @@ def _of_steps(found: Trace, first: int, last: int) -> Interval:
 
 def _draw(found: Trace, window: Interval, target: Path) -> None:
     try:
-        from tpiedge.cli.timeline import draw
+        from tpiedge.plots.timeline import draw
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise

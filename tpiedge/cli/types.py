@@ -10,7 +10,7 @@ __all__ = ["Location", "Number"]
 
 
 class Location(click.Path):
-    """A path. An empty one would be the current folder, which nobody means who writes nothing."""
+    """A path. An empty one is refused: it would mean the current folder."""
 
     def __init__(self, *, exists: bool = False, file_okay: bool = True, dir_okay: bool = True) -> None:
         super().__init__(exists, file_okay, dir_okay, path_type=Path)

@@ -5,9 +5,8 @@ from collections.abc import Callable
 
 import click
 
-from tpiedge.nodes.chosen import ways_of
-from tpiedge.nodes.master import Master
-from tpiedge.nodes.status import ClusterStatus
+from tpiedge.master.master import Master
+from tpiedge.master.status import ClusterStatus, collective_names
 
 __all__ = ["watch"]
 
@@ -15,7 +14,7 @@ _WATCH_S = 0.1
 
 
 def watch(running: Master) -> None:
-    """Say what changes, until somebody ends it. Raises what ended the control thread."""
+    """Prints what changes, until the user ends it. Raises what ended the control thread."""
     show = _Changes(lambda line: click.echo(line, err=True))
     while running.failed is None:
         show(running.status)
@@ -43,5 +42,5 @@ def _summary(status: ClusterStatus) -> str:
         return f"not ready: {status.reason}" + "".join(f"; {node.host} fetches" for node in fetching)
     parts = [node for node in status.nodes if node.rank is not None]
     names = ", ".join(node.host or node.name for node in parts)
-    way = f", {ways_of(status.collective, status.bulk_collective)}" if status.collective else ""
+    way = f", {collective_names(status.collective, status.bulk_collective)}" if status.collective else ""
     return f"ready: {len(parts)} node{'s' if len(parts) > 1 else ''} ({names}){way}"

@@ -10,29 +10,30 @@ import click
 
 from tpiedge.cli.ending import Terminated
 from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
-from tpiedge.cli.places import cache_folder, cache_option, state_option, worker_state
+from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.token_file import await_token
 from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
-from tpiedge.nodes.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
-from tpiedge.nodes.agent import Agent, AgentSettings
-from tpiedge.nodes.device import default_memory_bytes, default_threads, free_disk_bytes
-from tpiedge.nodes.identity import load_or_create_keys, peer_name
-from tpiedge.nodes.joining import enrol, open_link
-from tpiedge.nodes.masters import MasterBook
-from tpiedge.nodes.measured import Measurements, disk_bytes_per_s
-from tpiedge.nodes.pairing_link import pair
-from tpiedge.nodes.private_file import private_folder
-from tpiedge.nodes.provision import FilesMaster, Provision
-from tpiedge.nodes.standby import Standby
-from tpiedge.nodes.tokens import parse_token
+from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
+from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes
+from tpiedge.host.private_file import private_folder
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.identity import load_or_create_keys, peer_name
+from tpiedge.joining.pairing_link import pair
+from tpiedge.joining.tokens import parse_token
+from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
+from tpiedge.launch.standby import Standby
+from tpiedge.local.paths import cache_folder, worker_state
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
+from tpiedge.shipping.provision import FilesMaster, Provision
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.fields import Pin
 from tpiedge.wire.weights import Keeping
+from tpiedge.worker.agent import Agent, AgentSettings
+from tpiedge.worker.trusted_masters import TrustedMasters
 
 __all__ = ["worker"]
 
@@ -41,7 +42,7 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class _Master:
-    """Whom to join. `key` is None where only a confirmed code can tell."""
+    """The master to join. `key` is None where only a confirmed code can tell."""
 
     address: Address
     key: str | None
@@ -50,7 +51,7 @@ class _Master:
 
 @dataclass(frozen=True)
 class _Self:
-    """Who this worker is and where it keeps things."""
+    """This worker's name and keys, and where it keeps things."""
 
     keys: CurveKeys
     host: str
@@ -111,7 +112,7 @@ def worker(
         if token is None and token_file is not None:
             token = await_token(token_file, wait)
         folder = private_folder(worker_state(state))
-        book = MasterBook(folder)
+        book = TrustedMasters(folder)
         master = _master(connect, token, book)
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
         own = _Self(
@@ -127,8 +128,10 @@ def worker(
         _serve(master, own, book, Measurements(folder, own.threads), wait)
 
 
-def _serve(master: _Master, own: _Self, book: MasterBook, measurements: Measurements, wait: float) -> None:
-    """Until the master sends it away or somebody ends it."""
+def _serve(
+    master: _Master, own: _Self, book: TrustedMasters, measurements: Measurements, wait: float
+) -> None:
+    """Serves until the master sends the worker away or the user ends it."""
     with ExitStack() as stack:
         # Imports torch, and measures where need be, while this process joins.
         standby = Standby(own.threads, measure=measurements.recall() is None)
@@ -139,8 +142,8 @@ def _serve(master: _Master, own: _Self, book: MasterBook, measurements: Measurem
         _agent(own, resolve(master.address), key, spoke, measurements, standby).run()
 
 
-def _master(connect: str | None, token: str | None, book: MasterBook) -> _Master:
-    """Raises UserError where nothing says whom to join."""
+def _master(connect: str | None, token: str | None, book: TrustedMasters) -> _Master:
+    """The master to join. Raises UserError where nothing names one."""
     if token is not None:
         parsed = parse_token(token)
         address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)

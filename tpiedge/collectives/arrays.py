@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 from tpiedge.errors import InternalError
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["Array", "array_of", "header_of"]
+__all__ = ["F32Array", "array_of", "header_of"]
 
-Array = NDArray[np.float32]
+F32Array = NDArray[np.float32]
 
 
-def array_of(tensor: torch.Tensor) -> Array:
+def array_of(tensor: torch.Tensor) -> F32Array:
     """The tensor's own memory as an array. InternalError unless it is a contiguous f32 matrix."""
     try:
-        array: Array = tensor.numpy()
+        array: F32Array = tensor.numpy()
     except (TypeError, RuntimeError) as error:
         raise InternalError(f"a collective takes contiguous f32 matrices: {error}") from None
     # numpy is asked, because every call of torch costs several microseconds between two blocks.
@@ -28,7 +28,7 @@ def array_of(tensor: torch.Tensor) -> Array:
     return array
 
 
-def header_of(array: Array) -> TensorHeader:
+def header_of(array: F32Array) -> TensorHeader:
     return _header(array.shape)
 
 

@@ -11,14 +11,14 @@ from typing import Final, Protocol
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
-from tpiedge.collectives.packing import pack, unpack
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Buffer, Envelope
+from tpiedge.transport.native_library import PRECISIONS, packing_library
 from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.tensors import INT8_GROUP, TensorHeader, wire_bytes
 
-__all__ = ["CODECS", "Codec", "Shape", "read_array", "rounded"]
+__all__ = ["CODECS", "Codec", "Shape", "native_decode", "native_encode", "read_array", "rounded"]
 
 Shape = tuple[int, ...]
 
@@ -27,7 +27,7 @@ _ROUND = np.uint32(0x7FFF)
 _ONE = np.uint32(1)
 _QUIET = np.uint32(0x0040)
 _LARGEST = np.float32(127)
-# Which of a group's NaNs is the largest is anybody's guess.
+# A group may have several NaNs; which of them `max` returns is not defined.
 _NOT_A_NUMBER = np.float32(np.nan)
 
 
@@ -43,16 +43,42 @@ class Codec(Protocol):
         ...
 
     def header(self, shape: Shape) -> TensorHeader:
-        """Of the tensor that an array of `shape` becomes."""
+        """The header of the tensor that an array of `shape` becomes."""
         ...
 
-    def encode(self, array: Array) -> Buffer:
+    def encode(self, array: F32Array) -> Buffer:
         """The tensor's bytes; may be the array's own memory."""
         ...
 
-    def decode(self, data: Buffer, shape: Shape) -> Array:
+    def decode(self, data: Buffer, shape: Shape) -> F32Array:
         """The array; may be read-only and in the memory of `data`. A value that is not finite stays so."""
         ...
+
+
+def native_encode(precision: WirePrecision, array: F32Array) -> memoryview | None:
+    """The bytes of a matrix, by the transport's native side at several GB/s; None where that was not built."""
+    library = packing_library()
+    if library is None:
+        return None
+    number, (rows, columns) = PRECISIONS[precision], array.shape
+    values = np.ascontiguousarray(array, np.float32)
+    packed = np.empty(library.tpiedge_wire_bytes(number, rows, columns), np.uint8)
+    library.tpiedge_wire_encode(number, rows, columns, values.ctypes.data, packed.ctypes.data)
+    return packed.data
+
+
+def native_decode(precision: WirePrecision, data: Buffer, shape: tuple[int, ...]) -> F32Array | None:
+    """The matrix of these bytes; None where there is no native side. ValueError where they are not as many."""
+    library = packing_library()
+    if library is None:
+        return None
+    number, (rows, columns) = PRECISIONS[precision], shape
+    packed = np.frombuffer(data, np.uint8)
+    if packed.size != (expected := library.tpiedge_wire_bytes(number, rows, columns)):
+        raise ValueError(f"{packed.size} bytes of {precision} are not the {expected} of shape {shape}")
+    array = np.empty(shape, np.float32)
+    library.tpiedge_wire_decode(number, rows, columns, packed.ctypes.data, array.ctypes.data)
+    return array
 
 
 class _F32:
@@ -62,10 +88,10 @@ class _F32:
     def header(self, shape: Shape) -> TensorHeader:
         return TensorHeader("f32", shape)
 
-    def encode(self, array: Array) -> Buffer:
+    def encode(self, array: F32Array) -> Buffer:
         return array.data.cast("B") if array.size else b""
 
-    def decode(self, data: Buffer, shape: Shape) -> Array:
+    def decode(self, data: Buffer, shape: Shape) -> F32Array:
         return np.frombuffer(data, np.float32).reshape(shape)
 
 
@@ -78,8 +104,8 @@ class _BF16:
     def header(self, shape: Shape) -> TensorHeader:
         return TensorHeader("bf16", shape)
 
-    def encode(self, array: Array) -> Buffer:
-        packed = pack(self.name, array)
+    def encode(self, array: F32Array) -> Buffer:
+        packed = native_encode(self.name, array)
         if packed is not None:
             return packed
         bits = array.view(np.uint32)
@@ -90,8 +116,8 @@ class _BF16:
             rounded = np.where(not_a_number, (bits >> _SHIFT) | _QUIET, rounded)
         return rounded.astype(np.uint16).tobytes()
 
-    def decode(self, data: Buffer, shape: Shape) -> Array:
-        array = unpack(self.name, data, shape)
+    def decode(self, data: Buffer, shape: Shape) -> F32Array:
+        array = native_decode(self.name, data, shape)
         if array is not None:
             return array
         wide = np.frombuffer(data, np.uint16).astype(np.uint32) << _SHIFT
@@ -108,8 +134,8 @@ class _Int8:
         rows, columns = shape
         return TensorHeader("u8", (rows, wire_bytes(self.name, 1, columns)))
 
-    def encode(self, array: Array) -> Buffer:
-        native = pack(self.name, array)
+    def encode(self, array: F32Array) -> Buffer:
+        native = native_encode(self.name, array)
         if native is not None:
             return native
         rows, columns = array.shape
@@ -129,8 +155,8 @@ class _Int8:
         packed[:, columns:] = np.ascontiguousarray(scales).view(np.uint8)
         return packed.tobytes()
 
-    def decode(self, data: Buffer, shape: Shape) -> Array:
-        array = unpack(self.name, data, shape)
+    def decode(self, data: Buffer, shape: Shape) -> F32Array:
+        array = native_decode(self.name, data, shape)
         if array is not None:
             return array
         rows, columns = shape
@@ -153,12 +179,12 @@ def _called(codec: Codec) -> str:
 CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
 
 
-def rounded(codec: Codec, array: Array) -> Array:
+def rounded(codec: Codec, array: F32Array) -> F32Array:
     """The array as another rank would get it; may be the array itself."""
     return array if codec.exact else codec.decode(codec.encode(array), array.shape)
 
 
-def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec | None) -> Array:
+def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec | None) -> F32Array:
     """The tensor that came with a message, read-only. Raises Misconduct.
 
     `shape` is what it must be once `codec` has read it. None: any matrix; or f32 or bf16, whichever it is.

@@ -25,7 +25,7 @@ class Tag(NamedTuple):
 
 
 class Doing(NamedTuple):
-    """What a wait is for. Becomes text only where somebody reads it: nearly every wait ends before."""
+    """What a wait is for. It becomes text only when it is read: nearly every wait ends before."""
 
     operation: str
     place: Tag | str
@@ -47,7 +47,7 @@ class Liveness(Protocol):
 
 
 class Communicator(Protocol):
-    """One rank's door to the others. Blocking; PeerLost and ProtocolError (naming the rank) end a wait.
+    """One rank's connection to the others. Blocking; PeerLost and ProtocolError (naming the rank) end a wait.
 
     After any error the communicator is of no further use: a new epoch builds a new one.
     """
@@ -75,7 +75,7 @@ class Communicator(Protocol):
         """
         ...
 
-    def rest(self) -> None:
+    def poll(self) -> None:
         """Rank 0 only, now and then while no step runs, before the first one too: take in what peers send nevertheless,
         so that it does not pile up, and notice whose connection broke. PeerLost and ProtocolError as elsewhere.
         """

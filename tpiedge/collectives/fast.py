@@ -1,4 +1,4 @@
-"""All-reduces of the steady state, each in one call of the endpoint where it can (transport/reduction.py).
+"""All-reduces of the steady state, each in one call of the endpoint where it can (transport/reduce_interface.py).
 
 An all-reduce runs right after a wake-up, when every call of Python costs several times the usual. What the all-reduces
 of one shape have in common is made once: the header that goes out, the headers that should come in.
@@ -10,29 +10,31 @@ from typing import Final
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Codec, Shape
 from tpiedge.collectives.communicator import Tag
-from tpiedge.collectives.courier import Courier, node_name
-from tpiedge.transport.reduction import DONE, Combine, Exchange, Reduce, Reduces
+from tpiedge.collectives.peer_channel import PeerChannel, node_name
+from tpiedge.transport.reduce_interface import DONE, Combine, Exchange, Reduce, Reduces
 from tpiedge.wire.data import Partial, Reduced
-from tpiedge.wire.fields import Collective
-from tpiedge.wire.stencil import PLACE_AT, PLACE_BYTES, Stencil, place_of
+from tpiedge.wire.fields import CollectiveName
+from tpiedge.wire.header_template import PLACE_AT, PLACE_BYTES, HeaderTemplate, place_of
 from tpiedge.wire.tensors import TensorHeader
 
 __all__ = ["FastPath"]
 
-_Kind = tuple[Collective, str, Shape]
+_Kind = tuple[CollectiveName, str, Shape]
 _MOST_KINDS: Final = 8
-# A rank without a share sends none, at each all-reduce of a kind: whoever expects one would leave off every time, which
-# costs more than going step by step from the beginning.
+# A rank without a share sends no part, at each all-reduce of a kind: a rank that expects one would leave off every
+# time, which costs more than going step by step from the beginning.
 _MOST_LEFT_OFF: Final = 3
 _PAUSE: Final = 64
 _Byte = ctypes.c_char
 
 
 @dataclass(slots=True)
-class _Patience:
+class _Backoff:
+    """Pauses the calls of a kind that keep leaving off."""
+
     #: How many calls in a row have left off.
     left_off: int = 0
     #: So many all-reduces go step by step before the next call.
@@ -57,34 +59,36 @@ class _Prepared:
     #: The sum, once the root of a star has begun to send it.
     scratch: bytearray
     #: With attention (even blocks), with the FFN (odd ones): a rank may have a share of the latter alone.
-    patience: tuple[_Patience, _Patience]
+    backoff: tuple[_Backoff, _Backoff]
 
 
 class FastPath:
     """For one rank. What it cannot do it leaves to the collective, which goes on from there."""
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
+    def __init__(self, channel: PeerChannel) -> None:
+        self._channel = channel
         #: The one used last comes last.
         self._prepared: dict[_Kind, _Prepared | None] = {}
 
-    def reduce(self, name: Collective, codec: Codec, own: Array, tag: Tag) -> tuple[int, Array | None]:
+    def reduce(
+        self, name: CollectiveName, codec: Codec, own: F32Array, tag: Tag
+    ) -> tuple[int, F32Array | None]:
         """To how many peers this rank's first message went, and the sum: `own`, in place, where all is done; None, or
         (at the root of a star) the sum that these peers have, not rounded yet, where the caller is to go on."""
         prepared = self._prepare((name, codec.name, own.shape), codec)
         if prepared is None:
             return 0, None
-        patience = prepared.patience[tag.block & 1]
-        if not patience.is_due():
+        backoff = prepared.backoff[tag.block & 1]
+        if not backoff.is_due():
             return 0, None
         # Half the time of `own.ctypes.data`.
         address = ctypes.addressof(_Byte.from_buffer(own))  # type: ignore[arg-type]
         sent = prepared.reduce(place_of(tag.step, tag.block, tag.chunk), address)
         if sent == DONE:
-            patience.left_off = 0
+            backoff.left_off = 0
             return 0, own
-        patience.leave_off()
-        if sent and name == "star" and self._courier.rank == 0:
+        backoff.leave_off()
+        if sent and name == "star" and self._channel.rank == 0:
             return sent, np.frombuffer(prepared.scratch, np.float32).reshape(own.shape).copy()
         return sent, None
 
@@ -99,18 +103,18 @@ class FastPath:
         kinds[kind] = prepared
         return prepared
 
-    def _made(self, name: Collective, codec: Codec, shape: Shape) -> _Prepared | None:
-        endpoint = self._courier.endpoint
+    def _made(self, name: CollectiveName, codec: Codec, shape: Shape) -> _Prepared | None:
+        endpoint = self._channel.endpoint
         if not isinstance(endpoint, Reduces) or name not in ("star", "mesh"):
             return None
         header = codec.header(shape)
-        rank = self._courier.rank
+        rank = self._channel.rank
         if name == "mesh":
-            combine, outgoing, peers = Combine.EXCHANGE, self._partial(rank, header), self._courier.peers
+            combine, outgoing, peers = Combine.EXCHANGE, self._partial(rank, header), self._channel.peers
             incoming = {peer: self._partial(peer, header) for peer in peers}
         elif rank == 0:
             combine, outgoing = Combine.SUM, self._reduced(header)
-            incoming = {peer: self._partial(peer, header) for peer in self._courier.peers}
+            incoming = {peer: self._partial(peer, header) for peer in self._channel.peers}
         else:
             combine, outgoing = Combine.TAKE, self._partial(rank, header)
             incoming = {0: self._reduced(header)}
@@ -121,10 +125,10 @@ class FastPath:
             combine, rank, codec.name, (rows, columns), outgoing, answers, PLACE_AT, PLACE_BYTES, scratch
         )
         reduce = endpoint.reducer(exchange)
-        return None if reduce is None else _Prepared(reduce, scratch, (_Patience(), _Patience()))
+        return None if reduce is None else _Prepared(reduce, scratch, (_Backoff(), _Backoff()))
 
     def _partial(self, sender: int, header: TensorHeader) -> bytes:
-        return Stencil(Partial(self._courier.epoch, 0, 0, 0, 0, sender, header)).at(0, 0, 0)
+        return HeaderTemplate(Partial(self._channel.epoch, 0, 0, 0, 0, sender, header)).at(0, 0, 0)
 
     def _reduced(self, header: TensorHeader) -> bytes:
-        return Stencil(Reduced(self._courier.epoch, 0, 0, 0, 0, header)).at(0, 0, 0)
+        return HeaderTemplate(Reduced(self._channel.epoch, 0, 0, 0, 0, header)).at(0, 0, 0)

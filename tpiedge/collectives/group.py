@@ -11,13 +11,13 @@ from typing import Final
 import numpy as np
 import torch
 
-from tpiedge.collectives.arrays import Array, array_of, header_of
+from tpiedge.collectives.arrays import F32Array, array_of, header_of
 from tpiedge.collectives.codec import CODECS, Codec
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
-from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.job import Collective, Job
 from tpiedge.collectives.mesh import Mesh
+from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.ring import Ring
 from tpiedge.collectives.star import Star
 from tpiedge.collectives.tree import Tree
@@ -29,7 +29,7 @@ from tpiedge.wire.data import Gathered, Hidden, StepPlan
 
 __all__ = ["COLLECTIVES", "Group"]
 
-COLLECTIVES: Final[Mapping[str, Callable[[Courier], Collective]]] = {
+COLLECTIVES: Final[Mapping[str, Callable[[PeerChannel], Collective]]] = {
     "star": Star,
     "mesh": Mesh,
     "two-shot": TwoShot,
@@ -63,8 +63,8 @@ class Group:
         self.counts: Counter[str] = Counter()
         self._epoch = epoch
         self._linked = linked
-        self._courier = Courier(endpoint, liveness, epoch=epoch, rank=rank, size=size)
-        self._fast = FastPath(self._courier)
+        self._channel = PeerChannel(endpoint, liveness, epoch=epoch, rank=rank, size=size)
+        self._fast = FastPath(self._channel)
         self._collectives: dict[str, Collective] = {}
         self._plan = StepPlan(epoch, 0, (), 1, 1)
         self._jobs: dict[Tag, tuple[Collective, Job]] = {}
@@ -74,7 +74,7 @@ class Group:
     @property
     def dropped(self) -> int:
         """Messages that came too late."""
-        return self._courier.inbox.dropped
+        return self._channel.inbox.dropped
 
     # --- steps
 
@@ -82,20 +82,20 @@ class Group:
         self._lead_only("makes plans")
         self.cancelled = self._cancel_requested = False
         self._begin(plan)
-        self._courier.inbox.begin(plan.step)
-        self._courier.send(plan, (), self._courier.peers, Doing("plan", f"step {plan.step}"))
+        self._channel.inbox.begin(plan.step)
+        self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
 
     def next_plan(self) -> StepPlan:
         if self.rank == 0:
             raise InternalError("rank 0 makes the plans")
-        plan = self._courier.inbox.next_plan(0)
+        plan = self._channel.inbox.next_plan(0)
         self.cancelled = False
         self._begin(plan)
         return plan
 
-    def rest(self) -> None:
+    def poll(self) -> None:
         self._lead_only("waits for something else than a plan")
-        self._courier.inbox.take_in("the wait for a request")
+        self._channel.inbox.take_in("the wait for a request")
 
     def request_cancel(self) -> None:
         self._lead_only("cancels")
@@ -104,7 +104,7 @@ class Group:
     def _rely(self, collectives: Set[str]) -> None:
         """On the links that these use."""
         by_star = not self._linked or collectives == {"star"}
-        self._courier.inbox.needed = {0} if self.rank and by_star else set(self._courier.peers)
+        self._channel.inbox.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
     def _begin(self, plan: StepPlan) -> None:
         # What a cancelled step left under way ends here: its messages are those of an earlier step.
@@ -128,7 +128,7 @@ class Group:
         own = array_of(partial)
         name, codec = self._way(own)
         job = Job(tag, own.shape, own if contributes else None, codec)
-        if contributes and not self._cancel_requested and not self._courier.inbox.holds and not self._jobs:
+        if contributes and not self._cancel_requested and not self._channel.inbox.holds and not self._jobs:
             job.sent, job.total = self._fast.reduce(name, codec, own, tag)
             if job.total is own:
                 # No message of this kind has a flag.
@@ -150,12 +150,12 @@ class Group:
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
         return self._result(tag, None)
 
-    def _way(self, own: Array) -> tuple[fields.Collective, Codec]:
+    def _way(self, own: F32Array) -> tuple[fields.CollectiveName, Codec]:
         plan = self._plan
         name = plan.collective if own.nbytes <= plan.small_bytes else plan.bulk_collective
         return name, CODECS[plan.wire]
 
-    def _start(self, name: fields.Collective, job: Job) -> None:
+    def _start(self, name: fields.CollectiveName, job: Job) -> None:
         collective = self._collective(name)
         collective.begin(job)
         # Those before have had the time of a computation for their messages.
@@ -176,9 +176,9 @@ class Group:
             return into
         return torch.from_numpy(total if total.flags.writeable else total.copy())
 
-    def _collective(self, name: fields.Collective) -> Collective:
+    def _collective(self, name: fields.CollectiveName) -> Collective:
         if name not in self._collectives:
-            self._collectives[name] = COLLECTIVES[name](self._courier)
+            self._collectives[name] = COLLECTIVES[name](self._channel)
         return self._collectives[name]
 
     # --- rank 0 and the others
@@ -189,10 +189,10 @@ class Group:
             array = array_of(hidden)
             codec = _lossless(array)
             message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array.shape))
-            self._courier.send(message, (codec.encode(array),), self._courier.peers, what)
+            self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
             return hidden
         place = Tag(tag.step, 0, tag.chunk)
-        ((_, rows, _),) = self._courier.inbox.collect(Hidden, place, {0}, what, tuple(hidden.shape))
+        ((_, rows, _),) = self._channel.inbox.collect(Hidden, place, {0}, what, tuple(hidden.shape))
         assert rows is not None  # only a part may come without
         return torch.from_numpy(rows.copy())
 
@@ -201,10 +201,10 @@ class Group:
         if self.rank != 0:
             own = array_of(part)
             message = Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header_of(own))
-            self._courier.send(message, (own.data,), (0,), what)
+            self._channel.send(message, (own.data,), (0,), what)
             return None
         parts = [part] * self.size
-        for rank, array, _ in self._courier.inbox.collect(Gathered, tag, set(self._courier.peers), what):
+        for rank, array, _ in self._channel.inbox.collect(Gathered, tag, set(self._channel.peers), what):
             assert array is not None  # only a part may come without
             parts[rank] = torch.from_numpy(array.copy())
         return parts
@@ -216,7 +216,7 @@ def _advance(collective: Collective, job: Job) -> None:
         job.advanced = True
 
 
-def _lossless(array: Array) -> Codec:
+def _lossless(array: F32Array) -> Codec:
     """The shortest that changes nothing: embeddings of a bf16 model need no more than bf16."""
     bf16 = CODECS["bf16"]
     return CODECS["f32"] if (array.view(np.uint32) & _BELOW_BF16).any() else bf16

@@ -10,7 +10,7 @@ which liveness is asked.
 from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Codec, Shape, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
@@ -20,7 +20,7 @@ from tpiedge.wire.data import Gathered, Hidden, Partial, Reduced, Slice, StepPla
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 
-__all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox", "Part"]
+__all__ = ["MAX_HELD", "MAX_HELD_BYTES", "Inbox", "ReceivedPart"]
 
 #: Of each rank. Who keeps to the protocol is ahead by the all-reduces under way.
 MAX_HELD: Final = 64
@@ -32,7 +32,7 @@ _BURST: Final = 4096
 DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """Kind, step, block, chunk, hop, rank of the sender."""
-Part = tuple[int, Array | None, Message]
+ReceivedPart = tuple[int, F32Array | None, Message]
 """A rank, its tensor (read-only; None where it has nothing to add), its message."""
 
 
@@ -73,7 +73,7 @@ class Inbox:
         shape: Shape | None = None,
         codec: Codec | None = None,
         hop: int = 0,
-    ) -> Iterator[Part]:
+    ) -> Iterator[ReceivedPart]:
         """As `await_all`, read: each tensor of `shape` (None: any matrix) as `codec` reads it (None: f32 or bf16, as it
         says itself)."""
         for rank, envelope in self.await_all(kind, tag, ranks, what, hop):
@@ -99,7 +99,7 @@ class Inbox:
             envelope = self._read(*self._receive(missing, what))
             key = self._key(envelope)
             if key is None:
-                self._check(missing, what)  # somebody may send nothing else, without end
+                self._check(missing, what)  # a peer may send nothing else, without end
             elif key[:-1] == place and key[-1] in missing:
                 missing.discard(key[-1])
                 yield key[-1], envelope
@@ -124,7 +124,7 @@ class Inbox:
                     self._liveness.check_idle(peer, what)
 
     def take_in(self, what: str) -> None:
-        """What is there already, without waiting for more: nobody's messages pile up. Raises as `collect`."""
+        """Receive what has come already, so that no peer's messages pile up. Waits for nothing; raises as `collect`."""
         for _ in range(_BURST):
             received = self._wait(what, 0.0)
             if received is None:
@@ -197,7 +197,7 @@ class Inbox:
         ahead = [held for (*_, sender), held in self._held.items() if sender == rank]
         if len(ahead) > MAX_HELD or sum(map(_nbytes, ahead)) > MAX_HELD_BYTES:
             raise Misconduct(
-                rank, f"node {rank} is too far ahead: {len(ahead)} messages that nobody awaits yet"
+                rank, f"node {rank} is too far ahead: {len(ahead)} messages that are not awaited yet"
             )
 
     def _rank(self, name: str) -> int:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Codec, Shape
 from tpiedge.collectives.communicator import Doing, Tag
 
@@ -16,16 +16,16 @@ class Job:
 
     `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
     `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which
-    is `total` then) has gone already. `total`: the sum, as far as it is there.
+    is `total` then) has gone already. `total`: the sum, or what of it is known so far.
     """
 
     tag: Tag
     shape: Shape
-    own: Array | None
+    own: F32Array | None
     codec: Codec
     cancel: bool = False
     sent: int = 0
-    total: Array | None = None
+    total: F32Array | None = None
     advanced: bool = False
     what: Doing = field(init=False)
 
@@ -37,13 +37,13 @@ class Collective(Protocol):
     """One way to sum. Every rank calls the same methods in the same order; each raises PeerLost, ProtocolError."""
 
     def begin(self, job: Job) -> None:
-        """Send what needs nobody else's part."""
+        """Send what needs no other rank's part."""
         ...
 
     def advance(self, job: Job) -> None:
         """Wait for what others sent in `begin`, and send what follows from it. Once for every job."""
         ...
 
-    def finish(self, job: Job) -> Array:
-        """The sum, in memory that nobody else writes to; `job.cancel` holds for every rank."""
+    def finish(self, job: Job) -> F32Array:
+        """The sum, in memory that belongs to the caller; `job.cancel` holds for every rank."""
         ...

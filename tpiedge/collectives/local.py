@@ -27,8 +27,8 @@ class LocalCommunicator:
     def next_plan(self) -> StepPlan:
         raise InternalError("rank 0 makes the plans")
 
-    def rest(self) -> None:
-        """There is nobody who could send anything."""
+    def poll(self) -> None:
+        """There is no peer that could send anything."""
 
     def request_cancel(self) -> None:
         self._cancel_requested = True

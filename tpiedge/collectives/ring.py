@@ -9,10 +9,10 @@ For comparisons among nodes that trust each other: every rank believes its neigh
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Shape, read_array, rounded
-from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
+from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.slices import check_slices, column_ranges, send_slice
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Buffer
@@ -27,11 +27,11 @@ class Ring:
     A flag of rank 0 has gone round by then, too.
     """
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
-        self._size = courier.size
-        self._next = ((courier.rank + 1) % courier.size,)
-        self._before = (courier.rank - 1) % courier.size
+    def __init__(self, channel: PeerChannel) -> None:
+        self._channel = channel
+        self._size = channel.size
+        self._next = ((channel.rank + 1) % channel.size,)
+        self._before = (channel.rank - 1) % channel.size
 
     def begin(self, job: Job) -> None:
         job.total = np.empty(job.shape, np.float32)
@@ -45,7 +45,7 @@ class Ring:
             self._send(job, hop, grown.shape, job.codec.encode(grown))
         self._put(job, hop, rounded(job.codec, grown))
 
-    def finish(self, job: Job) -> Array:
+    def finish(self, job: Job) -> F32Array:
         last = 2 * self._size - 2
         for hop in range(self._size, last + 1):
             shape = self._shape(job, hop)
@@ -59,43 +59,43 @@ class Ring:
                 self._send(job, hop, shape, encoded)
             self._put(job, hop, whole)
         assert job.total is not None  # since `begin`
-        if self._courier.rank == 0:
+        if self._channel.rank == 0:
             slices = [job.total[:, columns] for columns in column_ranges(job.shape[1], self._size)]
             check_slices(slices, [(at - 1) % self._size for at in range(self._size)], job.what)
         return job.total
 
     def _columns(self, job: Job, hop: int) -> slice:
-        """Of what this rank sends at `hop`, and has received at the hop before."""
-        return column_ranges(job.shape[1], self._size)[(self._courier.rank - hop) % self._size]
+        """The columns that this rank sends at `hop`, and has received at the hop before."""
+        return column_ranges(job.shape[1], self._size)[(self._channel.rank - hop) % self._size]
 
     def _shape(self, job: Job, hop: int) -> Shape:
         columns = self._columns(job, hop)
         return job.shape[0], columns.stop - columns.start
 
-    def _slice(self, job: Job, hop: int) -> Array | None:
-        """Of this rank's part."""
+    def _slice(self, job: Job, hop: int) -> F32Array | None:
+        """The columns of `hop` in this rank's part; None without a part."""
         return None if job.own is None else np.ascontiguousarray(job.own[:, self._columns(job, hop)])
 
-    def _put(self, job: Job, hop: int, values: Array) -> None:
+    def _put(self, job: Job, hop: int, values: F32Array) -> None:
         assert job.total is not None  # since `begin`
         job.total[:, self._columns(job, hop)] = values
 
     def _send(self, job: Job, hop: int, shape: Shape, encoded: Buffer | None) -> None:
-        send_slice(self._courier, job, hop, shape, encoded, self._next)
+        send_slice(self._channel, job, hop, shape, encoded, self._next)
 
-    def _receive(self, job: Job, hop: int, shape: Shape) -> tuple[Array | None, Buffer | None]:
+    def _receive(self, job: Job, hop: int, shape: Shape) -> tuple[F32Array | None, Buffer | None]:
         """A slice of the rank before this one, and the same as it travelled."""
-        ((_, envelope),) = self._courier.inbox.await_all(Slice, job.tag, {self._before}, job.what, hop)
+        ((_, envelope),) = self._channel.inbox.await_all(Slice, job.tag, {self._before}, job.what, hop)
         message = envelope.message
         assert isinstance(message, Slice)
-        if self._courier.rank != 0:
+        if self._channel.rank != 0:
             job.cancel |= bool(message.flags & CANCEL)
         if not envelope.tensors:
             return None, None
         return read_array(envelope, self._before, shape, job.codec), envelope.tensors[0]
 
 
-def _sum(first: Array | None, second: Array | None, shape: Shape) -> Array:
+def _sum(first: F32Array | None, second: F32Array | None, shape: Shape) -> F32Array:
     """None is nothing to add."""
     if first is None or second is None:
         only = second if first is None else first

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from tpiedge.wire.fields import Collective, WirePrecision
+from tpiedge.wire.fields import CollectiveName, WirePrecision
 
 __all__ = ["Route"]
 
@@ -11,7 +11,7 @@ __all__ = ["Route"]
 class Route:
     """All-reduces of at most `small_bytes` (as f32) go by `small`, larger ones by `bulk`; parts travel as `wire`."""
 
-    small: Collective = "star"
-    bulk: Collective = "star"
+    small: CollectiveName = "star"
+    bulk: CollectiveName = "star"
     small_bytes: int = 0
     wire: WirePrecision = "f32"

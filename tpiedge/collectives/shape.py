@@ -1,4 +1,4 @@
-"""Who sends to whom in an all-reduce. Pure.
+"""Which rank sends to which in an all-reduce. Pure.
 
 The tree has depth 2: rank 0, its children (the heads), and theirs. The ranks above 0 are cut into about as many runs as
 a run has ranks; the first rank of a run is its head, and the rest are the head's children. So the sum is in the order
@@ -10,7 +10,7 @@ from math import isqrt
 from typing import NamedTuple
 
 from tpiedge.errors import InternalError
-from tpiedge.wire.fields import Collective
+from tpiedge.wire.fields import CollectiveName
 
 __all__ = ["Hop", "phases", "tree_children", "tree_parent"]
 
@@ -23,7 +23,7 @@ class Hop(NamedTuple):
     part: float = 1.0
 
 
-def phases(collective: Collective, size: int) -> Iterator[Sequence[Hop]]:
+def phases(collective: CollectiveName, size: int) -> Iterator[Sequence[Hop]]:
     """All messages of an all-reduce among `size` ranks. A rank sends those of a phase once it has those that the phases
     before it bring."""
     others = range(1, size)
@@ -56,7 +56,7 @@ def _tree(size: int) -> Iterator[list[Hop]]:
 
 
 def tree_parent(rank: int, size: int) -> int | None:
-    """To whom `rank` of `size` ranks sends its sum; None for rank 0."""
+    """The rank to which `rank` of `size` ranks sends its sum; None for rank 0."""
     _check(rank, size)
     if rank == 0:
         return None

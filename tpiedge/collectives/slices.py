@@ -5,10 +5,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import Shape
-from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
+from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.summation import is_finite
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer
@@ -18,7 +18,7 @@ from tpiedge.wire.tensors import INT8_GROUP
 __all__ = ["check_slices", "column_ranges", "cut", "send_slice"]
 
 
-def cut(array: Array, count: int) -> list[Array]:
+def cut(array: F32Array, count: int) -> list[F32Array]:
     """Views of `count` runs of units, as equal as can be, each a matrix of a unit per row; some may be empty.
 
     A unit is a group of a row where groups fill the rows, else a row: so a cut changes no rounding.
@@ -41,17 +41,17 @@ def column_ranges(columns: int, count: int) -> list[slice]:
 
 
 def send_slice(
-    courier: Courier, job: Job, hop: int, shape: Shape, encoded: Buffer | None, to: Sequence[int]
+    channel: PeerChannel, job: Job, hop: int, shape: Shape, encoded: Buffer | None, to: Sequence[int]
 ) -> None:
     """`encoded`: None where this rank has nothing to add. Raises PeerLost, ProtocolError."""
     tag = job.tag
     header = None if encoded is None else job.codec.header(shape)
     flags = CANCEL if job.cancel else 0
-    message = Slice(courier.epoch, tag.step, tag.block, tag.chunk, flags, hop, courier.rank, header)
-    courier.send(message, () if encoded is None else (encoded,), to, job.what)
+    message = Slice(channel.epoch, tag.step, tag.block, tag.chunk, flags, hop, channel.rank, header)
+    channel.send(message, () if encoded is None else (encoded,), to, job.what)
 
 
-def check_slices(slices: Sequence[Array], owners: Sequence[int], what: object) -> None:
+def check_slices(slices: Sequence[F32Array], owners: Sequence[int], what: object) -> None:
     """ProtocolError where a slice of the sum is not finite; `owners`: who summed each. Whose part was at fault only the
     owner could tell."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -6,7 +6,7 @@ from math import isfinite
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.errors import Misconduct, ProtocolError
 
 __all__ = ["OrderedSum", "is_finite"]
@@ -21,22 +21,22 @@ class OrderedSum:
     """
 
     def __init__(
-        self, own: Array | None, out: Array, rank: int = 0, order: Iterable[int] | None = None
+        self, own: F32Array | None, out: F32Array, rank: int = 0, order: Iterable[int] | None = None
     ) -> None:
         self._out = out
         self._rank = rank
-        self._sum: Array | None = None
-        self._parts: dict[int, Array | None] = {}
+        self._sum: F32Array | None = None
+        self._parts: dict[int, F32Array | None] = {}
         self._order = count() if order is None else iter(order)
         self._next = next(self._order, None)
         self.put(rank, own)
 
     @property
     def empty(self) -> bool:
-        """Whether nobody so far has a share."""
+        """Whether no rank so far has a share."""
         return self._sum is None
 
-    def put(self, rank: int, part: Array | None) -> None:
+    def put(self, rank: int, part: F32Array | None) -> None:
         """The part of `rank`, None where it has no share. Each rank once, in any order."""
         parts = self._parts
         parts[rank] = part
@@ -48,45 +48,47 @@ class OrderedSum:
             self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
 
     def complete(self) -> None:
-        """The sum is in `out`, zeros where nobody has a share."""
+        """Put the sum into `out`; zeros where no rank has a share."""
         if self._sum is None:
             self._out.fill(0)
         elif self._sum is not self._out:
             np.copyto(self._out, self._sum)
 
-    def finish(self, what: object, *, convicts: bool = True) -> None:
-        """As `complete`; Misconduct names who sent a value that is not finite; ProtocolError where all did, or
-        nobody, or not `convicts`: where a part may be so by the fault of somebody who gave its sender less than he gave
-        this rank."""
+    def finish(self, what: object, *, blames: bool = True) -> None:
+        """Does `complete`, then raises if the sum is not finite: Misconduct names the rank that sent such a value.
+
+        It is ProtocolError if all ranks sent one, if none did (the sum overflows), or without `blames`: then a third
+        rank may be at fault, which gave the part's sender something else than it gave this rank.
+        """
         self.complete()
         if not is_finite(self._out):
-            raise self._blame(what) if convicts else self._doubt(what)
+            raise self._blame(what) if blames else self._unattributed(what)
 
-    def _doubt(self, what: object) -> ProtocolError:
-        _, guilty = self._contributors()
-        if not guilty:
+    def _unattributed(self, what: object) -> ProtocolError:
+        _, faulty = self._contributors()
+        if not faulty:
             return ProtocolError(f"the sum of {what} overflows f32")
-        names = " and ".join(f"node {rank}" for rank in guilty)
+        names = " and ".join(f"node {rank}" for rank in faulty)
         return ProtocolError(
             f"the sum of {what} is not finite where node {self._rank} adds it up: {names} contributed a value that is "
             "not finite; run it with --collective star to learn which node is at fault"
         )
 
     def _contributors(self) -> tuple[list[int], list[int]]:
-        """Who has a share, and whose is not finite."""
+        """The ranks with a share, and those of them whose part is not finite."""
         given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
         return list(given), [rank for rank, part in given.items() if not is_finite(part)]
 
     def _blame(self, what: object) -> ProtocolError:
-        given, guilty = self._contributors()
-        if not guilty:
+        given, faulty = self._contributors()
+        if not faulty:
             return ProtocolError(f"the sum of {what} overflows f32")
-        if guilty[0] == 0 and len(guilty) == len(given) > 1:
+        if faulty[0] == 0 and len(faulty) == len(given) > 1:
             # Rank 0 is trusted: what it computed from had such values already.
             return ProtocolError(f"every node contributed a value that is not finite to {what}")
-        return Misconduct(guilty[0], f"node {guilty[0]} contributed a value that is not finite to {what}")
+        return Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")
 
 
-def is_finite(array: Array) -> bool:
+def is_finite(array: F32Array) -> bool:
     """A sum is cheaper than a test of every element; where it overflows the elements decide."""
     return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())

@@ -8,10 +8,10 @@ For comparisons among nodes that trust each other: a child believes its head's c
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import read_array
-from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
+from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.shape import tree_children, tree_parent
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct, ProtocolError
@@ -23,10 +23,10 @@ __all__ = ["Tree"]
 class Tree:
     """A Collective. Rank 0 is the root; ranks without children send their parts at once."""
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
-        self._parent = tree_parent(courier.rank, courier.size)
-        self._children = tree_children(courier.rank, courier.size)
+    def __init__(self, channel: PeerChannel) -> None:
+        self._channel = channel
+        self._parent = tree_parent(channel.rank, channel.size)
+        self._children = tree_children(channel.rank, channel.size)
 
     def begin(self, job: Job) -> None:
         if self._parent is not None and not self._children:
@@ -42,47 +42,47 @@ class Tree:
         else:
             self._send_up(job, self._parent, None if total.empty else out)
 
-    def finish(self, job: Job) -> Array:
+    def finish(self, job: Job) -> F32Array:
         if self._parent is None:
             assert job.total is not None  # since `advance`
             return job.total
-        courier, parent = self._courier, self._parent
-        ((_, envelope),) = courier.inbox.await_all(Reduced, job.tag, {parent}, job.what)
+        channel, parent = self._channel, self._parent
+        ((_, envelope),) = channel.inbox.await_all(Reduced, job.tag, {parent}, job.what)
         message = envelope.message
         assert isinstance(message, Reduced)
         total = read_array(envelope, parent, job.shape, job.codec)
         job.cancel = bool(message.flags & CANCEL)
         # The bytes as they came: nothing is rounded twice.
-        courier.send(message, envelope.tensors, self._children, job.what)
+        channel.send(message, envelope.tensors, self._children, job.what)
         return total
 
-    def _send_up(self, job: Job, parent: int, part: Array | None) -> None:
-        courier, tag = self._courier, job.tag
+    def _send_up(self, job: Job, parent: int, part: F32Array | None) -> None:
+        channel, tag = self._channel, job.tag
         header = None if part is None else job.codec.header(job.shape)
-        message = Partial(courier.epoch, tag.step, tag.block, tag.chunk, 0, courier.rank, header)
-        courier.send(message, () if part is None else (job.codec.encode(part),), (parent,), job.what)
+        message = Partial(channel.epoch, tag.step, tag.block, tag.chunk, 0, channel.rank, header)
+        channel.send(message, () if part is None else (job.codec.encode(part),), (parent,), job.what)
 
-    def _sum(self, job: Job, out: Array) -> OrderedSum:
-        """Of the own part and the children's, in `out`."""
-        courier = self._courier
+    def _sum(self, job: Job, out: F32Array) -> OrderedSum:
+        """Sums this rank's part and its children's into `out`."""
+        channel = self._channel
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(job.own, out, courier.rank, (courier.rank, *self._children))
+            total = OrderedSum(job.own, out, channel.rank, (channel.rank, *self._children))
             children = set(self._children)
-            for rank, part, _ in courier.inbox.collect(
+            for rank, part, _ in channel.inbox.collect(
                 Partial, job.tag, children, job.what, job.shape, job.codec
             ):
                 total.put(rank, part)
-            if courier.rank == 0:
+            if channel.rank == 0:
                 self._check(job, total)
             else:
-                total.complete()  # whom to blame is for rank 0 to say: nobody else is believed
+                total.complete()  # only rank 0 says which node is at fault: no other is believed
         return total
 
     def _check(self, job: Job, total: OrderedSum) -> None:
         try:
             total.finish(job.what)
         except Misconduct as error:
-            children = tree_children(error.rank, self._courier.size) if error.rank else ()
+            children = tree_children(error.rank, self._channel.size) if error.rank else ()
             if not children:
                 raise
             # A head passes on what its children gave it.
@@ -91,10 +91,10 @@ class Tree:
                 f"{len(children)} others; run it with --collective star to learn which node is at fault"
             ) from None
 
-    def _answer(self, job: Job, total: Array) -> None:
-        courier, codec, tag = self._courier, job.codec, job.tag
+    def _answer(self, job: Job, total: F32Array) -> None:
+        channel, codec, tag = self._channel, job.codec, job.tag
         flags = CANCEL if job.cancel else 0
-        message = Reduced(courier.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(job.shape))
+        message = Reduced(channel.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(job.shape))
         encoded = codec.encode(total)
-        courier.send(message, (encoded,), self._children, job.what)
+        channel.send(message, (encoded,), self._children, job.what)
         job.total = total if codec.exact else codec.decode(encoded, job.shape)

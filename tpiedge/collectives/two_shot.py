@@ -7,10 +7,10 @@ star.
 
 import numpy as np
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import read_array, rounded
-from tpiedge.collectives.courier import Courier
 from tpiedge.collectives.job import Job
+from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.slices import check_slices, cut, send_slice
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct
@@ -24,55 +24,55 @@ _PARTS, _SUMS = 0, 1
 class TwoShot:
     """A Collective. Every rank has a link to every other; rank r sums slice r."""
 
-    def __init__(self, courier: Courier) -> None:
-        self._courier = courier
+    def __init__(self, channel: PeerChannel) -> None:
+        self._channel = channel
 
     def begin(self, job: Job) -> None:
-        courier = self._courier
+        channel = self._channel
         if job.own is None:
-            send_slice(courier, job, _PARTS, (), None, courier.peers)
+            send_slice(channel, job, _PARTS, (), None, channel.peers)
             return
-        slices = cut(job.own, courier.size)
-        for rank in courier.peers:
-            send_slice(courier, job, _PARTS, slices[rank].shape, job.codec.encode(slices[rank]), (rank,))
+        slices = cut(job.own, channel.size)
+        for rank in channel.peers:
+            send_slice(channel, job, _PARTS, slices[rank].shape, job.codec.encode(slices[rank]), (rank,))
 
     def advance(self, job: Job) -> None:
-        courier, codec = self._courier, job.codec
+        channel, codec = self._channel, job.codec
         job.total = np.empty(job.shape, np.float32)
-        mine = cut(job.total, courier.size)[courier.rank]
+        mine = cut(job.total, channel.size)[channel.rank]
         self._sum(job, mine)
         encoded = codec.encode(mine)
-        send_slice(courier, job, _SUMS, mine.shape, encoded, courier.peers)
+        send_slice(channel, job, _SUMS, mine.shape, encoded, channel.peers)
         if not codec.exact:
             np.copyto(mine, codec.decode(encoded, mine.shape))
 
-    def finish(self, job: Job) -> Array:
-        courier, inbox = self._courier, self._courier.inbox
+    def finish(self, job: Job) -> F32Array:
+        channel, inbox = self._channel, self._channel.inbox
         assert job.total is not None  # since `advance`
-        slices = cut(job.total, courier.size)
-        for rank, envelope in inbox.await_all(Slice, job.tag, set(courier.peers), job.what, _SUMS):
+        slices = cut(job.total, channel.size)
+        for rank, envelope in inbox.await_all(Slice, job.tag, set(channel.peers), job.what, _SUMS):
             if not envelope.tensors:
                 raise Misconduct(rank, f"node {rank} sent no tensor where the sum of a slice belongs")
             np.copyto(slices[rank], read_array(envelope, rank, slices[rank].shape, job.codec))
-        check_slices(slices, range(courier.size), job.what)
+        check_slices(slices, range(channel.size), job.what)
         return job.total
 
-    def _sum(self, job: Job, mine: Array) -> None:
-        """Of everybody's parts of this rank's slice, in `mine`."""
-        courier = self._courier
-        own = None if job.own is None else rounded(job.codec, cut(job.own, courier.size)[courier.rank])
-        others = set(courier.peers)
+    def _sum(self, job: Job, mine: F32Array) -> None:
+        """Sums every rank's part of this rank's slice into `mine`."""
+        channel = self._channel
+        own = None if job.own is None else rounded(job.codec, cut(job.own, channel.size)[channel.rank])
+        others = set(channel.peers)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(own, mine, courier.rank)
-            for rank, part, message in courier.inbox.collect(
+            total = OrderedSum(own, mine, channel.rank)
+            for rank, part, message in channel.inbox.collect(
                 Slice, job.tag, others, job.what, mine.shape, job.codec, _PARTS
             ):
                 assert isinstance(message, Slice)
                 total.put(rank, part)
                 if rank == 0:
                     job.cancel = bool(message.flags & CANCEL)
-            if courier.rank == 0:
-                # Of three, one may have sent another what made that one's part so.
-                total.finish(job.what, convicts=courier.size == 2)
+            if channel.rank == 0:
+                # Of three nodes, one may have sent another what made that other's part so.
+                total.finish(job.what, blames=channel.size == 2)
             else:
                 total.complete()  # all ranks look at it in `finish`, when rank 0 has it

@@ -5,7 +5,7 @@ dimension, P rows of a head and F of the FFN share as products see them: with th
 whole pages; quantised matrices have none.
 
 The residual stream x_TH is f32 on every node and identical on all of them, because every node adds the same sums in
-the same order (TPI-LLM, section 3.1; design, section 9).
+the same order (TPI-LLM, section 3.1).
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,15 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.engine.calls import BlockCalls
+from tpiedge.engine.fused_blocks import FusedBlocks
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.reductions import Part, Reductions
+from tpiedge.engine.overlap import ChunkRows, OverlappedReduces
 from tpiedge.engine.steps import Chunk, chunks, last_rows
 from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import Place
+from tpiedge.kernels.attention_block import CachePosition
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import Biases, ffn
-from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
+from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kv.cache import KVCache
@@ -64,19 +65,19 @@ class ForwardPass:
         self._communicator = communicator
         self._linear = linear
         self._meter = meter
-        self._reductions = Reductions(communicator, meter)
+        self._reduces = OverlappedReduces(communicator, meter)
         self._attention_blocks = tuple(Block(layer, "attention") for layer in range(config.num_layers))
         self._ffn_blocks = tuple(Block(layer, "ffn") for layer in range(config.num_layers))
         group_size = config.num_heads // config.num_kv_heads
         self._kv = kv_share(share.attention, group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
-        self._calls = BlockCalls(config, self._kv_of_head, cache, weights)
+        self._fused = FusedBlocks(config, self._kv_of_head, cache, weights)
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
 
         On rank 0 `x_TH` holds the embeddings; elsewhere only its shape counts, and they come with the first block.
-        Unless the plan wants every row, only the last one of each segment is complete at the end.
+        Unless the plan wants all positions, only the last row of each segment is complete at the end.
         Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
         """
         for segment in plan.segments:
@@ -84,77 +85,86 @@ class ForwardPass:
                 segment.slot, segment.start, segment.start + segment.length, segment.rope_length
             )
         self._weights.make_room(self._cache.held_bytes)
-        parts = tuple(Part.of(x_TH, chunk) for chunk in chunks(plan))
+        step_rows = tuple(ChunkRows.of(x_TH, chunk) for chunk in chunks(plan))
         rotary = self._rotary(plan)
         self._meter.step = plan.step
-        self._reductions = Reductions(self._communicator, self._meter)
-        if not self._stack(x_TH, plan, parts, rotary):
-            self._blocks(x_TH, plan, parts, rotary)
+        self._reduces = OverlappedReduces(self._communicator, self._meter)
+        if not self._stack(x_TH, plan, step_rows, rotary):
+            self._blocks(x_TH, plan, step_rows, rotary)
         for segment in plan.segments:
             self._cache.commit(segment.slot, segment.start + segment.length)
         self._meter.steps += 1
         self._meter.tokens += plan.tokens
 
-    def _stack(self, x_TH: Tensor, plan: StepPlan, parts: tuple[Part, ...], rotary: _Rotary) -> bool:
+    def _stack(self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...], rotary: _Rotary) -> bool:
         """All blocks at once, if this node has them all, in memory, and these are a few tokens of one sequence."""
-        few = plan.tokens == 1 or (plan.every_row and plan.tokens <= NATIVE_TOKENS)
-        if self._communicator.size > 1 or not few or self._meter.traced or len(parts[0].chunk.pieces) > 1:
+        few = plan.tokens == 1 or (plan.all_positions and plan.tokens <= NATIVE_TOKENS)
+        if (
+            self._communicator.size > 1
+            or not few
+            or self._meter.traced
+            or len(step_rows[0].chunk.segments) > 1
+        ):
             return False
-        piece = parts[0].chunk.pieces[0]
-        call = self._calls.stack(piece.slot, self._linear.pool)
-        if call is None or len(parts) > 1 or plan.tokens > call.most_tokens:
+        segment = step_rows[0].chunk.segments[0]
+        fused = self._fused.stack(segment.slot, self._linear.pool)
+        if fused is None or len(step_rows) > 1 or plan.tokens > fused.most_tokens:
             return False
-        self._meter.computed(*call.run(x_TH, piece.start, rotary.cos_Td, rotary.sin_Td))
-        self._reductions.ended_alone(parts[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
+        self._meter.computed(*fused.run(x_TH, segment.start, rotary.cos_Td, rotary.sin_Td))
+        self._reduces.ended_alone(step_rows[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
         return True
 
-    def _blocks(self, x_TH: Tensor, plan: StepPlan, parts: tuple[Part, ...], rotary: _Rotary) -> None:
+    def _blocks(
+        self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...], rotary: _Rotary
+    ) -> None:
         last = self._config.num_layers - 1
         for layer in range(last):
-            self._attention_block(plan.step, layer, parts, rotary)
-            self._ffn_block(plan.step, layer, parts)
-        self._attention_block(plan.step, last, parts, rotary)
-        self._last_ffn_block(x_TH, plan, parts)
-        self._reductions.settle()
+            self._attention_block(plan.step, layer, step_rows, rotary)
+            self._ffn_block(plan.step, layer, step_rows)
+        self._attention_block(plan.step, last, step_rows, rotary)
+        self._last_ffn_block(x_TH, plan, step_rows)
+        self._reduces.settle()
 
-    def _attention_block(self, step: int, layer: int, parts: tuple[Part, ...], rotary: _Rotary) -> None:
+    def _attention_block(
+        self, step: int, layer: int, step_rows: tuple[ChunkRows, ...], rotary: _Rotary
+    ) -> None:
         with self._weights.resident(self._attention_blocks[layer]) as weights:
-            for part in parts:
+            for rows in step_rows:
                 if layer == 0:
-                    self._receive(part.x_CH, Tag(step, 0, part.chunk.index))
-                self._reductions.settle(part)
-                with self._meter.attending(layer):
-                    partial_CH = self._attention(part.x_CH, weights, layer, part.chunk, rotary)
-                tag, bias_H = Tag(step, 2 * layer, part.chunk.index), weights.vectors.get("o_bias")
-                self._reductions.add(part, partial_CH, tag, bias_H, wait=len(parts) == 1)
+                    self._receive(rows.x_CH, Tag(step, 0, rows.chunk.index))
+                self._reduces.settle(rows)
+                tag, bias_H = Tag(step, 2 * layer, rows.chunk.index), weights.vectors.get("o_bias")
+                with self._meter.attention_span(layer):
+                    partial_CH = self._attention(rows.x_CH, weights, layer, rows.chunk, rotary)
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, wait=len(step_rows) == 1)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
         the next one, so that no more than a few messages wait for a slow node."""
-        with self._meter.receiving():
+        with self._meter.broadcast_span():
             hidden_CH = self._communicator.broadcast(x_CH, tag)
         if hidden_CH is not x_CH:
             x_CH.copy_(hidden_CH)
 
-    def _ffn_block(self, step: int, layer: int, parts: tuple[Part, ...]) -> None:
+    def _ffn_block(self, step: int, layer: int, step_rows: tuple[ChunkRows, ...]) -> None:
         with self._weights.resident(self._ffn_blocks[layer]) as weights:
-            for part in parts:
-                self._reductions.settle(part)
-                with self._meter.feeding(layer):
-                    partial_CH = self._ffn(part.x_CH, weights, layer)
-                tag, bias_H = Tag(step, 2 * layer + 1, part.chunk.index), weights.vectors.get("down_bias")
-                self._reductions.add(part, partial_CH, tag, bias_H, wait=len(parts) == 1)
+            for rows in step_rows:
+                self._reduces.settle(rows)
+                tag, bias_H = Tag(step, 2 * layer + 1, rows.chunk.index), weights.vectors.get("down_bias")
+                with self._meter.ffn_span(layer):
+                    partial_CH = self._ffn(rows.x_CH, weights, layer)
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, wait=len(step_rows) == 1)
 
-    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, parts: tuple[Part, ...]) -> None:
-        """Computes and reduces those rows alone whose hidden states anybody will look at (MOM, section 3.1)."""
+    def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...]) -> None:
+        """Computes and reduces only the rows whose hidden states are used afterwards (MOM, section 3.1)."""
         layer = self._config.num_layers - 1
         rows, row_chunks = last_rows(plan)
-        if plan.every_row or len(rows) == plan.tokens:
-            return self._ffn_block(plan.step, layer, parts)
-        self._reductions.settle()
+        if plan.all_positions or len(rows) == plan.tokens:
+            return self._ffn_block(plan.step, layer, step_rows)
+        self._reduces.settle()
         x_MH = x_TH[list(rows)]
-        self._ffn_block(plan.step, layer, tuple(Part.of(x_MH, chunk) for chunk in row_chunks))
-        self._reductions.settle()
+        self._ffn_block(plan.step, layer, tuple(ChunkRows.of(x_MH, chunk) for chunk in row_chunks))
+        self._reduces.settle()
         x_TH[list(rows)] = x_MH
 
     def _attention(
@@ -163,10 +173,10 @@ class ForwardPass:
         """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
         if not len(self._share.attention):
             return None
-        if len(chunk.pieces) == 1:
-            call = self._calls.attention(layer, weights, self._linear.pool)
-            if call is not None:
-                return call.run(x_CH, self._place(layer, chunk, rotary))
+        if len(chunk.segments) == 1:
+            fused = self._fused.attention(layer, weights, self._linear.pool)
+            if fused is not None:
+                return fused.run(x_CH, self._cache_position(layer, chunk, rotary))
         rows = slice(chunk.first_row, chunk.last_row)
         cos_Cd, sin_Cd = rotary.cos_Td[rows], rotary.sin_Td[rows]
         h_CH = self._norm(x_CH, weights, "attention_norm")
@@ -184,23 +194,23 @@ class ForwardPass:
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self._linear.contract(out_CnP.flatten(1), o_RH)
 
-    def _place(self, layer: int, chunk: Chunk, rotary: _Rotary) -> Place:
-        piece = chunk.pieces[0]
-        keys, values = self._cache.addresses(layer, piece.slot)
-        return Place(piece.start, keys, values, rotary.cos_Td, rotary.sin_Td, chunk.first_row)
+    def _cache_position(self, layer: int, chunk: Chunk, rotary: _Rotary) -> CachePosition:
+        segment = chunk.segments[0]
+        keys, values = self._cache.addresses(layer, segment.slot)
+        return CachePosition(segment.start, keys, values, rotary.cos_Td, rotary.sin_Td, chunk.first_row)
 
     def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, chunk: Chunk) -> Tensor:
         parts = []
-        for piece in chunk.pieces:
-            rows = slice(piece.first_row, piece.last_row)
+        for segment in chunk.segments:
+            rows = slice(segment.first_row, segment.last_row)
             pool = self._linear.pool
-            self._cache.append(layer, piece.slot, piece.start, k_CKd[rows], v_CKd[rows], pool)
+            self._cache.append(layer, segment.slot, segment.start, k_CKd[rows], v_CKd[rows], pool)
             part_Cnd = attention(
                 q_Cnd[rows],
-                self._cache.keys(layer, piece.slot, piece.stop),
-                self._cache.values(layer, piece.slot, piece.stop),
+                self._cache.keys(layer, segment.slot, segment.stop),
+                self._cache.values(layer, segment.slot, segment.stop),
                 self._kv_of_head,
-                piece.start,
+                segment.start,
                 window=self._config.windows[layer],
                 pool=pool,
             )
@@ -222,9 +232,9 @@ class ForwardPass:
         """This node's columns of the FFN: norm, gate and up, SwiGLU, down. None without columns."""
         if not len(self._share.ffn):
             return None
-        call = self._calls.ffn(layer, weights, self._linear.pool)
-        if call is not None:
-            return call.run(x_CH)
+        fused = self._fused.ffn(layer, weights, self._linear.pool)
+        if fused is not None:
+            return fused.run(x_CH)
         gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
         biases: Biases = (
             self._bias(weights, "gate", gate.shape[0]),
@@ -234,7 +244,8 @@ class ForwardPass:
         return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear, biases)
 
     def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
-        """Of this node's columns, zeros for the padding: it stays zero through SwiGLU and the down projection."""
+        """[`columns`]: this node's part of the bias, with zeros for the padding, which stay zero through SwiGLU and the
+        down projection. None without a bias."""
         bias = weights.vectors.get(f"{name}_bias")
         if bias is None:
             return None

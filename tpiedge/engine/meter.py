@@ -28,86 +28,86 @@ class Meter:
     block: int = 0
 
     def __post_init__(self) -> None:
-        self._attending = _Lap(self, "attention_s")
-        self._feeding = _Lap(self, "ffn_s")
-        self._embedding = _Lap(self, "head_s", ahead=1)
-        self._heading = _Lap(self, "head_s")
-        self._announcing = _Lap(self, "reduce_wait_s", ahead=1)
-        self._receiving = _Lap(self, "reduce_wait_s")
-        self._travelling: tuple[Tracer, tuple[int, int]] | None = None
-        self._reducing = (_Lap(self, "reduce_wait_s"), _Lap(self, "reduce_wait_s"))
+        self._attention_span = _Span(self, "attention_s")
+        self._ffn_span = _Span(self, "ffn_s")
+        self._embedding_span = _Span(self, "head_s", ahead=1)
+        self._head_span = _Span(self, "head_s")
+        self._announce_span = _Span(self, "reduce_wait_s", ahead=1)
+        self._broadcast_span = _Span(self, "reduce_wait_s")
+        self._travel_trace: tuple[Tracer, tuple[int, int]] | None = None
+        self._reduce_spans = (_Span(self, "reduce_wait_s"), _Span(self, "reduce_wait_s"))
 
     @property
     def compute_s(self) -> float:
-        """Of all blocks."""
+        """The blocks' own arithmetic: attention and FFN."""
         return self.attention_s + self.ffn_s
 
     @property
     def traced(self) -> bool:
-        """Whether every lap is recorded."""
-        return self._travelling is not None
+        """Whether every span is recorded."""
+        return self._travel_trace is not None
 
     def computed(self, attention_s: float, ffn_s: float) -> None:
-        """Add the time of blocks that were computed together, which `attending` and `feeding` did not see."""
+        """Add the time of blocks that were computed together, which `attention_span` and `ffn_span` did not see."""
         self.attention_s += attention_s
         self.ffn_s += ffn_s
 
     def trace(self, tracer: Tracer) -> None:
-        """From now on every lap is recorded as well."""
-        for name, lap in (
-            ("attention", self._attending),
-            ("ffn", self._feeding),
-            ("embedding", self._embedding),
-            ("head", self._heading),
+        """From now on every span is recorded as well."""
+        for name, span in (
+            ("attention", self._attention_span),
+            ("ffn", self._ffn_span),
+            ("embedding", self._embedding_span),
+            ("head", self._head_span),
         ):
-            lap.trace(tracer, COMPUTE, name)
-        for name, lap in (
-            ("plan", self._announcing),
-            ("broadcast", self._receiving),
-            ("reduce attention", self._reducing[0]),
-            ("reduce ffn", self._reducing[1]),
+            span.trace(tracer, COMPUTE, name)
+        for name, span in (
+            ("plan", self._announce_span),
+            ("broadcast", self._broadcast_span),
+            ("reduce attention", self._reduce_spans[0]),
+            ("reduce ffn", self._reduce_spans[1]),
         ):
-            lap.trace(tracer, REDUCE, name)
-        self._travelling = tracer, (tracer.name("attention"), tracer.name("ffn"))
+            span.trace(tracer, REDUCE, name)
+        self._travel_trace = tracer, (tracer.name("attention"), tracer.name("ffn"))
 
-    def attending(self, layer: int) -> "_Lap":
+    def attention_span(self, layer: int) -> "_Span":
         """Time a `with` block as the arithmetic of an attention block."""
-        return self._attending.of(layer)
+        return self._attention_span.of(layer)
 
-    def feeding(self, layer: int) -> "_Lap":
+    def ffn_span(self, layer: int) -> "_Span":
         """Time a `with` block as the arithmetic of an FFN block."""
-        return self._feeding.of(layer)
+        return self._ffn_span.of(layer)
 
-    def embedding(self) -> "_Lap":
+    def embedding_span(self) -> "_Span":
         """Time a `with` block as rank 0's reading of embedding rows, for the step that comes."""
-        return self._embedding
+        return self._embedding_span
 
-    def heading(self) -> "_Lap":
+    def head_span(self) -> "_Span":
         """Time a `with` block as rank 0's work on the head."""
-        return self._heading
+        return self._head_span
 
-    def announcing(self) -> "_Lap":
+    def announce_span(self) -> "_Span":
         """Time a `with` block as the announcement of the step that comes."""
-        return self._announcing
+        return self._announce_span
 
-    def receiving(self) -> "_Lap":
+    def broadcast_span(self) -> "_Span":
         """Time a `with` block as the broadcast of embeddings."""
-        return self._receiving
+        return self._broadcast_span
 
-    def reducing(self, block: int) -> "_Lap":
+    def reduce_span(self, block: int) -> "_Span":
         """Time a `with` block as the all-reduce of a block; attention and FFN blocks take turns."""
         layer, kind = divmod(block, 2)
-        return self._reducing[kind].of(layer)
+        return self._reduce_spans[kind].of(layer)
 
     def travelled(self, block: int, begun: float) -> None:
         """Note in the trace that the all-reduce of a block, which began at `begun` (perf_counter), is over."""
-        if self._travelling is not None:
-            tracer, names = self._travelling
+        if self._travel_trace is not None:
+            tracer, names = self._travel_trace
             layer, kind = divmod(block, 2)
             tracer.add(TRAVEL, names[kind], begun, time.perf_counter(), layer, self.step)
 
 
-class _Lap:
+class _Span:
     """Adds the time of a `with` block to a field of the meter. Made once: it runs twice per block, with cold caches.
 
     `ahead`: by how many steps it precedes the meter's.
@@ -127,8 +127,8 @@ class _Lap:
     def trace(self, tracer: Tracer, lane: int, name: str) -> None:
         self._tracer, self._lane, self._name = tracer, lane, tracer.name(name)
 
-    def of(self, layer: int) -> "_Lap":
-        """This lap, of a layer."""
+    def of(self, layer: int) -> "_Span":
+        """This span, for a layer."""
         self._layer = layer
         return self
 

@@ -4,7 +4,6 @@ Rank 0's `generate` is the life of a request on the tensor plane: prefill the pr
 budget allows, then one step per token. The other nodes never see a token id, only hidden states and positions.
 """
 
-import time
 from collections.abc import Callable, Sequence
 
 import torch
@@ -15,7 +14,7 @@ from tpiedge.collectives.route import Route
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.reductions import StepCancelled
+from tpiedge.engine.overlap import StepCancelled
 from tpiedge.engine.sampler import Sampler
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
@@ -70,29 +69,24 @@ class Leader:
     ) -> Finished:
         """Run the request to its end, handing every token to `emit` as soon as it is drawn.
 
-        `cancelled` is asked between steps; inside one, whoever sets it also calls the communicator's `request_cancel`.
-        Raises UserError where prompt + max_tokens exceed the KV cache, PeerLost, ProtocolError.
+        `cancelled` is asked between steps; the thread that sets it inside one also calls the communicator's
+        `request_cancel`. Raises UserError where prompt + max_tokens exceed the KV cache, PeerLost, ProtocolError.
         """
         self._check(request)
         self._cancelled = cancelled
-        started = time.perf_counter()
         sampler = Sampler(request.sampling, request.prompt_ids, self._config.vocab_size)
         tokens = 0
-        decode_started = started
         reason: FinishReason = "length"
         try:
             x_H = self._prefill(request, emit)
-            decode_started = time.perf_counter()
             while tokens < request.max_tokens:
                 if cancelled():
                     reason = "cancel"
                     break
-                with self._meter.heading():
+                with self._meter.head_span():
                     drawn = sampler.sample(self._head.logits(x_H[None])[0])
                     sampler.accept(drawn.token)
                 emit(Token(self._epoch, request.id, tokens, drawn.token, drawn.logprobs))
-                if tokens == 0:
-                    decode_started = time.perf_counter()
                 tokens += 1
                 if drawn.token in request.stop_ids and not request.ignore_eos:
                     reason = "stop"
@@ -110,13 +104,11 @@ class Leader:
             reason=reason,
             prompt_tokens=len(request.prompt_ids),
             tokens=tokens,
-            prefill_s=decode_started - started,
-            decode_s=time.perf_counter() - decode_started,
         )
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """[T, vocabulary] at every position of a text that is short enough for one step. Forgets the sequence."""
-        return self._head.logits(self._run_step(token_ids, 0, len(token_ids), every_row=True))
+        return self._head.logits(self._run_step(token_ids, 0, len(token_ids), all_positions=True))
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
@@ -138,7 +130,7 @@ class Leader:
         x_H = torch.empty(0)
         while start < len(prompt):
             stop = min(len(prompt), start + self._limits.step_tokens)
-            x_TH = self._run_step(prompt[start:stop], start, len(prompt), every_row=request.prompt_scores)
+            x_TH = self._run_step(prompt[start:stop], start, len(prompt), all_positions=request.prompt_scores)
             if request.prompt_scores:
                 self._score(x_TH, prompt[start + 1 : stop + 1], start + 1, request.id, emit)
             x_H = x_TH[-1].clone()
@@ -168,17 +160,17 @@ class Leader:
         """Log probabilities of the prompt's own tokens, from position `first` on."""
         if not following:
             return
-        with self._meter.heading():
+        with self._meter.head_span():
             scores = self._head.scores(x_TH[: len(following)], torch.tensor(following)).tolist()
         for row in range(0, len(scores), _SCORE_ROWS):
             part = tuple(scores[row : row + _SCORE_ROWS])
             emit(PromptScores(self._epoch, request, first + row, part))
 
     def _run_step(
-        self, token_ids: Sequence[int], start: int, rope_length: int, *, every_row: bool = False
+        self, token_ids: Sequence[int], start: int, rope_length: int, *, all_positions: bool = False
     ) -> Tensor:
         """One sweep over the model for the tokens at positions start, start + 1, ...; their hidden states [T, H], of
-        which only the last is complete unless `every_row`."""
+        which only the last is complete unless `all_positions`."""
         self._step += 1
         del self._kept[start:]
         plan = StepPlan(
@@ -187,15 +179,15 @@ class Leader:
             segments=(Segment(_SLOT, start, len(token_ids), rope_length),),
             chunk_tokens=self._limits.chunk_of(len(token_ids), shared=self._communicator.size > 1),
             tokens=len(token_ids),
-            every_row=every_row,
+            all_positions=all_positions,
             collective=self._route.small,
             bulk_collective=self._route.bulk,
             small_bytes=self._route.small_bytes,
             wire=self._route.wire,
         )
-        with self._meter.embedding():
+        with self._meter.embedding_span():
             x_TH = self._weights.embedding_rows(token_ids)
-        with self._meter.announcing():
+        with self._meter.announce_span():
             self._communicator.announce(plan)
             # A cancel that came before the announcement was meant for this request, but belonged to no step yet.
             if self._cancelled():

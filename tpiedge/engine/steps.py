@@ -1,7 +1,7 @@
 """A step cut into chunks: which rows belong to which positions of which sequence. Pure.
 
 A chunk is computed and reduced as one, whatever sequences its rows belong to, so that every block costs one message
-per chunk (design, sections 7 and 8).
+per chunk.
 """
 
 from collections.abc import Iterator
@@ -11,7 +11,7 @@ from itertools import accumulate
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["ACTIVATION_BYTES", "Chunk", "Piece", "StepLimits", "chunks", "last_rows"]
+__all__ = ["ACTIVATION_BYTES", "Chunk", "ChunkSegment", "StepLimits", "chunks", "last_rows"]
 
 #: Of the hidden states of a step.
 ACTIVATION_BYTES = 64 << 20
@@ -29,7 +29,7 @@ class StepLimits:
 
     @staticmethod
     def of(hidden_size: int) -> "StepLimits":
-        """A step's f32 hidden states take at most ACTIVATION_BYTES, a message's 1 MiB (design, section 7)."""
+        """A step's f32 hidden states take at most ACTIVATION_BYTES, a message's 1 MiB."""
         row_bytes = 4 * hidden_size
         return StepLimits(max(1, ACTIVATION_BYTES // row_bytes), max(1, _MESSAGE_BYTES // row_bytes))
 
@@ -47,7 +47,7 @@ class StepLimits:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ChunkSegment:
     """Rows [first_row, last_row) of a chunk: positions `start`, start + 1, ... of the sequence in `slot`."""
 
     slot: int
@@ -68,7 +68,7 @@ class Chunk:
     index: int
     first_row: int
     last_row: int
-    pieces: tuple[Piece, ...]
+    segments: tuple[ChunkSegment, ...]
 
 
 def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
@@ -77,13 +77,13 @@ def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
     if total != plan.tokens or total == 0 or plan.chunk_tokens == 0:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
     return tuple(
-        Chunk(index, first, last, tuple(_pieces(plan, first, last)))
+        Chunk(index, first, last, tuple(_segments(plan, first, last)))
         for index, (first, last) in enumerate(_bounds(total, plan.chunk_tokens))
     )
 
 
 def last_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
-    """The step's row of the last position of each segment, and these rows, side by side, as chunks without pieces."""
+    """The step's row of the last position of each segment, and these rows, side by side, as chunks (no segments)."""
     ends = accumulate(segment.length for segment in plan.segments)
     rows = [end - 1 for segment, end in zip(plan.segments, ends, strict=True) if segment.length]
     bounds = _bounds(len(rows), plan.chunk_tokens)
@@ -94,10 +94,10 @@ def _bounds(rows: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
     return ((start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
 
 
-def _pieces(plan: StepPlan, first: int, last: int) -> Iterator[Piece]:
+def _segments(plan: StepPlan, first: int, last: int) -> Iterator[ChunkSegment]:
     row = 0
     for segment in plan.segments:
         low, high = max(first, row), min(last, row + segment.length)
         if low < high:
-            yield Piece(segment.slot, segment.start + low - row, low - first, high - first)
+            yield ChunkSegment(segment.slot, segment.start + low - row, low - first, high - first)
         row += segment.length

@@ -1,7 +1,8 @@
-"""The arithmetic of a block: products with weights, attention, norms, rotary positions, activations.
+"""Arithmetic: products with plain and quantised matrices, attention, norm, rotary positions; torch and native (C++).
 
-Each has a torch implementation and a native one (`native/`, C++), which computes any number of tokens but in products
-with f32 and bf16 weights: those of many tokens are torch's.
-Import the modules themselves: this package imports nothing, so that a process without torch can read
-`arithmetic`.
+`dispatch` says whether native code or torch computes an operand. Products: `linear`, over `library` (native) or
+`torch_linear` and `torch_panels`; `panels` and `panel_matrix` are the layout of quantised weights, `quantise` makes and
+undoes them, `arithmetic` names what is computed in what. Blocks: `attention_block`, `ffn` and, of all layers, `stack`;
+`attention`, `norm`, `rope`, `swiglu`, `kv_rows`, `kv_format` are their parts. `shared_library` and `signatures` load
+`native/`; `checksum` and `probes` use it too.
 """

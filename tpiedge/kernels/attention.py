@@ -16,9 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpiedge.kernels.dispatch import for_attention
 from tpiedge.kernels.kv_format import KV_GROUP
 from tpiedge.kernels.kv_rows import QuantisedRows
-from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
+from tpiedge.kernels.library import Pool
 
 __all__ = ["STORED", "Rows", "attention", "head_starts", "kv_of_heads"]
 
@@ -71,8 +72,9 @@ def attention(
     """
     head_start = _check(q_TNd, k_KSd, v_KSd, kv_of_head, first_position - first_key)
     offset = first_position - first_key
-    if pool is not None and q_TNd.shape[2] <= MAX_HEAD_WIDTH:
-        return _native(pool, q_TNd, k_KSd, v_KSd, head_start, offset, window, scale)
+    native = for_attention(pool, q_TNd.shape[2])
+    if native is not None:
+        return _native(native, q_TNd, k_KSd, v_KSd, head_start, offset, window, scale)
     tokens, _, width = q_TNd.shape
     result = torch.empty(q_TNd.shape)
     low = 0 if window is None else max(0, offset + 1 - window)

@@ -21,7 +21,7 @@ from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool, pack_panels
 from tpiedge.kernels.linear import check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
-__all__ = ["AttentionBlock", "AttentionCall", "CacheMemory", "Panels", "Place", "all_panels"]
+__all__ = ["AttentionBlock", "CacheMemory", "CachePosition", "FusedAttention", "Panels", "all_panels"]
 
 # H, norm, n, K, d, q_norm, k_norm, r, strides of a head and of a position, how rows are stored, window; eps and scale.
 # The weights come before, and after it where the query heads of each KV head begin.
@@ -66,7 +66,7 @@ class CacheMemory:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class CachePosition:
     """Where the tokens stand: from position `start` on, of the keys and values at these addresses. Row `row` of the
     tables of cosines and sines, [.., r], is the first token's."""
 
@@ -78,7 +78,7 @@ class Place:
     row: int
 
 
-class AttentionCall:
+class FusedAttention:
     """One block on the memory of one cache. Raises ValueError for what does not fit together. It keeps no tensor but
     those of `block`, whose matrices must not move."""
 
@@ -102,7 +102,7 @@ class AttentionCall:
         #: Floats for each token.
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
-    def run(self, x_TH: Tensor, place: Place) -> Tensor:
+    def run(self, x_TH: Tensor, place: CachePosition) -> Tensor:
         """[T, O] f32: o of the attention of q over the cache, to which k and v are appended before; q, k and v of the
         norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
         tokens, row_bytes = self.check(x_TH, place), _F32_BYTES * self._block.rotated
@@ -122,7 +122,7 @@ class AttentionCall:
         )
         return y_TO
 
-    def check(self, x_TH: Tensor, place: Place) -> int:
+    def check(self, x_TH: Tensor, place: CachePosition) -> int:
         """The tokens. The native kernels read raw memory, so what they are given is checked, here and in `_check`, but
         for the cache's addresses."""
         tokens, hidden = x_TH.shape

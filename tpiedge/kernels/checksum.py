@@ -4,14 +4,14 @@ import zlib
 
 import numpy as np
 
-from tpiedge.kernels.shared_library import native_library
+from tpiedge.kernels.shared_library import kernel_library
 
 __all__ = ["crc32"]
 
 
 def crc32(data: memoryview, before: int = 0) -> int:
     """The CRC-32 of contiguous bytes, `before` being that of what comes before them. The GIL is released meanwhile."""
-    library = native_library()
+    library = kernel_library()
     if library is None:
         return zlib.crc32(data, before)
     at = np.frombuffer(data, np.uint8)

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import NATIVE_TOKENS, Pool, pack_panels
+from tpiedge.kernels.dispatch import for_product
+from tpiedge.kernels.library import Pool, pack_panels
 from tpiedge.kernels.linear import Linear, check_activations, check_weight
 from tpiedge.kernels.norm import check_norm_weight, rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.swiglu import swiglu
 
-__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "FfnCall", "ffn", "mini_sequences"]
+__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "FusedFFN", "ffn", "mini_sequences"]
 
 #: What gate and up may take. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
@@ -33,7 +34,7 @@ _F32_BYTES = 4
 _ROWS = 16  # a mini-sequence is so many rows, or a multiple: the tiles of torch's and the native kernels
 
 Biases = tuple[Tensor | None, Tensor | None]
-"""Of gate and up, [F] each."""
+"""The biases of gate and up, [F] each."""
 Matrices = tuple[Weight, Weight, Weight]
 """Gate, up, down."""
 
@@ -54,12 +55,13 @@ def ffn(
     have been driven out of the CPU's caches by the weights. With quantised matrices one for each mini-sequence.
     """
     matrices = gate_FH, up_FH, down_FO
-    if linear.pool is not None and biases == (None, None):
+    pool = for_product(linear.pool, down_FO, x_TH.shape[0])
+    if pool is not None and biases == (None, None):
         if _all_panels(matrices):
-            return FfnCall(norm_H, eps, matrices, linear.pool).run(x_TH)
-        if _all_tensors(matrices) and x_TH.shape[0] <= NATIVE_TOKENS:
+            return FusedFFN(norm_H, eps, matrices, pool).run(x_TH)
+        if _all_tensors(matrices):
             rounds = linear.arithmetic is Arithmetic.BF16
-            return _few(x_TH, norm_H, eps, matrices, rounds, linear.pool)
+            return _few(x_TH, norm_H, eps, matrices, rounds, pool)
     return _in_turn(x_TH, norm_H, eps, matrices, linear, biases)
 
 
@@ -75,7 +77,7 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
     return (slice(first, min(first + step, tokens)) for first in range(0, tokens, step))
 
 
-class FfnCall:
+class FusedFFN:
     """A block of quantised matrices, gate, up and down, without biases, that is checked and packed once: for as long as
     the matrices stay where they are. Raises ValueError for what does not fit together."""
 

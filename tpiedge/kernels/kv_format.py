@@ -33,7 +33,7 @@ _SCALES = {"q8": 1, "q4": 2}
 
 @dataclass(frozen=True)
 class KVFormat:
-    """Of heads that are `width` numbers wide."""
+    """How heads that are `width` numbers wide are stored."""
 
     precision: KVPrecision
     width: int
@@ -44,7 +44,7 @@ class KVFormat:
 
     @property
     def bits(self) -> int:
-        """Of a code."""
+        """Bits of a code."""
         return 8 if self.precision == "q8" else 4
 
     @cached_property
@@ -58,12 +58,12 @@ class KVFormat:
 
     @cached_property
     def row_nbytes(self) -> int:
-        """Of one position of a head, keys or values."""
+        """Bytes of one position of a head, keys or values."""
         if not self.quantised:
             return self.width * _NUMBER_BYTES[self.precision]
         return self.scales_nbytes + -(-self.width * self.bits // 8)
 
 
 def usual_kv(compute: Compute) -> KVPrecision:
-    """What goes with an arithmetic where nobody wants another: no finer than the products that keys come from."""
+    """The precision that goes with an arithmetic by default: no finer than the products that keys come from."""
     return "f32" if compute == "f32" else "bf16"

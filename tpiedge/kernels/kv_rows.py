@@ -39,7 +39,7 @@ class QuantisedRows:
         return heads, positions, self.format.width
 
     def __getitem__(self, at: tuple[slice, slice]) -> Self:
-        """Of some heads and positions."""
+        """The rows of some heads and positions, a view."""
         return type(self)(self.format, self.data_KSB[at])
 
     def numbers(self) -> Tensor:

@@ -9,14 +9,11 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.shared_library import ISAS, Library
+from tpiedge.kernels.shared_library import ISAS, KernelLibrary
 
-__all__ = ["MAX_HEAD_WIDTH", "MAX_PRODUCTS", "NATIVE_TOKENS", "Pool", "pack_panels"]
+__all__ = ["MAX_HEAD_WIDTH", "MAX_PRODUCTS", "Pool", "pack_panels"]
 
-# Up to this many tokens the native kernels compute; torch's products are faster for more.
-NATIVE_TOKENS = 16
-
-# Of one call of Pool.project, and of a head (native/interface.cpp, native/kernels.h).
+# The most products of one call of Pool.project, and columns of a head (native/interface.cpp, native/kv.h).
 MAX_PRODUCTS = 4
 MAX_HEAD_WIDTH = 256
 
@@ -38,7 +35,7 @@ class Pool:
     are contiguous where no stride is named.
     """
 
-    def __init__(self, library: Library, threads: int) -> None:
+    def __init__(self, library: KernelLibrary, threads: int) -> None:
         dll = library.dll
         handle = dll.tpiedge_open(threads, ISAS.index(library.isa))
         if not handle:

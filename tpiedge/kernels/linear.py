@@ -1,10 +1,9 @@
 """Products of activations with weights: the one door to them for the forward pass.
 
-T tokens, I input features, O output features, R rows of the stored weight (design, sections 6 and 9).
+T tokens, I input features, O output features, R rows of the stored weight.
 
-Up to NATIVE_TOKENS tokens go through the native kernels where they were built; there a row of the result has
-the same bits whatever else is in the step and however many threads work. More tokens go through torch.
-Quantised matrices go through the native kernels with any number of tokens, always in INT8 arithmetic.
+dispatch.py says which products the native kernels compute; there a row of the result has the same bits whatever else
+is in the step and however many threads work. Quantised matrices are always multiplied in INT8 arithmetic.
 """
 
 from collections.abc import Sequence
@@ -16,11 +15,12 @@ from torch import Tensor
 
 from tpiedge.kernels import torch_linear, torch_panels
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.library import MAX_PRODUCTS, NATIVE_TOKENS, Pool
+from tpiedge.kernels.dispatch import for_product
+from tpiedge.kernels.library import MAX_PRODUCTS, Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
-from tpiedge.kernels.shared_library import Library, native_library
+from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
-__all__ = ["NATIVE_TOKENS", "Linear", "check_activations", "check_weight"]
+__all__ = ["Linear", "check_activations", "check_weight"]
 
 
 class Linear:
@@ -30,7 +30,7 @@ class Linear:
     meanwhile. `library=None` computes with torch alone.
     """
 
-    def __init__(self, arithmetic: Arithmetic, threads: int, library: Library | None) -> None:
+    def __init__(self, arithmetic: Arithmetic, threads: int, library: KernelLibrary | None) -> None:
         if threads < 1:
             raise ValueError(f"threads must be at least 1, not {threads}")
         self.arithmetic = arithmetic
@@ -40,7 +40,7 @@ class Linear:
     @classmethod
     def create(cls, arithmetic: Arithmetic, threads: int) -> Self:
         """With the native kernels where they are built and not switched off (TPIEDGE_NATIVE=0)."""
-        return cls(arithmetic, threads, native_library())
+        return cls(arithmetic, threads, kernel_library())
 
     @property
     def native(self) -> bool:
@@ -73,16 +73,16 @@ class Linear:
         """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
-        quantised = isinstance(w_RO, PanelMatrix)
-        if self._pool is None or (x_TR.shape[0] > NATIVE_TOKENS and not quantised):
+        pool = for_product(self._pool, w_RO, x_TR.shape[0])
+        if pool is None:
             if isinstance(w_RO, PanelMatrix):
                 return torch_panels.contract(x_TR, w_RO)
             return torch_linear.contract(x_TR, w_RO, self.arithmetic)
         y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
         if isinstance(w_RO, PanelMatrix):
-            self._pool.contract_panels(x_TR.contiguous(), w_RO, y_TO)
+            pool.contract_panels(x_TR.contiguous(), w_RO, y_TO)
         else:
-            self._pool.contract(self._input(x_TR), w_RO, y_TO)
+            pool.contract(self._input(x_TR), w_RO, y_TO)
         return y_TO
 
     def close(self) -> None:
@@ -101,17 +101,19 @@ class Linear:
 
     def _project_matrices(self, x_TI: Tensor, weights: Sequence[Tensor]) -> list[Tensor]:
         tokens = x_TI.shape[0]
-        if self._pool is None or tokens > NATIVE_TOKENS:
+        pool = for_product(self._pool, weights[0], tokens)
+        if pool is None:
             return [torch_linear.project(x_TI, w_RI, self.arithmetic) for w_RI in weights]
         outputs = [torch.empty((tokens, w_RI.shape[0])) for w_RI in weights]
-        self._pool.project(self._input(x_TI), weights, outputs)
+        pool.project(self._input(x_TI), weights, outputs)
         return outputs
 
     def _project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix]) -> list[Tensor]:
-        if self._pool is None:
+        pool = for_product(self._pool, weights[0], x_TI.shape[0])
+        if pool is None:
             return [torch_panels.project(x_TI, w) for w in weights]
         outputs = [torch.empty((x_TI.shape[0], w.rows)) for w in weights]
-        self._pool.project_panels(x_TI.contiguous(), weights, outputs)
+        pool.project_panels(x_TI.contiguous(), weights, outputs)
         return outputs
 
     def _input(self, x: Tensor) -> Tensor:

@@ -57,7 +57,7 @@ class PanelMatrix:
         return self.rows if self.transposed else self.cols
 
     def unit_shape(self, unit: int) -> PanelShape:
-        """Of one of its units."""
+        """The shape of unit number `unit`, of which the last may be short."""
         rows = min(self.rows_per_unit, self.rows - unit * self.rows_per_unit)
         return (
             PanelShape(self.bits, self.cols, rows)

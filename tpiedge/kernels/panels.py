@@ -18,20 +18,20 @@ into units: of outputs for column-parallel matrices, of inputs for row-parallel 
 6. Scales of outputs that fill up are zero. Whatever else fills up is zero bytes, too: it meets inputs or scales that
    are zero.
 
-The groups restart at every unit, so units can be computed by different nodes (design, section 6). All panels, scales
+The groups restart at every unit, so units can be computed by different nodes. All panels, scales
 and codes of a pair begin at multiples of 64 bytes of the unit.
 """
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GROUP", "OFFSETS", "PANEL", "PanelShape", "join_panels", "split_output", "split_panels"]
+__all__ = ["GROUP", "OFFSETS", "PANEL", "Array", "PanelShape", "join_panels", "split_output", "split_panels"]
 
-_Array = npt.NDArray[Any]
+Array: TypeAlias = npt.NDArray[Any]
 
 PANEL = 16
 """Outputs of a panel."""
@@ -47,7 +47,7 @@ _PAIR = 2  # groups
 
 @dataclass(frozen=True)
 class PanelShape:
-    """Of one unit: `outputs` x `inputs` weights of `bits` bits (4 or 8)."""
+    """The shape of one unit: `outputs` x `inputs` weights of `bits` bits (4 or 8)."""
 
     bits: int
     outputs: int
@@ -68,7 +68,7 @@ class PanelShape:
 
     @cached_property
     def codes_nbytes(self) -> int:
-        """Of a panel."""
+        """Bytes of a panel's codes."""
         return self.padded_inputs * PANEL * self.bits // 8
 
     @cached_property
@@ -80,7 +80,7 @@ class PanelShape:
         return self.panels * self.panel_nbytes
 
 
-def split_panels(panels_PB: _Array, shape: PanelShape) -> tuple[_Array, _Array]:
+def split_panels(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
     """Copies of the scales, f16 [panels, groups, 16], and the codes' bytes, [panels, codes_nbytes], of uint8 panels."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels = len(panels_PB)
@@ -89,18 +89,18 @@ def split_panels(panels_PB: _Array, shape: PanelShape) -> tuple[_Array, _Array]:
     return scales_PB.view("<f2").reshape(panels, -1, PANEL)[:, : shape.groups], codes_PB
 
 
-def split_output(panel_B: _Array, shape: PanelShape, output: int) -> tuple[_Array, _Array]:
-    """What `split_panels` has of one output of one panel, copied alone: scales [groups], codes' bytes [blocks, 4]."""
+def split_output(panel_B: Array, shape: PanelShape, output: int) -> tuple[Array, Array]:
+    """What `split_panels` has of one output of one panel, copied alone: as of a panel that has no other."""
     whole_1NB, rest_1B = _pairs(panel_B[None], shape)
     line = slice(output, _PAIR * PANEL, PANEL)
     scales_G = np.hstack([whole_1NB.view("<f2")[0, :, line].reshape(-1), rest_1B.view("<f2")[0, line]])
     # As words of four bytes, one of each output a line; the first line has the scales.
     lines = slice(PANEL + output, None, PANEL)
     codes = np.hstack([whole_1NB.view("<u4")[0, :, lines].reshape(-1), rest_1B.view("<u4")[0, lines]])
-    return scales_G[: shape.groups], codes.view(np.uint8).reshape(-1, 4)
+    return scales_G[None, : shape.groups, None], codes.view(np.uint8)[None]
 
 
-def join_panels(scales_PGr: _Array, codes_PB: _Array, shape: PanelShape, panels_PB: _Array) -> None:
+def join_panels(scales_PGr: Array, codes_PB: Array, shape: PanelShape, panels_PB: Array) -> None:
     """The inverse: fills `panels_PB`, uint8 [panels, panel_nbytes]."""
     whole_PNB, rest_PB = _pairs(panels_PB, shape)
     panels, pairs = whole_PNB.shape[:2]
@@ -115,7 +115,7 @@ def join_panels(scales_PGr: _Array, codes_PB: _Array, shape: PanelShape, panels_
     rest_PB[:, _LINE_BYTES:] = codes_PB[:, split:]
 
 
-def _pairs(panels_PB: _Array, shape: PanelShape) -> tuple[_Array, _Array]:
+def _pairs(panels_PB: Array, shape: PanelShape) -> tuple[Array, Array]:
     """Views of the pairs whose inputs are all there, [panels, pairs, bytes], and of the rest, [panels, bytes]."""
     pairs = shape.inputs // (_PAIR * GROUP)
     nbytes = _LINE_BYTES + _PAIR * GROUP * PANEL * shape.bits // 8

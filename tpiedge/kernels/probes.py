@@ -11,7 +11,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.shared_library import Library
+from tpiedge.kernels.shared_library import KernelLibrary
 
 __all__ = ["Probes"]
 
@@ -22,7 +22,7 @@ _ROUNDS = 10_000
 class Probes:
     """`buffer`: bytes, contiguous, more than the caches hold. One measurement at a time."""
 
-    def __init__(self, library: Library, buffer: Tensor) -> None:
+    def __init__(self, library: KernelLibrary, buffer: Tensor) -> None:
         if buffer.dtype is not torch.uint8 or not buffer.is_contiguous() or not buffer.is_cpu:
             raise ValueError(
                 f"a buffer of {buffer.dtype} on {buffer.device}, not contiguous bytes in main memory"
@@ -31,7 +31,7 @@ class Probes:
         self._buffer = buffer
 
     @staticmethod
-    def create(library: Library, nbytes: int) -> "Probes":
+    def create(library: KernelLibrary, nbytes: int) -> "Probes":
         """With a buffer of its own. Raises MemoryError, RuntimeError."""
         return Probes(library, torch.ones(nbytes, dtype=torch.uint8))
 

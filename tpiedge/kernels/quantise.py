@@ -17,17 +17,23 @@ All sums run in f32 over the inputs in order, so the native code (native/quantis
 import functools
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, join_panels, split_panels
-from tpiedge.kernels.shared_library import Library, native_library
+from tpiedge.kernels.panels import (
+    GROUP,
+    OFFSETS,
+    PANEL,
+    Array,
+    PanelShape,
+    join_panels,
+    split_output,
+    split_panels,
+)
+from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
-__all__ = ["CannotQuantise", "QuantisationError", "dequantise_unit", "quantise_unit"]
+__all__ = ["CannotQuantise", "QuantisationError", "dequantise_output", "dequantise_unit", "quantise_unit"]
 
-Array: TypeAlias = npt.NDArray[Any]
 
 _DIVISORS = {8: (-127.0,), 4: (8.0, 7.0, 7.5, 8.5, 9.0, 9.5)}
 """By bits: m / -d is tried as a scale, the first of them always."""
@@ -93,13 +99,13 @@ def quantise_unit(
 def dequantise_unit(data: Array, shape: PanelShape) -> Array:
     """[outputs, inputs] in f32 of the panels in `data` (uint8)."""
     panels = data[: shape.nbytes].reshape(shape.panels, shape.panel_nbytes)
-    stored_scales, stored_codes = split_panels(panels, shape)
-    scales, codes = stored_scales.astype(np.float32), _unpack(stored_codes, shape).astype(np.float32)
-    codes -= np.float32(OFFSETS[shape.bits])
-    # [panels, inputs, 16] -> [outputs, inputs]
-    codes *= np.repeat(scales, GROUP, axis=1)[:, : codes.shape[1]]
-    values: Array = codes.transpose(0, 2, 1).reshape(shape.panels * PANEL, -1)
-    return np.ascontiguousarray(values[: shape.outputs, : shape.inputs])
+    return np.ascontiguousarray(_dequantise(*split_panels(panels, shape), shape)[: shape.outputs])
+
+
+def dequantise_output(panel: Array, shape: PanelShape, output: int) -> Array:
+    """[inputs] in f32: one of the 16 outputs of a panel (uint8), without the work of the others."""
+    row: Array = _dequantise(*split_output(panel[: shape.panel_nbytes], shape, output), shape)[0]
+    return row
 
 
 # --- numpy
@@ -209,12 +215,34 @@ def _pack(codes: Array, bits: int) -> Array:
     return quads.reshape(len(codes), -1)
 
 
-def _unpack(data: Array, shape: PanelShape) -> Array:
-    """The inverse of _pack."""
-    quads = data.reshape(len(data), -1, PANEL, 4)
-    if shape.bits == 4:
-        quads = np.stack((quads & 15, quads >> 4), 2).reshape(len(data), -1, PANEL, 4)
-    return quads.transpose(0, 1, 3, 2).reshape(len(data), shape.padded_inputs, PANEL)
+def _unpack(data: Array, bits: int, outputs: int) -> Array:
+    """The inverse of _pack, of panels of so many outputs: [panels, outputs, inputs] of uint8."""
+    lines = data.reshape(len(data), -1, 4 * outputs)
+    if bits == 4:
+        lines = np.stack((lines & 15, lines >> 4), 2)
+    # Turned over as words: an output has four codes side by side.
+    words = lines.view("<u4").reshape(len(data), -1, outputs).swapaxes(1, 2)
+    return np.ascontiguousarray(words).view(np.uint8)
+
+
+def _dequantise(scales_PGr: Array, codes_PB: Array, shape: PanelShape) -> Array:
+    """[outputs, inputs] of whole panels, or of panels of which there is one output."""
+    panels, _, outputs = scales_PGr.shape
+    steps_PrI = (_unpack(codes_PB, shape.bits, outputs) - np.uint8(OFFSETS[shape.bits])).view(np.int8)
+    groups, rest = divmod(shape.inputs, GROUP)
+    whole = groups * GROUP
+    values_PrI = np.empty((panels, outputs, shape.inputs), np.float32)
+    by_groups = (panels, outputs, groups, GROUP)
+    with np.errstate(all="ignore"):  # a damaged file has any scale
+        scales_PrG = scales_PGr.swapaxes(1, 2).astype(np.float32)
+        np.multiply(
+            steps_PrI[..., :whole].reshape(by_groups),
+            scales_PrG[..., :groups, None],
+            out=values_PrI[..., :whole].reshape(by_groups),
+        )
+        if rest:
+            values_PrI[..., whole:] = steps_PrI[..., whole : shape.inputs] * scales_PrG[..., groups:]
+    return values_PrI.reshape(panels * outputs, shape.inputs)
 
 
 def _f32(values: Array) -> Array:
@@ -243,7 +271,7 @@ def _refusal(values_OI: Array, bits: int) -> CannotQuantise:
 class _Native:
     """The function of native/quantise.cpp with the instruction set of a library."""
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: KernelLibrary) -> None:
         self._function = library.dll.tpiedge_quantise
         # As in quantise.cpp: 0 any, 1 AVX2, 2 AVX512.
         self._level = 2 if library.isa.startswith("avx512") else 1 if library.isa.startswith("avx2") else 0
@@ -269,5 +297,5 @@ class _Native:
 
 @functools.cache
 def _native_quantise() -> _Native | None:
-    library = native_library()
+    library = kernel_library()
     return _Native(library) if library else None

@@ -1,7 +1,8 @@
 """The C interface of the shared library: argument and result types of each exported function (native/)."""
 
 import ctypes
-from typing import Any
+
+from tpiedge.native_code import Signatures
 
 __all__ = ["ABI", "SIGNATURES"]
 
@@ -12,7 +13,7 @@ _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ct
 _packed = ctypes.c_char_p
 _ROWS = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _size]
 
-SIGNATURES: dict[str, tuple[list[Any], Any]] = {
+SIGNATURES: Signatures = {
     "tpiedge_has_isa": ([_int], _int),
     "tpiedge_best_isa": ([], _int),
     "tpiedge_open": ([_int, _int], _pointer),

@@ -13,24 +13,24 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention_block import AttentionCall, Place
-from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FfnCall
+from tpiedge.kernels.attention_block import CachePosition, FusedAttention
+from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
 from tpiedge.kernels.library import Pool
 
-__all__ = ["StackCall"]
+__all__ = ["FusedLayers"]
 
 # As PanelLayer of native/interface.h.
 _LAYER = struct.Struct("=5qd")
 _F32_BYTES = 4
 
 
-class StackCall:
+class FusedLayers:
     """Layers of one cache slot. `addresses`: of each one's keys and values. Raises ValueError for blocks that do not
     fit together."""
 
     def __init__(
         self,
-        blocks: Sequence[tuple[AttentionCall, FfnCall]],
+        blocks: Sequence[tuple[FusedAttention, FusedFFN]],
         addresses: Sequence[tuple[int, int]],
         pool: Pool,
     ) -> None:
@@ -55,7 +55,7 @@ class StackCall:
     def run(self, x_TH: Tensor, start: int, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
         """Adds every block's result to `x_TH`, for tokens from position `start` on. Returns the seconds that attention
         and FFN blocks took."""
-        place = Place(start, 0, 0, cos_Tr, sin_Tr, 0)  # each layer has keys and values of its own
+        place = CachePosition(start, 0, 0, cos_Tr, sin_Tr, 0)  # each layer has keys and values of its own
         tokens = self._blocks[0][0].check(x_TH, place)
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")
@@ -73,5 +73,5 @@ class StackCall:
 
 
 def _address(data: bytes) -> int:
-    """Of bytes that stay where they are for as long as they live."""
+    """The address of bytes, which stay where they are for as long as they live."""
     return ctypes.cast(ctypes.c_char_p(data), ctypes.c_void_p).value or 0

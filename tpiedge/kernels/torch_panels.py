@@ -13,9 +13,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_panels
+from tpiedge.kernels.panels import GROUP, PANEL, PanelShape
+from tpiedge.kernels.quantise import dequantise_unit
 
-__all__ = ["contract", "project", "round_activations", "widen_panels"]
+__all__ = ["contract", "project", "round_activations"]
 
 _SCRATCH_ELEMENTS = 1 << 20
 _STEPS = 127
@@ -58,19 +59,6 @@ def round_activations(x_TI: Tensor) -> Tensor:
     return (q_TGi * dx_TG1).view(tokens, -1)[:, :inputs]
 
 
-def widen_panels(data_B: Tensor, shape: PanelShape) -> Tensor:
-    """Whole panels of a unit of that shape, one after the other, as f32 [outputs, inputs]."""
-    scales, stored = split_panels(data_B.view(-1, shape.panel_nbytes).numpy(), shape)
-    scales_POG = torch.from_numpy(scales).transpose(1, 2)
-    codes = torch.from_numpy(stored).view(-1, shape.padded_inputs * shape.bits // 32, PANEL, 4)
-    if shape.bits == 4:
-        codes = torch.stack((codes & 15, codes >> 4), 2).flatten(1, 2)
-    codes_POI = codes.transpose(1, 2).flatten(2)[..., : shape.inputs]
-    w_POI = codes_POI.to(torch.float32).sub_(OFFSETS[shape.bits])
-    w_POI *= scales_POG.to(torch.float32).repeat_interleave(GROUP, 2)[..., : shape.inputs]
-    return w_POI.flatten(0, 1)
-
-
 def _tiles(w: PanelMatrix, unit: int) -> Iterator[tuple[int, Tensor]]:
     """Some outputs of a unit at a time: the first of them within the unit, and their weights [O, I]."""
     shape = w.unit_shape(unit)
@@ -80,7 +68,8 @@ def _tiles(w: PanelMatrix, unit: int) -> Iterator[tuple[int, Tensor]]:
         stop = min(panel + step, shape.panels)
         data_B = w.data_B[begin + panel * shape.panel_nbytes : begin + stop * shape.panel_nbytes]
         first = panel * PANEL
-        yield first, widen_panels(data_B, shape)[: shape.outputs - first]
+        part = PanelShape(shape.bits, min(stop * PANEL, shape.outputs) - first, shape.inputs)
+        yield first, torch.from_numpy(dequantise_unit(data_B.numpy(), part))
 
 
 def _token_tiles(x: Tensor) -> Iterator[slice]:

@@ -73,7 +73,7 @@ class KVCache:
         return CacheMemory(self.format, kv_heads, capacity, *self._store.stride()[3:5])
 
     def addresses(self, layer: int, slot: int) -> tuple[int, int]:
-        """Of the keys and of the values at position 0."""
+        """The addresses of the keys and of the values at position 0."""
         slot_stride, layer_stride, kind_stride = self._store.stride()[:3]
         keys = self._store.data_ptr() + self._store.itemsize * (slot * slot_stride + layer * layer_stride)
         return keys, keys + self._store.itemsize * kind_stride

@@ -9,7 +9,7 @@ __all__ = ["KVRoom"]
 
 
 class KVRoom:
-    """Of `slots` sequences of up to `capacity` positions, by `grain` positions at a time."""
+    """Counts for `slots` sequences of up to `capacity` positions, by `grain` positions at a time."""
 
     def __init__(self, slots: int, capacity: int, grain: int) -> None:
         self._held = [0] * slots

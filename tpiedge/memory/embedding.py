@@ -4,24 +4,21 @@ import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from tpiedge.errors import InternalError, UserError
-from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_output
+from tpiedge.kernels.panels import PANEL
+from tpiedge.kernels.quantise import dequantise_output
 from tpiedge.memory.ranges import range_checks, read_jobs
 from tpiedge.memory.reader import DirectFile, DirectReader
-from tpiedge.pack.dtypes import STORED, f32_from_bf16, numpy_dtype
+from tpiedge.pack.dtypes import STORED, Array, f32_from_bf16, numpy_dtype
 from tpiedge.pack.files import array_bytes, open_regular, read_exactly
 from tpiedge.pack.layout import MatrixLayout, PanelLayout, Precision, RowLayout
 from tpiedge.pack.reader import Pack
 
-__all__ = ["EmbeddingTable", "panel_row"]
-
-_Array: TypeAlias = npt.NDArray[Any]
+__all__ = ["EmbeddingTable"]
 
 
 class EmbeddingTable:
@@ -83,22 +80,12 @@ def _place(layout: MatrixLayout, row: int) -> tuple[int, int]:
     raise InternalError(f"no rows are read of a {type(layout).__name__}")
 
 
-def _row(layout: MatrixLayout, row: int, stored: _Array) -> _Array:
+def _row(layout: MatrixLayout, row: int, stored: Array) -> Array:
     """[H] in f32, of the bytes at its place."""
     if isinstance(layout, PanelLayout):
-        return panel_row(stored, layout.shape(0), row % layout.rows_per_unit % PANEL)
-    values: _Array = stored.view(numpy_dtype(STORED[layout.precision]))
+        return dequantise_output(stored, layout.shape(0), row % layout.rows_per_unit % PANEL)
+    values: Array = stored.view(numpy_dtype(STORED[layout.precision]))
     return f32_from_bf16(values) if layout.precision is Precision.BF16 else values
-
-
-def panel_row(panel: _Array, shape: PanelShape, output: int) -> _Array:
-    """[inputs] in f32: the weights of one output of a panel, given as uint8 (format: kernels/panels.py)."""
-    scales, codes = split_output(panel[: shape.panel_nbytes], shape, output)
-    if shape.bits == 4:
-        codes = np.stack((codes & 15, codes >> 4), axis=1)
-    values = codes.reshape(-1)[: shape.inputs].astype(np.float32) - OFFSETS[shape.bits]
-    values *= np.repeat(scales.astype(np.float32), GROUP)[: shape.inputs]
-    return values
 
 
 def _open_random(path: Path) -> int:

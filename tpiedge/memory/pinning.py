@@ -30,7 +30,7 @@ class Placement:
         return sum(sizes[piece] for piece in self.pinned)
 
     def nbytes(self, sizes: Sequence[int]) -> int:
-        """Of the memory that it takes."""
+        """Bytes of memory that the placement takes: ring and pinned pieces."""
         return self.ring_bytes + self.pinned_bytes(sizes)
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tpiedge.memory.reader import DirectFile, ReadJob
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import Range
+from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.reader import check_range
 
 __all__ = ["RangeCheck", "range_checks", "read_jobs"]
@@ -20,7 +20,7 @@ class RangeCheck:
     them is damaged."""
 
     path: Path
-    ranges: Sequence[Range]
+    ranges: Sequence[HashedRange]
     hashes: HashTable
 
     @property
@@ -39,9 +39,9 @@ class RangeCheck:
             check_range(self.path, item, self.hashes, data[at : at + item.length])
 
 
-def range_checks(path: Path, ranges: Iterable[Range], hashes: HashTable) -> Iterator[RangeCheck]:
+def range_checks(path: Path, ranges: Iterable[HashedRange], hashes: HashTable) -> Iterator[RangeCheck]:
     """The adjacent `ranges` of the blob at `path` in groups of some megabytes, whole ranges only."""
-    group: list[Range] = []
+    group: list[HashedRange] = []
     size = 0
     for item in ranges:
         if group and size + item.length > _JOB_BYTES:

@@ -190,7 +190,7 @@ class DirectReader:
 
 
 def _drop(pending: Sequence["Future[int]"]) -> None:
-    """Cancel what has not started and wait for what has: nobody writes into the memory afterwards."""
+    """Cancel what has not started and wait for what has: nothing is written into the memory afterwards."""
     for future in pending:
         future.cancel()
     for future in pending:

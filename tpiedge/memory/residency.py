@@ -20,12 +20,35 @@ from enum import Enum
 from itertools import accumulate, chain, count
 
 from tpiedge.errors import InternalError
-from tpiedge.memory.instructions import Drop, Instruction, Read, Release
 
-__all__ = ["Drop", "Instruction", "Read", "Release", "Residency", "smallest_ring", "streamed"]
-
+__all__ = ["Drop", "Instruction", "Read", "ReleasePages", "Residency", "smallest_ring", "streamed"]
 
 _NO_USE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read `piece` to `offset` of the ring, or to its own place if that is None; then say `loaded(ticket)`."""
+
+    ticket: int
+    piece: int
+    offset: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Drop:
+    """The pages of the place of the piece that was pinned go back to the system."""
+
+    piece: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePages:
+    """The pages of the ring go back to the system: nothing passes through it any more."""
+
+
+Instruction = Read | Drop | ReleasePages
+"""What the machine tells its shell to do."""
 
 
 class _State(Enum):
@@ -227,17 +250,17 @@ class Residency:
                 del self._pins[piece]
                 yield Drop(piece)
 
-    def _release(self) -> Iterator[Release]:
+    def _release(self) -> Iterator[ReleasePages]:
         if self._ring_filled and self._all_wanted and not self._ring:
             self._ring_filled = False
-            yield Release()
+            yield ReleasePages()
 
     @property
     def _all_wanted(self) -> bool:
         return len(self._wanted) == len(self._sizes)
 
     def _advance(self) -> Iterator[Instruction]:
-        """Ask for what comes next, as far as the ring and the limit admit; then for pins that are further away."""
+        """Ask for what comes next, until the ring or the limit is full; then for pins that are further away."""
         if not self._sizes or self._reading >= self._reading_limit:
             return
         if self._all_wanted and self._ring and self._ring[-1].use < self._front:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import InternalError, ResourceError, TpiedgeError
-from tpiedge.memory.residency import Drop, Instruction, Read, Release, Residency
+from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency
 from tpiedge.tracing.tracer import WAIT, Tracer
 
-__all__ = ["Counts", "Mover", "Scheduler"]
+__all__ = ["Counts", "Loader", "Scheduler"]
 
 _SLICE_S = 0.5
 
 
-class Mover(Protocol):
+class Loader(Protocol):
     """Moves bytes between the disk and the places of pieces."""
 
     @property
@@ -55,13 +55,13 @@ class Counts:
 
 class Scheduler:
     """`enter` and `leave` are the engine thread's. The first failed read is raised there, by every `enter` from then
-    on. `close` ends the daemon thread; reads under way are the mover's to end, after it."""
+    on. `close` ends the daemon thread; reads under way are the loader's to end, after it."""
 
-    def __init__(self, residency: Residency, mover: Mover, *, stall_s: float = 60.0) -> None:
+    def __init__(self, residency: Residency, loader: Loader, *, stall_s: float = 60.0) -> None:
         """`stall_s`: how long something is waited for while the disk brings nothing."""
         self.counts = Counts()
         self._residency = residency
-        self._mover = mover
+        self._loader = loader
         self._stall_s = stall_s
         self._changed = threading.Condition()
         self._todo: list[Instruction] = residency.start()
@@ -107,7 +107,7 @@ class Scheduler:
     def settle(self, progress: Callable[[], None]) -> None:
         """Return once everything is read that can be read ahead, with the counts at zero; `progress` is called
         meanwhile. Raises as `enter`."""
-        patience = _Patience(self._mover, self._stall_s)
+        watch = _StallWatch(self._loader, self._stall_s)
         while True:
             progress()
             with self._changed:
@@ -115,7 +115,7 @@ class Scheduler:
                     self.counts = Counts()
                     return
                 self._changed.wait(_SLICE_S)
-            patience.check()
+            watch.check()
 
     def close(self) -> None:
         """Idempotent."""
@@ -138,10 +138,10 @@ class Scheduler:
             self._tracer.add(WAIT, name, started, ended, layer)
 
     def _await(self, reached: Callable[[], bool]) -> None:
-        patience = _Patience(self._mover, self._stall_s)
+        watch = _StallWatch(self._loader, self._stall_s)
         while not self._reached(reached):
             self._changed.wait(_SLICE_S)
-            patience.check()
+            watch.check()
 
     def _reached(self, reached: Callable[[], bool]) -> bool:
         if self._failure is not None:
@@ -166,20 +166,20 @@ class Scheduler:
             try:
                 for instruction in todo:
                     self._carry_out(instruction)
-            except Exception as error:  # nobody would hear of it otherwise
+            except Exception as error:  # would be lost in this thread otherwise
                 self._fail(InternalError(f"the memory scheduler failed: {type(error).__name__}: {error}"))
                 return
 
     def _carry_out(self, instruction: Instruction) -> None:
         match instruction:
             case Drop(piece=piece):
-                self._mover.drop(piece)
-            case Release():
-                self._mover.release()
+                self._loader.drop(piece)
+            case ReleasePages():
+                self._loader.release()
             case Read():
                 ticket = instruction.ticket
                 self._begun()
-                self._mover.read(instruction, lambda error: self._arrived(ticket, error))
+                self._loader.read(instruction, lambda error: self._arrived(ticket, error))
 
     def _begun(self) -> None:
         with self._changed:
@@ -208,18 +208,18 @@ class Scheduler:
             self._changed.notify_all()
 
 
-class _Patience:
+class _StallWatch:
     """Ends a wait during which the disk has brought nothing for `limit_s` seconds."""
 
-    def __init__(self, mover: Mover, limit_s: float) -> None:
-        self._mover = mover
+    def __init__(self, loader: Loader, limit_s: float) -> None:
+        self._loader = loader
         self._limit_s = limit_s
-        self._seen, self._since = mover.bytes_read, time.monotonic()
+        self._seen, self._since = loader.bytes_read, time.monotonic()
 
     def check(self) -> None:
         """Raises ResourceError."""
         now = time.monotonic()
-        if self._mover.bytes_read != self._seen:
-            self._seen, self._since = self._mover.bytes_read, now
+        if self._loader.bytes_read != self._seen:
+            self._seen, self._since = self._loader.bytes_read, now
         elif now - self._since > self._limit_s:
             raise ResourceError(f"the disk brought nothing for {self._limit_s:.0f} s: is it broken, or gone?")

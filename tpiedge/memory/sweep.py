@@ -81,7 +81,7 @@ class Sweep:
 
     @cached_property
     def nbytes(self) -> int:
-        """Of all pieces."""
+        """Bytes of all pieces."""
         return sum(piece.nbytes for piece in self.pieces)
 
     @cached_property
@@ -118,7 +118,7 @@ def _head_blocks(pack: Pack) -> Iterator[tuple[HeadTile, tuple[Piece, ...]]]:
 
 
 def head_tile_bytes(pack: Pack) -> int:
-    """Of the largest tile of the LM head."""
+    """Bytes of the largest tile of the LM head."""
     key, name = pack.head_matrix
     matrix = pack.layout(key).matrix(name)
     return matrix.span(0, min(_tile_units(matrix), matrix.units))[1]

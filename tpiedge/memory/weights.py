@@ -13,11 +13,12 @@ import torch
 
 from tpiedge.errors import InternalError, UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
+from tpiedge.memory.arena import DTYPES, Arena, Extent
 from tpiedge.memory.embedding import EmbeddingTable
-from tpiedge.memory.loader import load_vectors
-from tpiedge.memory.mover import PieceMover
+from tpiedge.memory.piece_loader import PieceLoader
 from tpiedge.memory.pinning import Placement, SparePins
-from tpiedge.memory.reader import DirectReader
+from tpiedge.memory.ranges import range_checks, read_jobs
+from tpiedge.memory.reader import DirectFile, DirectReader
 from tpiedge.memory.residency import Residency
 from tpiedge.memory.scheduler import Counts, Scheduler
 from tpiedge.memory.sweep import Block, HeadTile, Sweep
@@ -178,14 +179,14 @@ class NodeWeights:
             (tracer.name(block.kind), block.layer) if isinstance(block, Block) else (tracer.name("head"), -1)
             for block in self.sweep.blocks
         ]
-        self._open.mover.trace(tracer)
+        self._open.loader.trace(tracer)
         self._open.scheduler.trace(tracer, labels)
 
     def close(self) -> None:
         """Idempotent."""
         if self._open:
             self._open.scheduler.close()
-            self._open.mover.close()
+            self._open.loader.close()
             self._open = None
         self._reader.close()
         if self._embedding:
@@ -214,11 +215,11 @@ class NodeWeights:
         keys: list[BlobKey] = [*range(self._pack.num_layers)]
         if rank0:
             keys.append("head")
-        self._vectors = {key: load_vectors(self._pack, key, self._reader) for key in keys}
+        self._vectors = {key: _load_vectors(self._pack, key, self._reader) for key in keys}
         ring, pinned = self.placement.ring_bytes, self._spare.placement(self._extra).pinned
         residency = Residency(self.sweep.sizes, ring, pinned, _READING_BYTES)
-        mover = PieceMover(self._pack, self.sweep, ring, self._reader, direct=direct)
-        self._open = _Open(mover, Scheduler(residency, mover))
+        loader = PieceLoader(self._pack, self.sweep, ring, self._reader, direct=direct)
+        self._open = _Open(loader, Scheduler(residency, loader))
         self._open.scheduler.settle(lambda: progress(*self._progress) if progress else None)
         self._bytes_ahead = self._reader.bytes_read
         if len(self.placement.pinned) == len(self.sweep.pieces):
@@ -265,9 +266,9 @@ class NodeWeights:
     def _matrix(self, piece: int, opened: "_Open") -> Weight:
         place = opened.scheduler.place(piece)
         if place is not None:
-            return opened.mover.matrix(piece, place)
+            return opened.loader.matrix(piece, place)
         if piece not in self._own:
-            self._own[piece] = opened.mover.matrix(piece, None)
+            self._own[piece] = opened.loader.matrix(piece, None)
         return self._own[piece]
 
 
@@ -275,7 +276,7 @@ class NodeWeights:
 class _Open:
     """What runs until the weights are closed."""
 
-    mover: PieceMover
+    loader: PieceLoader
     scheduler: Scheduler
 
 
@@ -288,3 +289,23 @@ def _check_share(pack: Pack, share: NodeShare) -> None:
             raise UserError(
                 f"a share ends at unit {held.stop} of {name}, but the model has {units}: plan again"
             )
+
+
+def _load_vectors(pack: Pack, key: BlobKey, reader: DirectReader) -> Mapping[str, torch.Tensor]:
+    """Every vector of the blob (norms, biases: a few kilobytes a layer) in f32, in memory from the start.
+
+    Raises ReadFault, IntegrityError, UserError, OutOfMemory.
+    """
+    layout = pack.layout(key)
+    arena = Arena(layout.vectors_nbytes)
+    path = pack.blob_path(key)
+    with DirectFile(path) as file:
+        checks = range_checks(path, layout.vector_ranges(), pack.hashes(key))
+        reader.run(read_jobs(file, checks, arena.buffer(Extent(0, layout.vectors_nbytes))))
+    vectors = {}
+    for vector in layout.vectors:
+        extent = Extent(vector.offset, vector.nbytes)
+        stored = arena.matrix(extent, 1, vector.length, vector.nbytes, DTYPES[vector.precision])
+        vectors[vector.name] = stored[0].to(torch.float32, copy=True)
+    arena.close()
+    return vectors

@@ -15,15 +15,16 @@ from typing import NoReturn
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.fields import Fields
-from tpiedge.model.folder import has_file, one_line, open_file, parse_json, quote, read_bytes, resolve_file
+from tpiedge.model.fields import ConfigFields
+from tpiedge.model.folder import has_file, open_file, parse_json, read_bytes, resolve_file
 from tpiedge.model.int4_checkpoint import WEIGHT, joined_tensors
 from tpiedge.model.quantisation import OLD_FILES, QUANTISATION_KEY, Quantisation, of_old_file
 from tpiedge.model.safetensors_header import MAX_TENSORS, Header, read_header
 from tpiedge.model.spec import HEAD
-from tpiedge.pack.imported import AnyTensor, ImportedTensor, open_tensors
-from tpiedge.pack.source import SourceTensor
+from tpiedge.pack.sources.imported import AnyTensor, ImportedTensor, open_tensors
+from tpiedge.pack.sources.source import SourceTensor
 from tpiedge.pack.specs import ModelSpec
+from tpiedge.sanitise import quote, sanitised_line
 
 __all__ = ["Checkpoint"]
 
@@ -132,7 +133,7 @@ def _quantisation(folder: Path, old: str | None) -> Quantisation | None:
         where = folder / old
         values = parse_json(read_bytes(folder, old, _MAX_CONFIG_BYTES), str(where))
         config = {QUANTISATION_KEY: of_old_file(old, values)}
-    return Quantisation.of(Fields(str(where), config))
+    return Quantisation.of(ConfigFields(str(where), config))
 
 
 def _file(tensor: AnyTensor) -> Path:
@@ -227,4 +228,4 @@ def _refuse_without_safetensors(folder: Path) -> NoReturn:
 
 
 def _times(shape: tuple[int, ...]) -> str:
-    return one_line(" x ".join(map(str, shape)) or "one number")
+    return sanitised_line(" x ".join(map(str, shape)) or "one number", 120)

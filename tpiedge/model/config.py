@@ -7,14 +7,15 @@ line that names the file and the field.
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from tpiedge.errors import UserError
-from tpiedge.model.families import FAMILIES, Family
-from tpiedge.model.fields import Fields
-from tpiedge.model.folder import has_file, quote, read_json
+from tpiedge.model.fields import ConfigFields
+from tpiedge.model.folder import has_file, read_json
 from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import RopeConfig
+from tpiedge.sanitise import quote
 
 __all__ = ["ModelConfig"]
 
@@ -35,6 +36,34 @@ _DEFAULT_MAX_WINDOW_LAYERS = 28
 
 _DTYPES = ("float32", "float16", "bfloat16")
 _EXPERT_KEYS = ("num_local_experts", "num_experts", "n_routed_experts")
+
+
+@dataclass(frozen=True)
+class _FamilyTraits:
+    """Defaults and traits of one `model_type`, as transformers 5.x reads its configs.
+
+    `None` in a bias means: the config's flag decides.
+    """
+
+    kv_heads: int | None  # where config.json says nothing; None: as many as query heads
+    head_dim: int | None  # where config.json says nothing; None: hidden_size / num_attention_heads
+    bos_id: int | None
+    eos_id: int | None
+    attention_bias: bool | None  # on q, k, v and o
+    qkv_bias: bool  # on q, k, v only, whatever the config says
+    mlp_bias: bool | None
+    qk_norm: bool
+    windows: str  # "none", "all" (sliding_window for every layer) or "layers" (from max_window_layers on)
+
+
+_FAMILIES: Mapping[str, _FamilyTraits] = MappingProxyType(
+    {
+        "llama": _FamilyTraits(None, None, 1, 2, None, False, None, False, "none"),
+        "mistral": _FamilyTraits(8, None, 1, 2, False, False, False, False, "all"),
+        "qwen2": _FamilyTraits(32, None, None, None, False, True, False, False, "layers"),
+        "qwen3": _FamilyTraits(32, 128, None, None, None, False, False, True, "layers"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -74,13 +103,13 @@ class ModelConfig:
 
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
-        """From `config.json` and, for the ids that end a text, `generation_config.json`. Raises UserError."""
+        """Reads `config.json` and, for the ids that end a text, `generation_config.json`. Raises UserError."""
         config = read_json(folder, "config.json", _FILE_LIMIT)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
             return parsed
         where = str(folder / "generation_config.json")
-        generation = Fields(where, read_json(folder, "generation_config.json", _FILE_LIMIT))
+        generation = ConfigFields(where, read_json(folder, "generation_config.json", _FILE_LIMIT))
         bos_id = generation.optional_integer("bos_token_id", 0, parsed.vocab_size - 1)
         eos_ids = _eos_ids(generation, parsed.vocab_size)
         return replace(
@@ -91,8 +120,8 @@ class ModelConfig:
 
     @staticmethod
     def from_huggingface(values: Mapping[str, object], where: str = "config.json") -> "ModelConfig":
-        """From the object in `config.json`; `where` names it in messages. Raises UserError."""
-        config = Fields(where, values)
+        """Reads the object in `config.json`; `where` names it in messages. Raises UserError."""
+        config = ConfigFields(where, values)
         family = _family(config)
         _refuse_unsupported(config)
         heads, kv_heads, head_dim = _heads(config, family)
@@ -140,7 +169,7 @@ class ModelConfig:
     @staticmethod
     def from_json(values: Mapping[str, object], where: str = "the pack's model config") -> "ModelConfig":
         """Raises UserError that starts with `where`; a manifest is checked like any file."""
-        config = Fields(where, values)
+        config = ConfigFields(where, values)
         vocab = config.integer("vocab_size", 1, _MAX_VOCAB)
         rope = config.raw("rope")
         return _checked(
@@ -171,18 +200,18 @@ class ModelConfig:
         )
 
 
-def _known_type(config: Fields) -> str:
+def _known_type(config: ConfigFields) -> str:
     name = config.text("model_type")
-    if name not in FAMILIES:
-        config.refuse("model_type", f"is {quote(name)}; supported are {', '.join(FAMILIES)}")
+    if name not in _FAMILIES:
+        config.refuse("model_type", f"is {quote(name)}; supported are {', '.join(_FAMILIES)}")
     return name
 
 
-def _family(config: Fields) -> Family:
-    return FAMILIES[_known_type(config)]
+def _family(config: ConfigFields) -> _FamilyTraits:
+    return _FAMILIES[_known_type(config)]
 
 
-def _refuse_unsupported(config: Fields) -> None:
+def _refuse_unsupported(config: ConfigFields) -> None:
     """What a supported `model_type` can be combined with that this engine does not compute."""
     Quantisation.of(config)
     for key in _EXPERT_KEYS:
@@ -197,7 +226,7 @@ def _refuse_unsupported(config: Fields) -> None:
         )
 
 
-def _heads(config: Fields, family: Family) -> tuple[int, int, int]:
+def _heads(config: ConfigFields, family: _FamilyTraits) -> tuple[int, int, int]:
     """(query heads, KV heads, numbers per head)."""
     heads = config.integer("num_attention_heads", 1, _MAX_HEADS)
     kv_default = heads if "num_key_value_heads" in config else family.kv_heads or heads
@@ -212,11 +241,11 @@ def _heads(config: Fields, family: Family) -> tuple[int, int, int]:
     return heads, kv_heads, hidden // heads
 
 
-def _bias(config: Fields, key: str, fixed: bool | None) -> bool:
+def _bias(config: ConfigFields, key: str, fixed: bool | None) -> bool:
     return config.flag(key, False) if fixed is None else fixed
 
 
-def _windows(config: Fields, family: Family, layers: int) -> tuple[int | None, ...]:
+def _windows(config: ConfigFields, family: _FamilyTraits, layers: int) -> tuple[int | None, ...]:
     if family.windows == "all":
         default = None if "sliding_window" in config else _DEFAULT_WINDOW
         window = config.optional_integer("sliding_window", 1, _MAX_POSITIONS)
@@ -226,7 +255,7 @@ def _windows(config: Fields, family: Family, layers: int) -> tuple[int | None, .
     return (None,) * layers
 
 
-def _windows_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
+def _windows_by_layer(config: ConfigFields, layers: int) -> tuple[int | None, ...]:
     """Qwen's rule: `layer_types` if given, otherwise the layers from `max_window_layers` on are windowed."""
     window = None
     if config.flag("use_sliding_window", False):
@@ -248,24 +277,24 @@ def _windows_by_layer(config: Fields, layers: int) -> tuple[int | None, ...]:
     return tuple(window if name == "sliding_attention" else None for name in types)
 
 
-def _window(config: Fields, value: object) -> int | None:
+def _window(config: ConfigFields, value: object) -> int | None:
     if value is None:
         return None
-    return Fields(config.where, {"windows": value}).integer("windows", 1, _MAX_POSITIONS)
+    return ConfigFields(config.where, {"windows": value}).integer("windows", 1, _MAX_POSITIONS)
 
 
-def _bos_id(config: Fields, family: Family, vocab: int) -> int | None:
+def _bos_id(config: ConfigFields, family: _FamilyTraits, vocab: int) -> int | None:
     if "bos_token_id" in config:
         return config.optional_integer("bos_token_id", 0, vocab - 1)
     return family.bos_id if family.bos_id is not None and family.bos_id < vocab else None
 
 
-def _default_eos_ids(config: Fields, family: Family, vocab: int) -> tuple[int, ...]:
+def _default_eos_ids(config: ConfigFields, family: _FamilyTraits, vocab: int) -> tuple[int, ...]:
     missing = "eos_token_id" not in config
     return (family.eos_id,) if missing and family.eos_id is not None and family.eos_id < vocab else ()
 
 
-def _eos_ids(config: Fields, vocab: int) -> tuple[int, ...] | None:
+def _eos_ids(config: ConfigFields, vocab: int) -> tuple[int, ...] | None:
     """One id or a list of them; None if the file names none."""
     value = config.raw("eos_token_id")
     if value is None:
@@ -274,12 +303,12 @@ def _eos_ids(config: Fields, vocab: int) -> tuple[int, ...] | None:
     return _ids(config, "eos_token_id", values, vocab)
 
 
-def _ids(config: Fields, key: str, values: list[object], vocab: int) -> tuple[int, ...]:
-    ids = [Fields(config.where, {key: value}).integer(key, 0, vocab - 1) for value in values]
+def _ids(config: ConfigFields, key: str, values: list[object], vocab: int) -> tuple[int, ...]:
+    ids = [ConfigFields(config.where, {key: value}).integer(key, 0, vocab - 1) for value in values]
     return tuple(dict.fromkeys(ids))
 
 
-def _dtype(config: Fields) -> str:
+def _dtype(config: ConfigFields) -> str:
     value = config.text("dtype", config.text("torch_dtype", "float32"))
     name = value.removeprefix("torch.")
     if name not in _DTYPES:
@@ -287,7 +316,7 @@ def _dtype(config: Fields) -> str:
     return name
 
 
-def _checked(config: Fields, model: ModelConfig) -> ModelConfig:
+def _checked(config: ConfigFields, model: ModelConfig) -> ModelConfig:
     """The conditions between numbers, the same for both kinds of file."""
     if model.num_heads % model.num_kv_heads:
         raise UserError(

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from typing import NoReturn
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import quote
+from tpiedge.sanitise import quote
 
-__all__ = ["Fields"]
+__all__ = ["ConfigFields"]
 
 
-class Fields:
+class ConfigFields:
     """The fields of `values`; `where` names the file in messages.
 
     A field that is missing or null takes the default; without a default that is an error. Every method raises
@@ -62,14 +62,14 @@ class Fields:
             self.refuse(key, f"is {quote(value)}, not a text")
         return value
 
-    def fields(self, key: str) -> "Fields":
+    def fields(self, key: str) -> "ConfigFields":
         """The object under `key`; empty if it is missing or null."""
         value = self.raw(key)
         if value is None:
             value = {}
         if not isinstance(value, dict):
             self.refuse(key, f"is {quote(value)}, not an object")
-        return Fields(f"{self.where}, {key}", value)
+        return ConfigFields(f"{self.where}, {key}", value)
 
     def sequence(self, key: str, limit: int) -> list[object]:
         """The list under `key`, of `limit` entries at most."""

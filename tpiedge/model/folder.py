@@ -14,14 +14,13 @@ from typing import BinaryIO
 
 from tpiedge.errors import UserError
 from tpiedge.pack.files import open_regular
+from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_bytes
 
 __all__ = [
     "has_file",
-    "one_line",
     "open_file",
     "parse_json",
-    "quote",
     "read_bytes",
     "read_json",
     "read_text",
@@ -32,19 +31,6 @@ _MAX_NAME = 255
 # Parsing takes memory by the number of JSON values rather than by bytes: bound them before parsing. An object of one
 # entry, the costliest, takes 200 bytes.
 _MAX_COMMAS = 400_000
-
-
-def quote(value: object, limit: int = 60) -> str:
-    """`value`, which a stranger chose, as one short printable line."""
-    text = ascii(value)
-    return text if len(text) <= limit else text[: limit - 3] + "..."
-
-
-def one_line(text: object, limit: int = 120) -> str:
-    """`text`, which may come from a stranger, as one printable line without quotes."""
-    line = " ".join(str(text).split())
-    line = "".join(mark if mark.isprintable() else ascii(mark)[1:-1] for mark in line[: 2 * limit])
-    return line if len(line) <= limit else line[: limit - 3] + "..."
 
 
 def resolve_file(folder: Path, name: str) -> Path:
@@ -131,7 +117,9 @@ def parse_json(data: bytes, where: str, *, unique_keys: bool = False) -> Mapping
     except RecursionError:
         raise UserError(f"{where} is nested too deeply; download the model again") from None
     except ValueError as error:  # bad JSON, bad UTF-8, numbers of thousands of digits
-        raise UserError(f"{where} is not valid JSON ({one_line(error)}); download it again") from None
+        raise UserError(
+            f"{where} is not valid JSON ({sanitised_line(error, 120)}); download it again"
+        ) from None
     if not isinstance(value, dict):
         raise UserError(f"{where} does not hold a JSON object; download it again")
     return value
@@ -157,4 +145,4 @@ def _in_cache_blobs(root: Path, path: Path) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    return getattr(error, "strerror", None) or one_line(error)
+    return getattr(error, "strerror", None) or sanitised_line(error, 120)

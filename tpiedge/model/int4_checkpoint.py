@@ -4,14 +4,14 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import quote
 from tpiedge.model.quantisation import Quantisation
-from tpiedge.pack.imported import AnyTensor
-from tpiedge.pack.int4_tensor import Int4Tensor
-from tpiedge.pack.int4_words import WORD
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.quality import Quality
-from tpiedge.pack.source import SourceTensor
+from tpiedge.pack.sources.imported import AnyTensor
+from tpiedge.pack.sources.int4_tensor import Int4Tensor
+from tpiedge.pack.sources.int4_words import WORD
+from tpiedge.pack.sources.source import SourceTensor
+from tpiedge.pack.writing.quality import Quality
+from tpiedge.sanitise import quote
 
 __all__ = ["WEIGHT", "joined_tensors", "rounded_tensors"]
 

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from tpiedge.model.fields import Fields
-from tpiedge.model.folder import quote
+from tpiedge.model.fields import ConfigFields
 from tpiedge.pack.layout import Precision
+from tpiedge.sanitise import quote
 
 __all__ = ["OLD_FILES", "QUANTISATION_KEY", "Quantisation", "of_old_file"]
 
@@ -39,14 +39,15 @@ class Quantisation:
 
     @property
     def precision(self) -> Precision:
-        """Of the pack that holds such weights as they are, or, where their groups lie in another order, adds little to
-        their error."""
+        """The precision of a pack that holds such weights as they are, or, where their groups are ordered otherwise,
+        adds little to their error.
+        """
         in_order = not (self.act_order and self.group)
         return Precision.Q4 if self.symmetric and in_order else Precision.Q8
 
     @staticmethod
-    def of(config: Fields) -> "Quantisation | None":
-        """From the object in config.json; None where its weights are plain. Raises UserError for other methods."""
+    def of(config: ConfigFields) -> "Quantisation | None":
+        """Reads the object in config.json; None where its weights are plain. Raises UserError for other methods."""
         if config.raw(QUANTISATION_KEY) is None:
             return None
         fields = config.fields(QUANTISATION_KEY)
@@ -73,7 +74,7 @@ def of_old_file(name: str, values: Mapping[str, object]) -> dict[str, object]:
     return {"quant_method": OLD_FILES[name], **renamed}
 
 
-def _gptq(fields: Fields, group: int | None) -> Quantisation:
+def _gptq(fields: ConfigFields, group: int | None) -> Quantisation:
     layout = fields.text("checkpoint_format", "gptq")
     if layout not in _GPTQ_ZERO_OFFSETS:
         fields.refuse(
@@ -86,7 +87,7 @@ def _gptq(fields: Fields, group: int | None) -> Quantisation:
     )
 
 
-def _awq(fields: Fields, group: int | None) -> Quantisation:
+def _awq(fields: ConfigFields, group: int | None) -> Quantisation:
     layout = fields.text("version", "gemm")
     if layout.lower() != "gemm":
         fields.refuse("version", f"is {quote(layout)}; supported is gemm")

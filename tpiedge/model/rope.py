@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError
-from tpiedge.model.fields import Fields
-from tpiedge.model.folder import quote
+from tpiedge.model.fields import ConfigFields
+from tpiedge.sanitise import quote
 
 __all__ = ["ROPE_KINDS", "RopeConfig", "rope_frequencies"]
 
@@ -57,8 +57,8 @@ class RopeConfig:
         return self.kind == "dynamic"
 
     @staticmethod
-    def from_huggingface(config: Fields, max_positions: int) -> "RopeConfig":
-        """From `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises UserError."""
+    def from_huggingface(config: ConfigFields, max_positions: int) -> "RopeConfig":
+        """Reads `rope_parameters`, or the older `rope_scaling` and `rope_theta`. Raises UserError."""
         key = "rope_scaling" if config.raw("rope_scaling") else "rope_parameters"
         rope = config.fields(key)
         kind = _kind(rope)
@@ -100,7 +100,7 @@ class RopeConfig:
     @staticmethod
     def from_json(where: str, values: Mapping[str, object]) -> "RopeConfig":
         """Raises UserError that starts with `where`."""
-        rope = Fields(where, values)
+        rope = ConfigFields(where, values)
         return _checked(
             rope,
             RopeConfig(
@@ -145,14 +145,14 @@ def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequenc
     raise InternalError(f"rope kind {rope.kind!r} passed the config's checks but has no frequencies")
 
 
-def _kind(rope: Fields, key: str = "rope_type") -> str:
+def _kind(rope: ConfigFields, key: str = "rope_type") -> str:
     kind = rope.text(key, rope.text("type", "default") if key == "rope_type" else None)
     if kind not in ROPE_KINDS:
         rope.refuse(key, f"is {quote(kind)}; supported are {', '.join(ROPE_KINDS)}")
     return kind
 
 
-def _checked(fields: Fields, rope: RopeConfig) -> RopeConfig:
+def _checked(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
     if rope.kind == "llama3" and rope.high_freq_factor <= rope.low_freq_factor:
         fields.refuse("high_freq_factor", f"is {rope.high_freq_factor:g}, not above low_freq_factor")
     return rope

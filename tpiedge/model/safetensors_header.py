@@ -8,7 +8,8 @@ the tensors' bytes. Laws that a file must keep, or it is refused with its name a
 3. a tensor's byte count is its shape times its dtype's size;
 4. the tensors cover the rest of the file exactly: no overlap, no hole, nothing after the last.
 
-The file's own library accepts 300,000 tensors, duplicate names and names like `../x`.
+The format's own library is not asked here: it accepts 300,000 tensors, duplicate names and names like `../x`, and does
+not say where in the file a tensor's bytes are, which packing reads past the page cache (pack/sources/source_file.py).
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from types import MappingProxyType
 from typing import BinaryIO, NoReturn
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import parse_json, quote
+from tpiedge.model.folder import parse_json
+from tpiedge.sanitise import quote
 from tpiedge.units import format_bytes
 
 __all__ = ["MAX_HEADER_BYTES", "MAX_TENSORS", "Header", "HeaderEntry", "read_header"]

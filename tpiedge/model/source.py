@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import NoReturn
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import quote
-from tpiedge.model.hub_cache import HubCache, parse_hub_name
+from tpiedge.model.hub.cache import HubCache, parse_hub_name
+from tpiedge.sanitise import quote
 
 __all__ = ["DEMO", "resolve_model"]
 
@@ -79,7 +79,7 @@ def _shell_word(file: Path) -> str:
 
 
 def _escaped(mark: str) -> str:
-    """As shells read it between $' and '."""
+    """The mark as shells read it between $' and '."""
     if mark.isprintable() and mark not in " '\\":
         return mark
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(mark))

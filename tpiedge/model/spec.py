@@ -1,6 +1,6 @@
 """The neutral layout that a pack is written from: matrices, their shapes, units and sources.
 
-Units (design, section 2): one query head for q and o, one KV head for k and v, tiles of 128 rows for the FFN
+Units: one query head for q and o, one KV head for k and v, tiles of 128 rows for the FFN
 and for the vocabulary.
 """
 

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import UserError
-from tpiedge.model.folder import has_file, one_line, quote, read_json, read_text
+from tpiedge.model.folder import has_file, read_json, read_text
+from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import MIB
 
 __all__ = ["ChatTemplate", "RenderLimits"]
@@ -53,7 +54,7 @@ class ChatTemplate:
 
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
-        """From `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. Raises UserError."""
+        """Reads `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. Raises UserError."""
         if has_file(folder, "chat_template.jinja"):
             templates = {"default": read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)}
         else:
@@ -135,7 +136,7 @@ def _encode(job: Mapping[str, Any]) -> bytes:
     try:
         return json.dumps(job, allow_nan=False).encode("ascii")
     except (TypeError, ValueError, RecursionError) as error:
-        raise UserError(f"the messages are not plain JSON: {one_line(error)}") from None
+        raise UserError(f"the messages are not plain JSON: {sanitised_line(error, 120)}") from None
 
 
 def _run(job: bytes, wall_s: float) -> str:
@@ -169,7 +170,7 @@ def _answer(output: bytes, status: int) -> str:
             f"the model's chat template took too much time or memory ({reason}); use another template"
         ) from None
     if "error" in answer:
-        raise UserError(f"the model's chat template failed: {one_line(answer['error'], 320)}")
+        raise UserError(f"the model's chat template failed: {sanitised_line(answer['error'], 320)}")
     return str(answer["text"])
 
 

@@ -90,7 +90,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Without the HTML escapes of Jinja's own filter."""
+    """JSON without the HTML escapes of Jinja's own filter."""
     return json.dumps(
         value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
@@ -138,7 +138,7 @@ def _generation_extension() -> type:
     from jinja2 import nodes
     from jinja2.ext import Extension
 
-    class Generation(Extension):
+    class GenerationTag(Extension):
         """{% generation %}...{% endgeneration %} marks training targets; here it is its contents."""
 
         tags = {"generation"}  # noqa: RUF012
@@ -148,7 +148,7 @@ def _generation_extension() -> type:
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body, lineno=line)
 
-    return Generation
+    return GenerationTag
 
 
 def _describe(error: Exception) -> str:

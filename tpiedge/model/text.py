@@ -15,12 +15,16 @@ class TextWriter:
     def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
         self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
         self._matcher = StopMatcher(stops)
+        #: Characters of the text so far, those included that are held back.
+        self.length = 0
 
     def push(self, token: int) -> tuple[str, bool]:
         """(text that is now certain, whether a stop string is complete)."""
         if self._detokenizer is None:
             return "", False
-        return self._matcher.feed(self._detokenizer.push(token))
+        text = self._detokenizer.push(token)
+        self.length += len(text)
+        return self._matcher.feed(text)
 
     def finish(self) -> tuple[str, bool]:
         """(what was held back, whether a stop string was complete in it), where the answer ends by itself."""

@@ -1,16 +1,18 @@
 """Text to token ids and back, with the model's own `tokenizer.json`."""
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 from types import MappingProxyType
 
 from tokenizers import Tokenizer as Backend
 
 from tpiedge.errors import UserError
-from tpiedge.model.fields import Fields
-from tpiedge.model.folder import has_file, one_line, quote, read_bytes, read_json
+from tpiedge.model.fields import ConfigFields
+from tpiedge.model.folder import has_file, read_bytes, read_json
+from tpiedge.sanitise import quote, sanitised_line
 
 __all__ = ["Tokenizer"]
 
@@ -19,6 +21,8 @@ _MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
 # vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.
 _MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
 _MAX_CONFIG_BYTES = 10_000_000
+_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+_FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
 
@@ -101,12 +105,49 @@ class Tokenizer:
             ids = self._backend.encode(text, add_special_tokens=add_special and wrapping is None).ids
         except BaseException as error:
             _reraise_own(error)
-            raise UserError(f"the model's tokenizer cannot encode the text ({one_line(error)})") from None
+            raise UserError(
+                f"the model's tokenizer cannot encode the text ({sanitised_line(error, 120)})"
+            ) from None
         return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
         """The text of `ids`; ids beyond the vocabulary have no text."""
         return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """What `token_id` adds to a text that has begun: with its leading space, and exact where it is a part of a
+        character. None beyond the vocabulary."""
+        token = self.token(token_id)
+        if token is None:
+            return None
+        once, twice = (self.decode([token_id] * count, skip_special=False) for count in (1, 2))
+        exact = _spelled_bytes(token) if _REPLACEMENT in once else None
+        if exact is not None:
+            return exact
+        # A decoder drops the space at the start of a text, which is not the token's second place.
+        return (twice[len(once) :] if twice.startswith(once) else once).encode()
+
+
+def _spelled_bytes(token: str) -> bytes | None:
+    """The bytes that `token` stands for, if its vocabulary spells bytes, which decoding it alone would not give.
+
+    SentencePiece writes "<0xE4>", byte-level BPE one character per byte. None for any other token.
+    """
+    fallback = _FALLBACK.fullmatch(token)
+    if fallback is not None:
+        return bytes([int(fallback[1], 16)])
+    table = _byte_level()
+    if all(character in table for character in token):
+        return bytes(table[character] for character in token)
+    return None
+
+
+@cache
+def _byte_level() -> Mapping[str, int]:
+    """GPT-2's alphabet: bytes that are printable in Latin-1 are themselves, the others follow from U+0100 on."""
+    shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    hidden = [byte for byte in range(0x100) if byte not in shown]
+    return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
 def _parse(data: bytes, path: Path) -> Backend:
@@ -118,7 +159,7 @@ def _parse(data: bytes, path: Path) -> Backend:
     except BaseException as error:
         _reraise_own(error)
         raise UserError(
-            f"{path} is not a tokenizer that can be read ({one_line(error)}); download the model again"
+            f"{path} is not a tokenizer that can be read ({sanitised_line(error, 120)}); download the model again"
         ) from None
 
 
@@ -128,16 +169,16 @@ def _reraise_own(error: BaseException) -> None:
         raise error
 
 
-def _read_config(folder: Path) -> Fields:
+def _read_config(folder: Path) -> ConfigFields:
     """tokenizer_config.json over the older special_tokens_map.json; empty where there is neither."""
     values: dict[str, object] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if has_file(folder, name):
             values |= read_json(folder, name, _MAX_CONFIG_BYTES)
-    return Fields(str(folder / "tokenizer_config.json"), values)
+    return ConfigFields(str(folder / "tokenizer_config.json"), values)
 
 
-def _special_tokens(config: Fields, folder: Path) -> dict[str, str]:
+def _special_tokens(config: ConfigFields, folder: Path) -> dict[str, str]:
     tokens: dict[str, str] = {}
     for name in _TOKEN_NAMES:
         value = config.raw(name)
@@ -152,7 +193,7 @@ def _special_tokens(config: Fields, folder: Path) -> dict[str, str]:
     return tokens
 
 
-def _wrapping(config: Fields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:
+def _wrapping(config: ConfigFields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:
     """`add_bos_token` and `add_eos_token`, if one is given, overrule tokenizer.json, as in transformers 5."""
     if config.raw("add_bos_token") is None and config.raw("add_eos_token") is None:
         return None

@@ -7,13 +7,12 @@ and f16 -> bf16, which round to the nearest, ties to even; a NaN stays a NaN.
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
+from tpiedge.kernels.panels import Array
 from tpiedge.pack.layout import Precision
 
 __all__ = ["STORED", "Array", "SourceDtype", "bf16_from_f32", "convert", "f32_from_bf16", "numpy_dtype"]
 
-Array: TypeAlias = npt.NDArray[Any]
 SourceDtype: TypeAlias = Literal["F32", "F16", "BF16"]
 
 #: Of the precisions that are not quantised.

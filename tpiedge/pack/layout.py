@@ -21,9 +21,9 @@ from tpiedge.errors import UserError
 from tpiedge.pack.matrix_layout import (
     ALIGN,
     ROW_ALIGN,
+    HashedRange,
     MatrixLayout,
     PanelLayout,
-    Range,
     RowLayout,
     round_up,
     whole_pages,
@@ -38,10 +38,10 @@ __all__ = [
     "FFN_MATRICES",
     "ROW_ALIGN",
     "BlobLayout",
+    "HashedRange",
     "MatrixLayout",
     "PanelLayout",
     "Precision",
-    "Range",
     "RowLayout",
     "VectorLayout",
     "group_size",
@@ -109,12 +109,12 @@ class BlobLayout:
     def has_matrix(self, name: str) -> bool:
         return name in self._matrix_by_name
 
-    def vector_ranges(self) -> Iterator[Range]:
+    def vector_ranges(self) -> Iterator[HashedRange]:
         """The one range of the vector section, or none if the blob has no vectors."""
         if self.vectors_nbytes:
-            yield Range("", 0, 0, self.vectors_nbytes, 0)
+            yield HashedRange("", 0, 0, self.vectors_nbytes, 0)
 
-    def ranges(self) -> Iterator[Range]:
+    def ranges(self) -> Iterator[HashedRange]:
         """Every hashed range, in the order of the blob and of its table of hashes."""
         yield from self.vector_ranges()
         for matrix in self.matrices:

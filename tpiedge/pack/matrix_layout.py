@@ -14,9 +14,9 @@ from tpiedge.pack.specs import MatrixSpec
 __all__ = [
     "ALIGN",
     "ROW_ALIGN",
+    "HashedRange",
     "MatrixLayout",
     "PanelLayout",
-    "Range",
     "RowLayout",
     "round_up",
     "whole_pages",
@@ -29,7 +29,7 @@ _MAX_PANEL_INPUTS = 1 << 20  # a panel, as f32, takes 64 MB then
 
 
 @dataclass(frozen=True)
-class Range:
+class HashedRange:
     """One hashed range of a blob: unit `unit` of `matrix`, or the vector section (matrix "", unit 0).
 
     `index` is its place in the blob's table of hashes.
@@ -62,7 +62,10 @@ class MatrixLayout(ABC):
 
     @staticmethod
     def of(spec: MatrixSpec, precision: Precision, offset: int, first_range: int) -> "MatrixLayout":
-        """Of the matrix whose bytes begin at `offset`."""
+        """The layout of the matrix whose bytes begin at `offset`.
+
+        Raises UserError where it is too wide to be quantised.
+        """
         kind = PanelLayout if precision.quantised else RowLayout
         inputs = min(spec.rows, spec.rows_per_unit) if spec.transposed else spec.cols
         if precision.quantised and inputs > _MAX_PANEL_INPUTS:
@@ -101,15 +104,18 @@ class MatrixLayout(ABC):
             return offset, 0
         return offset, (stop - 1 - start) * self.unit_nbytes(0) + self.unit_nbytes(stop - 1)
 
-    def ranges(self, start: int, stop: int) -> Iterator[Range]:
+    def ranges(self, start: int, stop: int) -> Iterator[HashedRange]:
         """The hashed ranges of the units [start, stop), in storage order."""
         for unit in range(start, stop):
             offset, length = self.span(unit, unit + 1)
-            yield Range(self.name, unit, offset, length, self.first_range + unit)
+            yield HashedRange(self.name, unit, offset, length, self.first_range + unit)
 
     @abstractmethod
     def unit_nbytes(self, unit: int) -> int:
-        """Of a unit with its padding, whole pages; of the first, also the way from one unit to the next."""
+        """Bytes of a unit with its padding: whole pages.
+
+        The first unit's are also the distance from one unit to the next.
+        """
 
     def _check_units(self, start: int, stop: int) -> None:
         if not 0 <= start <= stop <= self.units:
@@ -161,7 +167,7 @@ class PanelLayout(MatrixLayout):
     """q8 or q4: units of panels."""
 
     def shape(self, unit: int) -> PanelShape:
-        """Of one unit."""
+        """The shape of the panels of one unit, in numbers."""
         rows = self.unit_rows(unit)
         outputs, inputs = (self.cols, rows) if self.transposed else (rows, self.cols)
         return PanelShape(self.precision.bits, outputs, inputs)

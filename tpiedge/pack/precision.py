@@ -15,7 +15,7 @@ class Precision(Enum):
 
     @property
     def bits(self) -> int:
-        """Of one stored weight, scales apart."""
+        """Bits of one stored weight, its scale not counted."""
         return _BITS[self]
 
     @property

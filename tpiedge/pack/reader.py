@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from tpiedge.errors import IntegrityError, UserError
 from tpiedge.pack.files import open_regular, read_parts
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import BlobLayout, Precision, Range, group_size, share_bytes, share_of_matrix
+from tpiedge.pack.layout import BlobLayout, HashedRange, Precision, group_size, share_bytes, share_of_matrix
 from tpiedge.pack.manifest import BLOB_FOLDER, Manifest, load_manifest
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.specs import JSON, BlobSpec, ModelSpec
@@ -48,7 +48,7 @@ class Pack:
 
     @property
     def precision(self) -> Precision:
-        """Of the layers; `layout(key).precision` is that of a blob."""
+        """The precision of the layers; `layout(key).precision` is that of a blob."""
         return self._manifest.storage.layers
 
     @property
@@ -118,7 +118,7 @@ class Pack:
         """Query heads per KV head."""
         return group_size(self.layout(layer))
 
-    def share_ranges(self, layer: int, share: NodeShare) -> Iterator[Range]:
+    def share_ranges(self, layer: int, share: NodeShare) -> Iterator[HashedRange]:
         """What a node of `share` needs of a layer: vectors and its units of each matrix, in storage order."""
         layout = self.layout(layer)
         yield from layout.vector_ranges()
@@ -172,19 +172,19 @@ def verify_pack(
     return done
 
 
-def check_range(path: Path, item: Range, hashes: HashTable, data: memoryview) -> None:
+def check_range(path: Path, item: HashedRange, hashes: HashTable, data: memoryview) -> None:
     """Raises IntegrityError unless `data`, all of range `item` of the blob at `path`, has its crc32."""
     if not hashes.matches(item.index, [data], fast=True):
         raise IntegrityError(path, item.label)
 
 
-def _ranges(pack: Pack, key: BlobKey, share: NodeShare | None) -> Iterable[Range]:
+def _ranges(pack: Pack, key: BlobKey, share: NodeShare | None) -> Iterable[HashedRange]:
     if share is None:
         return pack.layout(key).ranges()
     return pack.share_ranges(key, share) if isinstance(key, int) else ()
 
 
-def _verify_ranges(pack: Pack, key: BlobKey, ranges: list[Range], fast: bool) -> Iterator[int]:
+def _verify_ranges(pack: Pack, key: BlobKey, ranges: list[HashedRange], fast: bool) -> Iterator[int]:
     if not ranges:
         return
     path, hashes = pack.blob_path(key), pack.hashes(key)

@@ -1,4 +1,4 @@
-"""Who holds what: intervals of units (design, section 2)."""
+"""What each node holds: intervals of units."""
 
 from dataclasses import dataclass
 

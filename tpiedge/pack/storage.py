@@ -65,11 +65,11 @@ class Storage:
         return {"embedding": self.embedding, "head": self.head}.get(str(key), self.layers)
 
     def layout(self, key: int | str, spec: BlobSpec) -> BlobLayout:
-        """Of the blob `key`."""
+        """The layout of the blob `key`."""
         return BlobLayout.of(spec, self.of_blob(key), vectors_f32=self.vectors_f32)
 
     def label(self, *, tied: bool) -> str:
-        """For the name of a folder: "q4", and what is unusual of it ("q4-head-bf16")."""
+        """The part of a folder's name: "q4", and what is unusual of it ("q4-head-bf16")."""
         usual = Storage.of(self.layers, tied=tied)
         parts = [self.layers.value]
         if self.embedding is not usual.embedding:

@@ -1,4 +1,4 @@
-"""Who uses a pack: a shared lock on its manifest for as long as a process works with it.
+"""The processes that use a pack: a shared lock on its manifest for as long as a process works with it.
 
 It ends with its process, however that ends. Who wants to delete the pack needs the lock for itself alone.
 """

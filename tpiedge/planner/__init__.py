@@ -1,1 +1,7 @@
-"""Who computes what: pure functions from facts to a plan, or to a refusal that explains itself."""
+"""From facts to a plan, as pure functions.
+
+`facts` and `needs` say what a model needs of a node, `arithmetic` in which precision; `partition` cuts units by
+weights, `fractions` and `streaming` by speed, memory and disk; `solve` plans for a computer, `capacity` for a cluster,
+by the times of `prediction`. `network` predicts all-reduces, `linking` says who connects to whom, `steady` analyses
+streaming.
+"""

@@ -8,7 +8,7 @@ __all__ = ["check_compute", "usual_compute"]
 
 
 def usual_compute(stored: Precision) -> Compute:
-    """The arithmetic for layers that are `stored` so, where nobody wants another."""
+    """The arithmetic for layers that are `stored` so, where no other was asked for."""
     return "int8" if stored.quantised else "f32"
 
 

@@ -14,10 +14,10 @@ from tpiedge.errors import InternalError
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import fraction_limit, pinned_limit
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
-from tpiedge.planner.partition import Weight
+from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import (
     Demand,
-    Machine,
+    MachineFacts,
     Prediction,
     least_step_s,
     node_facts,
@@ -61,7 +61,7 @@ class Allocation:
 
 
 def allocate(
-    demand: Demand, machines: Sequence[Machine], weights: Sequence[Weight] | None = None
+    demand: Demand, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Allocation | Infeasible:
     """The fastest set of machines that can hold the model; `weights` (of --shares, one per machine) override."""
     missing = demand.min_workers - (len(machines) - 1)
@@ -84,7 +84,7 @@ def allocate(
 
 
 def _fastest(
-    demand: Demand, machines: Sequence[Machine], filled: Sequence[Machine]
+    demand: Demand, machines: Sequence[MachineFacts], filled: Sequence[MachineFacts]
 ) -> Allocation | Infeasible:
     able = [index for index, machine in enumerate(filled) if index == 0 or _limit(demand, machine) > 0]
     if len(able) - 1 < demand.min_workers:
@@ -109,7 +109,7 @@ def _fastest(
     return _allocation(demand, machines, members, prediction, reasons)
 
 
-def _best_set(demand: Demand, machines: Sequence[Machine], able: Sequence[int]) -> _Option | None:
+def _best_set(demand: Demand, machines: Sequence[MachineFacts], able: Sequence[int]) -> _Option | None:
     """The fastest set, of few machines; of many, the fastest within some round trip, improved by one machine at a
     time. None if no set holds the model."""
     if len(able) <= _FEW:
@@ -137,7 +137,7 @@ def _neighbours(members: Sequence[int], able: Sequence[int]) -> list[list[int]]:
 
 def _best_of(
     demand: Demand,
-    machines: Sequence[Machine],
+    machines: Sequence[MachineFacts],
     sets: Sequence[Sequence[int]],
     tries: int,
     best: _Option | None = None,
@@ -158,7 +158,7 @@ def _best_of(
     return best
 
 
-def _option(demand: Demand, machines: Sequence[Machine], members: list[int]) -> _Option | None:
+def _option(demand: Demand, machines: Sequence[MachineFacts], members: list[int]) -> _Option | None:
     prediction = predict(demand, _pick(machines, members))
     if len(members) - 1 < demand.min_workers or isinstance(prediction, Infeasible):
         return None
@@ -172,12 +172,12 @@ def _cost(option: _Option) -> tuple[float, int]:
     return option[1].step_s, len(option[0])
 
 
-def _limit(demand: Demand, machine: Machine) -> float:
+def _limit(demand: Demand, machine: MachineFacts) -> float:
     """The part of the layers that fits on a worker; not positive if not even an empty share does."""
     return fraction_limit(demand.model, 1, node_facts([machine])[0], demand.capacity_tokens)
 
 
-def _pick(machines: Sequence[Machine], members: Sequence[int]) -> list[Machine]:
+def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[MachineFacts]:
     return [machines[index] for index in members]
 
 
@@ -188,7 +188,7 @@ def _fractions(model: ModelFacts, shares: Sequence[NodeShare]) -> list[float]:
 
 def _allocation(
     demand: Demand,
-    machines: Sequence[Machine],
+    machines: Sequence[MachineFacts],
     members: Sequence[int],
     prediction: Prediction,
     reasons: dict[int, str],
@@ -208,8 +208,8 @@ def _allocation(
 
 def _why_in(
     demand: Demand,
-    machine: Machine,
-    filled: Sequence[Machine],
+    machine: MachineFacts,
+    filled: Sequence[MachineFacts],
     members: Sequence[int],
     index: int,
     fraction: float,
@@ -224,7 +224,7 @@ def _why_in(
     return f"{format_bytes(speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
 
 
-def _limiting(demand: Demand, machine: Machine, rank: int, by_speed: float) -> str:
+def _limiting(demand: Demand, machine: MachineFacts, rank: int, by_speed: float) -> str:
     """What keeps a machine from the part that its speed alone would give it."""
     (node,) = node_facts([machine])
     limits = [
@@ -240,7 +240,7 @@ def _limiting(demand: Demand, machine: Machine, rank: int, by_speed: float) -> s
 
 
 def _why_out(
-    demand: Demand, machines: Sequence[Machine], members: Sequence[int], chosen: Prediction, index: int
+    demand: Demand, machines: Sequence[MachineFacts], members: Sequence[int], chosen: Prediction, index: int
 ) -> str:
     machine = machines[index]
     if _limit(demand, machine) <= 0:

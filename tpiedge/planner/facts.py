@@ -5,7 +5,7 @@ from tpiedge.memory.sweep import head_tile_bytes
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.needs import ModelFacts
-from tpiedge.planner.partition import Shape
+from tpiedge.planner.partition import LayerShape
 from tpiedge.wire.fields import KVPrecision
 
 __all__ = ["model_facts"]
@@ -30,7 +30,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
     key, head = pack.head_matrix
     head_layout = pack.layout(key)
     return ModelFacts(
-        shape=Shape(layer.matrix("q").units, layer.matrix("k").units, layer.matrix("gate").units),
+        shape=LayerShape(layer.matrix("q").units, layer.matrix("k").units, layer.matrix("gate").units),
         num_layers=pack.num_layers,
         query_unit_bytes=(first("q"), first("o")),
         kv_unit_bytes=(first("k"), first("v")),

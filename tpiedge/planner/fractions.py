@@ -81,7 +81,7 @@ class _Line:
 
     @property
     def least_s(self) -> float:
-        """Of a sweep with nothing of any layer: rank 0 may have to read the LM head."""
+        """Seconds of a sweep with nothing of any layer: rank 0 may have to read the LM head."""
         if self.pinned >= 0 or not self.read_per_s:
             return 0.0
         return max(0.0, -self.read_at_once / self.read_per_s)

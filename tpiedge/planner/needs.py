@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from tpiedge.pack.layout import whole_pages
 from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.planner.partition import Shape
+from tpiedge.planner.partition import LayerShape
 from tpiedge.units import MIB, format_bytes
 from tpiedge.wire.weights import ALL_PINNED, Keeping, WeightMemory
 
@@ -33,7 +33,7 @@ _ACTIVATION_BYTES = 64 * MIB
 class ModelFacts:
     """Bytes of a model's parts as they are stored, per layer where not said. Of units: of each matrix of a block."""
 
-    shape: Shape
+    shape: LayerShape
     num_layers: int
     #: Of q and o; of k and v; of gate, up and down.
     query_unit_bytes: tuple[int, int]

@@ -34,7 +34,7 @@ from typing import Final, get_args
 from tpiedge.collectives.shape import Hop, phases
 from tpiedge.errors import InternalError
 from tpiedge.units import format_bytes, format_seconds
-from tpiedge.wire.fields import Collective
+from tpiedge.wire.fields import CollectiveName
 
 __all__ = [
     "BYTE_S",
@@ -42,11 +42,10 @@ __all__ = [
     "STEPWISE_S",
     "TIE",
     "WAKE_S",
-    "Choice",
+    "ChosenCollective",
     "Costs",
     "NetworkFacts",
     "PairFacts",
-    "Prediction",
     "choose",
     "predict",
 ]
@@ -64,11 +63,11 @@ WAKE_S: Final = 25e-6
 """Once per phase: what waking up a receiver that waited costs."""
 
 TIE: Final = 0.05
-"""Of two collectives whose predictions differ by no more than this part, the simpler one is chosen."""
+"""Where the predictions of two collectives differ by no more than this part, the simpler one is chosen."""
 
-_CHOICES: Final[tuple[Collective, ...]] = ("star", "mesh", "two-shot")
+_CHOICES: Final[tuple[CollectiveName, ...]] = ("star", "mesh", "two-shot")
 """From the simplest on."""
-_NATIVE: Final = frozenset[Collective](("star", "mesh"))
+_NATIVE: Final = frozenset[CollectiveName](("star", "mesh"))
 
 Host = str | int
 _Port = tuple[str, Host]
@@ -91,7 +90,8 @@ class PairFacts:
 
     @staticmethod
     def measured(round_trip_s: float, bytes_per_s: float) -> "PairFacts":
-        """From echoes over a connection of ours: an empty one, and the rate at which the bytes of another came on top.
+        """The link that echoes over a connection of ours tell of: an empty one, and the rate at which the bytes of
+        another came on top.
 
         Processing is taken out, because predictions add it. No limit is known where hardly more than that remains.
         """
@@ -102,14 +102,14 @@ class PairFacts:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of processing messages, in seconds: per message and per byte, at either end, and per phase."""
+    """What processing messages costs, in seconds: per message and per byte, at either end, and per phase."""
 
     message_s: float = MESSAGE_S
     byte_s: float = BYTE_S
     wake_s: float = WAKE_S
     stepwise_s: float = STEPWISE_S
 
-    def per_message_s(self, collective: Collective) -> float:
+    def per_message_s(self, collective: CollectiveName) -> float:
         return self.message_s if collective in _NATIVE else self.stepwise_s
 
 
@@ -138,7 +138,7 @@ class NetworkFacts:
         return len(self.hosts)
 
     def link(self, source: int, target: int) -> PairFacts | None:
-        """In this direction; None where there is none."""
+        """The link in this direction; None where there is none."""
         return self.links.get((source, target)) or self.links.get((target, source))
 
     @cached_property
@@ -155,7 +155,7 @@ class NetworkFacts:
         return rates
 
     def ports(self, source: int, target: int) -> tuple[_PortSide, _PortSide]:
-        """By which a message leaves and arrives."""
+        """The ports by which a message leaves `source` and arrives at `target`."""
         return (self._port(source, target), "out"), (self._port(target, source), "in")
 
     def _port(self, rank: int, other: int) -> _Port:
@@ -164,8 +164,8 @@ class NetworkFacts:
 
 
 @dataclass(frozen=True, slots=True)
-class Prediction:
-    """Of one all-reduce: the parts of its longest chain of messages that wait for each other."""
+class CollectivePrediction:
+    """How long one all-reduce takes: the parts of its longest chain of messages that wait for each other."""
 
     latency_s: float = 0.0
     transfer_s: float = 0.0
@@ -175,38 +175,38 @@ class Prediction:
     def seconds(self) -> float:
         return self.latency_s + self.transfer_s + self.processing_s
 
-    def __add__(self, other: "Prediction") -> "Prediction":
+    def __add__(self, other: "CollectivePrediction") -> "CollectivePrediction":
         latency_s, transfer_s = self.latency_s + other.latency_s, self.transfer_s + other.transfer_s
-        return Prediction(latency_s, transfer_s, self.processing_s + other.processing_s)
+        return CollectivePrediction(latency_s, transfer_s, self.processing_s + other.processing_s)
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class ChosenCollective:
     """`predictions`: of every collective that the links allow. `why` is a sentence for people."""
 
-    collective: Collective
-    predictions: Mapping[Collective, Prediction]
+    collective: CollectiveName
+    predictions: Mapping[CollectiveName, CollectivePrediction]
     why: str
 
 
-def choose(nbytes: int, facts: NetworkFacts) -> Choice:
+def choose(nbytes: int, facts: NetworkFacts) -> ChosenCollective:
     """The fastest of star, mesh and two-shot for `nbytes` per node, as they travel: half of them with bf16 on the wire.
 
     Two nodes always exchange their parts: that is one latency, and no more bytes or messages than any other way.
     """
-    known = {name: predict(name, nbytes, facts) for name in get_args(Collective)}
+    known = {name: predict(name, nbytes, facts) for name in get_args(CollectiveName)}
     predictions = {name: found for name, found in known.items() if found is not None}
     able = [name for name in _CHOICES if name in predictions]
     least_s = min(predictions[name].seconds for name in able)
     near = [name for name in able if predictions[name].seconds <= (1 + TIE) * least_s]
-    chosen: Collective = "mesh" if facts.size == 2 else near[0]
-    return Choice(chosen, predictions, _why(chosen, near, nbytes, predictions, facts))
+    chosen: CollectiveName = "mesh" if facts.size == 2 else near[0]
+    return ChosenCollective(chosen, predictions, _why(chosen, near, nbytes, predictions, facts))
 
 
-def predict(collective: Collective, nbytes: int, facts: NetworkFacts) -> Prediction | None:
+def predict(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> CollectivePrediction | None:
     """One all-reduce of `nbytes` per node, as they travel. None where two nodes that would have to cannot reach each
     other."""
-    ready = [Prediction()] * facts.size
+    ready = [CollectivePrediction()] * facts.size
     message_s = facts.costs.per_message_s(collective)
     for phase in phases(collective, facts.size):
         if any(facts.link(hop.source, hop.target) is None for hop in phase):
@@ -215,7 +215,7 @@ def predict(collective: Collective, nbytes: int, facts: NetworkFacts) -> Predict
     return max(ready, key=lambda found: found.seconds)
 
 
-def _after(load: "_Load", ready: Sequence[Prediction]) -> list[Prediction]:
+def _after(load: "_Load", ready: Sequence[CollectivePrediction]) -> list[CollectivePrediction]:
     """When every node is through with a phase, if it was `ready` for it at those times."""
     after = list(ready)
     for hop in load.phase:
@@ -246,11 +246,11 @@ class _Load:
                 self._rank_s[rank, side] += work_s
                 self._host_s[facts.hosts[rank], side] += work_s
 
-    def prediction(self, hop: Hop) -> Prediction:
+    def prediction(self, hop: Hop) -> CollectivePrediction:
         source, target, part = hop
         link = self._facts.link(source, target)
         assert link is not None  # `predict` has looked
-        return Prediction(
+        return CollectivePrediction(
             link.one_way_latency_s,
             max(
                 self._nbytes * part / (link.bytes_per_s or inf),
@@ -268,10 +268,10 @@ class _Load:
 
 
 def _why(
-    chosen: Collective,
-    near: Sequence[Collective],
+    chosen: CollectiveName,
+    near: Sequence[CollectiveName],
     nbytes: int,
-    predictions: Mapping[Collective, Prediction],
+    predictions: Mapping[CollectiveName, CollectivePrediction],
     facts: NetworkFacts,
 ) -> str:
     if facts.size == 1:

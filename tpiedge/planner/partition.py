@@ -1,4 +1,4 @@
-"""Cutting every layer into one share per node (design, section 2; TPI-LLM, section 3.1).
+"""Cutting every layer into one share per node (TPI-LLM, section 3.1).
 
 Attention and FFN are cut independently. Attention cuts fall on the borders of KV heads unless more nodes take part
 than there are KV heads; then they fall on query heads and a KV head is replicated on the nodes that share it.
@@ -12,8 +12,8 @@ from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share
 
 __all__ = [
-    "Shape",
-    "Weight",
+    "LayerShape",
+    "ShareWeight",
     "apportion",
     "apportion_within",
     "heads_per_cut",
@@ -24,7 +24,7 @@ __all__ = [
 
 
 @dataclass(frozen=True)
-class Shape:
+class LayerShape:
     """The units of a layer: `heads` query heads over `kv_heads` KV heads, and `ffn_tiles` tiles of the FFN."""
 
     heads: int
@@ -38,7 +38,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Weight:
+class ShareWeight:
     """Relative weight of one node in the attention and in the FFN; any scale, zero for none."""
 
     attention: float
@@ -64,7 +64,7 @@ def apportion(weights: Sequence[float], units: int) -> list[int]:
 
 
 def apportion_within(weights: Sequence[float], units: int, caps: Sequence[int]) -> list[int] | None:
-    """As `apportion`, but no node gets more than its cap; None if the caps leave units over."""
+    """Apportions as `apportion`, but no node gets more than its cap; None if the caps leave units over."""
     full: dict[int, int] = {}
     while True:
         free = [0.0 if index in full else weight for index, weight in enumerate(weights)]
@@ -78,7 +78,7 @@ def apportion_within(weights: Sequence[float], units: int, caps: Sequence[int]) 
         full |= {index: caps[index] for index in over}
 
 
-def partition(shape: Shape, weights: Sequence[Weight]) -> tuple[NodeShare, ...]:
+def partition(shape: LayerShape, weights: Sequence[ShareWeight]) -> tuple[NodeShare, ...]:
     """One share per node, in rank order, that together cover every unit exactly once."""
     attention = [weight.attention for weight in weights]
     cut = heads_per_cut(shape, attention)
@@ -87,7 +87,7 @@ def partition(shape: Shape, weights: Sequence[Weight]) -> tuple[NodeShare, ...]:
     return tuple(map(NodeShare, intervals(counts), intervals(ffn)))
 
 
-def heads_per_cut(shape: Shape, weights: Sequence[float]) -> int:
+def heads_per_cut(shape: LayerShape, weights: Sequence[float]) -> int:
     """Query heads between two places where attention may be cut: a KV head's, or one if those do not suffice."""
     takers = sum(weight > 0 for weight in weights)
     return 1 if takers > shape.kv_heads else shape.group_size
@@ -99,7 +99,7 @@ def intervals(counts: Sequence[int]) -> list[Share]:
     return [Share(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
 
 
-def parse_shares(text: str, nodes: int) -> tuple[Weight, ...]:
+def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
     """'3,1,2' -> three weights; 'a:f' gives a node different weights in attention and FFN ('0:2': FFN only).
 
     Raises UserError for a wrong count, what is not a number, a negative number, or nothing but zeros.
@@ -116,7 +116,7 @@ def parse_shares(text: str, nodes: int) -> tuple[Weight, ...]:
     return weights
 
 
-def _parse_weight(item: str, text: str) -> Weight:
+def _parse_weight(item: str, text: str) -> ShareWeight:
     parts = item.split(":")
     try:
         numbers = [float(part) for part in parts]
@@ -128,4 +128,4 @@ def _parse_weight(item: str, text: str) -> Weight:
         )
     if any(not math.isfinite(number) or number < 0 or number > 1e9 for number in numbers):
         raise UserError(f"--shares {text!r}: {item.strip()!r} is out of range; weights are from 0 to 1e9")
-    return Weight(numbers[0], numbers[-1])
+    return ShareWeight(numbers[0], numbers[-1])

@@ -11,19 +11,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
-from tpiedge.planner.partition import Weight
+from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.solve import Plan, evaluate, least_seconds, solve
 from tpiedge.planner.streaming import head_seconds
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["Demand", "Machine", "Prediction", "least_step_s", "node_facts", "predict", "with_speeds"]
+__all__ = ["Demand", "MachineFacts", "Prediction", "least_step_s", "node_facts", "predict", "with_speeds"]
 
 #: Bytes per second of a disk that was not measured.
 _USUAL_DISK = 2e8
 
 
 @dataclass(frozen=True)
-class Machine:
+class MachineFacts:
     """A machine that offers itself; the first of several is the master's own.
 
     `weight_bytes_per_s` is that with weights such as the model's layers (0: not measured); `head_bytes_per_s` that with
@@ -67,7 +67,7 @@ class Prediction:
 
 
 def predict(
-    demand: Demand, machines: Sequence[Machine], weights: Sequence[Weight] | None = None
+    demand: Demand, machines: Sequence[MachineFacts], weights: Sequence[ShareWeight] | None = None
 ) -> Prediction | Infeasible:
     """The step if exactly these machines take part, with shares by speed or by `weights`."""
     nodes = node_facts(machines)
@@ -80,7 +80,7 @@ def predict(
     return Prediction(plan, 2 * demand.model.num_layers * _all_reduce_s(demand, machines))
 
 
-def least_step_s(demand: Demand, machines: Sequence[Machine]) -> float | None:
+def least_step_s(demand: Demand, machines: Sequence[MachineFacts]) -> float | None:
     """What no prediction of these machines with shares by speed is below; None where there is none. Costs little."""
     nodes = node_facts(machines)
     layers_s = least_seconds(demand.model, nodes, demand.capacity_tokens)
@@ -90,7 +90,7 @@ def least_step_s(demand: Demand, machines: Sequence[Machine]) -> float | None:
     return layers_s + head_seconds(demand.model, nodes[0]) + reduce_s
 
 
-def _all_reduce_s(demand: Demand, machines: Sequence[Machine]) -> float:
+def _all_reduce_s(demand: Demand, machines: Sequence[MachineFacts]) -> float:
     workers = machines[1:]
     if not workers:
         return 0.0
@@ -101,7 +101,7 @@ def _all_reduce_s(demand: Demand, machines: Sequence[Machine]) -> float:
     return round_trip_s / 2 + row_s if len(workers) == 1 else round_trip_s + 2 * row_s
 
 
-def node_facts(machines: Sequence[Machine]) -> list[NodeFacts]:
+def node_facts(machines: Sequence[MachineFacts]) -> list[NodeFacts]:
     """The machines as the planner's nodes, in rank order."""
     return [
         NodeFacts(
@@ -116,7 +116,7 @@ def node_facts(machines: Sequence[Machine]) -> list[NodeFacts]:
     ]
 
 
-def with_speeds(machines: Sequence[Machine]) -> list[Machine]:
+def with_speeds(machines: Sequence[MachineFacts]) -> list[MachineFacts]:
     """A machine that has not measured itself counts as the median of the others."""
     known = [machine.weight_bytes_per_s for machine in machines if machine.weight_bytes_per_s > 0]
     usual = statistics.median(known) if known else 1e9
@@ -126,5 +126,5 @@ def with_speeds(machines: Sequence[Machine]) -> list[Machine]:
     ]
 
 
-def _with_names(reason: str, machines: Sequence[Machine]) -> str:
+def _with_names(reason: str, machines: Sequence[MachineFacts]) -> str:
     return re.sub(r"\bnode (\d+)\b", lambda found: machines[int(found[1])].name, reason)

@@ -1,4 +1,4 @@
-"""From capacities to shares, as a pure function (design, section 5: decide purely).
+"""From capacities to shares, as a pure function.
 
 Time. Every block ends in an allreduce, so a step lasts as long as the slowest node's layers, and then rank 0 computes
 the LM head while the others wait: step = max_i(fraction_i * layer_bytes / speed_i) + head_bytes / head_speed_0. The
@@ -28,8 +28,8 @@ from tpiedge.planner.fractions import (
 )
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, NodeNeed
 from tpiedge.planner.partition import (
-    Shape,
-    Weight,
+    LayerShape,
+    ShareWeight,
     apportion_within,
     heads_per_cut,
     intervals,
@@ -55,7 +55,7 @@ class Plan:
 
 
 def evaluate(
-    model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[Weight], capacity_tokens: int
+    model: ModelFacts, nodes: Sequence[NodeFacts], weights: Sequence[ShareWeight], capacity_tokens: int
 ) -> Plan | Infeasible:
     """The plan of given weights, refused if a node's part exceeds its memory or its disk."""
     return _judged(model, nodes, partition(model.shape, weights), capacity_tokens)
@@ -84,7 +84,9 @@ def solve(model: ModelFacts, nodes: Sequence[NodeFacts], capacity_tokens: int) -
     limits = [fraction_limit(model, rank, node, capacity_tokens) for rank, node in enumerate(nodes)]
     if not _are_enough(limits):
         if all(node.streams for node in nodes):
-            return evaluate(model, nodes, [Weight(1, 1)] * len(nodes), capacity_tokens)  # names the least
+            return evaluate(
+                model, nodes, [ShareWeight(1, 1)] * len(nodes), capacity_tokens
+            )  # names the least
         return shortage(model, nodes, limits, capacity_tokens)
     in_memory = _in_memory(model, nodes, capacity_tokens)
     found = _fastest(in_memory)
@@ -110,7 +112,7 @@ def _are_enough(limits: Sequence[float]) -> bool:
 
 
 def _fastest(plans: Sequence[Plan | Infeasible]) -> Plan | None:
-    """Of equal ones the first: what needs no disk."""
+    """The fastest plan; among equal ones the first, which needs no disk."""
     return min(
         (plan for plan in plans if isinstance(plan, Plan)), key=lambda plan: plan.layers_s, default=None
     )
@@ -138,7 +140,7 @@ def _of_fractions(
     """Plans of whole units. One head too many may make a node read more than it is worth, so units are fitted to a time
     hardly longer than the `seconds` of the fractions, if that is possible. The last one is that of the rounded
     fractions."""
-    rounded = evaluate(model, nodes, [Weight(part, part) for part in parts], capacity_tokens)
+    rounded = evaluate(model, nodes, [ShareWeight(part, part) for part in parts], capacity_tokens)
     if isinstance(rounded, Plan) and rounded.layers_s <= _CLOSE * seconds:
         return [rounded]
     for slack in (1.0,) if seconds == math.inf else (*_SLACKS, math.inf):
@@ -174,7 +176,7 @@ def _fit_whole_units(
     return None
 
 
-def _fit_attention(shape: Shape, weights: Sequence[float], has_room: _HasRoom) -> list[Share] | None:
+def _fit_attention(shape: LayerShape, weights: Sequence[float], has_room: _HasRoom) -> list[Share] | None:
     cut = heads_per_cut(shape, weights)
     cuts = shape.heads // cut
 
@@ -189,7 +191,7 @@ def _fit_attention(shape: Shape, weights: Sequence[float], has_room: _HasRoom) -
 
 
 def _fit_ffn(
-    shape: Shape, weights: Sequence[float], attention: Sequence[Share], has_room: _HasRoom
+    shape: LayerShape, weights: Sequence[float], attention: Sequence[Share], has_room: _HasRoom
 ) -> list[Share] | None:
     last = max(rank for rank, weight in enumerate(weights) if weight > 0)
 

@@ -132,7 +132,7 @@ class Streaming:
 
     @property
     def tight(self) -> Sides:
-        """Of the block that is covered least by the one before it."""
+        """The sides of the block that is covered least by the one before it."""
         pairs = (
             Sides(self.work_s[block - 1], sum(sizes) / self.disk_bytes_per_s)
             for block, sizes in enumerate(self.streamed)
@@ -142,7 +142,7 @@ class Streaming:
 
     @cached_property
     def stretch(self) -> Sides:
-        """Of the piece and the block that are covered least (condition 2)."""
+        """The sides of the piece and the block that are covered least (condition 2)."""
         return min(self._stretches(), key=_margin, default=Sides(0.0, 0.0))
 
     @property
@@ -194,7 +194,7 @@ class Streaming:
 
     @cached_property
     def _block_of(self) -> tuple[int, ...]:
-        """Of each streamed piece."""
+        """The block of each streamed piece."""
         return tuple(block for block, sizes in enumerate(self.streamed) for _ in sizes)
 
     @cached_property
@@ -212,7 +212,7 @@ class Streaming:
 
     @cached_property
     def _reads(self) -> tuple[tuple[tuple[float, int], ...], ...]:
-        """Of each block: (seconds to read, blocks behind) of its pieces."""
+        """For each block, (seconds to read, blocks behind) of its pieces."""
         pieces = iter(zip(self._loads, self._behind, strict=True))
         return tuple(tuple(next(pieces) for _ in sizes) for sizes in self.streamed)
 

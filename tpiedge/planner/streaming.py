@@ -50,13 +50,13 @@ def smallest_bytes(
 
 
 def node_seconds(model: ModelFacts, share: NodeShare, node: NodeFacts, need: NodeNeed) -> float:
-    """Of all layers of one sweep, in units of bytes / speed: reading goes on beside computing."""
+    """The time of all layers of one sweep, in units of bytes / speed: reading goes on beside computing."""
     loading = need.streamed_bytes / node.disk_bytes_per_s if node.disk_bytes_per_s else 0.0
     return max(model.num_layers * layer_bytes(model, share) / node.speed, loading)
 
 
 def head_seconds(model: ModelFacts, node: NodeFacts) -> float:
-    """Of the LM head for one token, in units of bytes / speed."""
+    """The time of the LM head for one token, in units of bytes / speed."""
     return model.head_bytes / (node.head_speed or node.speed)
 
 

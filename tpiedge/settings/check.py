@@ -39,7 +39,7 @@ def nearest(name: str, known: Sequence[str]) -> str:
 
 
 def _common_flag(key: str, tables: Iterable[dict[str, Flag]]) -> Flag:
-    """As the verbs that have it declare it."""
+    """The flag as the verbs that have it declare it."""
     return next((flags[key] for flags in tables if key in flags), Flag(key))
 
 

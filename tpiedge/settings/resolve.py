@@ -1,5 +1,6 @@
 """Which value counts: the environment before the file. (The command line comes before both, defaults last.)"""
 
+import difflib
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,7 +9,9 @@ from tpiedge.errors import UserError
 from tpiedge.settings.file import SettingsFile
 from tpiedge.settings.schema import COMMON_TABLE, Flag, Verb
 
-__all__ = ["Setting", "resolve", "unused_variables"]
+__all__ = ["Setting", "check_variables", "resolve", "unused_variables"]
+
+_ALIKE = 0.75
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,22 @@ def unused_variables(verbs: Sequence[Verb], environment: Mapping[str, str]) -> l
     known = {name for verb in verbs for flag in verb.flags for name in verb.variables(flag)}
     prefixes = tuple(verb.prefix for verb in verbs)
     return sorted(name for name in environment if name.startswith(prefixes) and name not in known)
+
+
+def check_variables(verb: Verb, verbs: Sequence[Verb], environment: Mapping[str, str]) -> list[str]:
+    """Those that are `verb`'s by their prefix, of all `verbs`, and resemble none of its flags: others may have set
+    them for purposes of their own. Raises UserError for one that is a typing error, as for a key of a file."""
+    strange = [name for name in unused_variables(verbs, environment) if _owner(name, verbs) == verb]
+    known = {name.removeprefix(verb.prefix): name for flag in verb.flags for name in verb.variables(flag)}
+    for name in strange:
+        meant = difflib.get_close_matches(name.removeprefix(verb.prefix), known, 1, _ALIKE)
+        if meant:
+            raise UserError(f"the variable {name} sets nothing; did you mean {known[meant[0]]}?")
+    return strange
+
+
+def _owner(name: str, verbs: Sequence[Verb]) -> Verb:
+    return max((verb for verb in verbs if name.startswith(verb.prefix)), key=lambda verb: len(verb.prefix))
 
 
 def _from_environment(verb: Verb, flag: Flag, environment: Mapping[str, str]) -> Setting | None:

@@ -9,9 +9,9 @@ from typing import Any, NoReturn, Protocol
 
 from tpiedge.errors import UserError
 from tpiedge.testbed import testbed
-from tpiedge.testbed.containers_backend import DockerTestbeds, in_containers
-from tpiedge.testbed.containers_engine import Engine
-from tpiedge.testbed.containers_plan import DEFAULT_IMAGE
+from tpiedge.testbed.containers.backend import DockerTestbeds, in_containers
+from tpiedge.testbed.containers.engine import ContainerEngine
+from tpiedge.testbed.containers.plan import DEFAULT_IMAGE
 from tpiedge.testbed.description import Link
 from tpiedge.testbed.measuring import Measured, longest_rtt_s, measure_pair
 from tpiedge.testbed.running import RunningTestbed, attach
@@ -36,7 +36,7 @@ class Attached(Protocol):
     def device_names(self) -> tuple[str, ...]: ...
 
     def expected(self, source: str, target: str) -> Expected:
-        """Of the way between two devices, as the links are now."""
+        """What the way between two devices should give, as the links are now."""
 
     def measure(self, source: str, target: str) -> Measured:
         """Takes some seconds. Raises ResourceError where nothing arrives."""
@@ -54,7 +54,7 @@ class Backend(Protocol):
         """Whether this user may ask for the status of what others have brought up."""
 
     def names(self) -> list[str]:
-        """Of all testbeds that are there or of which something is left."""
+        """The names of all testbeds that are there or of which something is left."""
 
     def up(self, scenario: Scenario, say: Callable[[str], object]) -> None:
         """It stays until `down`. What a killed command left of it is removed before."""
@@ -63,7 +63,7 @@ class Backend(Protocol):
         """End all processes in it and remove it, or what is left of it. Whether there was anything."""
 
     def status(self, name: str) -> dict[str, Any] | None:
-        """As `status_of`. None where it is not there."""
+        """The record of `status_of`; None where the testbed is not there."""
 
     def change_link(
         self, name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]
@@ -137,7 +137,7 @@ class _Namespaces:
 def every_backend() -> Iterator[tuple[Backend, ...]]:
     """That of containers only where an engine answers."""
     try:
-        engine = Engine.connect()
+        engine = ContainerEngine.connect()
     except UserError:
         yield (NamespaceTestbeds(),)
         return

@@ -12,14 +12,14 @@ from typing import IO, Any
 
 from tpiedge.errors import ResourceError, TpiedgeError
 from tpiedge.testbed.namespaces import run_inside, scratch_namespace
-from tpiedge.testbed.netem import Command, interface_of, link_commands, network_commands
+from tpiedge.testbed.netem import MemberCommand, interface_of, link_commands, network_commands
 from tpiedge.testbed.processes import module_processes
-from tpiedge.testbed.state import Network, State, folder_of, socket_of
-from tpiedge.testbed.switch_client import SwitchClient
+from tpiedge.testbed.state import Network, TestbedState, folder_of, socket_of
+from tpiedge.testbed.switch.client import SwitchClient
 
 __all__ = ["best_network", "counters", "set_link", "start", "switches"]
 
-_SWITCH_MODULE = "tpiedge.testbed.switch"
+_SWITCH_MODULE = "tpiedge.testbed.switch.process"
 _READY_S = 20.0
 _MAX_LINE = 1 << 16
 _TRY = ("tc", "qdisc", "add", "dev", "lo", "root", "netem", "delay", "1ms")
@@ -37,7 +37,7 @@ def best_network() -> Network:
     return "netem"
 
 
-def start(made: State, namespaces: Mapping[str, Path]) -> None:
+def start(made: TestbedState, namespaces: Mapping[str, Path]) -> None:
     """Let packets flow. Raises UserError, ResourceError."""
     if made.network == "netem":
         _run_all(network_commands(made.topology, namespaces), namespaces)
@@ -45,7 +45,7 @@ def start(made: State, namespaces: Mapping[str, Path]) -> None:
         _start_switch(made, namespaces)
 
 
-def set_link(made: State, member: str, namespaces: Mapping[str, Path]) -> None:
+def set_link(made: TestbedState, member: str, namespaces: Mapping[str, Path]) -> None:
     """Make the two directions of the member's link what they are in `made`. Raises UserError, ResourceError."""
     topology = made.topology
     if made.network == "netem":
@@ -67,7 +67,7 @@ def set_link(made: State, member: str, namespaces: Mapping[str, Path]) -> None:
     SwitchClient(socket_of(made.name)).set_links(changes)
 
 
-def counters(made: State, namespaces: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
+def counters(made: TestbedState, namespaces: Mapping[str, Path]) -> dict[str, dict[str, Any]]:
     """Link direction ("laptop up") -> packets, bytes, dropped and, of the switch, lost. Raises ResourceError."""
     if made.network == "switch":
         return dict(SwitchClient(socket_of(made.name)).counters()["links"])
@@ -94,12 +94,12 @@ def _sent(namespace: Path, interface: str) -> dict[str, Any]:
     return {"packets": int(fields[10]), "bytes": int(fields[9]), "dropped": int(fields[12])}
 
 
-def _run_all(commands: Iterable[Command], namespaces: Mapping[str, Path]) -> None:
+def _run_all(commands: Iterable[MemberCommand], namespaces: Mapping[str, Path]) -> None:
     for member, command in commands:
         run_inside(namespaces[member], command)
 
 
-def _start_switch(made: State, namespaces: Mapping[str, Path]) -> None:
+def _start_switch(made: TestbedState, namespaces: Mapping[str, Path]) -> None:
     """It runs on its own from here on. Raises ResourceError."""
     log = folder_of(made.name) / "switch.log"
     answer = _started(made, made.topology.switch_plan(namespaces).to_json(), log)
@@ -109,7 +109,7 @@ def _start_switch(made: State, namespaces: Mapping[str, Path]) -> None:
         raise ResourceError(f"the switch of the testbed {made.name} does not start: {reason}")
 
 
-def _started(made: State, plan: str, log: Path) -> str:
+def _started(made: TestbedState, plan: str, log: Path) -> str:
     """What the switch says to the plan; it is in a session of its own, and no child of this process."""
     switch = (sys.executable, "-P", "-m", _SWITCH_MODULE, str(socket_of(made.name)))
     with (

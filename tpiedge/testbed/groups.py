@@ -1,7 +1,7 @@
 """The control groups of a device: processor time and memory, in version 1 or 2 of either. Linux, root.
 
-All groups of a testbed lie below the topmost group that this process sees, so they outlive whoever makes them and their
-names can be told from the testbed's: what is left after a crash is found by its name alone.
+All groups of a testbed lie below the topmost group that this process sees, so they outlive the process that makes them
+and their names can be told from the testbed's: what is left after a crash is found by its name alone.
 """
 
 import contextlib
@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import ResourceError
-from tpiedge.nodes.cgroups import Cgroups
-from tpiedge.nodes.memory_group import MemoryGroup
+from tpiedge.host.cgroups import Cgroups
+from tpiedge.host.memory_group import MemoryGroup
 
 __all__ = ["Controllers", "GroupUse", "cpu_quota_us", "processors"]
 
@@ -26,7 +26,7 @@ _LEAST_QUOTA_US = 1_000
 
 @dataclass(frozen=True)
 class GroupUse:
-    """Of a device now: bytes, and processes that the kernel has killed for want of memory. None: not counted."""
+    """A device's use now: bytes, and processes that the kernel has killed for want of memory. None: not counted."""
 
     used_bytes: int | None
     peak_bytes: int | None
@@ -45,14 +45,14 @@ class Controllers:
 
     @staticmethod
     def here(root: Path = Path("/")) -> "Controllers":
-        """Of this computer. A controller is in one of the two hierarchies only."""
+        """The controllers of this computer. A controller is in one of the two hierarchies only."""
         own = Cgroups.own(root)
         cpu, cpu_version = _topmost(own.cpu_v1, own.cpu_v2, "cpu")
         memory, memory_version = _topmost(own.memory_v1, own.memory_v2, "memory")
         return Controllers(cpu, cpu_version, memory, memory_version)
 
     def folders(self, name: str) -> tuple[Path, ...]:
-        """Of the groups `name`, one or two."""
+        """The folders of the groups `name`, one or two."""
         tops = (self.cpu, self.memory)
         return tuple(dict.fromkeys(top / name for top in tops if top is not None))
 
@@ -84,7 +84,7 @@ class Controllers:
             MemoryGroup(self.memory / name, self.memory_version).limit(nbytes, swap_bytes)
 
     def use(self, name: str) -> GroupUse:
-        """Of memory. All unknown where the group is not there, or is removed meanwhile."""
+        """The use of memory. All is unknown where the group is not there, or is removed meanwhile."""
         if self.memory is not None:
             with contextlib.suppress(OSError):
                 return _use(MemoryGroup(self.memory / name, self.memory_version))
@@ -101,8 +101,10 @@ class Controllers:
         return {folder.name for top in tops for folder in top.glob(f"{prefix}*") if folder.is_dir()}
 
     def remove(self, name: str) -> None:
-        """With what is in it and below it; this process goes up and lives. Nothing happens where there is none. Raises
-        ResourceError."""
+        """Removes the group with what is in it and below it; this process is moved up first.
+
+        Does nothing where there is none. Raises ResourceError.
+        """
         for folder in self.folders(name):
             _remove(folder)
 
@@ -114,7 +116,7 @@ class Controllers:
 
 
 def processors() -> int:
-    """Of this computer. As many, or more, for a device are no limit."""
+    """Processors of this computer. As many, or more, for a device are no limit."""
     return os.cpu_count() or 1
 
 
@@ -150,7 +152,7 @@ def _remove(folder: Path) -> None:
                 if os.getpid() in _members(group):
                     (folder.parent / "cgroup.procs").write_text(str(os.getpid()))
                 MemoryGroup(group, 2).remove()  # of either version: only its list of members is used
-        except OSError as error:  # the kernel is a little behind, or somebody else was faster
+        except OSError as error:  # the kernel is a little behind, or another process was faster
             if time.monotonic() > deadline:
                 raise ResourceError(f"cannot remove the control group {folder}: {error.strerror}") from None
             time.sleep(_POLL_S)

@@ -60,14 +60,14 @@ class End(Protocol):
 
 
 class Ways(Protocol):
-    """A testbed: whoever is `inside` a device makes sockets there."""
+    """A testbed: a thread that is `inside` a device makes sockets there."""
 
     def inside(self, device: Any, /) -> AbstractContextManager[None]: ...
 
 
 @dataclass(frozen=True)
 class Measured:
-    """Of one pair, `source` first. `rtt_s` is a median; `bytes_per_s` the payload that arrived."""
+    """What one pair gave, `source` first. `rtt_s` is a median; `bytes_per_s` the payload that arrived."""
 
     source: str
     target: str
@@ -98,12 +98,12 @@ def expected_rtt_s(there: Expected, back: Expected) -> float:
 
 
 def longest_rtt_s(there: Expected, back: Expected) -> float:
-    """With all jitter, before anything waits in a queue."""
+    """The round trip with all jitter, before anything waits in a queue."""
     return there.latency_s + back.latency_s + there.jitter_s + back.jitter_s
 
 
 def expected_payload(expected: Expected) -> float | None:
-    """Of the rate, which counts packets with their headers, what one TCP connection carries."""
+    """Payload per second of one TCP connection; the rate counts packets with their headers. None: no limit."""
     if expected.bytes_per_s is None:
         return None
     return expected.bytes_per_s * (_MTU_BYTES - _HEADERS_BYTES) / _MTU_BYTES
@@ -156,7 +156,7 @@ def _datagram_socket(testbed: Ways, device: End, answer_s: float) -> Iterator[so
 
 
 def _round_trip(here: socket.socket, there: socket.socket, number: int) -> float | None:
-    """One thread plays both ends: nobody has to be woken but by the network."""
+    """One thread plays both ends: only the network wakes it."""
     time.sleep(_GAP_S)
     started = time.perf_counter()
     here.send(_DATAGRAM.pack(number))

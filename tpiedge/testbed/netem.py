@@ -13,9 +13,9 @@ from pathlib import Path
 from tpiedge.testbed.description import Device, Link, Router
 from tpiedge.testbed.topology import INTERFACE, Topology, queue_bytes
 
-__all__ = ["Command", "interface_of", "link_commands", "network_commands", "shaping"]
+__all__ = ["MemberCommand", "interface_of", "link_commands", "network_commands", "shaping"]
 
-Command = tuple[str, tuple[str, ...]]
+MemberCommand = tuple[str, tuple[str, ...]]
 """The member in whose namespace it runs, and its words."""
 
 _UPLINK = "uplink"
@@ -28,7 +28,7 @@ _BURST_S = 0.001
 _LEAST_BURST = 1 << 16
 
 
-def network_commands(topology: Topology, namespaces: Mapping[str, Path]) -> Iterator[Command]:
+def network_commands(topology: Topology, namespaces: Mapping[str, Path]) -> Iterator[MemberCommand]:
     """Links, addresses and routes of all members, then what the links do."""
     for router in topology.description.routers:
         yield router.name, _FORWARD
@@ -43,7 +43,7 @@ def network_commands(topology: Topology, namespaces: Mapping[str, Path]) -> Iter
         )
 
 
-def link_commands(topology: Topology, name: str) -> Iterator[Command]:
+def link_commands(topology: Topology, name: str) -> Iterator[MemberCommand]:
     """What the two directions of the link of a member do, instead of what they did."""
     member = topology.members[name]
     if member.uplink is None:
@@ -98,8 +98,8 @@ def _packets(link: Link) -> int:
     return min(_MOST_PACKETS, math.ceil((under_way + queue_bytes(link.bytes_per_s)) / _PACKET))
 
 
-def _cable(topology: Topology, member: Router | Device, namespace: Path) -> Iterator[Command]:
-    """From the member to its uplink, whose namespace it is."""
+def _cable(topology: Topology, member: Router | Device, namespace: Path) -> Iterator[MemberCommand]:
+    """The cable from the member to its uplink, made in the uplink's namespace."""
     interface, uplink = interface_of(member), member.uplink or ""
     own, above = topology.addresses[member.name], topology.addresses[uplink]
     ends = ((member.name, interface, own), (uplink, member.name, above))
@@ -113,7 +113,7 @@ def _cable(topology: Topology, member: Router | Device, namespace: Path) -> Iter
     yield member.name, ("ip", "route", "add", "default", "via", above, "dev", interface, "onlink")
 
 
-def _routes(topology: Topology, router: Router) -> Iterator[Command]:
+def _routes(topology: Topology, router: Router) -> Iterator[MemberCommand]:
     """Downwards: what lies below each member that is connected to it. Upwards there is the default route."""
     for name in topology.members:
         ascent = topology.ascent(name)

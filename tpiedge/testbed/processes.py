@@ -36,8 +36,10 @@ def end_all(members: Callable[[], set[int]], polite_s: float) -> None:
 
 
 def module_processes(module: str, argument: str) -> set[int]:
-    """Those that run and were started as `... -m MODULE ARGUMENT`, by whoever has the same /run: in a container the
-    same path is another file."""
+    """Those that run and were started as `...
+
+    -m MODULE ARGUMENT`, by any process with the same /run: in a container the same path is another file.
+    """
     wanted = [os.fsencode(word) for word in ("-m", module, argument)]
     processes = (Path("/proc", name) for name in os.listdir("/proc") if name.isdecimal())
     return {int(path.name) for path in processes if _arguments(path)[-3:] == wanted and _shares_run(path)}

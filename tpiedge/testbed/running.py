@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 from tpiedge.testbed import enter, forwarding
-from tpiedge.testbed.containers_backend import in_containers
+from tpiedge.testbed.containers.backend import in_containers
 from tpiedge.testbed.description import Description, Device, Link
 from tpiedge.testbed.groups import Controllers
 from tpiedge.testbed.namespaces import NAMESPACES, inside
 from tpiedge.testbed.scenarios import load_scenario
-from tpiedge.testbed.state import Network, Owner, State, names, prefix_of, read_state, require_root
+from tpiedge.testbed.state import Network, Owner, TestbedState, names, prefix_of, read_state, require_root
 from tpiedge.testbed.testbed import change_link, down, up
 from tpiedge.testbed.topology import Expected
 
@@ -38,14 +38,14 @@ class RunningDevice:
 
     @property
     def place(self) -> Place:
-        """For a node that runs on it."""
+        """The place for a node that runs on the device."""
         return Place(self.address, self.enter_command)
 
 
 class RunningTestbed:
     """One that is up. `devices` in the order of the description."""
 
-    def __init__(self, made: State) -> None:
+    def __init__(self, made: TestbedState) -> None:
         self._made = made
         self.name = made.name
         self.network: Network = made.network
@@ -78,7 +78,7 @@ class RunningTestbed:
 
     @property
     def links(self) -> Mapping[str, tuple[Link, Link]]:
-        """As they are now, upwards and downwards, by the member below each."""
+        """The links as they are now, upwards and downwards, by the member below each."""
         members = self._made.topology.description.members
         return {member.name: (member.up, member.down) for member in members if member.uplink is not None}
 
@@ -92,8 +92,9 @@ class RunningTestbed:
             self._made = change_link(self.name, name, becomes(pair))
 
     def set_links(self, member: str, **changes: Any) -> None:
-        """Of the link between `member` and its uplink, in both directions, while it runs: latency_s, jitter_s, loss,
-        bytes_per_s (None: no limit). Raises UserError, ResourceError."""
+        """Changes the link between `member` and its uplink, in both directions, while it runs: latency_s, jitter_s,
+        loss, bytes_per_s (None: no limit). Raises UserError, ResourceError.
+        """
 
         def changed(up_link: Link, down_link: Link) -> tuple[Link, Link]:
             return replace(up_link, **changes), replace(down_link, **changes)
@@ -101,7 +102,7 @@ class RunningTestbed:
         self._made = change_link(self.name, member, changed)
 
     def expected(self, source: RunningDevice | str, target: RunningDevice | str) -> Expected:
-        """Of the way between two devices, as the links are now."""
+        """What the way between two devices should give, as the links are now."""
         names = [item if isinstance(item, str) else item.name for item in (source, target)]
         return self._made.topology.expected(names[0], names[1])
 
@@ -111,7 +112,7 @@ def open_testbed(
     given: str, *, name: str | None = None, network: Network | None = None, say: Callable[[str], object] = len
 ) -> Iterator[RunningTestbed]:
     """`given`: that of a testbed that is up, one that comes along, or a file. Where it is not up it is brought up, and
-    taken down at the end of the block; if this process is killed, by whoever uses the name next.
+    taken down at the end of the block; if this process is killed, by the next command that uses the name.
 
     `name`: another than that of the file. Raises UserError, ResourceError.
     """
@@ -152,7 +153,7 @@ def enter_command(name: str, device: str) -> tuple[str, ...]:
     return (sys.executable, "-I", "-S", enter.__file__, str(NAMESPACES / full), *there, "--")
 
 
-def _running(given: str, name: str | None) -> State | None:
+def _running(given: str, name: str | None) -> TestbedState | None:
     """The testbed of that name, if it is up and says the same. Raises UserError where it cannot be used."""
     is_file = "/" in given or given.endswith(".toml")
     scenario = load_scenario(given, name) if is_file else None

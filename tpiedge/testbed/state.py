@@ -28,7 +28,7 @@ __all__ = [
     "ROOT",
     "Network",
     "Owner",
-    "State",
+    "TestbedState",
     "folder_of",
     "locked",
     "names",
@@ -68,8 +68,8 @@ class Owner:
 
 
 @dataclass(frozen=True)
-class State:
-    """`maker` brings it up; once `ready`, it belongs to `owner`, with whom it ends, or to nobody.
+class TestbedState:
+    """`maker` brings it up; once `ready`, it belongs to `owner`, with which it ends, or to no process.
 
     `links`: member -> (up, down), where they differ from what the description says.
     """
@@ -85,7 +85,7 @@ class State:
 
     @property
     def topology(self) -> Topology:
-        """With the links as they are now."""
+        """The topology with the links as they are now."""
         topology = Topology(parse_description(self.text, f"the testbed {self.name}"))
         for member, (up, down) in self.links.items():
             topology = topology.with_links(member, up, down)
@@ -93,14 +93,16 @@ class State:
 
     @property
     def abandoned(self) -> bool:
-        """Whether only its removal is left: who was to finish or to end it is gone, or the computer restarted."""
+        """Whether only its removal is left: the process that was to finish or to end it is gone, or the computer
+        restarted.
+        """
         if self.boot != _boot():
             return True
         keeper = self.owner if self.ready else self.maker
         return keeper is not None and not keeper.alive
 
     def write(self) -> None:
-        """In one step: a reader sees the old state or the new one."""
+        """Writes the file in one step: a reader sees the old state or the new one."""
         folder = folder_of(self.name)
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = folder / "state.json.partial"
@@ -108,14 +110,14 @@ class State:
         partial.replace(folder / "state.json")
 
 
-def read_state(name: str) -> State | None:
+def read_state(name: str) -> TestbedState | None:
     """None where there is no such testbed, or none that says enough to do more than to remove it. Raises UserError
     without the right to look."""
     try:
         record = json.loads((folder_of(name) / "state.json").read_text())
         owners = {key: record[key] and Owner(**record[key]) for key in ("maker", "owner")}
         links = {member: (Link(**up), Link(**down)) for member, (up, down) in record["links"].items()}
-        return State(**(record | owners | {"links": links}))
+        return TestbedState(**(record | owners | {"links": links}))
     except FileNotFoundError:
         return None
     except PermissionError:
@@ -125,7 +127,7 @@ def read_state(name: str) -> State | None:
 
 
 def names() -> list[str]:
-    """Of the testbeds that have a folder, whatever is in it."""
+    """The names of testbeds that have a folder, whatever is in it."""
     try:
         return sorted(entry.name for entry in os.scandir(ROOT) if entry.is_dir())
     except OSError:
@@ -137,19 +139,21 @@ def folder_of(name: str) -> Path:
 
 
 def socket_of(name: str) -> Path:
-    """Of the switch."""
+    """The path of the switch's socket."""
     return folder_of(name) / "control.sock"
 
 
 def prefix_of(name: str) -> str:
-    """Of namespaces and control groups. Names of testbeds have no dots."""
+    """What the names of namespaces and control groups begin with. Names of testbeds have no dots."""
     return f"tpiedge.{name}."
 
 
 @contextlib.contextmanager
 def locked(name: str) -> Iterator[None]:
-    """Nobody else changes the testbed meanwhile. Raises UserError without root, ResourceError if another command holds
-    it for a minute."""
+    """Holds the testbed's lock, so that no other process changes it.
+
+    Raises UserError without root, ResourceError if another command holds it for a minute.
+    """
     require_root()
     path = ROOT / f"{name}.lock"
     descriptor = _lock(path, time.monotonic() + _LOCK_S)

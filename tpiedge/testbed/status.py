@@ -9,15 +9,15 @@ from tpiedge.errors import TpiedgeError
 from tpiedge.testbed import forwarding
 from tpiedge.testbed.description import Device
 from tpiedge.testbed.groups import Controllers, processors
-from tpiedge.testbed.state import State, prefix_of, socket_of
-from tpiedge.testbed.switch_client import SwitchClient
+from tpiedge.testbed.state import TestbedState, prefix_of, socket_of
+from tpiedge.testbed.switch.client import SwitchClient
 from tpiedge.testbed.testbed import members, namespaces_of
 from tpiedge.testbed.topology import Topology
 
 __all__ = ["links_of", "pairs_of", "status_of"]
 
 
-def status_of(made: State) -> dict[str, Any]:
+def status_of(made: TestbedState) -> dict[str, Any]:
     """`backend`: namespaces, or docker, whose record has the same keys but `container` for `namespace` and no
     `totals`. `state` is one of: up; starting; abandoned (a command that was to end it was killed, or the computer
     restarted); broken (its switch has ended)."""
@@ -57,7 +57,7 @@ def pairs_of(topology: Topology) -> list[dict[str, Any]]:
     ]
 
 
-def _state(made: State, switch_pids: list[int]) -> str:
+def _state(made: TestbedState, switch_pids: list[int]) -> str:
     if made.abandoned:
         return "abandoned"
     if not made.ready:
@@ -65,7 +65,7 @@ def _state(made: State, switch_pids: list[int]) -> str:
     return "up" if switch_pids or made.network == "netem" else "broken"
 
 
-def _device(made: State, topology: Topology, device: Device) -> dict[str, Any]:
+def _device(made: TestbedState, topology: Topology, device: Device) -> dict[str, Any]:
     namespace = namespaces_of(made)[device.name]
     use = Controllers.here().use(f"{prefix_of(made.name)}{device.name}")
     return {
@@ -84,15 +84,15 @@ def _device(made: State, topology: Topology, device: Device) -> dict[str, Any]:
     }
 
 
-def _counters(made: State) -> dict[str, dict[str, Any]]:
+def _counters(made: TestbedState) -> dict[str, dict[str, Any]]:
     """None of a switch that has ended."""
     with contextlib.suppress(TpiedgeError, OSError):
         return forwarding.counters(made, namespaces_of(made))
     return {}
 
 
-def _totals(made: State) -> dict[str, int] | None:
-    """TOTALS of switch_library.py; None where no switch answers."""
+def _totals(made: TestbedState) -> dict[str, int] | None:
+    """TOTALS of switch/library.py; None where no switch answers."""
     if made.network == "switch":
         with contextlib.suppress(TpiedgeError, OSError):
             return dict(SwitchClient(socket_of(made.name)).counters()["totals"])

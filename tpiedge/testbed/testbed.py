@@ -6,22 +6,21 @@ from dataclasses import replace
 from pathlib import Path
 
 from tpiedge.errors import ResourceError, UserError
+from tpiedge.progress import Say
 from tpiedge.testbed import forwarding, state
 from tpiedge.testbed.description import Link, check_name
 from tpiedge.testbed.groups import Controllers, processors
 from tpiedge.testbed.namespaces import NAMESPACES, add_namespace, members_of, remove_namespace
 from tpiedge.testbed.processes import end_all
 from tpiedge.testbed.scenarios import Scenario
-from tpiedge.testbed.state import Network, Owner, State, locked, prefix_of, read_state
+from tpiedge.testbed.state import Network, Owner, TestbedState, locked, prefix_of, read_state
 
 __all__ = ["change_link", "down", "known_names", "members", "namespaces_of", "up"]
 
 _POLITE_S = 3.0
 
-Say = Callable[[str], object]
 
-
-def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | None = None) -> State:
+def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | None = None) -> TestbedState:
     """It stays until `down`, or as long as `owner` lives. What a killed command left of it is removed before.
 
     Raises UserError where it is up already or this computer cannot have it, ResourceError; then nothing is left.
@@ -30,7 +29,7 @@ def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | Non
     with locked(name):
         _clear(name, say)
         chosen = network or forwarding.best_network()
-        made = State(name, scenario.text, chosen, maker=Owner.own())
+        made = TestbedState(name, scenario.text, chosen, maker=Owner.own())
         made.write()
         try:
             _build(made, say)
@@ -53,14 +52,14 @@ def down(name: str, owner: Owner | None = None) -> bool:
 
 
 def known_names() -> list[str]:
-    """Of all testbeds that are there or of which something is left."""
+    """The names of all testbeds that are there or of which something is left."""
     marked = {path.name for path in NAMESPACES.glob("tpiedge.*.*")} if NAMESPACES.is_dir() else set()
     marked |= Controllers.here().found("tpiedge.")
     made = {*state.names(), *(parts[1] for name in marked if len(parts := name.split(".")) == 3)}
     return sorted(name for name in made if _is_name(name))
 
 
-def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> State:
+def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Link, Link]]) -> TestbedState:
     """`change` gets (up, down) of the link between `member` and its uplink, and says what they are from now on.
 
     Raises UserError, ResourceError.
@@ -80,8 +79,8 @@ def change_link(name: str, member: str, change: Callable[[Link, Link], tuple[Lin
         return changed
 
 
-def namespaces_of(made: State) -> dict[str, Path]:
-    """Of its members: routers have one only where the kernel emulates the network."""
+def namespaces_of(made: TestbedState) -> dict[str, Path]:
+    """The namespaces of its members: routers have one only where the kernel emulates the network."""
     description = made.topology.description
     with_one = description.members if made.network == "netem" else description.devices
     return {member.name: NAMESPACES / f"{prefix_of(made.name)}{member.name}" for member in with_one}
@@ -116,7 +115,7 @@ def _clear(name: str, say: Say) -> None:
     raise UserError(f"the testbed {name} is up already: tpiedge testbed down {name} ends it")
 
 
-def _build(made: State, say: Say) -> None:
+def _build(made: TestbedState, say: Say) -> None:
     topology, namespaces = made.topology, namespaces_of(made)
     say(f"{made.name}: {len(topology.description.devices)} devices, network by {made.network}")
     for path in namespaces.values():
@@ -125,7 +124,7 @@ def _build(made: State, say: Say) -> None:
     forwarding.start(made, namespaces)
 
 
-def _make_groups(made: State, say: Say) -> None:
+def _make_groups(made: TestbedState, say: Say) -> None:
     """A group for each device, with its limits."""
     controllers, prefix = Controllers.here(), prefix_of(made.name)
     devices = made.topology.description.devices
@@ -147,7 +146,7 @@ def _make_groups(made: State, say: Say) -> None:
 def _limit(
     controllers: Controllers, group: str, cpus: float | None, memory_bytes: int | None, swap_bytes: int
 ) -> None:
-    """As many processors as there are, or more, are no limit."""
+    """Limits the group. As many processors as there are, or more, are no limit."""
     try:
         if cpus is not None and cpus < processors():
             controllers.limit_cpus(group, cpus)
@@ -158,7 +157,7 @@ def _limit(
 
 
 def _remove(name: str) -> bool:
-    """By names alone, in whatever state it is: see `state`. From here on it is none that could be used."""
+    """Removes the testbed by names alone, in whatever state it is: see `state`. From here on it cannot be used."""
     controllers, prefix, folder = Controllers.here(), prefix_of(name), state.folder_of(name)
     (folder / "state.json").unlink(missing_ok=True)
     paths = sorted(NAMESPACES.glob(f"{prefix}*"))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tpiedge.testbed.description import Description, Device, Link, Router
-from tpiedge.testbed.switch_plan import Port, SwitchLink, SwitchPlan
+from tpiedge.testbed.switch.plan import Port, SwitchLink, SwitchPlan
 
 __all__ = ["INTERFACE", "Expected", "Topology", "queue_bytes"]
 
@@ -42,7 +42,7 @@ class Expected:
 
 
 class Topology:
-    """Of a description as it is now: `with_links` gives one with other links."""
+    """The topology of a description as it is now: `with_links` gives one with other links."""
 
     def __init__(self, description: Description) -> None:
         self.description = description
@@ -63,7 +63,7 @@ class Topology:
         return Topology(replace(known, routers=routers, devices=devices))
 
     def ascent(self, name: str) -> tuple[str, ...]:
-        """From the member up to the root, both included."""
+        """The members from `name` up to the root, both included."""
         passed = [name]
         while (uplink := self.members[passed[-1]].uplink) is not None:
             passed.append(uplink)
@@ -86,7 +86,7 @@ class Topology:
         return Expected.along(self.link(name, way) for name, way in self.path(source, target))
 
     def expected_pairs(self) -> dict[tuple[str, str], Expected]:
-        """Of every ordered pair of devices."""
+        """What every ordered pair of devices should give."""
         names = [device.name for device in self.description.devices]
         return {pair: self.expected(*pair) for pair in itertools.permutations(names, 2)}
 
@@ -96,7 +96,10 @@ class Topology:
         return not any(self.expected(name, other).loss or self.expected(other, name).loss for other in others)
 
     def switch_plan(self, namespaces: Mapping[str, Path], seed: int = 1) -> SwitchPlan:
-        """For a switch that is to act as all the routers; `namespaces` of the devices. Links are named "laptop up"."""
+        """The plan for a switch that is to act as all the routers; `namespaces` of the devices.
+
+        Links are named "laptop up".
+        """
         wired = [member for member in self.description.members if member.uplink is not None]
         keys = [(member.name, way) for member in wired for way in ("up", "down")]
         numbers = {key: number for number, key in enumerate(keys)}

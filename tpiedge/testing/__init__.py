@@ -1,1 +1,1 @@
-"""Public fakes: a manual clock, a cluster inside one process."""
+"""Public fakes for tests: a manual `clock`, a `cluster` of threads, a `service` for the HTTP API."""

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Communicator
-from tpiedge.collectives.courier import node_name
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.liveness import DeadlineLiveness
 from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.peer_channel import node_name
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter

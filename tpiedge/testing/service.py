@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from tpiedge.api.service import (
+    AnswerEvent,
     Busy,
     ClusterStatus,
-    Event,
     ModelInfo,
     NodeStatus,
     PendingJoin,
@@ -18,7 +18,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
-from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["FakeGeneration", "FakeService", "finished", "token"]
 
@@ -33,17 +33,19 @@ def token(request: str, index: int, token_id: int, logprobs: tuple[tuple[int, fl
 def finished(request: GenerationRequest, tokens: int, reason: str = "length") -> Finished:
     """The event of the end; `reason` as in FinishReason."""
     found = {"stop": "stop", "length": "length", "cancel": "cancel"}[reason]
-    return Finished(1, request.id, found, len(request.prompt_ids), tokens, 0.1, 0.1)  # type: ignore[arg-type]
+    return Finished(1, request.id, found, len(request.prompt_ids), tokens)  # type: ignore[arg-type]
 
 
 class FakeGeneration:
-    """Gives the events that a test puts in; `cancelled` is set by `cancel`, `ended` when the iterator has ended."""
+    """Gives the events that a test puts in; `cancelled` is set by `cancel`, `completed` by `complete`, `ended` when the
+    iterator has ended."""
 
     def __init__(self, request: GenerationRequest) -> None:
         self.request = request
         self.cancelled = threading.Event()
+        self.completed = threading.Event()
         self.ended = threading.Event()
-        self._items: queue.Queue[Event | BaseException] = queue.Queue()
+        self._items: queue.Queue[AnswerEvent | BaseException] = queue.Queue()
         self._count = 0
 
     def say(self, *token_ids: int) -> None:
@@ -58,7 +60,7 @@ class FakeGeneration:
     def fail(self, error: BaseException) -> None:
         self._items.put(error)
 
-    def events(self) -> Iterator[Event]:
+    def events(self) -> Iterator[AnswerEvent]:
         try:
             while True:
                 item = self._items.get(timeout=_LIMIT_S)
@@ -71,8 +73,14 @@ class FakeGeneration:
             self.ended.set()
 
     def cancel(self) -> None:
-        if not self.cancelled.is_set():
-            self.cancelled.set()
+        self._stop(self.cancelled)
+
+    def complete(self) -> None:
+        self._stop(self.completed)
+
+    def _stop(self, how: threading.Event) -> None:
+        if not how.is_set():
+            how.set()
             self.finish("cancel")
 
 
@@ -94,6 +102,7 @@ class FakeService:
         eos_ids: tuple[int, ...] = (2,),
         nodes: Sequence[NodeStatus] = (),
     ) -> None:
+        self.usual_sampling = Sampling(temperature=0.7, top_k=40, top_p=0.9)
         self.tokenizer = tokenizer
         self.template = template
         self.vocab_size = vocab_size
@@ -132,7 +141,7 @@ class FakeService:
         return generation
 
     def pending(self) -> tuple[PendingJoin, ...]:
-        return (PendingJoin("attic", "192.0.2.7", 12.0),)
+        return (PendingJoin("attic", "192.0.2.7"),)
 
     def approve(self, code: str) -> str:
         if code != "K7Q2":

@@ -1,1 +1,3 @@
-"""What every node did when: recorded in the nodes, joined by their parent, read again by `tpiedge trace`."""
+"""What every node did when: `tracer` records, `collection` joins, `intervals` and `summary` make figures, `chrome`
+writes Chrome's trace format.
+"""

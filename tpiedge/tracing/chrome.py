@@ -13,7 +13,7 @@ from typing import Any
 
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.tracing.intervals import rows, union, without
-from tpiedge.tracing.tracer import LANES, Event, Part
+from tpiedge.tracing.tracer import LANES, TraceEvent, TracePart
 
 __all__ = ["Trace", "read_trace", "write_trace"]
 
@@ -34,7 +34,7 @@ _Record = dict[str, Any]
 class Trace:
     """Events by rank in the order of their starts, in seconds since the first one; how many had no room."""
 
-    nodes: Mapping[int, tuple[Event, ...]]
+    nodes: Mapping[int, tuple[TraceEvent, ...]]
     dropped: Mapping[int, int]
 
     @property
@@ -52,7 +52,7 @@ class Trace:
         return found
 
 
-def write_trace(path: Path, parts: Iterable[Part], origin_s: float) -> None:
+def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
     """Write the parts one after the other, times since `origin_s`. Raises OSError."""
     dropped: dict[int, int] = {}
     with path.open("w", encoding="ascii") as file:
@@ -82,13 +82,13 @@ def read_trace(path: Path, memory_bytes: int | None = None) -> Trace:
         raise _no_trace(path, f"an event in it is damaged: {type(error).__name__}: {error}") from None
     if not found:
         raise _no_trace(path, "nothing happened in it")
-    nodes: dict[int, list[Event]] = {}
+    nodes: dict[int, list[TraceEvent]] = {}
     for rank, event in sorted(found, key=lambda item: (item[0], item[1].start_s)):
         nodes.setdefault(rank, []).append(event)
     return Trace({rank: tuple(events) for rank, events in nodes.items()}, dropped)
 
 
-def _records(part: Part, origin_s: float) -> Iterator[_Record]:
+def _records(part: TracePart, origin_s: float) -> Iterator[_Record]:
     pid = part.rank + 1  # 0 is the kernel's
     yield _name("process_name", pid, 0, f"node {part.rank}")
     threads = {_thread(part.rank, number, 0): lane for number, lane in enumerate(LANES)}
@@ -101,7 +101,7 @@ def _records(part: Part, origin_s: float) -> Iterator[_Record]:
         yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": thread, "args": order}
 
 
-def _laid_out(part: Part) -> Iterator[tuple[int, Event]]:
+def _laid_out(part: TracePart) -> Iterator[tuple[int, TraceEvent]]:
     """Every event in a thread of its lane in which nothing else goes on at that time."""
     events = tuple(_compute_or_wait(part.events))
     for number, lane in enumerate(LANES):
@@ -110,7 +110,7 @@ def _laid_out(part: Part) -> Iterator[tuple[int, Event]]:
             yield _thread(part.rank, number, row), event
 
 
-def _compute_or_wait(events: tuple[Event, ...]) -> Iterator[Event]:
+def _compute_or_wait(events: tuple[TraceEvent, ...]) -> Iterator[TraceEvent]:
     """The engine thread does not compute while it waits: the head waits for its tiles within its computation."""
     waits = union(event.span for event in events if event.lane == "wait")
     for event in events:
@@ -129,7 +129,7 @@ def _name(kind: str, pid: int, thread: int, label: str) -> _Record:
     return {"ph": "M", "name": kind, "pid": pid, "tid": thread, "args": {"name": label}}
 
 
-def _record(pid: int, thread: int, event: Event, origin_s: float) -> _Record:
+def _record(pid: int, thread: int, event: TraceEvent, origin_s: float) -> _Record:
     arguments: _Record = {"kind": event.name}
     if event.layer >= 0:
         arguments["layer"] = event.layer
@@ -169,7 +169,7 @@ def _object(path: Path, memory_bytes: int | None) -> _Record:
     return values
 
 
-def _event(record: _Record) -> tuple[int, Event]:
+def _event(record: _Record) -> tuple[int, TraceEvent]:
     """(rank, event). Raises ValueError, KeyError, TypeError."""
     start_s, spent_s = float(record["ts"]) / _US, float(record["dur"]) / _US
     arguments, lane, rank = record["args"], record["cat"], int(record["pid"]) - 1
@@ -177,7 +177,7 @@ def _event(record: _Record) -> tuple[int, Event]:
         raise ValueError(f"an event of node {rank}")
     if lane not in LANES or not 0 <= start_s < math.inf or not 0 <= spent_s < math.inf:
         raise ValueError(f"an event of lane {lane!r} at {start_s} s for {spent_s} s")
-    event = Event(
+    event = TraceEvent(
         lane,
         str(arguments["kind"]),
         start_s,

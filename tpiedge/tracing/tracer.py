@@ -15,7 +15,18 @@ from pathlib import Path
 from tpiedge.errors import InternalError
 from tpiedge.tracing.intervals import Interval
 
-__all__ = ["COMPUTE", "LANES", "LOAD", "REDUCE", "TRAVEL", "WAIT", "Event", "Part", "Tracer", "read_part"]
+__all__ = [
+    "COMPUTE",
+    "LANES",
+    "LOAD",
+    "REDUCE",
+    "TRAVEL",
+    "WAIT",
+    "TraceEvent",
+    "TracePart",
+    "Tracer",
+    "read_part",
+]
 
 #: As in figure 4 of TPI-LLM; what the engine waits for weights; all-reduces from their beginning to their end, where
 #: the engine does something else in between.
@@ -24,12 +35,12 @@ COMPUTE, REDUCE, LOAD, WAIT, TRAVEL = range(len(LANES))
 
 _LIMIT = 1 << 18
 _MAX_NAMES = 1 << 16
-#: start, end, bytes, layer, step, name, lane. An end of 0 is a place that nobody has filled.
+#: start, end, bytes, layer, step, name, lane. An end of 0 is a place that was not filled.
 _RECORD = struct.Struct("=ddqiIHB")
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class TraceEvent:
     """Something that took from `start_s` to `end_s`. `layer` and `step` are -1 where there is none."""
 
     lane: str
@@ -47,11 +58,11 @@ class Event:
 
 
 @dataclass(frozen=True)
-class Part:
+class TracePart:
     """What one node recorded; `dropped` events more had no room. Times are of this computer's monotonic clock."""
 
     rank: int
-    events: tuple[Event, ...]
+    events: tuple[TraceEvent, ...]
     dropped: int
 
 
@@ -65,9 +76,7 @@ class Tracer:
     def __init__(self, limit: int = _LIMIT) -> None:
         self._limit = limit
         self._places = count()
-        self._records = mmap.mmap(
-            -1, limit * _RECORD.size
-        )  # touched, and so resident, as far as it is filled
+        self._records = mmap.mmap(-1, limit * _RECORD.size)  # pages become resident when they are filled
         self._names: dict[str, int] = {}
 
     def name(self, text: str) -> int:
@@ -97,15 +106,15 @@ class Tracer:
         unfinished.replace(path)
 
 
-def read_part(path: Path) -> Part:
+def read_part(path: Path) -> TracePart:
     """What a Tracer wrote, in the order of the starts. Raises OSError."""
     line, _, records = path.read_bytes().partition(b"\n")
     header = json.loads(line)
     events = sorted(_events(header["names"], records), key=lambda event: event.start_s)
-    return Part(header["rank"], tuple(events), header["dropped"])
+    return TracePart(header["rank"], tuple(events), header["dropped"])
 
 
-def _events(names: list[str], records: bytes) -> Iterator[Event]:
+def _events(names: list[str], records: bytes) -> Iterator[TraceEvent]:
     for start, end, nbytes, layer, step, name, lane in _RECORD.iter_unpack(records):
         if end:
-            yield Event(LANES[lane], names[name], start, end, layer, step or -1, nbytes)
+            yield TraceEvent(LANES[lane], names[name], start, end, layer, step or -1, nbytes)

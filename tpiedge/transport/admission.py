@@ -2,7 +2,7 @@
 
 One thread per context answers. A hub has a domain of its own with its own list; a domain without a list, a
 mechanism other than CURVE and a key that is not on the list are refused. A hub may let in a few keys that it does
-not know as guests, for a short while: what they say is for whoever admits newcomers, and for nobody else.
+not know as guests, for a short while: what they say goes to the code that admits newcomers, and nowhere else.
 """
 
 import contextlib

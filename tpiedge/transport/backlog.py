@@ -1,7 +1,7 @@
-"""What comes over a hub's connections and nobody receives, in bytes: too much of it ends the connection.
+"""Bytes that came over a hub's connections and were not received: too many of them end the connection.
 
 libzmq bounds what waits by counting messages, and then reads the connection no more. That bounds no bytes: a message of
-many frames counts when it is whole, and somebody may never end his. And it is no way to stop: where such a connection
+many frames counts when it is whole, and a peer may never end its own. Nor is it a way to stop: where such a connection
 fails and what had been read of it has a heartbeat of the peer, libzmq 4.3.5 aborts the process as soon as messages are
 received again. So a hub's libzmq reads without a bound. The kernel knows how many bytes have come, the hub's owner how
 many it has received; this compares them.
@@ -20,7 +20,7 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from tpiedge.transport.cutting import Connection, Cutter, connection_of
+from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
 
 __all__ = ["SUPPORTED", "Arrived", "Backlog", "Flow", "curve_bytes"]
 
@@ -72,7 +72,7 @@ class Flow:
         self._other = 0
 
     def waiting(self, arrived: Arrived, taken: int) -> Arrived:
-        """Of what has come: the bytes that were not received, and the segments since anything was.
+        """The bytes that have come and were not received, and the segments that have come since anything was received.
 
         `taken`: as it was before the kernel was asked what has arrived. What is received in between came in between.
         """
@@ -86,14 +86,15 @@ class Flow:
 class Backlog:
     """Watches the connections of one ROUTER, in a thread, from its construction (before the bind) to `close`.
 
-    What came over connections that ended still waits. While that is too much nobody new gets in: whoever floods and
-    connects again, and the others, who would not be heard either before the owner has received it.
+    What came over connections that ended still waits. While that is too much, no new connection gets in:
+    neither of a peer that floods and connects again, nor of others, which would not be heard either before the owner
+    has received what waits.
     """
 
     def __init__(self, router: zmq.Socket[bytes], limit: int) -> None:
         self._router = router
         self._limit = limit
-        self._flows: dict[Connection, Flow] = {}
+        self._flows: dict[TcpConnection, Flow] = {}
         self._cutter = Cutter()
         self._due = 0.0
         self._ended_bytes = 0
@@ -105,9 +106,9 @@ class Backlog:
             self._thread = threading.Thread(target=self._watch, name="tpiedge-backlog", daemon=True)
             self._thread.start()
 
-    def flow(self, connection: Connection | None) -> Flow:
-        """Of a connection that the owner has received a message over."""
-        if connection is None or not SUPPORTED:  # nobody would ever forget it
+    def flow(self, connection: TcpConnection | None) -> Flow:
+        """The flow of a connection over which the owner has received a message."""
+        if connection is None or not SUPPORTED:  # it would never be forgotten
             return Flow()
         return self._flows.setdefault(connection, Flow())
 
@@ -154,18 +155,18 @@ class Backlog:
             max(_PERIOD_S, _SHARE * (now - began)) if self._flows or self._ended_bytes else _IDLE_S
         )
 
-    def _judge(self, connection: Connection, flow: Flow, waiting: Arrived) -> None:
+    def _judge(self, connection: TcpConnection, flow: Flow, waiting: Arrived) -> None:
         if waiting.byte_count > self._limit or waiting.segments > MAX_SEGMENTS:
             flow.flooded = True
             self._cutter.cut(connection)
             _log.warning(
-                "cut a connection off: %d bytes wait that nobody has received, and %d may",
+                "cut a connection off: %d bytes wait that were not received, and %d may",
                 waiting.byte_count,
                 self._limit,
             )
 
 
-def _arrived(connection: Connection) -> Arrived | None:
+def _arrived(connection: TcpConnection) -> Arrived | None:
     """None where the connection is gone."""
     with contextlib.suppress(OSError):
         if os.fstat(connection.descriptor).st_ino == connection.inode:

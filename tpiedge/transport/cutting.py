@@ -12,22 +12,22 @@ import time
 from collections import deque
 from typing import Final, NamedTuple
 
-__all__ = ["Connection", "Cutter", "connection_of"]
+__all__ = ["Cutter", "TcpConnection", "connection_of"]
 
 _DELAY_S: Final = 0.05
 
 
-class Connection(NamedTuple):
+class TcpConnection(NamedTuple):
     """A file descriptor, and the socket that it was when a message came: numbers are used again."""
 
     descriptor: int
     inode: int
 
 
-def connection_of(descriptor: str | int) -> Connection | None:
+def connection_of(descriptor: str | int) -> TcpConnection | None:
     """From a frame's property `__fd`, or an event's value; None where the connection is gone already."""
     with contextlib.suppress(OSError, ValueError):
-        return Connection(int(descriptor), os.fstat(int(descriptor)).st_ino)
+        return TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
     return None
 
 
@@ -35,16 +35,16 @@ class Cutter:
     """Cuts now, or soon, so that what was sent last still leaves."""
 
     def __init__(self) -> None:
-        self._due: deque[tuple[float, Connection]] = deque()
+        self._due: deque[tuple[float, TcpConnection]] = deque()
 
-    def cut(self, connection: Connection) -> None:
+    def cut(self, connection: TcpConnection) -> None:
         with contextlib.suppress(OSError):
             if os.fstat(connection.descriptor).st_ino != connection.inode:
                 return
             with socket.socket(fileno=os.dup(connection.descriptor)) as double:
                 double.shutdown(socket.SHUT_RDWR)
 
-    def cut_soon(self, connection: Connection) -> None:
+    def cut_soon(self, connection: TcpConnection) -> None:
         """Some time later, by `turn`."""
         self._due.append((time.monotonic() + _DELAY_S, connection))
 

@@ -1,4 +1,4 @@
-"""The control plane's hub as the master sees it: an endpoint that knows whom it lets in."""
+"""The control plane's hub as the master sees it: an endpoint that knows which keys it lets in."""
 
 from typing import Protocol
 

@@ -144,7 +144,7 @@ def _hand_over(sender: str, receiver: Receiver, frame: bytes) -> None:
 
 
 class InProcessHub(_InProcessEndpoint):
-    """The hub; `spoke(name)` connects a new one. With an `admission`, nobody else is heard or sent to."""
+    """The hub; `spoke(name)` connects a new one. With an `admission`, only admitted peers are heard and sent to."""
 
     def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:
         super().__init__(name, f"inprocess:{name}", plane)

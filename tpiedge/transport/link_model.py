@@ -96,7 +96,7 @@ class PathModel:
         self.links = tuple(links)
 
     def arrival(self, now_s: float, nbytes: int) -> float | None:
-        """As of LinkModel. Links may be shared among paths, as far as all reach them in the order of calls."""
+        """As of LinkModel. Links may be shared among paths if all reach them in the order of calls."""
         arrival_ns = self.arrival_ns(round(now_s * _NS), nbytes)
         return None if arrival_ns is None else arrival_ns / _NS
 
@@ -111,7 +111,7 @@ class PathModel:
 
     @property
     def latency_s(self) -> float:
-        """Of an empty message over idle links, without jitter."""
+        """The latency of an empty message over idle links, without jitter."""
         return sum(link.settings.latency_s for link in self.links)
 
 

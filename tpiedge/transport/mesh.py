@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 import zmq
 
 from tpiedge.transport.endpoint import Buffer, Counters, EndpointClosed, Envelope, Unreachable
+from tpiedge.transport.endpoint_reducers import EndpointReducers
 from tpiedge.transport.framing import TENSOR, Plane, names_of
 from tpiedge.transport.messaging import Messages
-from tpiedge.transport.reducing import Reducing
-from tpiedge.transport.reduction import Exchange, Reduce
+from tpiedge.transport.reduce_interface import Exchange, Reduce
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 from tpiedge.transport.zeromq_options import SLICE_S
@@ -24,7 +24,7 @@ __all__ = ["ZmqMesh"]
 
 
 class ZmqMesh(Messages):
-    """An Endpoint. Owns `hub` and `spokes`, which have the names of those whom they lead to."""
+    """An Endpoint. Owns `hub` and `spokes`, named after the peers that they lead to."""
 
     def __init__(
         self, name: str, hub: ZmqHub | None, spokes: Mapping[str, ZmqSpoke], plane: Plane = TENSOR
@@ -41,11 +41,13 @@ class ZmqMesh(Messages):
         self._closed = False
         self._lock = threading.Lock()
         # The hub, where there is one, comes first: it alone admits others.
-        self._reducing = Reducing(self._ends, lambda name: self._spokes.get(name, self._hub), self._lock)
+        self._reducers = EndpointReducers(
+            self._ends, lambda name: self._spokes.get(name, self._hub), self._lock
+        )
 
     @property
     def address(self) -> str:
-        """Where those connect to who connect here; empty where nobody does."""
+        """Where other nodes connect to; empty where none does (without a hub)."""
         return self._hub.address if self._hub else ""
 
     @property
@@ -62,7 +64,7 @@ class ZmqMesh(Messages):
 
     @property
     def counters(self) -> Counters:
-        """Of all links together."""
+        """The counters of all links together."""
         total = Counters()
         for end in self._ends:
             total.add(end.counters)
@@ -71,15 +73,15 @@ class ZmqMesh(Messages):
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._reducing.keeps:
-            self._reducing.hand_over()
+        if self._reducers.keeps:
+            self._reducers.hand_over()
         for name in names_of(to):
             self._end(name).send_frame(frame, name, timeout_s)
 
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
-        if self._reducing.keeps:
-            self._reducing.hand_over()
+        if self._reducers.keeps:
+            self._reducers.hand_over()
         with self._lock:
             while True:
                 if self._closed:
@@ -94,7 +96,7 @@ class ZmqMesh(Messages):
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
         """As in Reduces."""
-        return None if self._plane.prompt else self._reducing.reducer(exchange)
+        return None if self._plane.prompt else self._reducers.reducer(exchange)
 
     def read(self, sender: str, frame: memoryview) -> Envelope:
         return self._end(sender).read(sender, frame)
@@ -109,7 +111,7 @@ class ZmqMesh(Messages):
                 end.close()
 
     def _take(self) -> tuple[str, memoryview] | None:
-        """Of the links in turn, so that nobody who sends without end keeps the others from being heard."""
+        """A frame of the links in turn, so that a peer that sends without end does not keep others from being heard."""
         for _ in self._ends:
             end = self._ends[self._next]
             self._next = (self._next + 1) % len(self._ends)

@@ -10,20 +10,20 @@ TPIEDGE_FAST_LINK=0 switches it off, and so does TPIEDGE_NATIVE=0, together with
 
 import ctypes
 import functools
-import importlib.machinery
 import logging
 import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final, cast
 
 import zmq
 import zmq.backend
 
+from tpiedge.native_code import Signatures, find_library, load_library
 from tpiedge.wire.fields import WirePrecision
 
-__all__ = ["PRECISIONS", "Library", "Plan", "View", "native_library", "packing_library"]
+__all__ = ["PRECISIONS", "ReducePlan", "TransportLibrary", "View", "packing_library", "transport_library"]
 
 PRECISIONS: Final[dict[WirePrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2}
 """The numbering of Precision in native/wire.h."""
@@ -34,7 +34,7 @@ _SWITCHES: Final = (b"TPIEDGE_NATIVE", b"TPIEDGE_FAST_LINK")
 _FUNCTIONS: Final = ("init", "init_size", "copy", "data", "size", "more", "gets", "send", "recv", "close")
 
 _int, _size, _pointer, _bytes = ctypes.c_int, ctypes.c_int64, ctypes.c_void_p, ctypes.c_char_p
-_SIGNATURES: Final[dict[str, tuple[list[Any], Any]]] = {
+_SIGNATURES: Final[Signatures] = {
     "tpiedge_wire_bytes": ([_size, _size, _size], _size),
     "tpiedge_wire_encode": ([_size, _size, _size, _pointer, _pointer], None),
     "tpiedge_wire_decode": ([_size, _size, _size, _pointer, _pointer], None),
@@ -50,7 +50,7 @@ _SIGNATURES: Final[dict[str, tuple[list[Any], Any]]] = {
 _log = logging.getLogger(__name__)
 
 
-class Plan(ctypes.Structure):
+class ReducePlan(ctypes.Structure):
     """What the all-reduces of one shape have in common, as in native/interface.cpp."""
 
     _fields_ = (
@@ -83,7 +83,7 @@ class View(ctypes.Structure):
     )
 
 
-class Library:
+class TransportLibrary:
     """The loaded library, `dll`, and the functions of libzmq that it is to call."""
 
     def __init__(self, dll: ctypes.CDLL, zmq_functions: list[int]) -> None:
@@ -95,7 +95,7 @@ class _Uncertain(Exception):
     """Why there is no native side."""
 
 
-def native_library() -> Library | None:
+def transport_library() -> TransportLibrary | None:
     """None where there is none, see above."""
     return None if _is_off() else _library()
 
@@ -128,10 +128,10 @@ def _reader() -> Callable[[bytes], bytes | None]:
 
 
 @functools.cache
-def _library() -> Library | None:
+def _library() -> TransportLibrary | None:
     dll = _dll()
     try:
-        return None if dll is None else Library(dll, _zmq_functions())
+        return None if dll is None else TransportLibrary(dll, _zmq_functions())
     except (_Uncertain, OSError, AttributeError) as error:
         _log.debug("all-reduces step by step: %s", error)
         return None
@@ -147,17 +147,10 @@ def _dll() -> ctypes.CDLL | None:
 
 
 def _load(folder: Path) -> ctypes.CDLL:
-    paths = (folder / f"_native{suffix}" for suffix in importlib.machinery.EXTENSION_SUFFIXES)
-    path = next((path for path in paths if path.is_file()), None)
+    path = find_library(folder)
     if path is None:
         raise _Uncertain("the native side of the transport is not built")
-    dll = ctypes.CDLL(str(path))
-    if (version := dll.tpiedge_transport_abi()) != _ABI:
-        raise _Uncertain(f"{path.name} has version {version}, not {_ABI}")
-    for name, (arguments, result) in _SIGNATURES.items():
-        function = getattr(dll, name)
-        function.argtypes, function.restype = arguments, result
-    return dll
+    return load_library(path, "tpiedge_transport_abi", _ABI, _SIGNATURES)
 
 
 def _zmq_functions() -> list[int]:
@@ -168,9 +161,9 @@ def _zmq_functions() -> list[int]:
     # The linker binds an extension to the global scope first and then to its own dependencies, where dlsym looks that
     # is given its handle. RTLD_NOLOAD: never a second copy.
     pyzmq = ctypes.CDLL(extension, mode=os.RTLD_NOW | os.RTLD_NOLOAD)
-    everybody = ctypes.CDLL(None)
-    addresses = [_address_of(f"zmq_msg_{name}", pyzmq, everybody) for name in _FUNCTIONS]
-    homes = {_home_of(address, everybody) for address in addresses}
+    global_scope = ctypes.CDLL(None)
+    addresses = [_address_of(f"zmq_msg_{name}", pyzmq, global_scope) for name in _FUNCTIONS]
+    homes = {_home_of(address, global_scope) for address in addresses}
     if len(homes) != 1:
         raise _Uncertain(f"more than one libzmq: {homes}")
     _check_version(pyzmq)
@@ -178,9 +171,9 @@ def _zmq_functions() -> list[int]:
     return addresses
 
 
-def _address_of(name: str, pyzmq: ctypes.CDLL, everybody: ctypes.CDLL) -> int:
+def _address_of(name: str, pyzmq: ctypes.CDLL, global_scope: ctypes.CDLL) -> int:
     address = ctypes.cast(getattr(pyzmq, name), _pointer).value
-    other = getattr(everybody, name, None)
+    other = getattr(global_scope, name, None)
     if not address or (other is not None and ctypes.cast(other, _pointer).value != address):
         raise _Uncertain(f"more than one {name}")
     return address
@@ -192,10 +185,10 @@ class _Place(ctypes.Structure):
     _fields_ = (("file", _bytes), ("base", _pointer), ("symbol", _bytes), ("address", _pointer))
 
 
-def _home_of(address: int, everybody: ctypes.CDLL) -> str:
+def _home_of(address: int, global_scope: ctypes.CDLL) -> str:
     """The file that is mapped there."""
     place = _Place()
-    if not everybody.dladdr(_pointer(address), ctypes.byref(place)) or not place.file:
+    if not global_scope.dladdr(_pointer(address), ctypes.byref(place)) or not place.file:
         raise _Uncertain("a function of libzmq without a file")
     return os.fsdecode(place.file)
 

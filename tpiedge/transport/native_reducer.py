@@ -5,8 +5,8 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from tpiedge.transport.native_library import PRECISIONS, Library, Plan, View
-from tpiedge.transport.reduction import Combine, Exchange
+from tpiedge.transport.native_library import PRECISIONS, ReducePlan, TransportLibrary, View
+from tpiedge.transport.reduce_interface import Combine, Exchange
 from tpiedge.wire.flat import FLAT_BYTES
 
 __all__ = ["NativeReducer", "ReceivedFrame"]
@@ -34,7 +34,7 @@ class NativeReducer:
     Belongs to the owner of the sockets, who calls it only while they are open, and one method at a time.
     """
 
-    def __init__(self, library: Library, exchange: Exchange) -> None:
+    def __init__(self, library: TransportLibrary, exchange: Exchange) -> None:
         self.names: Final = tuple(exchange.answers)
         precision, (rows, columns) = PRECISIONS[exchange.precision], exchange.shape
         self.frame_bytes: Final = FLAT_BYTES + library.dll.tpiedge_wire_bytes(precision, rows, columns)
@@ -43,7 +43,7 @@ class NativeReducer:
         self._zmq = library.zmq
         self._exchange = exchange
         self._sum = (ctypes.c_char * (4 * rows * columns)).from_buffer(exchange.scratch)
-        self._plan = Plan(
+        self._plan = ReducePlan(
             exchange.combine,
             exchange.rank,
             precision,
@@ -77,8 +77,8 @@ class NativeReducer:
         return True
 
     def run(self, place: bytes, tensor: int) -> int:
-        """As `Reduce`; below DONE where it is done and has more in `received`, for itself or for whoever receives
-        next."""
+        """As `Reduce`; below DONE where it is done and has more in `received`, for its next run or for the Python
+        path, whichever receives next."""
         return int(self._run(self.handle, place, tensor))
 
     def used_up(self, sent: int) -> bool:

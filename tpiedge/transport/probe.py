@@ -1,4 +1,4 @@
-"""Who listens at an address: a look from outside, to explain a connection that does not come about."""
+"""What listens at an address: a look from outside, to explain a connection that does not come about."""
 
 import socket
 import time

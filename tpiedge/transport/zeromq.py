@@ -2,7 +2,7 @@
 
 Identity is the key. The gatekeeper turns the key into a name, and the first frame of a connection shows whether
 the routing id, which the peer chooses as `name/nonce`, agrees with it; from then on messages go by routing id.
-Only this hub learns the nonce, so nobody else can take the route over. The nonce tells a process that
+Only this hub learns the nonce, so no other process can take the route over. The nonce tells a process that
 connects again (same nonce: libzmq hands the route over) from a second process under the same key (other
 nonce: refused while the first one is connected). A spoke announces every connection with an empty frame, so
 the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
@@ -19,7 +19,7 @@ from tpiedge.errors import UserError
 from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
 from tpiedge.transport.context import ZmqContext
-from tpiedge.transport.cutting import Connection, Cutter, connection_of
+from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
 from tpiedge.transport.endpoint import Buffer, LinkReset
 from tpiedge.transport.framing import Plane, frame_of
 from tpiedge.transport.keys import CurveKeys
@@ -49,17 +49,17 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """Who speaks over a route. `connection`: None where it was gone already when its probe was received."""
+    """The peer that speaks over a route. `connection`: None where it was gone already when its probe was received."""
 
     name: str
-    connection: Connection | None
+    connection: TcpConnection | None
     flow: Flow
 
 
 class ZmqHub(ZmqEndpoint):
     """Binds `address` (tcp://HOST:PORT, PORT may be *; HOST is one of this computer's own addresses).
 
-    `allowed` maps public keys to peer names: nobody else gets in, save as a guest for a while where `guests` says so.
+    `allowed` maps public keys to peer names: no other key gets in, save as a guest for a while where `guests` says so.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class ZmqHub(ZmqEndpoint):
         self._known: dict[bytes, _Peer] = {}
         self._cutter = Cutter()
         #: Routes whose connection was ended, and may be made anew.
-        self._cut: dict[bytes, Connection] = {}
+        self._cut: dict[bytes, TcpConnection] = {}
         self._socket.curve_server = 1
         self._socket.zap_domain = self._context.guard(self.admission)
         self._socket.router_mandatory = 1

@@ -14,12 +14,12 @@ from tpiedge.errors import PeerError, UserError
 from tpiedge.transport.backlog import Flow
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage, Unreachable
+from tpiedge.transport.endpoint_reducers import EndpointReducers
 from tpiedge.transport.framing import Plane, frame_of, names_of
 from tpiedge.transport.keys import CurveKeys, is_key
 from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
 from tpiedge.transport.native_reducer import ReceivedFrame
-from tpiedge.transport.reducing import Reducing
-from tpiedge.transport.reduction import Exchange, Reduce
+from tpiedge.transport.reduce_interface import Exchange, Reduce
 from tpiedge.transport.wakeup import Wakeup
 from tpiedge.transport.zeromq_options import LINGER_MS, SLICE_S, configure
 from tpiedge.wire.messages import Message
@@ -73,13 +73,13 @@ class ZmqEndpoint(Messaging):
         self._poller = zmq.Poller()
         self._poller.register(self._socket, zmq.POLLIN)
         self._poller.register(self._wakeup, zmq.POLLIN)
-        self._reducing = Reducing((self,), lambda _name: self)
+        self._reducers = EndpointReducers((self,), lambda _name: self)
 
     def send_frame(
         self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
     ) -> None:
-        if self._reducing.keeps:
-            self._reducing.hand_over()
+        if self._reducers.keeps:
+            self._reducers.hand_over()
         with self.lock:
             if self._closed or self._posted:
                 self._flush()
@@ -91,8 +91,8 @@ class ZmqEndpoint(Messaging):
     def recv_frame(self, timeout_s: float) -> tuple[str, memoryview] | None:
         deadline = time.monotonic() + timeout_s
         remaining_s = timeout_s
-        if self._reducing.keeps:
-            self._reducing.hand_over()
+        if self._reducers.keeps:
+            self._reducers.hand_over()
         with self.lock:
             while True:
                 if self._closed or self._posted:
@@ -120,7 +120,7 @@ class ZmqEndpoint(Messaging):
 
     def reducer(self, exchange: Exchange) -> Reduce | None:
         """As in Reduces."""
-        return None if self._plane.prompt else self._reducing.reducer(exchange)
+        return None if self._plane.prompt else self._reducers.reducer(exchange)
 
     @property
     def is_free(self) -> bool:
@@ -170,11 +170,11 @@ class ZmqEndpoint(Messaging):
         self.close()
 
     def _sort(self, route: bytes, frame: Frame) -> Item | None:
-        """A received message, of which `frame` is the first frame; None where nobody needs to know of it."""
+        """A received message, of which `frame` is the first frame; None where the owner need not know of it."""
         raise NotImplementedError
 
     def _receive(self, flags: int) -> Item | None:
-        """One message; None where nobody needs to know of it. zmq.Again where there is none."""
+        """One message; None where the owner need not know of it. zmq.Again where there is none."""
         raise NotImplementedError
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
@@ -236,7 +236,7 @@ class ZmqEndpoint(Messaging):
         return sender, view
 
     def _skip_rest(self, frame: Frame) -> None:
-        """Of the message that `frame` belongs to."""
+        """Receive and drop the other frames of the message that `frame` belongs to."""
         while frame.more:
             frame = self._recv_part(RECV, False)
 

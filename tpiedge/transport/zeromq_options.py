@@ -37,7 +37,7 @@ def configure(socket: zmq.Socket[bytes], keys: CurveKeys, plane: Plane) -> None:
 
 
 def _limit(socket: zmq.Socket[bytes], plane: Plane) -> None:
-    """A frame beyond `maxmsgsize` ends the connection, and libzmq tells nobody why, neither its own side nor the other:
+    """A frame beyond `maxmsgsize` ends the connection, and libzmq tells neither side why:
     its monitor has the same event, without a reason, for whatever ends a connection. So it looks like a broken link.
     An honest sender refuses such a frame itself.
     """

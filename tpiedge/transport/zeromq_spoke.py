@@ -41,7 +41,7 @@ class ZmqSpoke(ZmqEndpoint):
         self.address = address
         self.peers = (hub_name,)
         self._hub_name = hub_name
-        self._flow = Flow()  # nobody looks at it
+        self._flow = Flow()  # counted, but never looked at
         self._writable = zmq.Poller()
         self._writable.register(self._socket, zmq.POLLOUT)
         self._writable.register(self._wakeup, zmq.POLLIN)

@@ -1,1 +1,7 @@
-"""Messages and their encoding: no socket, no thread, no tensor library."""
+"""The closed set of messages and how they become bytes. No torch, no sockets.
+
+`messages` lists them; they stand in `control`, `data`, `epochs`, `files`, `join` and `requests`, with values of
+`fields`, `weights` and `limits`. `codec` (with `schema`, `structure`, `packed`) encodes them, `flat` those of the
+tensor plane with a header of fixed layout, which `header_template` prepares; `tensors` checks what follows it.
+`probing` measures a link by echoes.
+"""

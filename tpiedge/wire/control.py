@@ -6,9 +6,8 @@ from typing import Annotated, Literal
 from tpiedge.wire.fields import (
     U32,
     U64,
-    Choice,
+    CollectiveChoice,
     Compute,
-    Interval,
     Key,
     KVPrecision,
     MaxItems,
@@ -16,6 +15,7 @@ from tpiedge.wire.fields import (
     Rank,
     Seconds,
     Text,
+    UnitRange,
     WirePrecision,
 )
 from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
@@ -74,16 +74,15 @@ class Assign:
     epoch: U32
     rank: Rank
     nodes: Annotated[tuple[Rank, ...], MaxItems(MAX_NODES)]
-    attention: Interval
-    ffn: Interval
+    attention: UnitRange
+    ffn: UnitRange
     pack: Text
     compute: Compute
     threads: U32
     capacity_tokens: U32
-    slots: U32
     peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
     weights: WeightMemory
-    collective: Choice = "auto"
+    collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
 
@@ -142,10 +141,9 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class PeerPulse:
-    """What the master last heard of `rank`, `age_ms` ago."""
+    """What the master last heard of `rank`."""
 
     rank: Rank
-    age_ms: U32
     step: U64
     block: U32
     bytes_read: U64
@@ -207,8 +205,6 @@ class Finished:
     reason: FinishReason
     prompt_tokens: U32
     tokens: U32
-    prefill_s: Seconds
-    decode_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,11 +220,11 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """Rank 0 to master, before its Failed: on the tensor plane the node `guilty` sent what no honest node sends."""
+    """Rank 0 to master, before its Failed: on the tensor plane the node `accused` broke the protocol."""
 
     epoch: U32
     rank: Rank
-    guilty: Rank
+    accused: Rank
     cause: Text
 
 

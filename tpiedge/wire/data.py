@@ -7,7 +7,18 @@ transport knows better who sent a message, and the receiver compares.
 from dataclasses import dataclass
 from typing import Annotated
 
-from tpiedge.wire.fields import U8, U32, U64, Collective, MaxItems, Name, Range, Rank, Seconds, WirePrecision
+from tpiedge.wire.fields import (
+    U8,
+    U32,
+    U64,
+    CollectiveName,
+    MaxItems,
+    Name,
+    Range,
+    Rank,
+    Seconds,
+    WirePrecision,
+)
 from tpiedge.wire.limits import MAX_NODES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
@@ -46,8 +57,9 @@ class Segment:
 class StepPlan:
     """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time.
 
-    Unless `every_row` is set, the last FFN is computed for the last position of each segment alone. All-reduces of more
-    than `small_bytes` (as f32) go by `bulk_collective`, the others by `collective`; partials travel as `wire`.
+    Unless `all_positions` is set, the last FFN, and so the logits, are computed for the last position of each segment
+    alone. All-reduces of more than `small_bytes` (as f32) go by `bulk_collective`, the others by `collective`; partials
+    travel as `wire`.
     """
 
     epoch: U32
@@ -55,9 +67,9 @@ class StepPlan:
     segments: Annotated[tuple[Segment, ...], MaxItems(MAX_SEGMENTS)]
     chunk_tokens: U32
     tokens: U32
-    every_row: bool = False
-    collective: Collective = "star"
-    bulk_collective: Collective = "star"
+    all_positions: bool = False
+    collective: CollectiveName = "star"
+    bulk_collective: CollectiveName = "star"
     small_bytes: U32 = 0
     wire: WirePrecision = "f32"
 

@@ -15,17 +15,16 @@ from tpiedge.wire.fields import (
     U64,
     Blob,
     Compute,
-    Interval,
     Key,
-    MaxItems,
     MaxLength,
     Name,
     Range,
     Rank,
     Seconds,
     Text,
+    UnitRange,
 )
-from tpiedge.wire.limits import MAX_ARRAY, MAX_BLOB
+from tpiedge.wire.limits import MAX_BLOB
 from tpiedge.wire.weights import Keeping
 
 __all__ = [
@@ -49,7 +48,7 @@ __all__ = [
 ]
 
 Rate = Annotated[float, Range(0.0, 1e18)]
-"""Bytes or operations per second; 0 where nothing was measured."""
+"""Bytes per second; 0 where nothing was measured."""
 PackId = Annotated[str, MaxLength(128)]
 """Names the contents of a pack."""
 
@@ -57,8 +56,7 @@ PackId = Annotated[str, MaxLength(128)]
 @dataclass(frozen=True, slots=True)
 class Capacity:
     """What a node measured of itself with `threads` threads: bytes of bf16 weights per second in a product with one
-    token, bytes of panels (quantised weights) likewise, operations per second in a product with many, bytes per second
-    that memory can be read with.
+    token, and bytes of panels (quantised weights) likewise.
 
     All zero: not measured.
     """
@@ -66,8 +64,6 @@ class Capacity:
     threads: U32
     weight_bytes_per_s: Rate
     panel_bytes_per_s: Rate
-    prefill_flops: Rate
-    read_bytes_per_s: Rate
 
     def speed(self, quantised: bool) -> float:
         """Bytes per second, in a product with one token, of weights that are quantised or of those that are not; 0: not
@@ -80,8 +76,7 @@ class Offer:
     """Agent to master, first of all and whenever it changes: what the worker can give.
 
     `nonce` is random per start of the agent: a new one means that whatever the old agent had is gone.
-    `memory_bytes` and `free_disk_bytes` are what tpiedge may use, `keeping` says how; `packs` are those of which shards
-    are on disk.
+    `memory_bytes` and `free_disk_bytes` are what tpiedge may use, `keeping` says how.
     """
 
     epoch: U32
@@ -98,7 +93,6 @@ class Offer:
     capacity: Capacity
     disk_bytes_per_s: Rate
     keeping: Keeping
-    packs: Annotated[tuple[PackId, ...], MaxItems(MAX_ARRAY)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,8 +114,8 @@ class Prepare:
     rank: Rank
     ranks: U32
     pack: PackId
-    attention: Interval
-    ffn: Interval
+    attention: UnitRange
+    ffn: UnitRange
     compute: Compute
     threads: U32
     capacity_tokens: U32
@@ -143,14 +137,10 @@ class Preparing:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """Agent to master: everything is on disk; `fetched_bytes` of it came over the network.
-
-    The node will join with `public_key`, which nobody had before.
-    """
+    """Agent to master: everything is on disk. The node will join with `public_key`, which was made for this epoch."""
 
     epoch: U32
     public_key: Key
-    fetched_bytes: U64
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,10 +178,9 @@ class Release:
 
 @dataclass(frozen=True, slots=True)
 class AgentPulse:
-    """Agent to master, regularly: that it lives and how far its fetching is (bytes since the epoch began)."""
+    """Agent to master, regularly: that it lives."""
 
     epoch: U32
-    fetched_bytes: U64
 
 
 @dataclass(frozen=True, slots=True)

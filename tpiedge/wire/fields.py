@@ -14,10 +14,9 @@ __all__ = [
     "U32",
     "U64",
     "Blob",
-    "Choice",
-    "Collective",
+    "CollectiveChoice",
+    "CollectiveName",
     "Compute",
-    "Interval",
     "KVPrecision",
     "Key",
     "MaxBytes",
@@ -30,6 +29,7 @@ __all__ = [
     "Rank",
     "Seconds",
     "Text",
+    "UnitRange",
     "WirePrecision",
 ]
 
@@ -84,14 +84,14 @@ Text = Annotated[str, MaxLength(MAX_TEXT)]
 Blob = Annotated[bytes, MaxBytes(MAX_BLOB)]
 Key = Annotated[str, MaxLength(40)]
 """A CURVE public key in Z85, or empty."""
-Interval = tuple[U32, U32]
+UnitRange = tuple[U32, U32]
 """(start, stop), half open."""
 Compute = Literal["f32", "bf16", "int8"]
-"""Of products with weights: int8 where weights are quantised, and only there."""
+"""The arithmetic of products with weights: int8 where weights are quantised, and only there."""
 KVPrecision = Literal["f32", "bf16", "q8", "q4"]
 """How keys and values are kept."""
-Collective = Literal["star", "mesh", "two-shot", "tree", "ring"]
-Choice = Literal["auto", "star", "mesh", "two-shot", "tree", "ring"]
+CollectiveName = Literal["star", "mesh", "two-shot", "tree", "ring"]
+CollectiveChoice = Literal["auto", "star", "mesh", "two-shot", "tree", "ring"]
 """A collective, or whichever is the fastest by the measured links."""
 WirePrecision = Literal["f32", "bf16", "int8"]
 """How summands travel: as they are, rounded to bf16, or as int8 with a scale for every group."""

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 from tpiedge.wire.fields import U32, U64, MaxLength, Text
 from tpiedge.wire.tensors import TensorHeader
 
-__all__ = ["Chunk", "Digest", "Fetch", "FetchFailed", "FilePart"]
+__all__ = ["Digest", "Fetch", "FetchFailed", "FileChunk", "FilePart"]
 
 Digest = Annotated[str, MaxLength(64)]
 """A sha256 in hexadecimal digits, or empty."""
@@ -23,8 +23,7 @@ FilePart = Literal["manifest", "hashes", "blob"]
 class Fetch:
     """Worker to master: bytes [offset, offset + length) of a file of the pack `pack` (its manifest's sha256).
 
-    Of a manifest or a table the answer may be shorter, where it ends before. `left` is how many bytes of blobs the
-    worker still lacks, these included: the master shows it.
+    Of a manifest or a table the answer may be shorter, where it ends before.
     """
 
     epoch: U32
@@ -34,11 +33,10 @@ class Fetch:
     blob: Digest
     offset: U64
     length: U32
-    left: U64
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class FileChunk:
     """Master to worker: the bytes asked for, in a tensor of one dimension; the whole file has `total`."""
 
     epoch: U32

@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 5
+PROTOCOL = 6
 
 Message = (
     data.StepPlan
@@ -45,7 +45,7 @@ Message = (
     | join.Reveal
     | join.Verdict
     | files.Fetch
-    | files.Chunk
+    | files.FileChunk
     | files.FetchFailed
     | epochs.Offer
     | epochs.Prepare
@@ -99,7 +99,7 @@ TAGS: dict[int, type[Message]] = {
     69: join.Reveal,
     70: join.Verdict,
     80: files.Fetch,
-    81: files.Chunk,
+    81: files.FileChunk,
     82: files.FetchFailed,
     96: epochs.Offer,
     97: epochs.Prepare,

@@ -18,7 +18,7 @@ from tpiedge.wire.packed import packing
 
 __all__ = ["Schema", "schema_of"]
 
-Check = Callable[[Any], Any]
+FieldCheck = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +28,8 @@ class Schema:
     cls: type
     names: tuple[str, ...]
     values_of: Callable[[Any], tuple[Any, ...]]
-    writers: tuple[Check, ...]
-    readers: tuple[Check, ...]
+    writers: tuple[FieldCheck, ...]
+    readers: tuple[FieldCheck, ...]
 
     def write(self, value: Any) -> tuple[Any, ...]:
         if type(value) is not self.cls:
@@ -41,14 +41,14 @@ class Schema:
             raise ValueError(f"not the {len(self.names)} fields of {self.cls.__name__}: {_short(wire)}")
         return self.cls(*self._apply(self.readers, wire))
 
-    def _apply(self, checks: tuple[Check, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _apply(self, checks: tuple[FieldCheck, ...], values: tuple[Any, ...]) -> tuple[Any, ...]:
         try:
             return tuple([check(value) for check, value in zip(checks, values, strict=True)])
         except ValueError:
             self._blame(checks, values)
             raise
 
-    def _blame(self, checks: tuple[Check, ...], values: tuple[Any, ...]) -> None:
+    def _blame(self, checks: tuple[FieldCheck, ...], values: tuple[Any, ...]) -> None:
         """Raise the error of the first bad value, with the field's name."""
         for name, check, value in zip(self.names, checks, values, strict=True):
             try:
@@ -69,7 +69,7 @@ def schema_of(cls: type) -> Schema:
     )
 
 
-def _checks(hint: Any) -> tuple[Check, Check]:
+def _checks(hint: Any) -> tuple[FieldCheck, FieldCheck]:
     """(writer, reader) of a type hint."""
     origin, arguments = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -91,7 +91,7 @@ def _checks(hint: Any) -> tuple[Check, Check]:
     raise TypeError(f"a field of type {hint} has no bounds")
 
 
-def _bounded(hint: Any, bound: Any) -> tuple[Check, Check]:
+def _bounded(hint: Any, bound: Any) -> tuple[FieldCheck, FieldCheck]:
     if hint is int and isinstance(bound, Range):
         return _same(_integer(int(bound.low), int(bound.high)))
     if hint is float and isinstance(bound, Range):
@@ -108,7 +108,7 @@ def _bounded(hint: Any, bound: Any) -> tuple[Check, Check]:
     raise TypeError(f"{bound} is no bound of {hint}")
 
 
-def _same(check: Check) -> tuple[Check, Check]:
+def _same(check: FieldCheck) -> tuple[FieldCheck, FieldCheck]:
     return check, check
 
 
@@ -116,7 +116,7 @@ def _same(check: Check) -> tuple[Check, Check]:
 # plane.
 
 
-def _integer(low: int, high: int) -> Check:
+def _integer(low: int, high: int) -> FieldCheck:
     def check(value: Any) -> int:
         # type() is exact: bool is an int to isinstance, not on the wire.
         if type(value) is int and low <= value <= high:
@@ -126,7 +126,7 @@ def _integer(low: int, high: int) -> Check:
     return check
 
 
-def _real(low: float, high: float, coerce: bool = False) -> Check:
+def _real(low: float, high: float, coerce: bool = False) -> FieldCheck:
     """With `coerce` an int is taken for a float: a sender may write 1 for 1.0."""
 
     def check(value: Any) -> float:
@@ -145,7 +145,7 @@ def _boolean(value: Any) -> bool:
     raise ValueError(f"{_short(value)} is not a boolean")
 
 
-def _text(limit: int) -> Check:
+def _text(limit: int) -> FieldCheck:
     def check(value: Any) -> str:
         if type(value) is str and len(value) <= limit:
             return value
@@ -154,7 +154,7 @@ def _text(limit: int) -> Check:
     return check
 
 
-def _bytes(limit: int) -> Check:
+def _bytes(limit: int) -> FieldCheck:
     def check(value: Any) -> bytes:
         if type(value) is bytes and len(value) <= limit:
             return value
@@ -163,7 +163,7 @@ def _bytes(limit: int) -> Check:
     return check
 
 
-def _member(allowed: frozenset[str]) -> Check:
+def _member(allowed: frozenset[str]) -> FieldCheck:
     def check(value: Any) -> str:
         if type(value) is str and value in allowed:
             return value
@@ -172,14 +172,14 @@ def _member(allowed: frozenset[str]) -> Check:
     return check
 
 
-def _optional(inner: Check) -> Check:
+def _optional(inner: FieldCheck) -> FieldCheck:
     def check(value: Any) -> Any:
         return None if value is None else inner(value)
 
     return check
 
 
-def _fixed(inner: tuple[Check, ...]) -> Check:
+def _fixed(inner: tuple[FieldCheck, ...]) -> FieldCheck:
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is tuple and len(value) == len(inner):
             return tuple([one(item) for one, item in zip(inner, value, strict=True)])
@@ -188,7 +188,7 @@ def _fixed(inner: tuple[Check, ...]) -> Check:
     return check
 
 
-def _many(inner: Check, limit: int) -> Check:
+def _many(inner: FieldCheck, limit: int) -> FieldCheck:
     def check(value: Any) -> tuple[Any, ...]:
         if type(value) is tuple and len(value) <= limit:
             return tuple([inner(item) for item in value])

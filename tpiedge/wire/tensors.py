@@ -31,7 +31,7 @@ class TensorHeader:
 
 
 def wire_bytes(wire: WirePrecision, rows: int, columns: int) -> int:
-    """Of an f32 matrix that travels so."""
+    """Bytes of an f32 matrix that travels with the precision `wire`."""
     return rows * (_ITEM_SIZES[wire] * columns if wire != "int8" else columns + 4 * -(-columns // INT8_GROUP))
 
 

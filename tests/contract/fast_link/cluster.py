@@ -18,7 +18,7 @@ from tpiedge.collectives.codec import CODECS
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.liveness import DeadlineLiveness
-from tpiedge.transport import native_library, reducing
+from tpiedge.transport import endpoint_reducers, native_library
 from tpiedge.wire.data import Partial, Reduced, StepPlan
 
 WAIT_S = 10.0
@@ -28,12 +28,12 @@ SIZES = (2, 3, 5)
 # "pair": the mesh of two ranks over a hub and its spoke, without anything around them.
 WAYS = [("pair", 2), *itertools.product(("star", "mesh"), SIZES)]
 
-needs_native = pytest.mark.skipif(native_library.native_library() is None, reason="not built")
+needs_native = pytest.mark.skipif(native_library.transport_library() is None, reason="not built")
 every_way = pytest.mark.parametrize(("way", "size"), WAYS)
 
 
 def part(rank: int, block: int = 0, shape: tuple[int, int] = SHAPE) -> torch.Tensor:
-    """Of magnitudes so different that the order of summation shows."""
+    """A part whose values differ so much in magnitude that the order of summation shows."""
     generator = torch.Generator().manual_seed(100 * block + rank)
     return torch.randn(shape, generator=generator) * 10.0 ** (rank * 3 % 7)
 
@@ -125,7 +125,7 @@ class Cluster:
         return self.calls[rank].get(timeout=WAIT_S)[0]
 
     def outcomes(self, rank: int) -> list[int]:
-        """Of all so far."""
+        """The outcomes of all calls so far."""
         calls = self.calls[rank]
         return [calls.get()[0] for _ in range(calls.qsize())]
 
@@ -142,7 +142,7 @@ class Cluster:
         return list(endpoint._ends) if self.way == "mesh" else [endpoint]
 
     def end(self, rank: int, peer: int) -> Any:
-        """Of `rank`, the hub or spoke with the link to `peer`."""
+        """The hub or spoke of `rank` that has the link to `peer`."""
         return self.endpoints[rank]._end(f"node-{peer}") if self.way == "mesh" else self.endpoints[rank]
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Ear:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._heard = threading.Semaphore(0)
-        library = native_library.native_library()
+        library = native_library.transport_library()
         assert library is not None
         addresses = list(library.zmq)
         at = native_library._FUNCTIONS.index("recv")
@@ -170,8 +170,8 @@ class Ear:
 
         self._recv = kind(recv)
         addresses[at] = ctypes.cast(self._recv, ctypes.c_void_p).value
-        listening = native_library.Library(library.dll, addresses)
-        monkeypatch.setattr(reducing, "native_library", lambda: listening)
+        listening = native_library.TransportLibrary(library.dll, addresses)
+        monkeypatch.setattr(endpoint_reducers, "transport_library", lambda: listening)
 
     def forget(self) -> None:
         """What was received so far."""

@@ -8,19 +8,19 @@ import pytest
 
 from tests.contract.fast_link.cluster import Cluster, Ear
 from tpiedge.collectives import fast as fast_path
-from tpiedge.transport.reducing import Reducing
+from tpiedge.transport.endpoint_reducers import EndpointReducers
 
 
 @pytest.fixture
 def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
     made: list[Cluster] = []
-    plain = Reducing._reduce
+    plain = EndpointReducers._reduce
 
-    def watched(self: Reducing, *arguments: Any) -> int:
+    def watched(self: EndpointReducers, *arguments: Any) -> int:
         outcome = plain(self, *arguments)
         for one in made:
             for rank, endpoint in enumerate(one.endpoints):
-                if endpoint._reducing is self:
+                if endpoint._reducers is self:
                     one.calls[rank].put((outcome, self.keeps))
         return outcome
 
@@ -28,7 +28,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Cluster]]:
         made.append(Cluster(*arguments))
         return made[-1]
 
-    monkeypatch.setattr(Reducing, "_reduce", watched)
+    monkeypatch.setattr(EndpointReducers, "_reduce", watched)
     # On a busy machine some calls in a row may leave off for lack of time.
     monkeypatch.setattr(fast_path, "_MOST_LEFT_OFF", sys.maxsize)
     yield make_one

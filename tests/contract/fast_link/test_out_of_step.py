@@ -24,7 +24,7 @@ from tests.contract.fast_link.cluster import (
 from tpiedge.collectives.codec import CODECS
 from tpiedge.errors import PeerLost
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.reduction import DONE
+from tpiedge.transport.reduce_interface import DONE
 from tpiedge.wire.data import CANCEL, StepPlan
 
 pytestmark = needs_native
@@ -36,7 +36,7 @@ def test_a_late_peer_is_waited_for_in_python(make: Any, way: str, size: int, lat
     cluster = make(way, size).meet()
     early = [rank for rank in range(size) if rank != late]
     futures = {rank: cluster.start(rank) for rank in early}
-    # Whoever sends first has sent; the root of a star has not.
+    # Ranks that send first have sent; the root of a star has not.
     for rank in early:
         leaf = 1 if way == "star" else size - 1
         assert cluster.outcome(rank) == (0 if way == "star" and rank == 0 else leaf)
@@ -83,7 +83,7 @@ def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(
 
 
 def test_what_came_ahead_and_is_something_else_is_pythons(make: Any, ear: Ear) -> None:
-    """Of another epoch, here, which it drops."""
+    """Here it is a message of another epoch, which Python drops."""
     cluster = make("mesh", 4)
     ahead(cluster, ear, lambda: cluster.send(1, 0, 1, epoch=0)).result(WAIT_S)
     assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
@@ -149,7 +149,7 @@ def test_nobody_gets_far_ahead(make: Any, ear: Ear) -> None:
     assert cluster.calls[0].get(timeout=WAIT_S) == (3, False)
     cluster.send(3, 0, 0)
     assert torch.equal(waiting.result(WAIT_S), total(4))
-    assert cluster.ranks[0]._courier.inbox.holds
+    assert cluster.ranks[0]._channel.inbox.holds
 
 
 def test_an_early_message_is_held_and_found(make: Any) -> None:

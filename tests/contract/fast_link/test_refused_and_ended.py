@@ -10,7 +10,7 @@ from tests.contract.fast_link.cluster import SHAPE, WAIT_S, assert_total, every_
 from tpiedge.collectives.codec import CODECS
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import EndpointClosed
-from tpiedge.transport.reduction import DONE
+from tpiedge.transport.reduce_interface import DONE
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import Partial, Reduced
 

@@ -14,9 +14,9 @@ pytestmark = needs_native
 @pytest.mark.parametrize("variable", ["TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"])
 def test_it_can_be_switched_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(variable, "0")
-    assert native_library.native_library() is None
+    assert native_library.transport_library() is None
     monkeypatch.setenv(variable, "1")
-    assert native_library.native_library() is not None
+    assert native_library.transport_library() is not None
 
 
 def test_no_libzmq_is_called_that_might_be_another() -> None:

@@ -25,6 +25,10 @@ from tests.process.bad_input.refusal import RESOURCE, run_model
         (("--precision", "q9"), "'q9' is not one of 'f32', 'bf16'"),
         (("--compute", "int3"), "'int3' is not one of"),
         (("--memory", "lots"), "not a size: 'lots'"),
+        (("--memory", 10), "10 has no unit: did you mean 10GB?"),
+        (("--memory", 4_000_000_000), "4000000000 has no unit: did you mean 4.0GB?"),
+        (("--memory", 0), "0 has no unit: write it like 4GB"),
+        (("--memory", "10MB"), "10MB is less than any node can work with (64MB): did you mean 10GB?"),
         (("--window", "9" * 5000), "99999999999999999999... blocks are out of range: 1 to 10000"),
         (("--window", "9" * 5000 + "MB"), "not a size that a computer can have"),
         (("--window", "-1"), "not a size: '-1'"),
@@ -93,7 +97,9 @@ def test_bf16_arithmetic_with_f32_weights(fails, references):
 
 
 def test_too_little_memory_is_told_in_numbers(fails, references):
-    line = fails(*run_model(references("openllama").folder), "--nodes", 2, "--memory", "1MB", status=RESOURCE)
+    line = fails(
+        *run_model(references("openllama").folder), "--nodes", 2, "--memory", "64MB", status=RESOURCE
+    )
     assert "does not fit" in line
     assert sum(character.isdigit() for character in line) >= 4
 

@@ -1,5 +1,6 @@
 """Chat templates that are hostile, broken or missing."""
 
+import re
 import shutil
 
 import pytest
@@ -7,16 +8,12 @@ import pytest
 from tests.process.bad_input.refusal import USER, the_line
 from tests.process.models import TEMPLATE
 
+# tests/unit/model/test_template.py has many more; here is how the command ends.
 HOSTILE = {
     "endless": (
         "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-        "time or memory",
+        "time or memory|took more than",  # whichever is over first: the processor's time or the clock's
     ),
-    "flood": ("{% for a in range(99999) %}{{ 'x' * 99999 }}{% endfor %}", "characters"),
-    "memory": ("{% set x = 'x' * 10 ** 10 %}{{ x }}", "memory"),
-    "escape": ("{{ messages.__class__.__mro__[1].__subclasses__() }}", "SecurityError"),
-    "import": ("{% import 'os' as os %}{{ os }}", "failed"),
-    "broken": ("{% for %}", "failed"),
     "refusal": ("{{ raise_exception('one\nline\tonly') }}", "one line only"),
 }
 
@@ -31,7 +28,7 @@ def test_hostile_chat_templates(tpiedge, text_model, tmp_path, name):
     assert ended.status == USER
     line = the_line(ended.err)
     assert "chat template" in line
-    assert expected in line
+    assert re.search(expected, line), line
     assert ended.out == ""
 
 

@@ -118,7 +118,7 @@ def test_a_picture_that_cannot_be_finished(fails, good, monkeypatch):
 
 def test_a_picture_needs_matplotlib(fails, good, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "tpiedge.cli.timeline", raising=False)
+    monkeypatch.delitem(sys.modules, "tpiedge.plots.timeline", raising=False)
     for name in [name for name in sys.modules if name.startswith("matplotlib.")]:
         monkeypatch.delitem(sys.modules, name)
     assert "--png needs matplotlib: pip install 'tpiedge[plot]'" in fails(

@@ -1,5 +1,6 @@
 """Every verb with what cannot be meant: one line that says what, where and what to do, and a documented status."""
 
+import os
 import re
 import socket
 
@@ -126,7 +127,7 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         (("run", "--model", "demo", "--prompt", "x", "--max-tokens", BIG), "1 to 4294967295", USER),
         (("run", "--model", "demo", "--prompt", "x", "--seed", BIG), f"--seed is {BIG}", USER),
         (("run", "--model", "demo", "--prompt", "x", "--temperature", "1e400"), "--temperature is inf", USER),
-        (("run", "--model", "demo", "--prompt", "x", "--memory", "0"), "does not fit", RESOURCE),
+        (("run", "--model", "demo", "--prompt", "x", "--memory", "64MB"), "does not fit", RESOURCE),
         (("run", "--model", "demo", "--prompt", "x", "--memory", f"{BIG}GB"), "a computer can have", USER),
         (("run", "--model", "demo", "--prompt", "x", "--cache", "/dev/null"), "cannot write to", USER),
         (("run", "--model", "/dev/null", "--prompt", "x"), "no model '/dev/null'", USER),
@@ -236,7 +237,8 @@ def test_a_port_in_use(fails):
         port = taken.getsockname()[1]
         line = fails("master", "--model", "demo", "--threads", 1, "--http", f"127.0.0.1:{port}",
                      "--listen", f"127.0.0.1:{free_ports()}")  # fmt: skip
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use; give another port" in line
+        assert f"cannot listen on 127.0.0.1:{port} for the API: " in line
+        assert f", pid {os.getpid()} has this port; stop it, or give another port with --http" in line
 
 
 def test_a_hub_that_cannot_be_reached(fails, monkeypatch):

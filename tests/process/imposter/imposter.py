@@ -14,11 +14,11 @@ import numpy as np
 
 from tpiedge import __version__
 from tpiedge.errors import PeerError
-from tpiedge.nodes.identity import peer_name
-from tpiedge.nodes.joining import enrol, open_link
-from tpiedge.nodes.linking import listens
-from tpiedge.nodes.session import node_name
-from tpiedge.nodes.tokens import parse_token
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.tokens import parse_token
+from tpiedge.launch.bootstrap import control_name
+from tpiedge.planner.linking import listens
 from tpiedge.transport.endpoint import Envelope, Unreachable
 from tpiedge.transport.framing import CONTROL, TENSOR, Plane
 from tpiedge.transport.keys import CurveKeys
@@ -177,7 +177,7 @@ class Imposter:
             self._link.send(message, timeout_s=0.5)
 
     def _say_offer(self) -> None:
-        speed = Capacity(1, SLOW, SLOW, SLOW, SLOW)
+        speed = Capacity(1, SLOW, SLOW)
         self._say(
             Offer(
                 0,
@@ -194,12 +194,11 @@ class Imposter:
                 speed,
                 0.0,
                 Keeping(),
-                (),
             )
         )
 
     def _beat(self) -> None:
-        self._say(AgentPulse(0, 0))
+        self._say(AgentPulse(0))
         node = self._node
         if node is not None and node.control is not None:
             with contextlib.suppress(Unreachable):
@@ -214,10 +213,10 @@ class Imposter:
             case Prepare() as order:
                 self._drop_node()
                 self._node = Node(order)
-                self._say(Prepared(order.epoch, self._node.keys.public, 0))
+                self._say(Prepared(order.epoch, self._node.keys.public))
             case Launch(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
                 self._say(Spawned(epoch, self._node.rank, os.getpid()))
-                self._node.control = self._spoke(self._node, CONTROL, node_name(self._node.rank, epoch))
+                self._node.control = self._spoke(self._node, CONTROL, control_name(self._node.rank, epoch))
                 self._node.control.send(Hello(epoch, self._node.rank, 1, PROTOCOL, __version__, 1, "cpu"))
             case Release(epoch=epoch) if self._node is not None and self._node.epoch == epoch:
                 self._drop_node()

@@ -10,13 +10,13 @@ import zmq
 from tests.process.imposter.imposter import Imposter
 from tests.process.serving.serving import Serving
 from tpiedge import __version__
-from tpiedge.nodes.identity import peer_name
-from tpiedge.nodes.joining import open_link
-from tpiedge.nodes.tokens import parse_token
+from tpiedge.joining.connecting import open_link
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.tokens import parse_token
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.codec import encode
-from tpiedge.wire.control import Connect, Listening, Shutdown, Token
+from tpiedge.wire.control import Listening
 from tpiedge.wire.epochs import AgentPulse, Launch
 from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.limits import MAX_CONTROL_HEADER
@@ -33,17 +33,13 @@ def raw(*frames: bytes) -> Callable[[ZmqSpoke], None]:
 @pytest.mark.parametrize(
     ("act", "words"),
     [
-        (raw(encode(Shutdown(1))), "it sent Shutdown, which is not a node's to send"),
-        (raw(encode(Token(1, "r", 0, 0, ()))), "it sent Token, which is not a node's to send"),
         (
             raw(encode(Listening(1, 2, "tcp://203.0.113.1:80"))),
             "it says that it listens, where nobody is to connect",
         ),
-        (raw(encode(Listening(1, 0, "tcp://127.0.0.1:80"))), "it speaks for another node"),
-        (raw(encode(Connect(1, ()))), "it sent Connect, which is not a node's to send"),
         (raw(bytes(MAX_CONTROL_HEADER)), "malformed"),
     ],
-    ids=["master's", "rank 0's", "listening", "another's", "connect", "as large as allowed"],
+    ids=["listening", "as large as allowed"],
 )
 def test_a_node(
     cluster: Serving,
@@ -61,10 +57,9 @@ def test_a_node(
     ("act", "words"),
     [
         (raw(encode(Launch(1))), "it sent Launch, which is not a worker's to send"),
-        (raw(b"\x91" * 1000), "malformed"),
-        (raw(encode(AgentPulse(0, 0)), b"more"), "more than one frame"),
+        (raw(encode(AgentPulse(0)), b"more"), "more than one frame"),
     ],
-    ids=["master's", "deeply nested", "two frames"],
+    ids=["master's", "two frames"],
 )
 def test_an_agent(
     cluster: Serving,
@@ -83,7 +78,7 @@ def test_a_flood(cluster: Serving, imposter: Imposter, fenced: Callable[[str], N
     before = master.memory_info().rss
 
     def flood(link: ZmqSpoke) -> None:
-        frame = encode(AgentPulse(0, 0))
+        frame = encode(AgentPulse(0))
         for _ in range(FLOOD_MESSAGES):
             with contextlib.suppress(zmq.Again):
                 link._socket.send(frame, zmq.NOBLOCK)

@@ -7,24 +7,24 @@ from collections.abc import Callable
 import openai
 import pytest
 
-from tests.process.imposter.crimes import CRIMES
 from tests.process.imposter.imposter import Imposter, Node
+from tests.process.imposter.violations import VIOLATIONS
 from tests.process.serving.serving import Serving
 from tpiedge.transport.framing import TENSOR
 
-# The faults are found at once; the rest is for a busy machine.
+# The faults are found at once, and not by anybody's silence.
 NOTICED_S = 5.0
 
 
-@pytest.mark.parametrize("crime", ["another shape", "not a number", "2 GiB announced"])
+@pytest.mark.parametrize("violation", ["another shape", "not a number", "2 GiB announced"])
 def test_the_request_ends_in_words_and_the_imposter_is_left_out(
-    cluster: Serving, imposter: Imposter, fenced: Callable[[str], None], crime: str
+    cluster: Serving, imposter: Imposter, fenced: Callable[[str], None], patience: float, violation: str
 ) -> None:
-    imposter.mischief, words = CRIMES[crime]
+    imposter.mischief, words = VIOLATIONS[violation]
     started = time.monotonic()
     with pytest.raises(openai.APIStatusError) as caught:
         cluster.ask("Once upon", 10)
-    assert time.monotonic() - started < NOTICED_S
+    assert time.monotonic() - started < NOTICED_S * patience
     assert caught.value.status_code == 503
     assert f"node 2 ({imposter.name}) was lost during the work: " in caught.value.message
     assert words in caught.value.message

@@ -5,7 +5,7 @@ from pathlib import Path
 from tests.process.network.namespaces import MASTER, Namespaces
 from tests.process.serving.machines import SPEED, Worker
 from tests.process.serving.serving import Serving
-from tpiedge.nodes.addresses import Address
+from tpiedge.host.addresses import Address
 
 __all__ = ["NetworkCluster"]
 

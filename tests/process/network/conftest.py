@@ -13,7 +13,7 @@ from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.network.observed import PROMPT, TOKENS, Observed, observe
 
-_GRACE_S = 5.0
+_GRACE_S = 30.0
 
 
 @contextlib.contextmanager

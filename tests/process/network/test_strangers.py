@@ -18,8 +18,8 @@ from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import BRIDGE, Namespaces
 from tests.process.network.observed import PROMPT
 from tests.process.network.proxy import Proxy
-from tpiedge.nodes.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
-from tpiedge.nodes.identity import peer_name
+from tpiedge.host.addresses import DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET, Address
+from tpiedge.joining.identity import peer_name
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespa
 
 _PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 _SILENT = 100
-#: A handshake has 3 s.
+#: After the last of them has called. A handshake has 3 s.
 _CLOSED_S = 8.0
 _LONG = 400
 #: Through the middle everything is slow.
@@ -68,9 +68,8 @@ def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, 
     """On every port, beside a hundred callers who say nothing, while an answer is given."""
     master = psutil.Process(cluster.master.pid)
     files = master.num_fds()
-    started = time.monotonic()
     with cluster.streaming(PROMPT, _LONG) as stream, _callers(cluster, namespaces) as callers:
-        left = _wait_closed(callers, started + _CLOSED_S)
+        left = _wait_closed(callers, time.monotonic() + _CLOSED_S)
         assert left == []
     assert stream.error is None, stream.error
     exact(cluster)

@@ -12,7 +12,7 @@ from tests.process.serving.serving import Serving
 
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40
-_GRACE_S = 5.0
+_GRACE_S = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,14 +8,14 @@ from pathlib import Path
 import psutil
 
 from tests.process.command import COMMAND
-from tpiedge.nodes.addresses import Address
-from tpiedge.nodes.measured import Measurements
-from tpiedge.nodes.readiness import NodeReport
+from tpiedge.host.addresses import Address
+from tpiedge.launch.measurements import Measurements
+from tpiedge.launch.readiness import NodeReport
 from tpiedge.wire.epochs import Capacity
 
 __all__ = ["END_S", "PANELS_SLOWER", "SPEED", "THREADS", "Process", "Worker", "measured"]
 
-END_S = 15.0
+END_S = 60.0
 THREADS = 1
 SPEED = 1e10
 #: Quantised weights go at another speed.
@@ -26,9 +26,7 @@ def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
     """As if this machine had measured itself before: the speed is the same each time, and so are the shares."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     of_panels = bytes_per_s / PANELS_SLOWER
-    report = NodeReport(
-        1, "", "torch", Capacity(THREADS, bytes_per_s, of_panels, 10 * bytes_per_s, bytes_per_s)
-    )
+    report = NodeReport(1, "", "torch", Capacity(THREADS, bytes_per_s, of_panels))
     Measurements(folder, THREADS).keep(report)
 
 

@@ -18,28 +18,36 @@ from openai.types import Completion
 from tests.process.command import gone, wait_for
 from tests.process.serving.machines import END_S, SPEED, THREADS, Process, Worker, measured
 from tests.process.serving.streaming import Streaming
-from tpiedge.nodes.addresses import Address
-from tpiedge.nodes.identity import load_or_create_keys
-from tpiedge.nodes.private_file import read_private
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import Token
+from tpiedge.host.addresses import Address
+from tpiedge.host.private_file import read_private
+from tpiedge.joining.identity import load_or_create_keys
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import JoinToken
 
 __all__ = ["HOST", "START_S", "Serving", "free_ports", "node_of", "rank_of", "unfinished", "words_of_loss"]
 
 HOST = "127.0.0.1"
 #: Generous: the machine may be doing ten other things.
-START_S = 40.0
+START_S = 90.0
 # An answer costs the master and the tests some milliseconds of the processors that the machines start on.
 _POLL_S = 0.02
 _PORTS = 5  # control, data, files, pairing; HTTP
 # Below the ports that the kernel gives to outgoing connections.
 _FIRST_PORT, _LAST_PORT = 20_000, 30_000
+_SHARES = 10
+
+
+def _own_ports() -> range:
+    """Other workers of pytest-xdist have others: two that look for free ports at a time do not find the same."""
+    number = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _SHARES
+    each = (_LAST_PORT - _FIRST_PORT) // _SHARES
+    return range(_FIRST_PORT + number * each, _FIRST_PORT + (number + 1) * each - _PORTS)
 
 
 def free_ports() -> int:
     """The first of as many adjacent ports as a master needs."""
     while True:
-        first = random.randrange(_FIRST_PORT, _LAST_PORT)
+        first = random.choice(_own_ports())
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
             for port in range(first, first + _PORTS):
                 stack.enter_context(socket.socket()).bind((HOST, port))
@@ -123,7 +131,7 @@ class Serving:
         """As `tpiedge token create`."""
         folder = self.state / "master"
         _, secret = TokenStore(folder).create(expires_s)
-        return Token(load_or_create_keys(folder).public, secret, self.address).text
+        return JoinToken(load_or_create_keys(folder).public, secret, self.address).text
 
     # --- seeing
 

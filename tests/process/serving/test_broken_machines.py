@@ -15,7 +15,7 @@ from tests.process.serving.disks import FailingDisk, failing_disk, read_only
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving, node_of, words_of_loss
 from tpiedge.errors import UserError
-from tpiedge.nodes.memory_group import MemoryGroup, memory_group
+from tpiedge.host.memory_group import MemoryGroup, memory_group
 
 #: So slow, as they say, that more machines are better.
 SLOW = 1e6
@@ -24,7 +24,7 @@ OUT_OF_MEMORY = r"it ran out of memory \(killed by the system's OOM killer\)"
 LONG_PROMPT = list(range(10, 960))
 #: Beside its agent; importing torch takes more.
 HALF_A_NODE = 60 << 20
-NOTICED_S = 3.0
+NOTICED_S = 30.0
 NO_LIMIT = 1 << 50
 MARGIN = 1 << 20
 

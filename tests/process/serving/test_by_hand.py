@@ -23,15 +23,15 @@ def terminal(tmp_path: Path):
     opened: list[pexpect.spawn] = []
 
     def open_one(machine: str, *arguments: str) -> pexpect.spawn:
-        places = {
+        settings = {
             "TPIEDGE_STATE": str(tmp_path / machine),
             "TPIEDGE_MASTER_THREADS": "1",
             "TPIEDGE_WORKER_THREADS": "1",
         }
         if machine != "desk":
-            places["TPIEDGE_CACHE"] = str(tmp_path / f"{machine}-cache")
+            settings["TPIEDGE_CACHE"] = str(tmp_path / f"{machine}-cache")
         spawned = pexpect.spawn(
-            COMMAND, list(arguments), env=os.environ | places, timeout=START_S, encoding="utf-8"
+            COMMAND, list(arguments), env=os.environ | settings, timeout=START_S, encoding="utf-8"
         )
         opened.append(spawned)
         return spawned
@@ -41,6 +41,7 @@ def terminal(tmp_path: Path):
         spawned.close(force=True)
 
 
+@pytest.mark.thin
 def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, expected):
     port = free_ports()
     listen = ["--listen", f"{HOST}:{port}", "--http", f"{HOST}:{port + 4}"]

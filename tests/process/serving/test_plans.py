@@ -66,7 +66,7 @@ def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
     cluster.start_worker("ann")
     reason = "1 of the 2 workers of --shares are here: waiting for the others"
     cluster.wait_until(lambda status: status["reason"] == reason)
-    assert cluster.ready().json() == {"ready": False, "reason": reason}
+    assert cluster.ready().json() == {"ready": False}
     cluster.start_worker("bob")
     status = cluster.wait_ready(3)
     assert [node["ffn"] for node in status["nodes"]] == [[0, 2], [2, 3], [3, 4]]
@@ -75,14 +75,14 @@ def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
 
 
 def test_too_little_memory_is_refused_with_numbers(clusters):
-    cluster = clusters("--memory", "1M")
+    cluster = clusters("--memory", "64M")
     cluster.start_master()
     status = cluster.wait_until(lambda status: "needs at least" in status["reason"])
     ready = cluster.ready()
     assert ready.status_code == 503
     assert ready.headers["retry-after"]
-    assert ready.json() == {"ready": False, "reason": status["reason"]}
-    assert re.search(r"needs at least [\d.]+ MB \(.*\) but may use 1\.0 MB$", status["reason"])
+    assert ready.json() == {"ready": False}
+    assert re.search(r"needs at least [\d.]+ MB \(.*\) but may use 64\.0 MB$", status["reason"])
     with pytest.raises(openai.APIStatusError) as caught:
         cluster.ask(PROMPT, TOKENS)
     assert caught.value.status_code == 503
@@ -109,8 +109,8 @@ def test_machines_that_are_too_small_together_stream(clusters, exact):
     cluster.start_master()
     cluster.start_worker("ann", "--memory", "350MB", "--pin", "none", "--window", 2, "--io", "buffered")
     status = cluster.wait_ready(2)
-    words = {node["host"] or node["name"]: node["why"] for node in status["nodes"]}
-    assert re.search(r"; [\d.]+ MB of them stream from its disk$", words["master"]), words
-    assert words["ann"].endswith(" of them stream from its disk"), words
+    # One or both, by how fast each was measured to read.
+    reasons = [node["why"] for node in status["nodes"]]
+    assert any(re.search(r"; [\d.]+ MB of them stream from its disk$", reason) for reason in reasons), reasons
     for _ in range(2):
         exact(cluster)

@@ -3,21 +3,27 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tpiedge.nodes.shipping import ShipServer
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
+from tpiedge.shipping.server import ShipServer
+from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.codec import decode
+from tpiedge.wire.files import Fetch, FileChunk
+from tpiedge.wire.flat import FLAT_BYTES
 
 HIDDEN, FFN, HEAD_DIM, LAYERS = 256, 1024, 32, 4
 HEADS, TILES = HIDDEN // HEAD_DIM, FFN // 128
@@ -50,6 +56,29 @@ def pack(tmp_path_factory: pytest.TempPathFactory) -> Pack:
     return Pack.open(write_pack(spec, source, Precision.F32, out).path)
 
 
+class CountingHub(ZmqHub):
+    """`shipped`: bytes of blobs that each worker was sent."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.shipped: Counter[str] = Counter()
+        self._asked: set[tuple[str, int, int]] = set()
+
+    def recv(self, timeout_s: float) -> Envelope | None:
+        envelope = super().recv(timeout_s)
+        if envelope is not None and isinstance(envelope.message, Fetch) and envelope.message.part == "blob":
+            self._asked.add((envelope.sender, envelope.message.epoch, envelope.message.number))
+        return envelope
+
+    def send_frame(
+        self, frame: Buffer, to: str | Sequence[str] | None = None, timeout_s: float | None = None
+    ) -> None:
+        super().send_frame(frame, to, timeout_s)
+        message = decode(bytes(frame[:FLAT_BYTES])) if isinstance(frame, memoryview) else None
+        if isinstance(message, FileChunk) and (to, message.epoch, message.number) in self._asked:
+            self.shipped[str(to)] += len(frame) - FLAT_BYTES
+
+
 class Master:
     """Ships a pack to `worker-0` and so on; `server` may be closed and started again at the same address."""
 
@@ -60,11 +89,11 @@ class Master:
         self.address = "tcp://127.0.0.1:*"
         self.identity = ""
         self.server: ShipServer | None = None
-        self.hub: ZmqHub | None = None
+        self.hub: CountingHub | None = None
 
     def start(self, kind: type[ShipServer] = ShipServer) -> ShipServer:
         allowed = {keys.public: f"worker-{number}" for number, keys in enumerate(self.workers)}
-        self.hub = ZmqHub(self.address, self.keys, "master", allowed, plane=FILES)
+        self.hub = CountingHub(self.address, self.keys, "master", allowed, plane=FILES)
         self.address = self.hub.address
         self.server = kind(self.hub)
         self.identity = self.server.serve(self.pack)
@@ -85,8 +114,8 @@ class Master:
 
     def shipped(self) -> int:
         """Bytes of blobs since the start, to all workers."""
-        assert self.server is not None
-        return sum(shipment.sent_bytes for shipment in self.server.shipments())
+        assert self.hub is not None
+        return self.hub.shipped.total()
 
 
 @pytest.fixture

@@ -7,10 +7,10 @@ import threading
 from pathlib import Path
 
 from tests.process.shipping.shares import check_equal, ended, held_bytes, share_bytes
-from tpiedge.nodes.fetching import fetch
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store.copy import ShardCopy
 from tpiedge.pack.store.store import ShardStore
+from tpiedge.shipping.fetcher import fetch
 
 DEATHS = 100
 POWER_CUTS = 6

@@ -12,13 +12,13 @@ import pytest
 
 from tests.process.shipping.shares import check_equal, ended, share_bytes
 from tpiedge.errors import Cancelled, DiskFull, PeerError, UserError
-from tpiedge.nodes.fetching import fetch
-from tpiedge.nodes.shipping import MAX_OPEN_REQUESTS, ShipServer
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.store import ShardStore
+from tpiedge.shipping.fetcher import fetch
+from tpiedge.shipping.server import MAX_OPEN_REQUESTS, ShipServer
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.files import Chunk, Fetch, FetchFailed
+from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
 from tpiedge.wire.flat import FLAT_BYTES
 
 
@@ -30,11 +30,8 @@ def test_two_workers_at_once_get_their_shares_and_nothing_else(master, start_wor
         with ShardStore(tmp_path / f"store-{number}").open(master.identity) as copy:
             assert copy.missing(shares[number]) == copy.verify(shares[number]) == []
             check_equal(pack, Pack.open(copy.path), shares[number])
-    shipments = {shipment.worker: shipment for shipment in master.server.shipments()}
     for number, share in enumerate(shares):
-        shipment = shipments[f"worker-{number}"]
-        assert shipment.sent_bytes == share_bytes(pack, share)
-        assert (shipment.left_bytes, shipment.eta_s, shipment.pack) == (0, 0.0, master.identity)
+        assert master.hub.shipped[f"worker-{number}"] == share_bytes(pack, share)
 
 
 def test_a_new_share_fetches_only_what_is_new(master, pack, tmp_path):
@@ -61,13 +58,12 @@ class LyingServer(ShipServer):
 
     lies = 1
 
-    def _answer(self, request: Fetch) -> tuple[bytes | memoryview, int]:
-        frame, count = super()._answer(request)
+    def _answer(self, request: Fetch) -> memoryview:
+        frame = super()._answer(request)
         if request.part == "blob" and self.lies:
             self.lies -= 1
-            assert isinstance(frame, memoryview)
-            frame[FLAT_BYTES + count // 2] ^= 8
-        return frame, count
+            frame[(FLAT_BYTES + len(frame)) // 2] ^= 8
+        return frame
 
 
 def test_a_bit_flipped_on_the_way_is_fetched_again(master, pack, whole, tmp_path):
@@ -98,7 +94,7 @@ def test_a_master_that_is_gone_ends_the_wait_in_words(master, whole, tmp_path):
     started = time.monotonic()
     with master.spoke() as spoke, pytest.raises(PeerError, match="no byte has come from the master for"):
         fetch(spoke, ShardStore(tmp_path), master.identity, whole, progress, stall_s=1.5)
-    assert time.monotonic() - started < 8
+    assert time.monotonic() - started < 30
 
 
 def test_a_transfer_can_be_stopped_and_keeps_what_it_has(master, pack, whole, tmp_path):
@@ -121,7 +117,7 @@ def test_a_transfer_can_be_stopped_and_keeps_what_it_has(master, pack, whole, tm
 def test_a_stranger_gets_nothing(master, whole, tmp_path):
     with master.spoke(keys=CurveKeys.generate()) as spoke, pytest.raises(PeerError, match="no byte has come"):
         fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=1.0)
-    assert master.server.shipments() == ()
+    assert master.shipped() == 0
     assert master.hub.counters.rejected > 0
 
 
@@ -141,13 +137,13 @@ def test_only_layers_of_served_packs_leave(master, pack):
     ]
     with master.spoke() as spoke:
         for number, (pack_id, part, blob, offset, length) in enumerate(refused):
-            spoke.send(Fetch(1, number, pack_id, part, blob, offset, length, 0))
+            spoke.send(Fetch(1, number, pack_id, part, blob, offset, length))
             answer = spoke.recv(5.0)
             assert isinstance(answer.message, FetchFailed), (part, blob)
             assert answer.message.number == number
-        spoke.send(Fetch(1, 99, served, "blob", layer, size - 4096, 4096, 0))
+        spoke.send(Fetch(1, 99, served, "blob", layer, size - 4096, 4096))
         answer = spoke.recv(5.0)
-        assert isinstance(answer.message, Chunk)
+        assert isinstance(answer.message, FileChunk)
         assert bytes(answer.tensors[0]) == pack.blob_path(0).read_bytes()[-4096:]
         master.server.withdraw(served)
         with master.spoke(1) as other, pytest.raises(PeerError, match="is not served here"):
@@ -158,7 +154,7 @@ def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_pa
     with master.spoke(1) as greedy, master.spoke(0) as spoke:
         # Far more than one may ask for; never reads.
         for number in range(100):
-            greedy.send(Fetch(1, number, master.identity, "blob", pack.blob_id(number % 4), 0, 4 << 20, 0))
+            greedy.send(Fetch(1, number, master.identity, "blob", pack.blob_id(number % 4), 0, 4 << 20))
         with fetch(spoke, ShardStore(tmp_path), master.identity, whole) as copy:
             assert copy.verify(whole) == []
         deadline = time.monotonic() + 10
@@ -242,6 +238,7 @@ def test_who_holds_the_store_is_said(master, whole, tmp_path):
             fetch(spoke, store, master.identity, whole, lock_wait_s=0.2)
 
 
+@pytest.mark.thin
 def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
     cache = ("--cache", tmp_path)
     store = ShardStore(tmp_path / "shards")
@@ -263,7 +260,7 @@ def test_the_command_lists_limits_and_removes(tpiedge, master, whole, tmp_path):
 def test_a_connection_that_lingers_is_outlasted(master, whole, tmp_path):
     """The same worker again, before the master has seen that its former connection is gone."""
     former = master.spoke()
-    former.send(Fetch(1, 1, master.identity, "manifest", "", 0, 4096, 0))
+    former.send(Fetch(1, 1, master.identity, "manifest", "", 0, 4096))
     assert former.recv(5.0) is not None
     closing = threading.Timer(1.0, former.close)
     closing.start()

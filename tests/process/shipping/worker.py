@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 from tpiedge.errors import TpiedgeError
-from tpiedge.nodes.fetching import fetch
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.store import ShardStore
+from tpiedge.shipping.fetcher import fetch
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke

@@ -12,7 +12,7 @@ from tpiedge.testbed.forwarding import switches
 from tpiedge.testbed.groups import Controllers
 from tpiedge.testbed.namespaces import NAMESPACES, members_of, scratch_namespace
 from tpiedge.testbed.state import ROOT, folder_of, prefix_of
-from tpiedge.testbed.switch_library import switch_library
+from tpiedge.testbed.switch.library import switch_library
 from tpiedge.testbed.testbed import down
 
 __all__ = ["bed_name", "left_of", "removed", "why_no_testbed", "written"]

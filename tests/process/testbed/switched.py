@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Self
 
 from tests.process.network.namespaces import enter, new_namespace, why_impossible
-from tpiedge.testbed.switch_client import SwitchClient
-from tpiedge.testbed.switch_plan import Port, SwitchPlan
+from tpiedge.testbed.switch.client import SwitchClient
+from tpiedge.testbed.switch.plan import Port, SwitchPlan
 
 __all__ = ["INTERFACE", "Devices", "RunningSwitch", "why_no_switch"]
 
@@ -90,7 +90,7 @@ class RunningSwitch:
 
     def __init__(self, plan: SwitchPlan, folder: Path) -> None:
         self.path = folder / "switch"
-        command = [sys.executable, "-m", "tpiedge.testbed.switch", str(self.path)]
+        command = [sys.executable, "-m", "tpiedge.testbed.switch.process", str(self.path)]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.client = SwitchClient(self.path)
         assert self.process.stdin is not None

@@ -42,14 +42,14 @@ else:
 """
 
 POINTS = [
-    ("tpiedge.testbed.state", "State.write", 1),
+    ("tpiedge.testbed.state", "TestbedState.write", 1),
     ("tpiedge.testbed.testbed", "add_namespace", 1),
     ("tpiedge.testbed.testbed", "add_namespace", 2),
     ("tpiedge.testbed.groups", "Controllers.make", 1),
     ("tpiedge.testbed.groups", "Controllers.make", 2),
     ("tpiedge.testbed.forwarding", "start", 1),
     ("tpiedge.testbed.forwarding", "_first_line", 1),
-    ("tpiedge.testbed.state", "State.write", 2),
+    ("tpiedge.testbed.state", "TestbedState.write", 2),
 ]
 
 

@@ -38,6 +38,7 @@ def status_of(name: str) -> dict:
     return record
 
 
+@pytest.mark.thin
 def test_from_up_to_down(bed: str) -> None:
     ended = run("up", "pair", "--name", bed, "--network", "switch")
     assert ended.out == ""
@@ -284,7 +285,7 @@ def test_one_that_has_become_anothers_is_not_taken_down(bed: str) -> None:
 
 
 def test_a_command_with_the_words_of_the_switch_is_none(bed: str) -> None:
-    words = ["-m", "tpiedge.testbed.switch", str(socket_of(bed))]
+    words = ["-m", "tpiedge.testbed.switch.process", str(socket_of(bed))]
     wait = "print('ready', flush=True); import time; time.sleep(60)"
     for others in ([*words, "--follow"], words[1:]):
         with subprocess.Popen([sys.executable, "-c", wait, *others], stdout=subprocess.PIPE) as process:

@@ -75,6 +75,7 @@ def test_memory(bed: str, tmp_path: Path) -> None:
         assert large["oom_kills"] == 0
 
 
+@pytest.mark.alone
 def test_processor_time(bed: str, tmp_path: Path) -> None:
     """A quarter of a processor, within wide bounds. More than there are is no limit."""
     with open_testbed(written(tmp_path, bed, TEXT)) as testbed:

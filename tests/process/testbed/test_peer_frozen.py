@@ -24,11 +24,11 @@ FOUR = '[defaults]\nup_latency = "1 ms"\n[[router]]\nname = "router"\n' + "".joi
     f'[[device]]\nname = "device{rank}"\nuplink = "router"\n' for rank in range(NODES)
 )
 
-Answering = Callable[[str], tuple[Started, list[psutil.Process]]]
+PendingAnswer = Callable[[str], tuple[Started, list[psutil.Process]]]
 
 
 @pytest.fixture
-def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> Answering:
+def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> PendingAnswer:
     """A command in the middle of an answer by this collective, and its nodes; the node of rank 2 is on "device2"."""
 
     def begin(way: str) -> tuple[Started, list[psutil.Process]]:
@@ -47,7 +47,9 @@ def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> Answer
     return begin
 
 
-def assert_names(command: Started, rank: int, since: float, bed: str, nodes: list[psutil.Process]) -> None:
+def assert_names(
+    command: Started, rank: int, since: float, patience: float, bed: str, nodes: list[psutil.Process]
+) -> None:
     """It has ended by the loss of this node, soon after `since`, and so has all that it started."""
     ended = command.finish(4 * ENDED_S)
     took_s = time.monotonic() - since
@@ -55,24 +57,28 @@ def assert_names(command: Started, rank: int, since: float, bed: str, nodes: lis
     (line,) = [line for line in ended.err.splitlines() if line.startswith("tpiedge: ")]
     assert f"node {rank} was lost" in line
     assert ended.err.rstrip().endswith(line)
-    assert took_s < ENDED_S, line
+    assert took_s < ENDED_S * patience, line
     assert all(map(gone, nodes))
     assert left_of(bed) == []
 
 
 @pytest.mark.parametrize(
-    ("way", "rank"), [("star", 3), ("star", 0), ("mesh", 2), ("two-shot", 1), ("tree", 2), ("ring", 2)]
+    ("way", "rank"), [("star", 0), ("mesh", 2), ("two-shot", 1), ("tree", 2), ("ring", 2)]
 )
-def test_a_frozen_node_is_named(bed: str, answering: Answering, way: str, rank: int) -> None:
+def test_a_frozen_node_is_named(
+    bed: str, patience: float, answering: PendingAnswer, way: str, rank: int
+) -> None:
     command, nodes = answering(way)
     since = time.monotonic()
     nodes[rank].send_signal(signal.SIGSTOP)
-    assert_names(command, rank, since, bed, nodes)
+    assert_names(command, rank, since, patience, bed, nodes)
 
 
-@pytest.mark.parametrize("way", ["star", "mesh", "ring"])
-def test_a_node_whose_link_is_cut_is_named(bed: str, answering: Answering, way: str) -> None:
+@pytest.mark.parametrize("way", ["star", "mesh"])
+def test_a_node_whose_link_is_cut_is_named(
+    bed: str, patience: float, answering: PendingAnswer, way: str
+) -> None:
     command, nodes = answering(way)
     since = time.monotonic()
     attach(bed).set_links("device2", loss=1.0)
-    assert_names(command, 2, since, bed, nodes)
+    assert_names(command, 2, since, patience, bed, nodes)

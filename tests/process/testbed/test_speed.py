@@ -24,7 +24,7 @@ from tpiedge.testbed.namespaces import inside
 from tpiedge.testbed.running import RunningDevice, RunningTestbed, open_testbed
 
 REASON = why_no_testbed()
-pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(REASON is not None, reason=str(REASON))]
 
 WITHIN = 0.05
 #: Another process that wants the processor at the wrong moment is not what is measured.

@@ -22,10 +22,10 @@ from tests.process.testbed.traffic import (
     round_trip_s,
     transfer,
 )
-from tpiedge.testbed.switch_plan import SwitchLink, SwitchPlan
+from tpiedge.testbed.switch.plan import SwitchLink, SwitchPlan
 
 _REASON = why_no_switch()
-pytestmark = pytest.mark.skipif(_REASON is not None, reason=str(_REASON))
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(_REASON is not None, reason=str(_REASON))]
 
 _MEGABIT = 125_000
 _HEADER_BYTES = 28

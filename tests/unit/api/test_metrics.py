@@ -1,7 +1,7 @@
 """What Prometheus reads."""
 
 from tpiedge.api.metrics import metrics_text
-from tpiedge.nodes.status import ClusterStatus, NodeStatus, Totals
+from tpiedge.master.status import ClusterStatus, NodeStatus, Totals
 from tpiedge.wire.control import Stats
 
 STATS = Stats(

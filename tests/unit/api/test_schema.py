@@ -1,6 +1,7 @@
 """What a request may say. Every refusal names the field at fault, before any work."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,7 +53,7 @@ def test_a_plain_completion(service):
     assert request.prompt_ids == tuple(service.tokenizer.encode("hello"))
     assert request.max_tokens == 16
     assert request.stop_ids == service.eos_ids
-    assert (request.sampling.temperature, request.sampling.top_p, request.sampling.logprobs) == (1.0, 1.0, 0)
+    assert replace(request.sampling, seed=0) == service.usual_sampling
     assert not reply.stream
     assert reply.logprobs is None
 
@@ -303,6 +304,18 @@ def test_harmless_forms_are_taken(service):
     answered = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "annotations": []}
     chat(service, messages=[USER, answered, USER])
     completion(service, best_of=1, suffix="", echo=False)
+
+
+@pytest.mark.parametrize("silent", [{"content": None}, {}])
+def test_an_assistant_may_have_said_nothing(service, silent):
+    request, _ = chat(service, messages=[USER, {"role": "assistant", "refusal": None} | silent, USER])
+    said, _ = chat(service, messages=[USER, {"role": "assistant", "content": ""}, USER])
+    assert request.prompt_ids == said.prompt_ids
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user"])
+def test_whoever_asks_says_something(service, role):
+    refuse(chat, service, "messages[0].content", messages=[{"role": role, "content": None}])
 
 
 def test_without_a_tokenizer_only_token_ids():

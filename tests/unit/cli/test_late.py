@@ -83,8 +83,8 @@ def test_all_can_be_looked_into(group: LateGroup) -> None:
     assert list(group.commands) == list(NAMES)
 
 
-@pytest.mark.parametrize(("name", "place", "line"), VERBS, ids=[name for name, *_ in VERBS])
-def test_the_line_of_a_verb_is_that_of_its_own_help(name: str, place: str, line: str) -> None:
-    command: click.Command = pkgutil.resolve_name(place)
+@pytest.mark.parametrize(("name", "path", "line"), VERBS, ids=[name for name, *_ in VERBS])
+def test_the_line_of_a_verb_is_that_of_its_own_help(name: str, path: str, line: str) -> None:
+    command: click.Command = pkgutil.resolve_name(path)
     assert command.name == name
     assert command.get_short_help_str(1000) == line

@@ -8,9 +8,9 @@ import pytest
 
 from tpiedge.cli.token_file import await_token, offered, withdraw
 from tpiedge.errors import UserError
-from tpiedge.nodes.addresses import Address
-from tpiedge.nodes.token_store import TokenStore
-from tpiedge.nodes.tokens import parse_token
+from tpiedge.host.addresses import Address
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import parse_token
 from tpiedge.transport.keys import CurveKeys
 
 KEY = CurveKeys.generate().public

@@ -6,7 +6,7 @@ import pytest
 
 from tpiedge.cli.nodes import _print
 from tpiedge.cli.watching import _summary
-from tpiedge.nodes.status import ClusterStatus, NodeStatus
+from tpiedge.master.status import ClusterStatus, NodeStatus
 
 NODES = tuple(
     NodeStatus(name, rank, "ready", (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1)

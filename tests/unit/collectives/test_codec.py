@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import CODECS, Codec, read_array
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
@@ -19,18 +19,18 @@ HALF = 0.5 + 127 * 2.0**-22
 SMALLEST_SCALE = 2.0**-126
 
 
-def through(codec: Codec, array: Array) -> Array:
+def through(codec: Codec, array: F32Array) -> F32Array:
     """What others get of `array`."""
     encoded = codec.encode(array)
     assert memoryview(encoded).nbytes == codec.header(array.shape).nbytes
     return codec.decode(bytes(encoded), array.shape)
 
 
-def normal(shape: tuple[int, ...], seed: int = 0) -> Array:
+def normal(shape: tuple[int, ...], seed: int = 0) -> F32Array:
     return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
 
 
-def bits(array: Array) -> np.ndarray:
+def bits(array: F32Array) -> np.ndarray:
     return array.view(np.uint32)
 
 
@@ -58,7 +58,7 @@ def test_f32_keeps_every_bit(values: list[int]) -> None:
     assert np.array_equal(bits(through(CODECS["f32"], array)), bits(array))
 
 
-def random_bits() -> Array:
+def random_bits() -> F32Array:
     """Of all signs and exponents: NaN, infinities and denormals among them; and what lies around every tie."""
     seeded = np.random.default_rng(1).integers(0, 1 << 32, 1 << 16, np.uint32)
     ties = (seeded[:4096] & np.uint32(0xFFFF0000)) | np.uint32(0x8000)
@@ -89,7 +89,7 @@ def test_what_bf16_holds_is_exact(values: list[int]) -> None:
     assert np.isnan(got[~numbers]).all()
 
 
-def groups(array: Array) -> list[Array]:
+def groups(array: F32Array) -> list[F32Array]:
     return [array[:, first : first + INT8_GROUP] for first in range(0, array.shape[1], INT8_GROUP)]
 
 

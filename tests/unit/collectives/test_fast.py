@@ -8,7 +8,7 @@ from tpiedge.collectives import fast
 from tpiedge.collectives.codec import CODECS
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.fast import FastPath
-from tpiedge.transport.reduction import DONE, Exchange, Reduce
+from tpiedge.transport.reduce_interface import DONE, Exchange, Reduce
 
 
 class Endpoint:
@@ -35,8 +35,8 @@ class Rank:
     def __init__(self) -> None:
         self.endpoint = Endpoint()
         self.rank, self.peers, self.epoch = 1, (0,), 1
-        courier: Any = self
-        self._fast = FastPath(courier)
+        channel: Any = self
+        self._fast = FastPath(channel)
 
     def calls(self, count: int, rows: int = 1, block: int = 0) -> int:
         """How many of `count` all-reduces were tried in one call."""

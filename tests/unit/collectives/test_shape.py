@@ -7,7 +7,7 @@ import pytest
 
 from tpiedge.collectives.shape import phases, tree_children, tree_parent
 from tpiedge.errors import InternalError
-from tpiedge.wire.fields import Collective
+from tpiedge.wire.fields import CollectiveName
 
 SIZES = range(1, 40)
 
@@ -68,7 +68,7 @@ def test_messages_of_eight_nodes(collective, messages):
     assert sum(len(phase) for phase in phases(collective, 8)) == messages
 
 
-@pytest.mark.parametrize("collective", get_args(Collective))
+@pytest.mark.parametrize("collective", get_args(CollectiveName))
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 8, 9])
 def test_every_node_hears_of_every_other_and_no_message_is_for_its_sender(collective, size):
     """Slices apart: what a message carries includes all that its sender has heard by then."""

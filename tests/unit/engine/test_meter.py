@@ -11,22 +11,22 @@ from tpiedge.tracing.tracer import Tracer, read_part
 def a_step(meter: Meter) -> None:
     """As rank 0 takes its second step: the plan comes before the meter's own number of it."""
     meter.step = 1
-    with meter.embedding():
+    with meter.embedding_span():
         pass
-    with meter.announcing():
+    with meter.announce_span():
         pass
     meter.step = 2
-    with meter.receiving():
+    with meter.broadcast_span():
         pass
-    with meter.attending(3):
+    with meter.attention_span(3):
         pass
-    with meter.reducing(6):
+    with meter.reduce_span(6):
         pass
-    with meter.feeding(3):
+    with meter.ffn_span(3):
         pass
-    with meter.reducing(7):
+    with meter.reduce_span(7):
         pass
-    with meter.heading():
+    with meter.head_span():
         pass
 
 

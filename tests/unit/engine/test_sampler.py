@@ -10,15 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from transformers.generation.logits_process import (
-    LogitsProcessorList,
-    MinPLogitsWarper,
-    RepetitionPenaltyLogitsProcessor,
-    SequenceBiasLogitsProcessor,
-    TemperatureLogitsWarper,
-    TopKLogitsWarper,
-    TopPLogitsWarper,
-)
 
 from tpiedge.engine import sampler as module
 from tpiedge.engine.sampler import Sampler, uniform
@@ -47,6 +38,14 @@ def survivors(logits_V: torch.Tensor, sampling: Sampling) -> set[int]:
 
 
 def transformers_survivors(logits_V: torch.Tensor, sampling: Sampling) -> set[int]:
+    from transformers.generation.logits_process import (
+        LogitsProcessorList,
+        MinPLogitsWarper,
+        TemperatureLogitsWarper,
+        TopKLogitsWarper,
+        TopPLogitsWarper,
+    )
+
     warpers = LogitsProcessorList([TemperatureLogitsWarper(sampling.temperature)])
     if sampling.top_k:
         warpers.append(TopKLogitsWarper(sampling.top_k))
@@ -130,6 +129,8 @@ class TestFilters:
 
 class TestPenalties:
     def test_repetition_penalty_is_that_of_transformers(self):
+        from transformers.generation.logits_process import RepetitionPenaltyLogitsProcessor
+
         logits_V, prompt, answer = random_logits(1003, 3), (5, 900, 5, 17), (17, 3)
         sampling = replace(GREEDY, repetition_penalty=1.7)
         scores = Sampler(sampling, prompt, 1003, answer)._adjusted(logits_V.numpy())
@@ -138,6 +139,12 @@ class TestPenalties:
         np.testing.assert_array_equal(scores, wanted.numpy())
 
     def test_bias_comes_before_the_repetition_penalty_as_in_transformers(self):
+        from transformers.generation.logits_process import (
+            LogitsProcessorList,
+            RepetitionPenaltyLogitsProcessor,
+            SequenceBiasLogitsProcessor,
+        )
+
         logits_V = torch.tensor([1.0, -1.0, 0.5])
         sampling = replace(GREEDY, repetition_penalty=2.0, logit_bias=((0, -3.0), (2, 1.0)))
         scores = Sampler(sampling, (0,), 3)._adjusted(logits_V.numpy())

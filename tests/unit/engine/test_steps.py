@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.steps import Chunk, Piece, StepLimits, chunks, last_rows
+from tpiedge.engine.steps import Chunk, ChunkSegment, StepLimits, chunks, last_rows
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import Segment, StepPlan
 
@@ -17,16 +17,16 @@ def plan(*segments: tuple[int, int, int], chunk_tokens: int, tokens: int | None 
 
 def test_a_prompt_in_chunks() -> None:
     assert chunks(plan((0, 10, 5), chunk_tokens=2)) == (
-        Chunk(0, 0, 2, (Piece(0, 10, 0, 2),)),
-        Chunk(1, 2, 4, (Piece(0, 12, 0, 2),)),
-        Chunk(2, 4, 5, (Piece(0, 14, 0, 1),)),
+        Chunk(0, 0, 2, (ChunkSegment(0, 10, 0, 2),)),
+        Chunk(1, 2, 4, (ChunkSegment(0, 12, 0, 2),)),
+        Chunk(2, 4, 5, (ChunkSegment(0, 14, 0, 1),)),
     )
 
 
 def test_a_chunk_holds_rows_of_many_sequences() -> None:
     assert chunks(plan((0, 7, 1), (3, 0, 4), (1, 2, 1), chunk_tokens=4)) == (
-        Chunk(0, 0, 4, (Piece(0, 7, 0, 1), Piece(3, 0, 1, 4))),
-        Chunk(1, 4, 6, (Piece(3, 3, 0, 1), Piece(1, 2, 1, 2))),
+        Chunk(0, 0, 4, (ChunkSegment(0, 7, 0, 1), ChunkSegment(3, 0, 1, 4))),
+        Chunk(1, 4, 6, (ChunkSegment(3, 3, 0, 1), ChunkSegment(1, 2, 1, 2))),
     )
 
 
@@ -48,10 +48,10 @@ def test_every_position_is_in_exactly_one_piece(lengths: list[int], chunk_tokens
     segments = [(slot, start + slot, length) for slot, length in enumerate(lengths)]
     parts = chunks(plan(*segments, chunk_tokens=chunk_tokens))
     rows = [
-        (piece.slot, piece.start + row - piece.first_row)
+        (segment.slot, segment.start + row - segment.first_row)
         for chunk in parts
-        for piece in chunk.pieces
-        for row in range(piece.first_row, piece.last_row)
+        for segment in chunk.segments
+        for row in range(segment.first_row, segment.last_row)
     ]
     assert rows == [(slot, first + i) for slot, first, length in segments for i in range(length)]
     assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, Place, all_panels
+from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention, all_panels
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix
@@ -54,8 +54,10 @@ def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
 
 def at_once(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, linear: Linear) -> Tensor:
     assert linear.pool is not None
-    place = Place(start, *cache.addresses(0, 0), *rotation(0, start + len(x_TH), cache.format.width), start)
-    return AttentionCall(block, cache.memory, linear.pool).run(x_TH, place)
+    place = CachePosition(
+        start, *cache.addresses(0, 0), *rotation(0, start + len(x_TH), cache.format.width), start
+    )
+    return FusedAttention(block, cache.memory, linear.pool).run(x_TH, place)
 
 
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
@@ -130,21 +132,21 @@ def test_what_does_not_fit_is_refused(linear: Linear) -> None:
             at_once(x_TH, block, cache, 0, linear)
     assert linear.pool is not None
     call, (cos_Tr, sin_Tr), addresses = (
-        AttentionCall(good, cache.memory, linear.pool),
+        FusedAttention(good, cache.memory, linear.pool),
         rotation(0, 3, 16),
         cache.addresses(0, 0),
     )
-    call.run(x_TH, Place(5, *addresses, cos_Tr, sin_Tr, 0))
+    call.run(x_TH, CachePosition(5, *addresses, cos_Tr, sin_Tr, 0))
     for place in (
-        Place(6, *addresses, cos_Tr, sin_Tr, 0),
-        Place(-1, *addresses, cos_Tr, sin_Tr, 0),
-        Place(0, *addresses, cos_Tr[:2], sin_Tr, 0),
-        Place(0, *addresses, cos_Tr, sin_Tr, 1),
-        Place(0, *addresses, cos_Tr, sin_Tr[:, :8], 0),
-        Place(0, *addresses, cos_Tr, sin_Tr.double(), 0),
+        CachePosition(6, *addresses, cos_Tr, sin_Tr, 0),
+        CachePosition(-1, *addresses, cos_Tr, sin_Tr, 0),
+        CachePosition(0, *addresses, cos_Tr[:2], sin_Tr, 0),
+        CachePosition(0, *addresses, cos_Tr, sin_Tr, 1),
+        CachePosition(0, *addresses, cos_Tr, sin_Tr[:, :8], 0),
+        CachePosition(0, *addresses, cos_Tr, sin_Tr.double(), 0),
     ):
         with pytest.raises(ValueError):
             call.run(x_TH, place)
     for wrong_TH in (x_TH[:, 1:], x_TH.double()):
         with pytest.raises(ValueError):
-            call.run(wrong_TH, Place(0, *addresses, cos_Tr, sin_Tr, 0))
+            call.run(wrong_TH, CachePosition(0, *addresses, cos_Tr, sin_Tr, 0))

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_attention import HEADS, naive
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.kernels import attention as module
@@ -15,13 +16,12 @@ from tpiedge.kernels.attention import Rows, attention, kv_of_heads
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_rows import QuantisedRows, encode
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
-from tpiedge.kernels.shared_library import ISAS
 
 STORED = ["f32", "bf16", "q8", "q4"]
 WINDOWS = [None, 1, 5, 64, 70]
 
 
-@pytest.fixture(params=["torch", *ISAS])
+@pytest.fixture(params=["torch", *AVAILABLE])
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool | None]:
     if request.param == "torch":
         yield None
@@ -82,7 +82,7 @@ def test_of_a_long_prompt_after_others(pool: Pool | None, precision: str) -> Non
 
 @pytest.mark.parametrize("precision", STORED)
 @pytest.mark.parametrize("window", [None, 37])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
     isa: str, window: int | None, precision: str
 ) -> None:
@@ -122,7 +122,7 @@ class Closing:
 
 
 @pytest.mark.parametrize("precision", STORED)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_what_is_no_number_reaches_those_that_see_it(isa: str, precision: str) -> None:
     """And no token before it, even in the same step; of a quantised value only its group."""
     x = torch.randn(1, 90, 64)

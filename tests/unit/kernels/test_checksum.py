@@ -30,6 +30,6 @@ def test_bytes_that_follow_others(first: bytes, second: bytes) -> None:
 
 
 def test_without_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checksum, "native_library", lambda: None)
+    monkeypatch.setattr(checksum, "kernel_library", lambda: None)
     assert crc32(memoryview(DATA)) == zlib.crc32(DATA)
     assert crc32(memoryview(DATA), 77) == zlib.crc32(DATA, 77)

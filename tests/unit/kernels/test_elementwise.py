@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
@@ -11,6 +10,8 @@ from tpiedge.kernels.swiglu import swiglu
 
 @pytest.mark.parametrize("shape", [(1, 64), (5, 100), (3, 4, 60)])
 def test_rms_norm_equals_hugging_face(shape: tuple[int, ...]) -> None:
+    from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
     x, weight = torch.randn(shape), torch.randn(shape[-1])
     reference = LlamaRMSNorm(shape[-1], eps=1e-5)
     with torch.no_grad():
@@ -19,6 +20,8 @@ def test_rms_norm_equals_hugging_face(shape: tuple[int, ...]) -> None:
 
 
 def test_rope_equals_hugging_face() -> None:
+    from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
+
     inv_freq = 1 / 10000 ** (torch.arange(0, 16, 2) / 16)
     q_TNd, k_TNd = torch.randn(5, 3, 16), torch.randn(5, 2, 16)
     cos, sin = tables(torch.tensor([7, 8, 9, 2, 100000]), inv_freq)

@@ -7,23 +7,24 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_attention import HEADS, cache, naive
 from tests.unit.kernels.test_linear import open_library, opened, weights
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import ffn
-from tpiedge.kernels.library import MAX_HEAD_WIDTH, MAX_PRODUCTS, NATIVE_TOKENS, Pool
+from tpiedge.kernels.library import MAX_HEAD_WIDTH, MAX_PRODUCTS, Pool
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
-from tpiedge.kernels.shared_library import ISAS
 from tpiedge.kernels.swiglu import swiglu
 
 DTYPES = [torch.float32, torch.bfloat16]
 WIDTHS = [2, 20, 60, 64, 100, 128, 256]
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=AVAILABLE)
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     opened_pool = Pool(open_library(request.param), 2)
     yield opened_pool
@@ -99,7 +100,7 @@ def test_attention_of_many_heads_and_large_scores(pool: Pool, width: int, dtype:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 37])
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
     isa: str, window: int | None, dtype: torch.dtype
 ) -> None:
@@ -193,7 +194,7 @@ def test_wrong_tensors_are_refused(pool: Pool) -> None:
 
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("arithmetic", Arithmetic)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_many_products_have_the_bits_of_each(isa: str, arithmetic: Arithmetic, threads: int) -> None:
     x = torch.randn(NATIVE_TOKENS, 90)
     many = [
@@ -216,7 +217,7 @@ def test_too_many_products_are_refused() -> None:
 
 @pytest.mark.parametrize("arithmetic", Arithmetic)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("engine", ["torch", *ISAS])
+@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 def test_ffn_has_the_bits_of_its_parts(engine: str, dtype: torch.dtype, arithmetic: Arithmetic) -> None:
     gate, up, down = weights(200, 90, dtype), weights(200, 90, dtype), weights(200, 77, dtype)
     norm = torch.randn(90)

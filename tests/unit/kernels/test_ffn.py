@@ -14,7 +14,7 @@ from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, ffn, mini_sequences
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
-from tpiedge.kernels.shared_library import native_library
+from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.kernels.swiglu import swiglu
 
 WIDENED_BYTES = 4 << 20  # a tile of bf16 weights in f32
@@ -80,7 +80,7 @@ def test_temporaries_stay_within_their_budget(
     gate, up, down = (torch.randn(columns, hidden).to(dtype) for _ in range(3))
     biases = (torch.randn(columns), torch.randn(columns)) if biased else (None, None)
     norm = torch.randn(hidden)
-    with Linear(arithmetic, 1, native_library()) as linear:
+    with Linear(arithmetic, 1, kernel_library()) as linear:
         inputs = [gate, up, down, norm, x, *biases]
         with Allocations() as seen:
             for given_tensor in inputs:

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.test_linear import open_library
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat, usual_kv
 from tpiedge.kernels.kv_rows import QuantisedRows, decode, encode, encode_into
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.shared_library import ISAS
 
 WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
 FORMATS = ["q8", "q4"]
 HALF_MAX = 65504.0
 
 
-@pytest.fixture(params=ISAS)
+@pytest.fixture(params=AVAILABLE)
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     opened_pool = Pool(open_library(request.param), 1)
     yield opened_pool

@@ -12,25 +12,28 @@ import torch
 from torch import Tensor
 
 import tpiedge.kernels
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tpiedge.kernels import shared_library as library
 from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
-from tpiedge.kernels.shared_library import ISAS, Library
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.shared_library import KernelLibrary
+from tpiedge.native_code import find_library
 
 FOLDER = Path(tpiedge.kernels.__path__[0])
 SHAPES = [(1, 1), (1, 100), (5, 60), (100, 100), (37, 1003), (1003, 37), (130, 257), (300, 64)]
 TOKENS = [*range(1, 18), 128]
 DTYPES = [torch.float32, torch.bfloat16]
-ENGINES = ["torch", *ISAS]
+ENGINES = ["torch", *AVAILABLE]
 
 
-def open_library(isa: str | None = None) -> Library:
-    path = library.find_library(FOLDER)
+def open_library(isa: str | None = None) -> KernelLibrary:
+    path = find_library(FOLDER)
     if path is None:
         pytest.skip("the native kernels are not built")
     try:
-        return Library(library.load(path), isa)
+        return KernelLibrary(library.load(path), isa)
     except ValueError as error:
         pytest.skip(str(error))
 
@@ -105,7 +108,7 @@ def _products(linear: Linear, x: Tensor, z: Tensor, w: Tensor) -> tuple[Tensor, 
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_row_depend_neither_on_other_rows_nor_on_threads(isa: str, dtype: torch.dtype) -> None:
     for rows, cols in [(130, 257), (37, 1003), (259, 520)]:
         w = weights(rows, cols, dtype)
@@ -121,7 +124,7 @@ def test_bits_of_a_row_depend_neither_on_other_rows_nor_on_threads(isa: str, dty
                     assert torch.equal(some[1], u[first:])
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_project_do_not_depend_on_the_share(isa: str) -> None:
     w, x = weights(101, 90, torch.bfloat16), torch.randn(5, 90)
     with opened(isa, threads=2) as linear:
@@ -129,7 +132,7 @@ def test_bits_of_a_project_do_not_depend_on_the_share(isa: str) -> None:
         assert torch.equal(torch.cat((linear.project(x, w[:39]), linear.project(x, w[39:])), 1), whole)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_zero_rows_of_padding_change_no_bit(isa: str) -> None:
     w = torch.cat((torch.randn(37, 96), torch.zeros(27, 96)))
     z = torch.randn(3, 64)
@@ -226,13 +229,13 @@ def test_no_threads_is_an_error() -> None:
 
 
 @pytest.fixture
-def fresh_lookup() -> Iterator[Callable[[], Library | None]]:
-    library.native_library.cache_clear()
-    yield library.native_library
-    library.native_library.cache_clear()
+def fresh_lookup() -> Iterator[Callable[[], KernelLibrary | None]]:
+    library.kernel_library.cache_clear()
+    yield library.kernel_library
+    library.kernel_library.cache_clear()
 
 
-Lookup = Callable[[], Library | None]
+Lookup = Callable[[], KernelLibrary | None]
 Patch = pytest.MonkeyPatch
 Log = pytest.LogCaptureFixture
 

@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.panel_reference import F32, Quantised, bound, lay_out, product, random_matrix
 from tests.unit.kernels.test_linear import open_library, opened
 from tpiedge.kernels import torch_panels
@@ -20,22 +21,11 @@ from tpiedge.kernels.library import MAX_PRODUCTS, Pool, pack_panels
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
-from tpiedge.kernels.shared_library import ISAS, Library
-from tpiedge.kernels.torch_panels import widen_panels
+from tpiedge.kernels.quantise import dequantise_unit
+from tpiedge.kernels.shared_library import KernelLibrary
 
 INT8 = Arithmetic.INT8
 BITS = [4, 8]
-
-
-def _available() -> list[str]:
-    try:
-        dll = open_library().dll
-    except pytest.skip.Exception:
-        return []
-    return [isa for isa in ISAS if dll.tpiedge_has_isa(ISAS.index(isa))]
-
-
-AVAILABLE = _available()
 
 
 def multiply(linear: Linear, x_TI: Tensor, w: PanelMatrix) -> Tensor:
@@ -126,16 +116,15 @@ def test_torch_stays_within_the_bound(
 
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize(("outputs", "inputs"), [(1, 1), (16, 32), (17, 33), (100, 100), (40, 72)])
-def test_the_reference_and_torch_read_the_same_format(outputs: int, inputs: int, bits: int) -> None:
+def test_the_reference_and_the_project_read_the_same_format(outputs: int, inputs: int, bits: int) -> None:
     w = random_matrix(np.random.default_rng(1), bits, outputs, inputs, outputs, False)
     shape = PanelShape(bits, outputs, inputs)
     assert w.matrix.data_B.numel() == shape.nbytes
-    read = widen_panels(w.matrix.data_B, shape)
-    assert np.array_equal(read[:outputs].numpy(), w.values.astype(np.float32))
-    assert not read[outputs:].any()
+    read = dequantise_unit(w.matrix.data_B.numpy(), shape)
+    assert np.array_equal(read, w.values.astype(np.float32))
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_every_scale_is_widened_exactly(isa: str) -> None:
     scales = np.arange(1 << 16, dtype=np.uint16).view(np.float16)[:, None]
     codes = np.full((1 << 16, 1), 9)
@@ -177,7 +166,7 @@ def large() -> dict[tuple[int, bool], Quantised]:
 
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("bits", BITS)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_depend_neither_on_other_tokens_nor_threads_nor_instruction_set(
     large: dict[tuple[int, bool], Quantised], isa: str, bits: int, transposed: bool
 ) -> None:
@@ -289,7 +278,7 @@ def _units(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:
     return PanelMatrix(data_B, w.bits, last - first, w.cols, w.rows_per_unit, w.unit_nbytes, w.transposed)
 
 
-@pytest.mark.parametrize("engine", ["torch", *ISAS])
+@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 @pytest.mark.parametrize("bits", BITS)
 def test_shares_make_the_whole(large: dict[tuple[int, bool], Quantised], bits: int, engine: str) -> None:
     column, row = large[bits, False].matrix, large[bits, True].matrix
@@ -309,7 +298,7 @@ def test_shares_make_the_whole(large: dict[tuple[int, bool], Quantised], bits: i
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("transposed", [False, True])
-@pytest.mark.parametrize("engine", ["torch", *ISAS])
+@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 def test_what_is_no_number_spoils_its_row_alone(
     large: dict[tuple[int, bool], Quantised], engine: str, transposed: bool, bad: float
 ) -> None:
@@ -324,7 +313,7 @@ def test_what_is_no_number_spoils_its_row_alone(
     torch.testing.assert_close(y[others], clean[others], rtol=0, atol=1e-4 if engine == "torch" else 0)
 
 
-@pytest.mark.parametrize("engine", ["torch", *ISAS])
+@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 def test_empty_shares_and_steps(engine: str) -> None:
     random = np.random.default_rng(0)
     for bits in BITS:
@@ -337,7 +326,7 @@ def test_empty_shares_and_steps(engine: str) -> None:
             assert linear.project(torch.randn(0, 64), some).shape == (0, 40)
 
 
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_many_products_of_every_kind_at_once(isa: str) -> None:
     random = np.random.default_rng(2)
     x = torch.randn(6, 90)
@@ -354,7 +343,7 @@ def test_many_products_of_every_kind_at_once(isa: str) -> None:
             assert torch.equal(y[2:3], linear.project(x[2:3], w))
 
 
-@pytest.mark.parametrize("engine", ["torch", *ISAS])
+@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 def test_other_weights_meet_the_activations_as_in_f32(engine: str) -> None:
     x, w = torch.randn(3, 90), torch.randn(50, 90).bfloat16()
     with opened(engine, INT8) as linear, opened(engine, Arithmetic.F32) as plain:
@@ -443,5 +432,5 @@ def test_a_matrix_has_all_its_bytes(
 def test_libraries_name_an_instruction_set_that_is_there() -> None:
     found = open_library()
     for isa in AVAILABLE:
-        assert Library(found.dll, isa).isa == isa
+        assert KernelLibrary(found.dll, isa).isa == isa
     assert found.isa == AVAILABLE[-1]

@@ -5,18 +5,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tests.unit.kernels.panel_reference import Quantised, random_matrix
 from tests.unit.kernels.test_ffn import Allocations
 from tests.unit.kernels.test_linear import open_library, opened
 from tpiedge.kernels import ffn as module
 from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, ffn
-from tpiedge.kernels.library import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
-from tpiedge.kernels.shared_library import ISAS
 from tpiedge.kernels.swiglu import swiglu
 
 INT8 = Arithmetic.INT8
@@ -38,7 +38,7 @@ def _panels(bits: int) -> tuple[PanelMatrix, PanelMatrix, PanelMatrix]:
 
 
 @pytest.mark.parametrize("bits", MATRICES)
-@pytest.mark.parametrize("engine", ["torch", *ISAS])
+@pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
 def test_has_the_bits_of_its_parts(engine: str, bits: int) -> None:
     gate, up, down = _panels(bits)
     norm, biases = torch.randn(HIDDEN), (torch.randn(INNER), torch.randn(INNER))
@@ -56,7 +56,7 @@ def test_has_the_bits_of_its_parts(engine: str, bits: int) -> None:
 
 
 @pytest.mark.parametrize("bits", MATRICES)
-@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
     isa: str, bits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -12,14 +12,16 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tpiedge.kernels
+from tests.unit.kernels.instruction_sets import AVAILABLE
 from tpiedge.kernels import quantise as module
 from tpiedge.kernels import shared_library
 from tpiedge.kernels.panels import GROUP, OFFSETS, PANEL, PanelShape, split_panels
 from tpiedge.kernels.quantise import CannotQuantise, QuantisationError, dequantise_unit, quantise_unit
+from tpiedge.native_code import find_library
 
 Array = np.ndarray[Any, Any]
 
-ENGINES = ["numpy", "portable", "avx2", "avx512"]
+ENGINES = ["numpy", *(isa for isa in ("portable", "avx2", "avx512") if isa in AVAILABLE)]
 # Heads of 100, a tile of which half is missing, one number, one panel, more panels.
 SHAPES = [(1, 1), (100, 100), (64, 68), (16, 32), (17, 31), (40, 129), (3, 4), (33, 8)]
 SMALLEST_NORMAL = 2.0**-14  # of f16
@@ -30,11 +32,11 @@ def by_engine(name: str) -> Any:
     """The function that the module would use."""
     if name == "numpy":
         return module._quantise
-    path = shared_library.find_library(Path(tpiedge.kernels.__path__[0]))
+    path = find_library(Path(tpiedge.kernels.__path__[0]))
     if path is None:
         pytest.skip("the native kernels are not built")
     try:
-        return module._Native(shared_library.Library(shared_library.load(path), name))
+        return module._Native(shared_library.KernelLibrary(shared_library.load(path), name))
     except ValueError as error:
         pytest.skip(str(error))
 

@@ -7,25 +7,26 @@ import pytest
 import torch
 
 from tests.unit.kernels.test_attention_block import EPS, HIDDEN, matrix, rotation
-from tpiedge.kernels.attention_block import AttentionBlock, AttentionCall, Place
-from tpiedge.kernels.ffn import FfnCall
-from tpiedge.kernels.linear import NATIVE_TOKENS, Linear
-from tpiedge.kernels.stack import StackCall
+from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
+from tpiedge.kernels.ffn import FusedFFN
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.stack import FusedLayers
 from tpiedge.kv.cache import KVCache
 from tpiedge.wire.fields import KVPrecision
 
 LAYERS, WIDTH, CAPACITY = 3, 24, 40
 
 
-def blocks(linear: Linear, cache: KVCache, ffn_units: int = 3) -> list[tuple[AttentionCall, FfnCall]]:
+def blocks(linear: Linear, cache: KVCache, ffn_units: int = 3) -> list[tuple[FusedAttention, FusedFFN]]:
     assert linear.pool is not None
     made = []
     for _ in range(LAYERS):
         q, kv, o = matrix(4, WIDTH, 4, False), matrix(2, WIDTH, 8, False), matrix(4, WIDTH, 4, True)
         block = AttentionBlock((q, kv, kv, o), torch.rand(HIDDEN) + 0.5, None, EPS, (0, 0, 1, 1), None, WIDTH)
         gate, up, down = (matrix(ffn_units, 20, 4, transposed) for transposed in (False, False, True))
-        ffn = FfnCall(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool)
-        made.append((AttentionCall(block, cache.memory, linear.pool), ffn))
+        ffn = FusedFFN(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool)
+        made.append((FusedAttention(block, cache.memory, linear.pool), ffn))
     return made
 
 
@@ -42,7 +43,7 @@ def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) 
     one, other = caches(kv)
     layers = blocks(linear, one)
     assert linear.pool is not None
-    stack = StackCall(layers, [one.addresses(layer, 1) for layer in range(LAYERS)], linear.pool)
+    stack = FusedLayers(layers, [one.addresses(layer, 1) for layer in range(LAYERS)], linear.pool)
     assert stack.most_tokens >= NATIVE_TOKENS
     start = 0
     for tokens in (5, 1, 1, NATIVE_TOKENS):
@@ -51,7 +52,7 @@ def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) 
         cos_Tr, sin_Tr = rotation(start, tokens, WIDTH)
         seconds = stack.run(x_TH, start, cos_Tr, sin_Tr)
         for layer, (attention, ffn) in enumerate(layers):
-            place = Place(start, *other.addresses(layer, 1), cos_Tr, sin_Tr, 0)
+            place = CachePosition(start, *other.addresses(layer, 1), cos_Tr, sin_Tr, 0)
             for y_TH in (attention.run(expected_TH, place), None):
                 y_TH = ffn.run(expected_TH) if y_TH is None else y_TH
                 np.add(expected_TH.numpy(), y_TH.numpy(), out=expected_TH.numpy())
@@ -74,7 +75,7 @@ def test_attention_without_memory_says_so_and_stops(linear: Linear, at: int, app
     cache, _ = caches("f32")
     (attention, _), *_ = blocks(linear, cache)
     right, attention.packed = attention.packed, beyond_memory(attention.packed, at)
-    place = Place(0, *cache.addresses(0, 0), *rotation(0, 2, WIDTH), 0)
+    place = CachePosition(0, *cache.addresses(0, 0), *rotation(0, 2, WIDTH), 0)
     x_TH = torch.randn(2, HIDDEN)
     with pytest.raises(MemoryError, match="native kernels"):
         attention.run(x_TH, place)
@@ -95,7 +96,7 @@ def test_a_stack_without_memory_says_so_and_stops(
     made = blocks(linear, cache)
     made[1][block].packed = beyond_memory(made[1][block].packed, at)
     assert linear.pool is not None
-    stack = StackCall(made, [cache.addresses(layer, 0) for layer in range(LAYERS)], linear.pool)
+    stack = FusedLayers(made, [cache.addresses(layer, 0) for layer in range(LAYERS)], linear.pool)
     with pytest.raises(MemoryError, match="native kernels"):
         stack.run(torch.randn(2, HIDDEN), 0, *rotation(0, 2, WIDTH))
     assert [bool(cache._store[0, layer].any()) for layer in range(LAYERS)] == layers
@@ -107,10 +108,10 @@ def test_what_does_not_fit_is_refused(linear: Linear) -> None:
     layers, addresses = blocks(linear, cache), [cache.addresses(layer, 0) for layer in range(LAYERS)]
     for given in (addresses[1:], []):
         with pytest.raises(ValueError, match="3 layers"):
-            StackCall(layers, given, pool)
+            FusedLayers(layers, given, pool)
     with pytest.raises(ValueError, match="0 layers"):
-        StackCall([], [], pool)
-    stack, (cos_Tr, sin_Tr) = StackCall(layers, addresses, pool), rotation(0, 2, WIDTH)
+        FusedLayers([], [], pool)
+    stack, (cos_Tr, sin_Tr) = FusedLayers(layers, addresses, pool), rotation(0, 2, WIDTH)
     for x_TH, start in (
         (torch.zeros(3, HIDDEN), 0),  # more than the tables have
         (torch.zeros(2, HIDDEN), CAPACITY - 1),

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from tpiedge.kv.room import KVRoom
 from tpiedge.memory.pinning import Placement, SparePins, place
-from tpiedge.memory.residency import Instruction, Read, Release, Residency, smallest_ring
+from tpiedge.memory.residency import Instruction, Read, ReleasePages, Residency, smallest_ring
 
 POSITION_BYTES = 1  # of one layer
 SIZES = st.lists(st.integers(1, 40), min_size=1, max_size=4)
@@ -73,7 +73,7 @@ class Device:
 
     def obey(self, instructions: list[Instruction]) -> None:
         for one in instructions:
-            if isinstance(one, Release):
+            if isinstance(one, ReleasePages):
                 self.ring_filled = False
             elif isinstance(one, Read):
                 self.reads.append(one)

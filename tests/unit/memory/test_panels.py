@@ -12,18 +12,17 @@ from hypothesis import strategies as st
 from tpiedge.errors import IntegrityError, UserError
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PANEL, PanelShape
-from tpiedge.kernels.quantise import dequantise_unit, quantise_unit
+from tpiedge.kernels.quantise import dequantise_output, dequantise_unit, quantise_unit
 from tpiedge.memory import sweep
-from tpiedge.memory.embedding import panel_row
 from tpiedge.memory.pinning import Placement
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Block, Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import random_rows
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.storage import Storage
+from tpiedge.pack.writing.random_weights import random_rows
 
 MakePack = Callable[..., Pack]
 EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
@@ -188,5 +187,5 @@ def test_a_row_of_a_panel(bits: int, inputs: int, seed: int) -> None:
     values = np.random.default_rng(seed).standard_normal((PANEL, inputs), np.float32)
     panel, _ = quantise_unit(values, shape)
     expected_OI = dequantise_unit(panel, shape)
-    found: Sequence[np.ndarray] = [panel_row(panel, shape, output) for output in range(PANEL)]
+    found: Sequence[np.ndarray] = [dequantise_output(panel, shape, output) for output in range(PANEL)]
     assert np.array_equal(np.stack(found), expected_OI)

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tpiedge.errors import InternalError
-from tpiedge.memory.residency import Drop, Instruction, Read, Release, Residency, smallest_ring
+from tpiedge.memory.residency import Drop, Instruction, Read, ReleasePages, Residency, smallest_ring
 
 NOTHING: frozenset[int] = frozenset()
 
@@ -97,7 +97,7 @@ def test_what_is_unpinned_goes_at_once_unless_it_is_in_use() -> None:
     assert machine.repin({0, 1}) == []  # it is in the ring this time
     machine.leave()
     machine.enter(1)
-    assert machine.leave() == [Release(), Read(4, 1, None)]
+    assert machine.leave() == [ReleasePages(), Read(4, 1, None)]
 
 
 def test_between_two_blocks_nothing_relies_on_what_is_unpinned() -> None:
@@ -148,7 +148,7 @@ def test_a_ring_that_nothing_passes_through_any_more_is_released() -> None:
     assert machine.loaded(1) == [Read(3, 2, 1)]
     machine.loaded(2)
     assert machine.repin({0, 1, 2}) == []
-    assert machine.loaded(3) == [Release(), Read(4, 1, None), Read(5, 2, None)]
+    assert machine.loaded(3) == [ReleasePages(), Read(4, 1, None), Read(5, 2, None)]
     machine.loaded(4)
     machine.loaded(5)
     for block in range(3):
@@ -257,7 +257,7 @@ class Schedules(RuleBasedStateMachine):
         for instruction in instructions:
             if isinstance(instruction, Drop):
                 self.own.remove(instruction.piece)
-            elif isinstance(instruction, Release):
+            elif isinstance(instruction, ReleasePages):
                 assert not self.machine.ring_used_bytes
                 assert not [read for read in self.under_way if read.offset is not None]
                 self.ring.clear()

@@ -124,7 +124,7 @@ def test_a_file_that_changes_under_a_running_node_is_named(
 
 
 class SlowDisk:
-    """A mover whose reads end when the test says so."""
+    """A loader whose reads end when the test says so."""
 
     def __init__(self) -> None:
         self.reads: list[tuple[Read, Callable[[TpiedgeError | None], None]]] = []

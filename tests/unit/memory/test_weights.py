@@ -15,9 +15,9 @@ from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import random_rows, random_vector
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.writing.random_weights import random_rows, random_vector
 
 MakePack = Callable[..., Pack]
 EVERYTHING = NodeShare(Share(0, 6), Share(0, 2))
@@ -215,7 +215,7 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import *
 from tpiedge.pack.specs import *
-from tpiedge.pack.random_weights import RandomSource
+from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 
@@ -232,9 +232,9 @@ weights.close()
 
 
 def test_no_second_copy_of_the_weights(tmp_path: Path) -> None:
-    from tpiedge.pack.random_weights import RandomSource
     from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
-    from tpiedge.pack.writer import write_pack
+    from tpiedge.pack.writing.random_weights import RandomSource
+    from tpiedge.pack.writing.writer import write_pack
 
     shapes = {"q": (2048, 128), "k": (512, 128), "o": (2048, 128), "gate": (4096, 128), "down": (4096, 128)}
     layer = BlobSpec(tuple(MatrixSpec(name, name, rows, 2048, unit) for name, (rows, unit) in shapes.items()))

@@ -8,7 +8,7 @@ import pytest
 from tpiedge.errors import InternalError
 from tpiedge.model.aliases import aliases, load_alias
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.hub_cache import HubName, parse_hub_name
+from tpiedge.model.hub.cache import HubName, parse_hub_name
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.spec import model_spec
 

@@ -11,10 +11,10 @@ from tests.unit.model.int4_files import Int4Checkpoint, exported
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.imported import open_tensors
-from tpiedge.pack.int4_words import AWQ_ORDER, unpack_words
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.sources.imported import open_tensors
+from tpiedge.pack.sources.int4_words import AWQ_ORDER, unpack_words
+from tpiedge.pack.writing.writer import write_pack
 
 
 def test_the_order_of_the_outputs_in_a_word() -> None:

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoConfig
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
@@ -20,6 +19,8 @@ def parse(values: dict[str, Any]) -> ModelConfig:
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_presets_are_read_as_transformers_reads_them(name: str) -> None:
+    from transformers import AutoConfig
+
     values = preset(name)
     ours = parse(values)
     theirs = AutoConfig.for_model(**values)
@@ -85,6 +86,8 @@ WINDOWED = {"use_sliding_window": True, "sliding_window": 32}
 def test_windows_by_family(
     small_config: dict[str, Any], changes: dict[str, Any], windows: tuple[int | None, ...]
 ) -> None:
+    from transformers import AutoConfig
+
     values = small_config | changes
     assert parse(values).windows == windows
     theirs = AutoConfig.for_model(**values)

@@ -14,19 +14,19 @@ from safetensors.torch import load_file
 
 from tests.unit.model.gguf_files import TinyGguf, dequantised, interleaved, paired_back
 from tpiedge.errors import UserError
-from tpiedge.model.gguf import GgufModel
-from tpiedge.model.gguf_names import gguf_name
+from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.gguf.names import gguf_name
 from tpiedge.model.rope import rope_frequencies
 from tpiedge.model.spec import model_spec
-from tpiedge.pack import panel_writer
 from tpiedge.pack.dtypes import f32_from_bf16
-from tpiedge.pack.export import export_safetensors
-from tpiedge.pack.imported import open_tensors, tensor_from_json, tensor_to_json
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.quality import load_quality
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.sources.imported import open_tensors, tensor_from_json, tensor_to_json
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing import panel_writer
+from tpiedge.pack.writing.export import export_safetensors
+from tpiedge.pack.writing.quality import load_quality
+from tpiedge.pack.writing.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -190,8 +190,8 @@ def test_other_types_are_read_as_the_package_does(tmp_path: Path, kind: str) -> 
     """The package writes few of them: any bits are valid blocks."""
     import gguf
 
-    from tpiedge.pack.ggml_blocks import BLOCKS
-    from tpiedge.pack.ggml_tensor import BlockTensor
+    from tpiedge.pack.sources.ggml_blocks import BLOCKS
+    from tpiedge.pack.sources.ggml_tensor import BlockTensor
 
     weights, nbytes = BLOCKS[kind]
     random = np.random.default_rng(2)
@@ -280,6 +280,18 @@ def test_the_config(tmp_path: Path) -> None:
     assert (config.rms_norm_eps, config.rope.theta) == (1e-5, 10000.0)
     assert config_of(tmp_path, architecture="qwen2").qkv_bias
     assert not config_of(tmp_path).tie_word_embeddings
+
+
+def test_how_tokens_are_drawn_is_read_where_the_file_says_it(tmp_path: Path) -> None:
+    path = tmp_path / "f.gguf"
+    assert GgufModel.open(TinyGguf(layers=1).write(path)).generation == {}
+    keys = {
+        "general.sampling.temp": 0.5,
+        "general.sampling.top_k": 20,
+        "general.sampling.penalty_repeat": 1.25,
+    }
+    found = GgufModel.open(TinyGguf(layers=1, keys=keys).write(path)).generation
+    assert found == {"temperature": 0.5, "top_k": 20, "repetition_penalty": 1.25}
 
 
 def llama3_divisors(original: int, factor: float = 8.0, head_dim: int = 32) -> Array:

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
-from tpiedge.model.gguf import GgufModel
-from tpiedge.model.gguf_file import MAX_TENSORS, read_gguf_header
+from tpiedge.model.gguf.file import MAX_TENSORS, read_gguf_header
+from tpiedge.model.gguf.model import GgufModel
 
 _TOKENS = ["<unk>", "<s>", "</s>", *(f"t{index}" for index in range(20))]
 _TEXT = {
@@ -139,8 +139,8 @@ def test_a_file_that_is_none(tmp_path: Path) -> None:
 
 
 def test_every_type_of_the_format_has_the_sizes_of_the_package() -> None:
-    from tpiedge.model.gguf_file import _TYPES
-    from tpiedge.pack.ggml_blocks import BLOCKS
+    from tpiedge.model.gguf.file import _TYPES
+    from tpiedge.pack.sources.ggml_blocks import BLOCKS
 
     assert {number: gguf.GGMLQuantizationType(number).name for number in _TYPES} == _TYPES
     assert {name: gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[name]] for name in BLOCKS} == BLOCKS

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.model.gguf_files import TinyGguf
-from tpiedge.model import gguf_tokenizer
-from tpiedge.model.gguf_file import GgufHeader, read_gguf_header
-from tpiedge.model.gguf_tokenizer import text_files
+from tpiedge.model.gguf import tokenizer as gguf_tokenizer
+from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
+from tpiedge.model.gguf.tokenizer import text_files
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.tokenizer import Tokenizer
 

@@ -16,10 +16,10 @@ from tests.unit.model.int4_files import Int4Checkpoint, exported
 from tpiedge.errors import UserError
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.imported import ImportedSource, open_tensors, tensor_from_json, tensor_to_json
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.sources.imported import ImportedSource, open_tensors, tensor_from_json, tensor_to_json
+from tpiedge.pack.writing.writer import write_pack
 
 Array = np.ndarray[Any, np.dtype[Any]]
 

@@ -19,8 +19,8 @@ from tpiedge.model.spec import model_spec
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.source import CheckpointSource
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.sources.source import CheckpointSource
+from tpiedge.pack.writing.writer import write_pack
 
 INDEX = "model.safetensors.index.json"
 SMALL_LLAMA: dict[str, Any] = {

@@ -13,12 +13,12 @@ import pytest
 
 from tests.hub_server import Hub, Repo, commit_of, running_hub
 from tpiedge.errors import DiskFull, HubError, TpiedgeError, UserError
-from tpiedge.model.hub import PullReport, pull
-from tpiedge.model.hub_cache import HubCache, HubName, parse_hub_name
+from tpiedge.model.hub.cache import HubCache, HubName, parse_hub_name
+from tpiedge.model.hub.client import PullReport, pull
+from tpiedge.model.hub.transfer import RETRIES
 from tpiedge.model.presets import preset
 from tpiedge.model.source import resolve_model
-from tpiedge.model.transfer import RETRIES
-from tpiedge.pack.target import lock_target
+from tpiedge.pack.writing.target import lock_target
 
 NAME = "org/tiny"
 WEIGHTS = bytes(range(256)) * 1200
@@ -198,7 +198,7 @@ def test_bytes_that_differ_from_the_hash_are_deleted(hub: Hub):
 
 
 def test_who_pulls_the_same_model_is_told_to_wait(hub: Hub, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("tpiedge.model.hub._LOCK_S", 0.0)
+    monkeypatch.setattr("tpiedge.model.hub.client._LOCK_S", 0.0)
     entry = HubCache().entry(NAME)
     entry.mkdir(parents=True)
     with lock_target(entry, 0.0):
@@ -212,7 +212,7 @@ def test_the_lock_of_a_killed_pull_is_no_hindrance(hub: Hub):
     refusal(kind=HubError)
     entry = HubCache().entry(NAME)
     code = (
-        "import sys; from pathlib import Path; from tpiedge.pack.target import lock_target\n"
+        "import sys; from pathlib import Path; from tpiedge.pack.writing.target import lock_target\n"
         "with lock_target(Path(sys.argv[1]), 0.0): print('held', flush=True); sys.stdin.read()"
     )
     with subprocess.Popen(

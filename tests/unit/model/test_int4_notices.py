@@ -10,10 +10,10 @@ from tests.unit.model.int4_files import Int4Checkpoint
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.int4_checkpoint import rounded_tensors
 from tpiedge.model.spec import model_spec
-from tpiedge.pack.imported import open_tensors
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.quality import load_quality
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.sources.imported import open_tensors
+from tpiedge.pack.writing.quality import load_quality
+from tpiedge.pack.writing.writer import write_pack
 
 _APART = ", because act-order has put the inputs of a group apart"
 

@@ -1,7 +1,7 @@
 """What is fetched of a repository beside its weights."""
 
-from tpiedge.model.listing import Listing, texts
-from tpiedge.model.transfer import RemoteFile
+from tpiedge.model.hub.listing import Listing, texts
+from tpiedge.model.hub.transfer import RemoteFile
 
 
 def test_files_that_say_how_weights_were_quantised_are_fetched() -> None:

@@ -5,12 +5,12 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.model.fields import Fields
+from tpiedge.model.fields import ConfigFields
 from tpiedge.model.quantisation import QUANTISATION_KEY, Quantisation, of_old_file
 
 
 def read(name: str, values: dict[str, Any]) -> Quantisation | None:
-    return Quantisation.of(Fields(name, {QUANTISATION_KEY: of_old_file(name, values)}))
+    return Quantisation.of(ConfigFields(name, {QUANTISATION_KEY: of_old_file(name, values)}))
 
 
 def test_the_old_file_of_awq() -> None:

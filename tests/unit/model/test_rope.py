@@ -5,9 +5,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import LlamaConfig, Qwen2Config
-from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
@@ -68,6 +65,10 @@ def check_close(ours: np.ndarray, theirs: torch.Tensor) -> None:
 @pytest.mark.parametrize("head_dim", [64, 100, 128])
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda s: f"{s.get('rope_type', 'old')}-{len(s)}")
 def test_frequencies_equal_transformers(scaling: dict[str, Any], head_dim: int, theta: float) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
     shape = {"head_dim": head_dim, "hidden_size": 4 * head_dim}
     rope, dim = our_rope(shape | {"rope_scaling": dict(scaling), "rope_theta": theta})
     theirs = LlamaConfig(**(BASE | shape), rope_parameters=dict(scaling) | {"rope_theta": theta})
@@ -81,6 +82,9 @@ def test_frequencies_equal_transformers(scaling: dict[str, Any], head_dim: int, 
 
 @pytest.mark.parametrize("length", [1, 4096, 4097, 5000, 8192, 100_000])
 def test_dynamic_frequencies_grow_with_the_sequence(length: int) -> None:
+    from transformers import LlamaConfig
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     scaling = {"rope_type": "dynamic", "factor": 2.0}
     rope, dim = our_rope({"rope_scaling": scaling})
     theirs = LlamaConfig(**BASE, rope_parameters=scaling | {"rope_theta": 10000.0})
@@ -105,6 +109,9 @@ def test_theta_defaults_to_ten_thousand() -> None:
 
 
 def test_yarn_without_factor_stretches_to_the_claimed_context() -> None:
+    from transformers import Qwen2Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
     scaling = {"rope_type": "yarn", "factor": None, "original_max_position_embeddings": 1024}
     rope, dim = our_rope({"rope_scaling": scaling})
     theirs = Qwen2Config(**BASE)

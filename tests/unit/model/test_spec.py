@@ -6,16 +6,15 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from tpiedge.errors import UserError
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import TILE_ROWS, config_of_pack, model_spec
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 
 CASES: list[dict[str, Any]] = [
     {},
@@ -37,6 +36,8 @@ def sources(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
 
 @pytest.mark.parametrize("changes", CASES, ids=str)
 def test_tensors_are_those_of_transformers(small_config: dict[str, Any], changes: dict[str, Any]) -> None:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
     values = small_config | changes
     spec = model_spec(ModelConfig.from_huggingface(values))
     with torch.device("meta"):

@@ -1,6 +1,7 @@
 """Chat templates: the same prompts as transformers, and nothing a hostile template can do."""
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from tpiedge.errors import UserError
 from tpiedge.model.template import ChatTemplate, RenderLimits
@@ -63,11 +63,15 @@ def render(text: str, **limits: Any) -> str:
 @pytest.mark.parametrize("prompt", [True, False])
 @pytest.mark.parametrize("text", [CHATML, LLAMA2, TOOLS], ids=["chatml", "llama2", "tools"])
 def test_prompts_equal_transformers(text: str, prompt: bool) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     theirs, _ = render_jinja_template([CHAT], chat_template=text, add_generation_prompt=prompt, **TOKENS)
     assert template(text).render(CHAT, add_generation_prompt=prompt) == theirs[0]
 
 
 def test_tools_and_variables_reach_the_template() -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     tools = [{"type": "function", "function": {"name": "f<1>", "parameters": {}}}]
     ours = template(TOOLS).render(CHAT, tools=tools, variables={"enable_thinking": False})
     theirs, _ = render_jinja_template(
@@ -196,9 +200,10 @@ def test_escapes_from_the_sandbox_are_blocked(text: str) -> None:
     ids=["loop", "macro", "power"],
 )
 def test_endless_templates_are_killed(text: str) -> None:
-    begin = time.perf_counter()
+    before = os.times()
     refuse(text, "took too much time or memory|took more than", cpu_s=1, wall_s=20.0)
-    assert time.perf_counter() - begin < 15
+    after = os.times()
+    assert sum(after[2:4]) - sum(before[2:4]) < 3
 
 
 def test_wall_clock_ends_what_the_cpu_limit_does_not() -> None:

@@ -6,81 +6,14 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, decoders, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
-from tokenizers.models import BPE, WordLevel
+from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from tests.unit.model.vocabularies import CORPUS, KINDS, TOKENIZERS, byte_level
 from tpiedge.errors import UserError
 from tpiedge.model.detokenizer import Detokenizer
 from tpiedge.model.tokenizer import Tokenizer
-
-CORPUS = [
-    "The quick brown fox jumps over the lazy dog. 1234567890",
-    "Once upon a time there was a small house by the sea, and in the house lived a cat.",
-    "def main(args):\n    return args  # naïve café über",
-    "你好，世界！ emoji 😀😃 and more: 👩‍👩‍👧",
-] * 5
-SPECIAL = ["<unk>", "<s>", "</s>"]
-
-
-def byte_level() -> Backend:
-    """As in Llama 3 and Qwen."""
-    backend = Backend(BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=400,
-        special_tokens=SPECIAL,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator(CORPUS, trainer)
-    backend.add_tokens([AddedToken("<tool>", special=False)])
-    return backend
-
-
-def byte_fallback() -> Backend:
-    """As in Llama 2 and Mistral: pieces with a leading space, unknown characters as <0x..> tokens."""
-    trainer = trainers.BpeTrainer(
-        vocab_size=500,
-        special_tokens=SPECIAL + [f"<0x{byte:02X}>" for byte in range(256)],
-        show_progress=False,
-        limit_alphabet=200,
-    )
-    draft = Backend(BPE(unk_token="<unk>"))
-    prepare = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    draft.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first")
-    draft.train_from_iterator([line for line in CORPUS if line.isascii()], trainer)
-    model = json.loads(draft.to_str())["model"]
-    merges = [tuple(merge) for merge in model["merges"]]
-    backend = Backend(
-        BPE(vocab=model["vocab"], merges=merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    )
-    backend.normalizer = prepare
-    backend.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    backend.add_special_tokens(SPECIAL)
-    backend.post_processor = processors.TemplateProcessing(
-        single="<s> $A", special_tokens=[("<s>", backend.token_to_id("<s>"))]
-    )
-    return backend
-
-
-def metaspace() -> Backend:
-    """As transformers 5 rebuilds Llama's: the Metaspace decoder drops the first piece's space."""
-    backend = byte_fallback()
-    backend.normalizer = None
-    backend.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    backend.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Metaspace(prepend_scheme="first")])
-    return backend
-
-
-KINDS = {"byte-level": byte_level, "byte-fallback": byte_fallback, "metaspace": metaspace}
-TOKENIZERS = {
-    name: Tokenizer(build(), {"bos_token": "<s>", "eos_token": "</s>"}) for name, build in KINDS.items()
-}
 
 
 @pytest.fixture(params=list(TOKENIZERS))
@@ -97,6 +30,7 @@ def save(folder: Path, kind: str = "byte-fallback", **config: object) -> Path:
 class TestTokenizer:
     @pytest.mark.parametrize("text", ["", "hello world", "  two  spaces ", "你好 😀", "a\nb\t", "<s>x</s>"])
     def test_ids_equal_transformers(self, tmp_path: Path, text: str) -> None:
+
         tokens = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
         ours = Tokenizer.open(save(tmp_path, **tokens))
         theirs = PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "tokenizer.json"), **tokens)
@@ -130,6 +64,7 @@ class TestTokenizer:
     def test_flags_overrule_the_file(
         self, tmp_path: Path, kind: str, flags: dict[str, bool], around: tuple[list[int], list[int]]
     ) -> None:
+
         tokenizer = Tokenizer.open(save(tmp_path, kind, bos_token="<s>", eos_token="</s>", **flags))
         inner = tokenizer.encode("hello", add_special=False)
         assert tokenizer.encode("hello") == around[0] + inner + around[1]
@@ -268,3 +203,37 @@ class TestDetokenizer:
             shown += piece
             assert whole.startswith(shown)
         assert shown == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["the cat", "Once upon a time 你好 😀!", "  two  spaces", "naïve café\n\tover"]
+)
+def test_the_bytes_of_tokens_are_those_of_the_text(tokenizer: Tokenizer, text: str) -> None:
+    """But for the space with which SentencePiece's texts begin, and which is not shown."""
+    data = [tokenizer.token_bytes(token) for token in tokenizer.encode(text, add_special=False)]
+    joined = b"".join(part for part in data if part is not None)
+    assert joined.removeprefix(b"" if joined.decode() == text else b" ").decode() == text
+
+
+def test_tokens_with_and_without_a_space_differ() -> None:
+    for name, mark in (("byte-level", "\u0120"), ("byte-fallback", "▁"), ("metaspace", "▁")):
+        tokenizer = TOKENIZERS[name]
+        inner, first = tokenizer.token_id("the"), tokenizer.token_id(f"{mark}the")
+        if inner is not None:
+            assert tokenizer.token_bytes(inner) == b"the"
+        assert first is not None
+        assert tokenizer.token_bytes(first) == b" the"
+
+
+def test_a_token_may_be_a_part_of_a_character() -> None:
+    byte = TOKENIZERS["byte-fallback"].token_id("<0xE4>")
+    alone = TOKENIZERS["byte-level"].token_id("\u00e4")
+    assert byte is not None
+    assert alone is not None
+    assert TOKENIZERS["byte-fallback"].token_bytes(byte) == b"\xe4"
+    assert TOKENIZERS["byte-level"].token_bytes(alone) == b"\xe4"
+
+
+def test_special_tokens_have_bytes_and_ids_beyond_the_vocabulary_have_none(tokenizer: Tokenizer) -> None:
+    assert tokenizer.token_bytes(1) == b"<s>"
+    assert tokenizer.token_bytes(10_000) is None

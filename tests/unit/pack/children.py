@@ -6,12 +6,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from tpiedge.pack import parent
-from tpiedge.pack.child import PackRequest
+from tpiedge.pack.writing import parent
+from tpiedge.pack.writing.child import PackRequest
 
 __all__ = ["first_event", "pack_child"]
 
-_CHILD = ("-P", "-m", "tpiedge.pack.child")
+_CHILD = ("-P", "-m", "tpiedge.pack.writing.child")
 
 
 @contextmanager

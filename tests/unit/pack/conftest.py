@@ -11,11 +11,11 @@ import pytest
 
 from tpiedge.pack.dtypes import STORED
 from tpiedge.pack.layout import Precision, RowLayout
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec, VectorSpec
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 
 HEAD_DIM, HIDDEN, FFN, VOCABULARY, HEADS, KV_HEADS = 20, 60, 200, 1003, 6, 3
 

@@ -12,13 +12,13 @@ import pytest
 
 from tests.unit.pack.children import first_event, pack_child
 from tpiedge.errors import Cancelled, DiskFull, InternalError, OutOfMemory, ResourceError, UserError
-from tpiedge.pack import parent
-from tpiedge.pack.child import CheckpointTensors, PackRequest, RandomTensors
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.parent import run_pack_child
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.storage import Storage
+from tpiedge.pack.writing import parent
+from tpiedge.pack.writing.child import CheckpointTensors, PackRequest, RandomTensors
+from tpiedge.pack.writing.parent import run_pack_child
 
 # A few hundred megabytes of random numbers: long enough to be interrupted.
 _ROWS = 16384
@@ -140,8 +140,8 @@ def test_a_killed_child_leaves_what_the_next_pack_removes(
 def test_a_child_dies_with_its_parent(tmp_path: Path, long_request: PackRequest) -> None:
     program = (
         "import json, sys, os, signal\n"
-        "from tpiedge.pack.child import PackRequest\n"
-        "from tpiedge.pack.parent import run_pack_child\n"
+        "from tpiedge.pack.writing.child import PackRequest\n"
+        "from tpiedge.pack.writing.parent import run_pack_child\n"
         "request = PackRequest.from_json(json.loads(sys.stdin.readline()))\n"
         "run_pack_child(request, lambda *at: os.kill(os.getpid(), signal.SIGKILL))\n"
     )
@@ -186,14 +186,14 @@ def test_a_silent_end_is_explained(tmp_path: Path, spec: ModelSpec, monkeypatch:
 
 
 def test_packing_needs_no_torch(spec: ModelSpec, make_pack: Callable[..., Pack]) -> None:
-    program = "import sys, tpiedge.pack.parent, tpiedge.pack.export; sys.exit('torch' in sys.modules)"
+    program = "import sys, tpiedge.pack.writing.parent, tpiedge.pack.writing.export; sys.exit('torch' in sys.modules)"
     subprocess.run([sys.executable, "-c", program], env=parent._environment(), check=True)
 
 
 _PEAK = """
 import re, sys
 from pathlib import Path
-from tpiedge.pack.child import main
+from tpiedge.pack.writing.child import main
 
 status = main()
 print(int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024)

@@ -1,19 +1,21 @@
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors import safe_open
 
-from tpiedge.errors import IntegrityError, UserError
-from tpiedge.pack import export
+from tpiedge.errors import IntegrityError, InternalError, UserError
 from tpiedge.pack.dtypes import STORED
-from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.sources.safetensors_file import TensorEntry, header
 from tpiedge.pack.specs import ModelSpec
+from tpiedge.pack.writing import export
+from tpiedge.pack.writing.export import export_safetensors
+from tpiedge.pack.writing.random_weights import RandomSource
 
 MakePack = Callable[..., Pack]
 
@@ -104,5 +106,29 @@ def test_damage_is_not_exported(make_pack: MakePack, tmp_path: Path) -> None:
         blob.seek(pack.layout(1).matrix("down").offset)
         blob.write(b"\xff")
     with pytest.raises(IntegrityError, match="unit 0 of down"):
+        export_safetensors(pack, tmp_path / "out")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]
+
+
+def _longer(tensors: Sequence[TensorEntry]) -> bytes:
+    """A header whose last tensor has one row more than follows."""
+    *others, last = tensors
+    return header([*others, replace(last, shape=(last.shape[0] + 1, *last.shape[1:]))])
+
+
+def _renamed(tensors: Sequence[TensorEntry]) -> bytes:
+    return header([replace(tensors[0], name="another"), *tensors[1:]])
+
+
+@pytest.mark.parametrize("wrong", [_longer, _renamed, lambda tensors: header(tensors)[:-1]])
+def test_what_the_library_does_not_find_is_not_published(
+    make_pack: MakePack,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    wrong: Callable[[Sequence[TensorEntry]], bytes],
+) -> None:
+    pack = make_pack()
+    monkeypatch.setattr(export, "header", wrong)
+    with pytest.raises(InternalError, match="what was written"):
         export_safetensors(pack, tmp_path / "out")
     assert [entry.name for entry in tmp_path.iterdir()] == ["pack"]

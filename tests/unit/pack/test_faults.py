@@ -15,14 +15,14 @@ from tpiedge.pack.hashes import HashTable
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME, load_manifest
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.sources.source import CheckpointSource
 from tpiedge.pack.specs import ModelSpec
 from tpiedge.pack.store.copy import ShardCopy
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 
 MakePack = Callable[..., Pack]
 MakeCheckpoint = Callable[..., tuple[CheckpointSource, dict[str, np.ndarray]]]

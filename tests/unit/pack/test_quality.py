@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tpiedge.pack import panel_reader
 from tpiedge.pack.layout import PanelLayout, Precision
-from tpiedge.pack.quality import QUALITY_NAME, load_quality
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import ModelSpec
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing import export
+from tpiedge.pack.writing.quality import QUALITY_NAME, load_quality
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 
 Q4 = Precision.Q4
 MakePack = Callable[..., Pack]
@@ -35,7 +35,7 @@ def test_the_quality_is_that_of_the_stored_numbers(make_pack: MakePack) -> None:
         matrix = pack.layout(1).matrix(m.name)
         assert isinstance(matrix, PanelLayout)
         with pack.blob_path(1).open("rb") as blob:
-            stored = np.concatenate(list(panel_reader.dequantised_rows(matrix, blob.fileno(), Path())))
+            stored = np.concatenate(list(export.dequantised_rows(matrix, blob.fileno(), Path())))
         ratio = 10 * math.log10((values**2).sum() / ((stored - values) ** 2).sum())
         assert found.error.sqnr_db == pytest.approx(ratio, abs=1e-3)
         assert (found.matrix, found.precision) == (m.name, Q4)

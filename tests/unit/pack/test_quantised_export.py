@@ -8,10 +8,10 @@ import pytest
 
 from tests.unit.pack.stored import check_matrix
 from tpiedge.kernels.quantise import dequantise_unit
-from tpiedge.pack import panel_reader
-from tpiedge.pack.export import export_safetensors
 from tpiedge.pack.layout import PanelLayout, Precision
 from tpiedge.pack.reader import Pack
+from tpiedge.pack.writing import export
+from tpiedge.pack.writing.export import export_safetensors
 
 Q8, Q4 = Precision.Q8, Precision.Q4
 MakePack = Callable[..., Pack]
@@ -30,7 +30,7 @@ def test_a_checkpoint_of_what_is_stored(
 ) -> None:
     from safetensors import safe_open
 
-    monkeypatch.setattr(panel_reader, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(export, "_PART_BYTES", part_bytes)
     pack = make_pack(precision, tied=tied)
     (file,) = export_safetensors(pack, tmp_path / "out")
     with safe_open(file, "pt") as opened:

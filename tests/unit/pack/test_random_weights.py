@@ -3,7 +3,7 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
-from tpiedge.pack.random_weights import STD, RandomSource, random_rows, random_vector
+from tpiedge.pack.writing.random_weights import STD, RandomSource, random_rows, random_vector
 
 
 @pytest.mark.parametrize("dtype", ["F32", "F16", "BF16"])

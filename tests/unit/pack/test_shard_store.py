@@ -14,13 +14,13 @@ from tpiedge.errors import DiskFull, ProtocolError, UserError
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.copy import LayerRanges, ShardCopy
 from tpiedge.pack.store.space import read_limit, write_limit
 from tpiedge.pack.store.store import ShardStore
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 
 SHARE = NodeShare(Share(2, 4), Share(0, 1))
 OTHER = NodeShare(Share(0, 3), Share(1, 2))

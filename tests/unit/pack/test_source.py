@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tpiedge.errors import ReadFault, UserError
-from tpiedge.pack.source import CheckpointSource, SourceTensor
+from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 
 
 @pytest.fixture

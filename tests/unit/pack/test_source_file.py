@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from tpiedge.errors import ReadFault, UserError
-from tpiedge.pack import source_file
-from tpiedge.pack.source_file import SourceFile
+from tpiedge.pack.sources import source_file
+from tpiedge.pack.sources.source_file import SourceFile
 
 SIZE = 3 << 20
 DATA = np.random.default_rng(5).integers(0, 256, SIZE + 700, np.uint8)

@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from tpiedge.errors import DiskFull, ReadFault, ResourceError, UserError
-from tpiedge.pack import blob_writer
-from tpiedge.pack.blob_sink import BlobSink
-from tpiedge.pack.blob_writer import tiles, transpose
 from tpiedge.pack.dtypes import STORED, convert
 from tpiedge.pack.layout import BlobLayout, Precision, RowLayout
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack, verify_pack
-from tpiedge.pack.source import CheckpointSource
+from tpiedge.pack.sources.source import CheckpointSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
-from tpiedge.pack.target import lock_target
-from tpiedge.pack.writer import pack_bytes, write_pack
+from tpiedge.pack.writing import blob_writer
+from tpiedge.pack.writing.blob_sink import BlobSink
+from tpiedge.pack.writing.blob_writer import tiles, transpose
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.target import lock_target
+from tpiedge.pack.writing.writer import pack_bytes, write_pack
 
 F32, BF16 = Precision.F32, Precision.BF16
 MakeSpec = Callable[..., ModelSpec]
@@ -253,7 +253,7 @@ def test_a_disk_that_fills_up(
     make_disk: Callable[[str], Path], spec: ModelSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small_disk = make_disk("1m")
-    monkeypatch.setattr("tpiedge.pack.writer.check_free_space", lambda folder, needed: None)
+    monkeypatch.setattr("tpiedge.pack.writing.writer.check_free_space", lambda folder, needed: None)
     with pytest.raises(DiskFull, match="is full"):
         write_pack(spec, random_source(spec), F32, small_disk / "pack")
     assert list(small_disk.iterdir()) == []
@@ -292,8 +292,8 @@ import sys, re
 from pathlib import Path
 from tpiedge.pack.layout import *
 from tpiedge.pack.specs import *
-from tpiedge.pack.source import CheckpointSource, SourceTensor
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
+from tpiedge.pack.writing.writer import write_pack
 
 def peak():
     return int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1]) / 1024

@@ -11,15 +11,15 @@ from hypothesis import strategies as st
 from tpiedge.planner import solve as solve_module
 from tpiedge.planner.capacity import Allocation, allocate
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
-from tpiedge.planner.partition import Shape, Weight
-from tpiedge.planner.prediction import Demand, Machine, Prediction, least_step_s, predict
+from tpiedge.planner.partition import LayerShape, ShareWeight
+from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, predict
 from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
 
 # 32 layers of 96 MiB: 3 GiB; 64 allreduces per step. No head, to make the numbers plain.
 MODEL = ModelFacts(
-    shape=Shape(heads=32, kv_heads=8, ffn_tiles=64),
+    shape=LayerShape(heads=32, kv_heads=8, ffn_tiles=64),
     num_layers=32,
     query_unit_bytes=(MIB // 4, MIB // 4),
     kv_unit_bytes=(MIB, MIB),
@@ -31,12 +31,12 @@ MODEL = ModelFacts(
     row_bytes=8192,
 )
 DEMAND = Demand(MODEL, capacity_tokens=100)
-MASTER = Machine("laptop", 3 * GIB)
+MASTER = MachineFacts("laptop", 3 * GIB)
 ALL = Keeping("all")
 
 
-def worker(name: str, speed: float, round_trip_s: float = 0.0, **more) -> Machine:
-    return Machine(name, speed, round_trip_s=round_trip_s, **more)
+def worker(name: str, speed: float, round_trip_s: float = 0.0, **more) -> MachineFacts:
+    return MachineFacts(name, speed, round_trip_s=round_trip_s, **more)
 
 
 def allocated(found: Allocation | Infeasible) -> Allocation:
@@ -219,7 +219,7 @@ def test_what_cannot_fit_is_refused_with_names():
 
 def test_given_shares_override_the_measurement():
     machines = [MASTER, worker("spare", GIB), worker("pi", GIB, 0.9)]
-    found = allocated(allocate(DEMAND, machines, [Weight(1, 1), Weight(0, 0), Weight(3, 3)]))
+    found = allocated(allocate(DEMAND, machines, [ShareWeight(1, 1), ShareWeight(0, 0), ShareWeight(3, 3)]))
     assert found.members == (0, 2)
     assert [len(one.share.ffn) for one in found.allotments] == [16, 0, 48]
     assert reasons(found)["pi"] == "as --shares says"
@@ -228,7 +228,7 @@ def test_given_shares_override_the_measurement():
 
 def test_given_shares_that_do_not_fit_are_refused_with_the_name():
     machines = [MASTER, worker("spare", GIB), worker("pi", GIB, memory_bytes=GIB, keeping=ALL)]
-    found = allocate(DEMAND, machines, [Weight(1, 1), Weight(0, 0), Weight(3, 3)])
+    found = allocate(DEMAND, machines, [ShareWeight(1, 1), ShareWeight(0, 0), ShareWeight(3, 3)])
     assert isinstance(found, Infeasible)
     assert found.reason.startswith("pi needs")
 
@@ -236,10 +236,10 @@ def test_given_shares_that_do_not_fit_are_refused_with_the_name():
 SPEEDS = [1e7, 5e8, 3e9, 4e10]
 
 
-def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchStrategy[list[Machine]]:
+def _machines(count: st.SearchStrategy[int], speeds: list[float]) -> st.SearchStrategy[list[MachineFacts]]:
     amounts = st.none() | st.integers(0, 8 * GIB)
     machine = st.builds(
-        Machine,
+        MachineFacts,
         st.sampled_from(["a", "b"]),
         st.sampled_from(speeds),
         amounts,
@@ -287,10 +287,10 @@ def test_nobody_is_left_out_who_alone_would_make_it_faster(machines):
 @example(
     # The fastest set is two machines away from the set of all.
     [
-        Machine("a", 1e7),
-        Machine("b", 5e8),
-        Machine("c", 3e9, link_bytes_per_s=1e6),
-        Machine("d", 5e8),
+        MachineFacts("a", 1e7),
+        MachineFacts("b", 5e8),
+        MachineFacts("c", 3e9, link_bytes_per_s=1e6),
+        MachineFacts("d", 5e8),
     ]
 )
 def test_another_machine_is_never_a_loss(machines):
@@ -311,7 +311,7 @@ def test_a_plan_of_many_streaming_machines_costs_little(monkeypatch):
     monkeypatch.setattr(solve_module, "node_need", counted)
     memory = NODE_BASE_BYTES + 100 * MIB
     machines = [
-        Machine(f"w{at}", GIB * (1 + at % 3), memory, None, 2e-4 * at, None, 1e8 * (1 + at % 5))
+        MachineFacts(f"w{at}", GIB * (1 + at % 3), memory, None, 2e-4 * at, None, 1e8 * (1 + at % 5))
         for at in range(16)
     ]
     assert isinstance(allocate(DEMAND, machines), Allocation)

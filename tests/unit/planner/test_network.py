@@ -9,12 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.errors import InternalError
-from tpiedge.planner.network import TIE, Choice, Costs, NetworkFacts, PairFacts, Prediction, choose, predict
-from tpiedge.wire.fields import Collective
+from tpiedge.planner.network import (
+    TIE,
+    ChosenCollective,
+    CollectivePrediction,
+    Costs,
+    NetworkFacts,
+    PairFacts,
+    choose,
+    predict,
+)
+from tpiedge.wire.fields import CollectiveName
 
 MS = 1e-3
 FREE = Costs(0.0, 0.0, 0.0, 0.0)
-COLLECTIVES = get_args(Collective)
+COLLECTIVES = get_args(CollectiveName)
 MBIT300 = 300e6 / 8
 
 
@@ -24,7 +33,7 @@ def alike(size: int, latency_s: float, rate: float | None = None, **more) -> Net
     return NetworkFacts(links, tuple(range(size)), **more)
 
 
-def milliseconds(collective: Collective, nbytes: int, facts: NetworkFacts) -> float:
+def milliseconds(collective: CollectiveName, nbytes: int, facts: NetworkFacts) -> float:
     found = predict(collective, nbytes, facts)
     assert found is not None
     return found.seconds / MS
@@ -53,7 +62,7 @@ def test_the_papers_testbed(collective, decode_ms, prefill_ms):
 )
 def test_four_bytes_cost_latencies_alone(collective, latencies):
     found = predict(collective, 4, alike(8, 5 * MS, costs=FREE))
-    assert found == Prediction(pytest.approx(latencies * 5 * MS), 0.0, 0.0)
+    assert found == CollectivePrediction(pytest.approx(latencies * 5 * MS), 0.0, 0.0)
 
 
 def test_processing_by_hand():
@@ -239,13 +248,13 @@ def test_two_nodes_always_exchange():
 def test_one_node_has_nothing_to_do():
     found = choose(1 << 20, NetworkFacts({}, ("a",)))
     assert found.why == "one node has nobody to send to"
-    assert set(found.predictions.values()) == {Prediction()}
+    assert set(found.predictions.values()) == {CollectivePrediction()}
 
 
 def test_a_near_tie_goes_to_the_simpler():
     """The star takes 2 ms, the mesh as long as its longest link."""
 
-    def choice(direct_ms: float) -> Choice:
+    def choice(direct_ms: float) -> ChosenCollective:
         links = {(0, 1): 1.0, (0, 2): 1.0, (1, 2): direct_ms}
         facts = {pair: PairFacts(ms * MS) for pair, ms in links.items()}
         return choose(4, NetworkFacts(facts, ("a", "b", "c"), costs=FREE))

@@ -8,11 +8,18 @@ from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share, kv_share
-from tpiedge.planner.partition import Shape, Weight, apportion, apportion_within, parse_shares, partition
+from tpiedge.planner.partition import (
+    LayerShape,
+    ShareWeight,
+    apportion,
+    apportion_within,
+    parse_shares,
+    partition,
+)
 
 
-def both(*weights: float) -> list[Weight]:
-    return [Weight(weight, weight) for weight in weights]
+def both(*weights: float) -> list[ShareWeight]:
+    return [ShareWeight(weight, weight) for weight in weights]
 
 
 @pytest.mark.parametrize(
@@ -33,19 +40,19 @@ def test_apportion_table(weights: list[float], units: int, expected: list[int]) 
 
 
 def test_cuts_fall_on_kv_heads_while_there_are_enough() -> None:
-    shares = partition(Shape(heads=32, kv_heads=4, ffn_tiles=44), both(1, 1, 1))
+    shares = partition(LayerShape(heads=32, kv_heads=4, ffn_tiles=44), both(1, 1, 1))
     assert [share.attention for share in shares] == [Share(0, 16), Share(16, 24), Share(24, 32)]
     assert [share.ffn for share in shares] == [Share(0, 15), Share(15, 30), Share(30, 44)]
 
 
 def test_more_nodes_than_kv_heads_share_them_by_query_head() -> None:
-    shares = partition(Shape(heads=9, kv_heads=3, ffn_tiles=5), both(1, 1, 1, 1, 1))
+    shares = partition(LayerShape(heads=9, kv_heads=3, ffn_tiles=5), both(1, 1, 1, 1, 1))
     assert [len(share.attention) for share in shares] == [2, 2, 2, 2, 1]
     assert kv_share(shares[1].attention, 3) == Share(0, 2), "query heads 2 and 3 need KV heads 0 and 1"
 
 
 def test_a_node_may_help_with_the_ffn_only() -> None:
-    shares = partition(Shape(8, 2, 10), parse_shares("1,0:1", 2))
+    shares = partition(LayerShape(8, 2, 10), parse_shares("1,0:1", 2))
     assert shares == (NodeShare(Share(0, 8), Share(0, 5)), NodeShare(Share(8, 8), Share(5, 10)))
 
 
@@ -59,7 +66,7 @@ weight_lists = st.lists(st.floats(0, 1e6), min_size=1, max_size=12).filter(lambd
     tiles=st.integers(1, 300),
 )
 def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: int, tiles: int) -> None:
-    shape = Shape(kv_heads * group, kv_heads, tiles)
+    shape = LayerShape(kv_heads * group, kv_heads, tiles)
     shares = partition(shape, both(*weights))
     for part, total in (("attention", shape.heads), ("ffn", shape.ffn_tiles)):
         intervals = [getattr(share, part) for share in shares]

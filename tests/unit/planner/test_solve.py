@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts, NodeFacts
-from tpiedge.planner.partition import Shape, Weight
+from tpiedge.planner.partition import LayerShape, ShareWeight
 from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.units import GIB, MIB
 
 # 32 layers of 100 MiB, of which a third is attention; 1 GiB of head.
 MODEL = ModelFacts(
-    shape=Shape(heads=32, kv_heads=8, ffn_tiles=64),
+    shape=LayerShape(heads=32, kv_heads=8, ffn_tiles=64),
     num_layers=32,
     query_unit_bytes=(MIB // 4, MIB // 4),
     kv_unit_bytes=(MIB, MIB),
@@ -104,7 +104,7 @@ def test_free_disk_limits_a_share() -> None:
 
 def test_given_weights_that_do_not_fit_name_the_node() -> None:
     nodes = [NodeFacts(1.0), NodeFacts(1.0, memory_bytes=GIB)]
-    plan = evaluate(MODEL, nodes, [Weight(1, 1), Weight(1, 1)], 100)
+    plan = evaluate(MODEL, nodes, [ShareWeight(1, 1), ShareWeight(1, 1)], 100)
     assert isinstance(plan, Infeasible)
     assert plan.reason.startswith("node 1 needs")
 
@@ -136,7 +136,7 @@ def test_a_plan_keeps_every_limit(speeds: list[float], memories: list[int], toke
 
 def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) -> ModelFacts:
     return ModelFacts(
-        shape=Shape(heads, kv_heads, ffn_tiles),
+        shape=LayerShape(heads, kv_heads, ffn_tiles),
         num_layers=4,
         query_unit_bytes=(5 * MIB, 5 * MIB),
         kv_unit_bytes=(2 * MIB, 3 * MIB),

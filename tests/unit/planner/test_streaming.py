@@ -13,12 +13,12 @@ from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.random_weights import RandomSource
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.specs import BlobSpec, MatrixSpec, ModelSpec
 from tpiedge.pack.storage import Storage
-from tpiedge.pack.writer import write_pack
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
 from tpiedge.planner.facts import model_facts
 from tpiedge.planner.fractions import fraction_limit, fractions
 from tpiedge.planner.needs import (
@@ -31,7 +31,7 @@ from tpiedge.planner.needs import (
     pieces_of_blocks,
     whole_need,
 )
-from tpiedge.planner.partition import Shape
+from tpiedge.planner.partition import LayerShape
 from tpiedge.planner.solve import Plan, solve
 from tpiedge.planner.streaming import node_need, node_seconds, smallest_bytes
 from tpiedge.units import GIB, MIB
@@ -41,7 +41,7 @@ PIECE = 128 * 1024
 SHARE = NodeShare(Share(0, 4), Share(0, 1))
 # Four layers of a piece each for q, k, v, o, gate, up and down.
 MODEL = ModelFacts(
-    shape=Shape(heads=4, kv_heads=4, ffn_tiles=1),
+    shape=LayerShape(heads=4, kv_heads=4, ffn_tiles=1),
     num_layers=4,
     query_unit_bytes=(PIECE // 4, PIECE // 4),
     kv_unit_bytes=(PIECE // 4, PIECE // 4),
@@ -193,7 +193,9 @@ def _check_placement(model: ModelFacts, rank: int, share: NodeShare, sizes: Sequ
 
 
 TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
-LARGE = ModelFacts(Shape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB)
+LARGE = ModelFacts(
+    LayerShape(32, 8, 64), 32, (MIB // 4,) * 2, (MIB,) * 2, TILE, TILE, 4096, GIB, 1024, 16 * MIB
+)
 
 
 def _nodes(count: int) -> st.SearchStrategy[list[NodeFacts]]:

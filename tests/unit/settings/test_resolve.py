@@ -6,7 +6,7 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.settings.file import parse_settings
-from tpiedge.settings.resolve import resolve, unused_variables
+from tpiedge.settings.resolve import check_variables, resolve, unused_variables
 from tpiedge.settings.schema import Flag, Verb
 
 DECODE = Verb(
@@ -16,6 +16,9 @@ DECODE = Verb(
 FILE = parse_settings(
     Path("t.toml"), '[common]\ncache = "/common"\n[bench.decode]\nprompt-tokens = 3\nstop = ["x"]\n'
 )
+
+
+RUN = Verb(("run",), (Flag("max-tokens", "integer"), Flag("memory")))
 
 
 def values(environment, file=FILE):
@@ -71,3 +74,18 @@ def test_a_subcommands_variable_is_not_a_typing_error_of_its_group():
     group, child = Verb(("nodes",), (Flag("json", "boolean"),)), Verb(("nodes", "revoke"), (Flag("state"),))
     environment = {"TPIEDGE_NODES_JSON": "1", "TPIEDGE_NODES_REVOKE_STATE": "/s", "TPIEDGE_NODES_JSN": "1"}
     assert unused_variables([group, child], environment) == ["TPIEDGE_NODES_JSN"]
+
+
+def test_a_misspelt_variable_is_refused_like_a_misspelt_key():
+    with pytest.raises(
+        UserError, match="TPIEDGE_RUN_MAX_TOKNS sets nothing; did you mean TPIEDGE_RUN_MAX_TOKENS"
+    ):
+        check_variables(RUN, [RUN], {"TPIEDGE_RUN_MAX_TOKNS": "3"})
+
+
+def test_a_variable_like_none_is_told_by_the_verb_that_it_seems_to_belong_to():
+    environment = {"TPIEDGE_NODES_REVOKE_PORT_7070_TCP": "tcp://10.0.0.1:7070", "TPIEDGE_RUN_MAX_TOKENS": "3"}
+    group, child = Verb(("nodes",), (Flag("json", "boolean"),)), Verb(("nodes", "revoke"), (Flag("state"),))
+    assert check_variables(group, [group, child], environment) == []
+    assert check_variables(child, [group, child], environment) == ["TPIEDGE_NODES_REVOKE_PORT_7070_TCP"]
+    assert check_variables(RUN, [RUN], environment) == []

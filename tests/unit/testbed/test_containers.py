@@ -13,16 +13,18 @@ from itertools import count
 import pytest
 
 from tpiedge.errors import ResourceError, UserError
-from tpiedge.testbed import containers, containers_agent, containers_backend
 from tpiedge.testbed.backends import NamespaceTestbeds, require_free
-from tpiedge.testbed.containers import Containers, bring_up, find, known_names, remove
-from tpiedge.testbed.containers_backend import in_containers
-from tpiedge.testbed.containers_engine import Container, Ended, Engine
-from tpiedge.testbed.containers_plan import LABEL, MEMBER, PLAN_FILE, SWITCH, Maker, switch_spec
+from tpiedge.testbed.containers import agent as containers_agent
+from tpiedge.testbed.containers import backend as containers_backend
+from tpiedge.testbed.containers import testbed as containers
+from tpiedge.testbed.containers.backend import in_containers
+from tpiedge.testbed.containers.engine import Container, ContainerEngine, Ended
+from tpiedge.testbed.containers.plan import LABEL, MEMBER, PLAN_FILE, SWITCH, Maker, switch_spec
+from tpiedge.testbed.containers.testbed import Containers, bring_up, find, known_names, remove
 from tpiedge.testbed.description import Link
 from tpiedge.testbed.scenarios import load_scenario
-from tpiedge.testbed.switch_plan import SwitchPlan
-from tpiedge.testbed.switch_settings import check_plan
+from tpiedge.testbed.switch.plan import SwitchPlan
+from tpiedge.testbed.switch.settings import check_plan
 
 SCENARIO = load_scenario("pair", "home")
 GONE = replace(containers._self(), pid=2**22 + 1)
@@ -257,20 +259,20 @@ def test_without_docker_py_one_is_told_what_to_install(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "docker", None)
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     with pytest.raises(UserError, match=r"pip install 'tpiedge\[docker\]'"):
-        Engine.connect()
+        ContainerEngine.connect()
 
 
 @pytest.mark.parametrize("path", ["/nowhere/docker.sock", "", "/" + 200 * "x"])
 def test_without_a_socket_there_is_no_engine(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", f"unix://{path}")
     with pytest.raises(UserError, match=r"no docker engine listens at .*: start it"):
-        Engine.connect()
+        ContainerEngine.connect()
 
 
 def test_without_an_engine_one_is_told_to_start_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DOCKER_HOST", "tcp://127.0.0.1:1")
     with pytest.raises(UserError, match=r"no docker engine answers .*: start it") as caught:
-        Engine.connect()
+        ContainerEngine.connect()
     assert "\n" not in str(caught.value)
 
 
@@ -319,5 +321,8 @@ def test_who_needs_no_engine_is_not_stopped_by_a_broken_one(broken, monkeypatch:
 def test_a_broken_engine_is_told_of_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
     with failing_engine() as port:
         monkeypatch.setenv("DOCKER_HOST", f"tcp://127.0.0.1:{port}")
-        with Engine.connect() as engine, pytest.raises(ResourceError, match="cannot list containers: broken"):
+        with (
+            ContainerEngine.connect() as engine,
+            pytest.raises(ResourceError, match="cannot list containers: broken"),
+        ):
             known_names(engine)

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tpiedge.testbed.containers_plan import (
+from tpiedge.testbed.containers.plan import (
     LABEL,
     MEMBER,
     SWITCH,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.testbed.containers_stream import CommandStream, Demultiplexer
+from tpiedge.testbed.containers.stream import CommandStream, Demultiplexer
 
 PIECES = st.lists(st.tuples(st.sampled_from([1, 2]), st.binary(max_size=40)), max_size=8)
 

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 import pytest
 
 from tpiedge.errors import ResourceError
-from tpiedge.testbed.containers_engine import Ended
-from tpiedge.testbed.containers_stream import CommandStream
-from tpiedge.testbed.containers_terminal import run_here
+from tpiedge.testbed.containers.engine import Ended
+from tpiedge.testbed.containers.stream import CommandStream
+from tpiedge.testbed.containers.terminal import run_here
 
 LIMIT_S = 20.0
 

@@ -6,19 +6,19 @@ from pathlib import Path
 import pytest
 
 from tpiedge.testbed.description import Link
-from tpiedge.testbed.netem import Command, interface_of, link_commands, network_commands, shaping
+from tpiedge.testbed.netem import MemberCommand, interface_of, link_commands, network_commands, shaping
 from tpiedge.testbed.scenarios import load_scenario, shipped_scenarios
 from tpiedge.testbed.topology import Topology
 
 
-def commands(name: str) -> tuple[Topology, list[Command]]:
+def commands(name: str) -> tuple[Topology, list[MemberCommand]]:
     topology = Topology(load_scenario(name).description)
     return topology, list(
         network_commands(topology, {member: Path("/n", member) for member in topology.members})
     )
 
 
-def routes(found: list[Command]) -> dict[str, dict[str, str]]:
+def routes(found: list[MemberCommand]) -> dict[str, dict[str, str]]:
     """Member -> (destination -> interface)."""
     tables: dict[str, dict[str, str]] = {}
     for member, words in found:

@@ -15,7 +15,7 @@ from tpiedge.errors import ResourceError, UserError
 from tpiedge.testbed import state as module
 from tpiedge.testbed.description import Link
 from tpiedge.testbed.scenarios import load_scenario
-from tpiedge.testbed.state import Owner, State, folder_of, locked, names, read_state
+from tpiedge.testbed.state import Owner, TestbedState, folder_of, locked, names, read_state
 
 GONE = replace(Owner.own(), pid=2**30)
 LATER = replace(Owner.own(), started=1.0)
@@ -30,8 +30,8 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def made(**changes: object) -> State:
-    return replace(State("x", load_scenario("pair").text, "switch", maker=Owner.own()), **changes)  # type: ignore[arg-type]
+def made(**changes: object) -> TestbedState:
+    return replace(TestbedState("x", load_scenario("pair").text, "switch", maker=Owner.own()), **changes)  # type: ignore[arg-type]
 
 
 def test_there_and_back(root: Path) -> None:
@@ -66,16 +66,17 @@ def test_a_field_too_many() -> None:
 @pytest.mark.parametrize(
     ("changes", "abandoned"),
     [
-        ({}, False),
-        ({"maker": GONE}, True),
-        ({"maker": GONE, "ready": True}, False),
-        ({"maker": GONE, "ready": True, "owner": GONE}, True),
-        ({"maker": GONE, "ready": True, "owner": LATER}, True),
-        ({"maker": GONE, "ready": True, "owner": BEFORE}, True),
-        ({"ready": True, "boot": "before"}, True),
-        ({"boot": "before"}, True),
+        pytest.param({}, False, id="being made"),
+        pytest.param({"maker": GONE}, True, id="maker gone"),
+        pytest.param({"maker": GONE, "ready": True}, False, id="up"),
+        pytest.param({"maker": GONE, "ready": True, "owner": GONE}, True, id="owner gone"),
+        pytest.param(
+            {"maker": GONE, "ready": True, "owner": LATER}, True, id="another has the owner's number"
+        ),
+        pytest.param({"maker": GONE, "ready": True, "owner": BEFORE}, True, id="owner before a restart"),
+        pytest.param({"ready": True, "boot": "before"}, True, id="up before a restart"),
+        pytest.param({"boot": "before"}, True, id="made before a restart"),
     ],
-    ids=str,
 )
 def test_when_only_its_removal_is_left(changes: dict[str, object], abandoned: bool) -> None:
     assert made(**changes).abandoned is abandoned

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.testbed.switch_library import switch_library
+from tpiedge.testbed.switch.library import switch_library
 
 
 @pytest.fixture

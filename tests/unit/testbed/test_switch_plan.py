@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tpiedge.errors import UserError
-from tpiedge.testbed.switch_plan import Port, SwitchLink, SwitchPlan
-from tpiedge.testbed.switch_settings import changed_links, check_plan
+from tpiedge.testbed.switch.plan import Port, SwitchLink, SwitchPlan
+from tpiedge.testbed.switch.settings import changed_links, check_plan
 
 _PORT = Port("a", "/proc/1/ns/net", "eth0", "10.0.0.1", 24, "02:00:00:00:00:01")
 _OTHER = replace(_PORT, device="b", address="10.0.0.2", mac="02:00:00:00:00:02", segmentation=False)

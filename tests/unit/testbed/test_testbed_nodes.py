@@ -1,13 +1,14 @@
 """What the commands make of a testbed's devices."""
 
-from tpiedge.cli.testbed_nodes import Emulated
+from tpiedge.launch.timing import Timing
+from tpiedge.local.devices import Emulated
 from tpiedge.testbed.description import Device, Link
 from tpiedge.testbed.groups import processors
 
 
 def emulated(*cpus: float | None) -> Emulated:
     devices = (Device(f"d{number}", "core", Link(), Link(), cpus=each) for number, each in enumerate(cpus))
-    return Emulated("x", tuple(devices))
+    return Emulated("x", tuple(devices), Timing())
 
 
 def test_a_device_has_at_most_the_processors_of_this_computer() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tpiedge.testbed.description import Description, Device, Link, Router
 from tpiedge.testbed.reading import parse_description
 from tpiedge.testbed.scenarios import load_scenario
-from tpiedge.testbed.switch_plan import SwitchPlan
+from tpiedge.testbed.switch.plan import SwitchPlan
 from tpiedge.testbed.topology import Expected, Topology, queue_bytes
 
 LINKS = st.builds(

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from safetensors import safe_open
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tpiedge.errors import DiskFull, UserError
 from tpiedge.model.presets import preset
@@ -63,6 +62,8 @@ def values(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", ["tinyllama", "llama3.2-1b", "mistral-7b", "qwen2.5-0.5b", "qwen3-0.6b"])
 @pytest.mark.parametrize(("dtype", "shard_size"), [("bf16", 10**9), ("f32", 3_000_000)])
 def test_transformers_loads_model_and_tokenizer(tool, tmp_path, name, dtype, shard_size):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     folder = make(tool, tmp_path / "model", small(name), dtype, shard_size=shard_size)
     assert (folder / "model.safetensors").exists() == (shard_size == 10**9)
     model, report = AutoModelForCausalLM.from_pretrained(folder, output_loading_info=True)

@@ -6,7 +6,6 @@ import math
 from pathlib import Path
 
 import pytest
-from transformers import AutoConfig
 
 from tpiedge.errors import UserError
 from tpiedge.model.presets import PRESETS, preset
@@ -57,6 +56,8 @@ def test_every_preset_has_its_published_size():
 
 @pytest.mark.parametrize("name", sorted(PRESETS))
 def test_transformers_reads_the_config_as_meant(name, tmp_path):
+    from transformers import AutoConfig
+
     (tmp_path / "config.json").write_text(json.dumps(preset(name)))
     read, facts = AutoConfig.from_pretrained(tmp_path), preset(name)
     head_dim = facts.get("head_dim", facts["hidden_size"] // facts["num_attention_heads"])

@@ -12,7 +12,7 @@ from tpiedge.errors import DiskFull, UserError
 from tpiedge.tracing import collection as module
 from tpiedge.tracing.chrome import read_trace
 from tpiedge.tracing.collection import Collection, Joined, cannot_write
-from tpiedge.tracing.tracer import COMPUTE, LOAD, REDUCE, WAIT, Event, Tracer
+from tpiedge.tracing.tracer import COMPUTE, LOAD, REDUCE, WAIT, TraceEvent, Tracer
 
 
 def record(path: Path, rank: int, *events: tuple[int, str, float, float], limit: int = 100) -> None:
@@ -43,11 +43,11 @@ def test_two_nodes_in_one_file(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["t.json"]
     trace = read_trace(tmp_path / "t.json")
     assert trace.dropped == {0: 0, 1: 1}
-    assert trace.nodes[1] == (Event("reduce", "plan", 0.0, 0.5),)
+    assert trace.nodes[1] == (TraceEvent("reduce", "plan", 0.0, 0.5),)
     assert [event for event in trace.nodes[0] if event.lane == "load"] == [
-        Event("load", "gate", 0.5, 1.0, 2),
-        Event("load", "up", 0.75, 1.25, 2),
-        Event("load", "down", 1.0, 1.5, 2),
+        TraceEvent("load", "gate", 0.5, 1.0, 2),
+        TraceEvent("load", "up", 0.75, 1.25, 2),
+        TraceEvent("load", "down", 1.0, 1.5, 2),
     ]
 
 
@@ -55,9 +55,9 @@ def test_the_engine_does_not_compute_while_it_waits(tmp_path: Path) -> None:
     joined(tmp_path / "t.json")
     found = read_trace(tmp_path / "t.json").nodes[0]
     assert [event for event in found if event.lane != "load"] == [
-        Event("compute", "head", 0.5, 0.75, step=1),
-        Event("wait", "head", 0.75, 1.0),
-        Event("compute", "head", 1.0, 1.5, step=1),
+        TraceEvent("compute", "head", 0.5, 0.75, step=1),
+        TraceEvent("wait", "head", 0.75, 1.0),
+        TraceEvent("compute", "head", 1.0, 1.5, step=1),
     ]
 
 

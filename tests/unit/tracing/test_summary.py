@@ -4,19 +4,19 @@ import pytest
 
 from tpiedge.tracing.chrome import Trace
 from tpiedge.tracing.summary import NodeSummary, summarize
-from tpiedge.tracing.tracer import Event
+from tpiedge.tracing.tracer import TraceEvent
 
 EVENTS = (
-    Event("load", "q", 0.0, 4.0, 0, nbytes=100),
-    Event("load", "k", 2.0, 6.0, 0, nbytes=50),  # at the same time as the other: counts once
-    Event("compute", "attention", 1.0, 3.0, 0, 1),
-    Event("reduce", "reduce attention", 3.0, 4.0, 0, 1),
-    Event("wait", "ffn", 4.5, 6.0, 0),
-    Event("compute", "ffn", 6.0, 8.0, 0, 2),
-    Event("travel", "ffn", 5.0, 7.0, 0, 2),
-    Event("travel", "ffn", 6.5, 7.5, 0, 2),  # at the same time as the other: counts once
+    TraceEvent("load", "q", 0.0, 4.0, 0, nbytes=100),
+    TraceEvent("load", "k", 2.0, 6.0, 0, nbytes=50),  # at the same time as the other: counts once
+    TraceEvent("compute", "attention", 1.0, 3.0, 0, 1),
+    TraceEvent("reduce", "reduce attention", 3.0, 4.0, 0, 1),
+    TraceEvent("wait", "ffn", 4.5, 6.0, 0),
+    TraceEvent("compute", "ffn", 6.0, 8.0, 0, 2),
+    TraceEvent("travel", "ffn", 5.0, 7.0, 0, 2),
+    TraceEvent("travel", "ffn", 6.5, 7.5, 0, 2),  # at the same time as the other: counts once
 )
-TRACE = Trace({0: EVENTS, 2: (Event("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
+TRACE = Trace({0: EVENTS, 2: (TraceEvent("compute", "ffn", 2.0, 3.0, 0, 2),)}, {0: 7})
 
 
 def test_the_whole_of_a_trace() -> None:

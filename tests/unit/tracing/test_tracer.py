@@ -7,7 +7,7 @@ import pytest
 
 from tpiedge.errors import InternalError
 from tpiedge.tracing import tracer as module
-from tpiedge.tracing.tracer import COMPUTE, LOAD, WAIT, Event, Part, Tracer, read_part
+from tpiedge.tracing.tracer import COMPUTE, LOAD, WAIT, TraceEvent, TracePart, Tracer, read_part
 
 
 def test_what_is_recorded_comes_back_in_the_order_of_the_starts(tmp_path: Path) -> None:
@@ -16,12 +16,12 @@ def test_what_is_recorded_comes_back_in_the_order_of_the_starts(tmp_path: Path) 
     tracer.add(COMPUTE, tracer.name("head"), 2.0, 2.5, step=5)
     tracer.add(LOAD, tracer.name("up"), 1.0, 3.5, 7, nbytes=1 << 40)
     tracer.write(tmp_path / "part", 3)
-    assert read_part(tmp_path / "part") == Part(
+    assert read_part(tmp_path / "part") == TracePart(
         3,
         (
-            Event("load", "up", 1.0, 3.5, 7, nbytes=1 << 40),
-            Event("compute", "head", 2.0, 2.5, step=5),
-            Event("wait", "ffn", 3.0, 4.0, 7),
+            TraceEvent("load", "up", 1.0, 3.5, 7, nbytes=1 << 40),
+            TraceEvent("compute", "head", 2.0, 2.5, step=5),
+            TraceEvent("wait", "ffn", 3.0, 4.0, 7),
         ),
         0,
     )
@@ -40,7 +40,7 @@ def test_what_has_no_room_is_counted(tmp_path: Path) -> None:
 
 def test_a_node_that_did_nothing_leaves_an_empty_part(tmp_path: Path) -> None:
     Tracer().write(tmp_path / "part", 1)
-    assert read_part(tmp_path / "part") == Part(1, (), 0)
+    assert read_part(tmp_path / "part") == TracePart(1, (), 0)
 
 
 def test_threads_record_at_the_same_time(tmp_path: Path) -> None:
@@ -64,7 +64,7 @@ def test_threads_record_at_the_same_time(tmp_path: Path) -> None:
     assert (len(part.events), part.dropped) == (threads * events - 100, 100)
     for event in part.events:  # none is a mixture of two
         number = event.nbytes
-        assert event == Event(
+        assert event == TraceEvent(
             "load", f"thread {event.layer}", 1.0 + number, 1.5 + number, event.layer, number or -1, number
         )
     assert len({(event.layer, event.nbytes) for event in part.events}) == len(part.events)

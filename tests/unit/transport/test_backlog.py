@@ -5,7 +5,7 @@ from unittest.mock import Mock
 import pytest
 
 from tpiedge.transport.backlog import Arrived, Backlog, Flow
-from tpiedge.transport.cutting import Connection
+from tpiedge.transport.cutting import TcpConnection
 
 
 def test_what_comes_is_waiting_until_it_is_received() -> None:
@@ -45,6 +45,6 @@ def _look(flow: Flow, arrived: Arrived, meanwhile: int) -> Arrived:
 def test_where_nothing_is_watched_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpiedge.transport.backlog.SUPPORTED", False)
     backlog = Backlog(Mock(), 1000)
-    first = backlog.flow(Connection(1, 2))
-    assert backlog.flow(Connection(1, 2)) is not first
+    first = backlog.flow(TcpConnection(1, 2))
+    assert backlog.flow(TcpConnection(1, 2)) is not first
     backlog.close()

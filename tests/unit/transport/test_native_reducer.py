@@ -12,15 +12,15 @@ import pytest
 from hypothesis import event, given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.arrays import Array
+from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import CODECS
-from tpiedge.transport.native_library import Library, native_library
+from tpiedge.transport.native_library import TransportLibrary, transport_library
 from tpiedge.transport.native_reducer import NativeReducer
-from tpiedge.transport.reduction import DONE, Combine, Exchange
+from tpiedge.transport.reduce_interface import DONE, Combine, Exchange
 from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.flat import FLAT_BYTES
 
-pytestmark = pytest.mark.skipif(native_library() is None, reason="not built")
+pytestmark = pytest.mark.skipif(transport_library() is None, reason="not built")
 
 _int, _size, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 PLACE = bytes(range(16))
@@ -51,7 +51,7 @@ class FakeZmq:
         self.calls = 0
         #: Called before every message.
         self.before_recv: Callable[[], None] = lambda: None
-        self._messages: dict[int, ctypes.Array[ctypes.c_char] | None] = {}
+        self._messages: dict[int, ctypes.F32Array[ctypes.c_char] | None] = {}
         kinds = [
             (self.init, _int, _pointer),
             (self.init_size, _int, _pointer, _size),
@@ -125,7 +125,7 @@ class FakeZmq:
         ctypes.set_errno(errno.EINTR if self.calls in self.interrupted else errno.EAGAIN)
         return self.calls in self.interrupted
 
-    def _buffer(self, message: int) -> "ctypes.Array[ctypes.c_char]":
+    def _buffer(self, message: int) -> "ctypes.F32Array[ctypes.c_char]":
         buffer = self._messages[message]
         # libzmq would follow a null pointer.
         assert buffer is not None, "a message is used for which there was no memory"
@@ -145,7 +145,7 @@ class Rank:
         precision: WirePrecision = "f32",
         own: tuple[float, ...] = OWN,
     ) -> None:
-        library = native_library()
+        library = transport_library()
         assert library is not None
         self._own = own
         self.scratch = bytearray(4 * len(OWN))
@@ -162,7 +162,7 @@ class Rank:
             self.scratch,
         )
         self._zmq = zmq
-        self._reducer = NativeReducer(Library(library.dll, zmq.addresses), exchange)
+        self._reducer = NativeReducer(TransportLibrary(library.dll, zmq.addresses), exchange)
         self._tensor = (ctypes.c_float * len(OWN))(*own)
         assert self._reducer.open(ways, ctypes.c_uint32() if changes is None else changes, 0)
 
@@ -220,11 +220,11 @@ def test_it_is_done_in_one_call(way: tuple[int, bytes]) -> None:
 UNEVEN = (0.3, -2.83), (1.52, 0.23)
 
 
-def packed(precision: WirePrecision, values: Array) -> bytes:
+def packed(precision: WirePrecision, values: F32Array) -> bytes:
     return bytes(CODECS[precision].encode(values))
 
 
-def rounded(precision: WirePrecision, values: Array) -> Array:
+def rounded(precision: WirePrecision, values: F32Array) -> F32Array:
     return CODECS[precision].decode(packed(precision, values), values.shape)
 
 

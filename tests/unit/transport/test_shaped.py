@@ -13,6 +13,8 @@ from tpiedge.transport.inprocess import InProcessHub, InProcessPeer
 from tpiedge.transport.link_model import LinkModel, LinkSettings, PathModel
 from tpiedge.transport.shaped import LEAST_RETRANSMISSION_S, ShapedNetwork
 
+pytestmark = pytest.mark.alone
+
 _WAIT_S = 10.0
 _SLACK_S = 0.1
 

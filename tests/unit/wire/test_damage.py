@@ -78,7 +78,7 @@ def test_what_is_hostile_costs_little(data: bytes) -> None:
 
 LONGEST: list[Message] = [
     StepPlan(1, 1, (Segment(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),) * MAX_SEGMENTS, 1, 1),
-    Pulse(1, (PeerPulse(127, 2**32 - 1, 2**64 - 1, 2**32 - 1, 2**64 - 1, "🂡" * 256),) * MAX_NODES),
+    Pulse(1, (PeerPulse(127, 2**64 - 1, 2**32 - 1, 2**64 - 1, "🂡" * 256),) * MAX_NODES),
     Token(1, "🂡" * 256, 1, 1, ((2**32 - 1, -0.1),) * 33),
     PromptScores(1, "🂡" * 256, 1, (-0.1,) * MAX_ARRAY),
 ]
@@ -164,11 +164,11 @@ def seconds_of(data: bytes) -> float:
 
 
 def _decodes_or_refuses(data: bytes) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     try:
         message = decode(data)
     except ProtocolError:
         message = None
-    assert time.perf_counter() - started < 1.0
+    assert time.process_time() - started < 1.0
     if message is not None:
         assert decode(encode(message)) == message

@@ -7,7 +7,7 @@ any number of times, for every rank alike:
 
     {"elements": 1, "warm_up": 20, "rounds": 100}
 
-Rank 0 answers {"seconds": [...]}, one for each round. The end of the input ends the process.
+Every rank answers {"seconds": [...]}, one for each round. The end of the input ends the process.
 """
 
 import gc
@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from tpiedge.lifeline import guard
-from tpiedge.nodes.process import Lines
+from tpiedge.node.process import Lines
 
 _PATIENCE = timedelta(seconds=60)
 
@@ -47,9 +47,7 @@ def main() -> None:
     # As tpiedge's ranks do.
     gc.freeze()
     while True:
-        seconds = reduce(**json.loads(lines.next()))
-        if first:
-            say({"seconds": seconds})
+        say({"seconds": reduce(**json.loads(lines.next()))})
 
 
 def reduce(elements: int, warm_up: int, rounds: int) -> list[float]:
@@ -72,7 +70,7 @@ def interface_of(address: str) -> str:
 
 
 def say(answer: dict[str, object]) -> None:
-    """One line to whoever started this."""
+    """Writes one line to the process that started this one."""
     sys.stdout.write(json.dumps(answer) + "\n")
     sys.stdout.flush()
 

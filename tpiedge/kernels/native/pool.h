@@ -31,8 +31,8 @@ private:
     bool take_one();
     void stop();
 
-    // The job. Written only while left_ is 0; whoever takes a piece keeps it unchanged until the piece is counted in
-    // done_, because run() waits for that: so no thread ever needs to be waited for that has not taken a piece.
+    // The job. Written only while left_ is 0; it stays unchanged until every piece that a thread took is counted in done_,
+    // because run() waits for that: so no thread ever needs to be waited for that has not taken a piece.
     Work work_ = nullptr;
     const void *context_ = nullptr;
     int64_t pieces_ = 0;

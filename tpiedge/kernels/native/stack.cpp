@@ -1,4 +1,4 @@
-// All blocks of quantised matrices one after the other, for a node that has nobody to share them with.
+// All blocks of quantised matrices one after the other, for a node that shares them with no other.
 #include <chrono>
 
 #include "interface.h"

@@ -9,22 +9,22 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tpiedge.errors import ProtocolError, ResourceError, UserError
-from tpiedge.pack.files import open_regular
+from tpiedge.errors import ProtocolError, ReadFault, ResourceError, UserError
+from tpiedge.pack.files import open_regular, read_parts
 from tpiedge.pack.hashes import RECORD_BYTES, HashTable, blob_id
-from tpiedge.pack.layout import Range
+from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store.filling import RangeWriter
 from tpiedge.pack.store.locks import FileLock
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
-from tpiedge.pack.store.verifying import bad_ranges
-from tpiedge.pack.target import sync_folder
+from tpiedge.pack.writing.target import sync_folder
 
 __all__ = ["LayerRanges", "ShardCopy"]
 
 _FETCHING = "fetching"
+_CHUNK = 4 << 20
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class LayerRanges:
     """Some ranges of a layer's blob, in storage order. Repeated layers share a blob: the first of them is named."""
 
     layer: int
-    ranges: tuple[Range, ...]
+    ranges: tuple[HashedRange, ...]
 
     @property
     def nbytes(self) -> int:
@@ -55,7 +55,7 @@ class ShardCopy:
         return self.pack.path
 
     def fetch_lock(self) -> FileLock:
-        """Whoever fetches holds it alone, so that two workers do not fetch the same."""
+        """The lock that a fetching worker holds alone, so that two workers do not fetch the same."""
         return FileLock(self.path / _FETCHING)
 
     def missing_tables(self, share: NodeShare) -> list[int]:
@@ -90,13 +90,13 @@ class ShardCopy:
         return found
 
     def writer(self, part: LayerRanges) -> RangeWriter:
-        """For the bytes of `part`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
+        """A writer for the bytes of `part`. Raises DiskFull, UserError, IntegrityError (no table of hashes)."""
         path = self.pack.blob_path(part.layer)
         with explain_store_errors(path.parent, self.pack.layout(part.layer).nbytes):
             _own(path)
         return RangeWriter(path, part.ranges, self.pack.hashes(part.layer), self.presence(part.layer))
 
-    def write(self, layer: int, item: Range, data: memoryview) -> bool:
+    def write(self, layer: int, item: HashedRange, data: memoryview) -> bool:
         """Store one whole range durably. False, and nothing is marked, where it has not the bytes of its hash."""
         with self.writer(LayerRanges(layer, (item,))) as writer:
             writer.write(data)
@@ -105,13 +105,13 @@ class ShardCopy:
             writer.commit(writer.take())
             return not writer.damaged
 
-    def mark(self, layer: int, items: Iterable[Range]) -> None:
+    def mark(self, layer: int, items: Iterable[HashedRange]) -> None:
         """Say that ranges are there; their bytes must be durable and verified."""
         with explain_store_errors(self.path, 4096):
             self.presence(layer).mark(items)
 
     def forget(self, parts: Sequence[LayerRanges]) -> None:
-        """From now on these ranges are missing."""
+        """Records that these ranges are missing."""
         with explain_store_errors(self.path, 4096):
             for part in parts:
                 self.presence(part.layer).clear(part.ranges)
@@ -164,7 +164,7 @@ class ShardCopy:
     def _layers(self) -> list[int]:
         return [key for key in self.pack.unique_keys if isinstance(key, int)]
 
-    def _wanted(self, layer: int, share: NodeShare) -> list[Range]:
+    def _wanted(self, layer: int, share: NodeShare) -> list[HashedRange]:
         return list(self.pack.share_ranges(layer, share))
 
     def _table(self, layer: int) -> HashTable | None:
@@ -180,7 +180,7 @@ class ShardCopy:
         layout = self.pack.layout(layer)
         return len(self.presence(layer).present(layout.ranges())) == layout.range_count
 
-    def _bad(self, layer: int, held: Sequence[Range], fast: bool) -> list[Range]:
+    def _bad(self, layer: int, held: Sequence[HashedRange], fast: bool) -> list[HashedRange]:
         hashes = self._table(layer)
         if hashes is None:
             return list(held)
@@ -190,7 +190,7 @@ class ShardCopy:
         except OSError:
             return list(held)
         try:
-            return bad_ranges(fd, path, held, hashes, fast)
+            return _bad_ranges(fd, path, held, hashes, fast)
         finally:
             os.close(fd)
 
@@ -211,7 +211,9 @@ class ShardCopy:
 
 
 def _own(path: Path) -> None:
-    """Where `path` is a link to a file of somebody else, replace it by a copy: only our own files are changed."""
+    """Where `path` links to a file that another program owns, replaces the link by a copy: only our own files are
+    changed.
+    """
     if not path.is_symlink() and path.stat().st_nlink == 1:
         return
     partial = path.parent / f".{path.name}.{os.getpid()}"
@@ -253,3 +255,20 @@ def _sync_file(path: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _bad_ranges(
+    fd: int, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, fast: bool
+) -> list[HashedRange]:
+    """Those of `ranges` that cannot be read or do not have their hash: crc32 if `fast`, else sha256."""
+    buffer = memoryview(bytearray(min(_CHUNK, max((item.length for item in ranges), default=0))))
+    return [item for item in ranges if not _matches(fd, path, item, hashes, buffer, fast)]
+
+
+def _matches(
+    fd: int, path: Path, item: HashedRange, hashes: HashTable, buffer: memoryview, fast: bool
+) -> bool:
+    try:
+        return hashes.matches(item.index, read_parts(fd, path, item.offset, item.length, buffer), fast)
+    except ReadFault:
+        return False

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpiedge.pack.descriptor import Descriptor
 from tpiedge.pack.hashes import HashTable
-from tpiedge.pack.layout import Range
+from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
 
@@ -23,8 +23,10 @@ class RangeWriter(Descriptor):
     `commit` and `close` for another if wanted, one of them at a time.
     """
 
-    def __init__(self, path: Path, ranges: Sequence[Range], hashes: HashTable, presence: Presence) -> None:
-        self.damaged: list[Range] = []
+    def __init__(
+        self, path: Path, ranges: Sequence[HashedRange], hashes: HashTable, presence: Presence
+    ) -> None:
+        self.damaged: list[HashedRange] = []
         self._path = path
         self._hashes = hashes
         self._presence = presence
@@ -32,7 +34,7 @@ class RangeWriter(Descriptor):
         self._needed = sum(item.length for item in ranges)
         self._sha = hashlib.sha256()
         self._filled = 0
-        self._verified: list[Range] = []
+        self._verified: list[HashedRange] = []
         with explain_store_errors(path.parent, self._needed):
             self._fd = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
 
@@ -51,12 +53,12 @@ class RangeWriter(Descriptor):
             self._put(item, part)
             data = data[len(part) :]
 
-    def take(self) -> list[Range]:
+    def take(self) -> list[HashedRange]:
         """Verified ranges to be committed."""
         taken, self._verified = self._verified, []
         return taken
 
-    def commit(self, verified: Sequence[Range]) -> None:
+    def commit(self, verified: Sequence[HashedRange]) -> None:
         """Make durable what `take` gave, and then mark it as present. Raises DiskFull, UserError."""
         if not verified:
             return
@@ -66,7 +68,7 @@ class RangeWriter(Descriptor):
         with contextlib.suppress(OSError, AttributeError):  # macOS has no fadvise
             os.posix_fadvise(self._fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
-    def _put(self, item: Range, part: memoryview) -> None:
+    def _put(self, item: HashedRange, part: memoryview) -> None:
         self._sha.update(part)
         last = self._filled + len(part) == item.length
         good = not last or self._sha.digest() == self._hashes.sha256(item.index)

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from tpiedge.pack.files import open_regular
-from tpiedge.pack.layout import Range
-from tpiedge.pack.target import sync_folder
+from tpiedge.pack.layout import HashedRange
+from tpiedge.pack.writing.target import sync_folder
 
 __all__ = ["Presence"]
 
@@ -25,18 +25,18 @@ class Presence:
         self.path = path
         self._size = -(-count // 8)
 
-    def present(self, ranges: Iterable[Range]) -> list[Range]:
+    def present(self, ranges: Iterable[HashedRange]) -> list[HashedRange]:
         """Those of `ranges` whose bit is set now."""
         bits = self._read()
         return [item for item in ranges if bits[item.index >> 3] >> (item.index & 7) & 1]
 
-    def mark(self, ranges: Iterable[Range]) -> None:
+    def mark(self, ranges: Iterable[HashedRange]) -> None:
         """Set bits. The bytes of `ranges` must be durable. Raises OSError."""
         with self._changed() as bits:
             for item in ranges:
                 bits[item.index >> 3] |= 1 << (item.index & 7)
 
-    def clear(self, ranges: Iterable[Range]) -> None:
+    def clear(self, ranges: Iterable[HashedRange]) -> None:
         """Clear bits; when this returns the bytes of `ranges` may change. Raises OSError."""
         with self._changed() as bits:
             for item in ranges:

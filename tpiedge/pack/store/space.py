@@ -1,15 +1,13 @@
 """How much the shard store takes and may take."""
 
-import contextlib
-import errno
 import os
 import shutil
-from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpiedge.errors import DiskFull, UserError
-from tpiedge.pack.target import disk_failed
+from tpiedge.errors import DiskFull
+from tpiedge.pack.writing.target import explain_write_errors
 from tpiedge.units import format_bytes
 
 __all__ = [
@@ -22,7 +20,6 @@ __all__ = [
     "write_limit",
 ]
 
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _LIMIT_FILE = "limit"
 
 
@@ -69,17 +66,9 @@ def check_room(folder: Path, needed: int, used: int, limit: int | None) -> None:
         raise _disk_full(folder, needed, free)
 
 
-@contextlib.contextmanager
-def explain_store_errors(folder: Path, needed: int) -> Iterator[None]:
+def explain_store_errors(folder: Path, needed: int) -> AbstractContextManager[None]:
     """Turn OSErrors of writing (at most `needed` bytes) into DiskFull, ResourceError (a failing disk) or UserError."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise _disk_full(folder, needed, shutil.disk_usage(folder).free) from None
-        if error.errno == errno.EIO:
-            raise disk_failed(folder, error) from None
-        raise UserError(f"cannot write to the shard store {folder}: {error.strerror or error}") from None
+    return explain_write_errors(folder, needed, _disk_full, f"the shard store {folder}")
 
 
 def read_limit(folder: Path) -> int | None:

@@ -36,7 +36,7 @@ from tpiedge.pack.store.space import (
     explain_store_errors,
     read_limit,
 )
-from tpiedge.pack.target import sync_folder
+from tpiedge.pack.writing.target import sync_folder
 
 __all__ = ["ShardStore"]
 
@@ -100,7 +100,7 @@ class ShardStore:
             sync_folder(target.parent)
 
     def open(self, identity: str) -> ShardCopy:
-        """Use a pack that was adopted: until `close` nobody evicts it. Files that vanished are made anew, empty."""
+        """Opens a pack that was adopted; it is not evicted until `close`. Files that vanished are made anew, empty."""
         with self._locked(), explain_store_errors(self.folder, 4096):
             folder = self._folder_of(identity)
             if not self.has(identity):
@@ -118,7 +118,7 @@ class ShardStore:
                 raise
 
     def make_room(self, needed: int) -> None:
-        """Evict packs that nobody uses, the one used longest ago first, until `needed` bytes and 5 % more fit.
+        """Evicts packs that no process uses, the one used longest ago first, until `needed` bytes and 5 % more fit.
 
         Raises DiskFull.
         """
@@ -202,7 +202,7 @@ class ShardStore:
         return True
 
     def _remove(self, identity: str) -> bool:
-        """False where somebody uses the pack. Nobody can begin to: that takes the store's lock."""
+        """False where a process uses the pack. None can begin to: that takes the store's lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():

@@ -1,4 +1,4 @@
-// The C interface that tpiedge/testbed/switch_library.py calls. What it passes was checked there.
+// The C interface that tpiedge/testbed/switch/library.py calls. What it passes was checked there.
 #ifdef __linux__
 
 #include <exception>
@@ -13,7 +13,7 @@ using tpiedge::LinkSettings;
 using tpiedge::PortSettings;
 using tpiedge::Switch;
 
-constexpr int ABI = 1;  // as in switch_library.py
+constexpr int ABI = 1;  // as in switch/library.py
 
 }  // namespace
 
@@ -44,7 +44,7 @@ TPIEDGE_EXPORT int tpiedge_switch_change(void *handle, int64_t link, const LinkS
     }
 }
 
-// In the order of LINK_COUNTERS in switch_library.py.
+// In the order of LINK_COUNTERS in switch/library.py.
 TPIEDGE_EXPORT void tpiedge_switch_link_counters(const void *handle, int64_t link, int64_t *values) {
     const auto &counters = static_cast<const Switch *>(handle)->counters(static_cast<size_t>(link));
     *values++ = counters.packets.get();
@@ -53,7 +53,7 @@ TPIEDGE_EXPORT void tpiedge_switch_link_counters(const void *handle, int64_t lin
     *values++ = counters.lost.get();
 }
 
-// In the order of TOTALS in switch_library.py.
+// In the order of TOTALS in switch/library.py.
 TPIEDGE_EXPORT void tpiedge_switch_totals(const void *handle, int64_t *values) {
     const auto &totals = static_cast<const Switch *>(handle)->totals();
     *values++ = totals.received.get();

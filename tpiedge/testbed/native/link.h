@@ -31,7 +31,7 @@ private:
     uint64_t state_;
 };
 
-struct LinkSettings {  // as in switch_library.py
+struct LinkSettings {  // as in switch/library.py
     int64_t latency_ns;
     int64_t jitter_ns;
     double loss;

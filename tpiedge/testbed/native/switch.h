@@ -24,7 +24,7 @@
 
 namespace tpiedge {
 
-struct PortSettings {  // as in switch_library.py
+struct PortSettings {  // as in switch/library.py
     int32_t tap;       // not blocking; whoever made the switch closes it
     uint32_t address;  // in network order
     unsigned char mac[8];

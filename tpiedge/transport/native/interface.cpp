@@ -14,7 +14,7 @@ using tpiedge::Reducer;
 
 constexpr int ABI = 4;  // as in native_library.py
 
-struct Plan {  // as in native_library.py
+struct ReducePlan {  // as in native_library.py
     int64_t combine;
     int64_t rank;
     int64_t precision;
@@ -60,7 +60,7 @@ TPIEDGE_EXPORT void tpiedge_wire_decode(int64_t precision, int64_t rows, int64_t
 }
 
 // Null where memory is short.
-TPIEDGE_EXPORT void *tpiedge_reducer_open(const tpiedge::Zmq *zmq, const Plan *plan) {
+TPIEDGE_EXPORT void *tpiedge_reducer_open(const tpiedge::Zmq *zmq, const ReducePlan *plan) {
     const tpiedge::Layout layout{static_cast<tpiedge::Combine>(plan->combine),
                                  static_cast<size_t>(plan->rank),
                                  matrix(plan->precision, plan->rows, plan->columns),

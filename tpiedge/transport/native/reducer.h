@@ -16,7 +16,7 @@ namespace tpiedge {
 
 constexpr size_t HEADER_BYTES = 64;  // FLAT_BYTES in wire/flat.py
 
-// The numbering of Combine in tpiedge/transport/reduction.py.
+// The numbering of Combine in tpiedge/transport/reduce_interface.py.
 enum class Combine { TAKE = 0, EXCHANGE = 1, SUM = 2 };
 
 struct Layout {
@@ -50,7 +50,7 @@ public:
     Reducer &operator=(const Reducer &) = delete;
 
     // In the order of ranks. `header`: what this peer should send, whatever the place. No route: the socket is a DEALER,
-    // and nobody else speaks over it.
+    // and nothing else speaks over it.
     void add_peer(void *socket, const char *route, size_t route_bytes, const char *header);
 
     // The all-reduce of `own` in place: DONE, or DONE_AND_KEPT where there is more in `received`. Otherwise how many

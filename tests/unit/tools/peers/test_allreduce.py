@@ -12,9 +12,10 @@ from tests.process.testbed.beds import bed_name, left_of, removed, why_no_testbe
 from tools.peers.allreduce import report, required_ratio
 from tools.peers.allreduce_gloo import GlooGroup
 from tpiedge.errors import PeerError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 
 REASON = why_no_testbed()
+pytestmark = pytest.mark.slow
 PAIR = """
 [defaults]
 latency = "2 ms"

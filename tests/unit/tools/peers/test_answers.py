@@ -8,7 +8,7 @@ from tools.peers.contestants import Answer, read_driver, read_llama_bench, read_
 from tools.peers.limits import Limit
 from tools.peers.offload import Run, is_due, report_of_limit
 from tools.peers.table import table
-from tpiedge.nodes.memory_group import MemoryUse
+from tpiedge.host.memory_group import MemoryUse
 
 LIMIT = Limit(600, 1000)
 USE = MemoryUse(peak_bytes=590, refusals=7, oom_kills=0)

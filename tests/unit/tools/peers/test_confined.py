@@ -11,7 +11,7 @@ import pytest
 from tests.process.command import wait_for
 from tools.peers.confined import Ended, run_confined
 from tpiedge.errors import UserError
-from tpiedge.nodes.memory_group import memory_group
+from tpiedge.host.memory_group import memory_group
 
 ROOT = Path(__file__).parents[4]
 LIMIT = 64 << 20

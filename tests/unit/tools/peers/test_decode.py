@@ -16,7 +16,7 @@ import pytest
 from tools.peers import decode
 from tools.peers.decode import Speed, compare_decode, read_speed, report_of_setting
 from tpiedge.errors import PeerError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 
 
 def test_what_llama_bench_says() -> None:

@@ -10,7 +10,7 @@ import pytest
 from tools.peers import rpc_server as module
 from tools.peers.rpc_server import rpc_server
 from tpiedge.errors import PeerError
-from tpiedge.nodes.cluster import Place
+from tpiedge.launch.child import Place
 
 _LISTENS = """
 import os, pathlib, socket, sys

@@ -1,7 +1,7 @@
 """Medians and ratios."""
 
 from tools.peers.spread import prompt_ids, ratios
-from tpiedge.cli.benching import spread
+from tpiedge.bench.figures import spread
 
 
 def test_spread():

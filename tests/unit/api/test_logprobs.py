@@ -1,0 +1,109 @@
+"""Log probabilities as clients see them: tokens written as they stand in a text, and where in the answer they begin."""
+
+import pytest
+
+from tests.unit.model.vocabularies import TOKENIZERS
+from tpiedge.api.replies import ReplyFormatter
+from tpiedge.api.schema import Reply
+from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.wire.control import Finished, Token
+
+TEXT = "the house and 你好 the cat"
+
+
+@pytest.fixture(params=list(TOKENIZERS))
+def tokenizer(request: pytest.FixtureRequest) -> Tokenizer:
+    return TOKENIZERS[request.param]
+
+
+def pieces_of(
+    tokenizer: Tokenizer, ids: list[int], *others: int, stops: tuple[str, ...] = ()
+) -> list[TextPiece]:
+    """Each token is the most probable one, before `others`."""
+    transcript = Transcript(tokenizer, stops)
+    found = []
+    for index, token in enumerate(ids):
+        scores = tuple((one, -0.5 - rank) for rank, one in enumerate([token, *others]))
+        piece = transcript.feed(Token(1, "r-1", index, token, scores))
+        if piece is not None:
+            found.append(piece)
+            if piece.last is not None:
+                return found
+    last = transcript.feed(Finished(1, "r-1", "length", 1, len(ids)))
+    assert last is not None
+    return [*found, last]
+
+
+def envelope(tokenizer: Tokenizer | None, *, chat: bool = False, top: int = 2) -> ReplyFormatter:
+    return ReplyFormatter("r-1", 0, "babbler", Reply(chat, False, False, top, (), False), 1, tokenizer)
+
+
+def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
+    """(the answer's text, its log probabilities)."""
+    pieces = pieces_of(tokenizer, ids, *others)
+    whole: dict = envelope(tokenizer, chat=chat).whole(pieces, len(ids))
+    (choice,) = whole["choices"]
+    return choice["message"]["content"] if chat else choice["text"], choice["logprobs"]
+
+
+def id_of(tokenizer: Tokenizer, *spellings: str) -> int:
+    return next(found for one in spellings if (found := tokenizer.token_id(one)) is not None)
+
+
+def test_a_token_stands_in_the_answer_where_its_offset_says(tokenizer: Tokenizer) -> None:
+    text, scores = scores_of(tokenizer, tokenizer.encode(TEXT, add_special=False))
+    assert text == TEXT
+    for token, offset in zip(scores["tokens"], scores["text_offset"], strict=True):
+        if token.startswith("bytes:"):
+            assert text[offset] in "你好"
+        else:
+            shown = token if offset else token.removeprefix(" ")  # an answer begins without it
+            assert text[offset : offset + len(shown)] == shown
+    assert scores["text_offset"] == sorted(scores["text_offset"])
+
+
+def test_a_stream_tells_the_same_offsets_as_the_whole_answer(tokenizer: Tokenizer) -> None:
+    """A stop string that might begin keeps text back, while its tokens are told with what comes later."""
+    ids = tokenizer.encode(TEXT, add_special=False)
+    _, whole = scores_of(tokenizer, ids)
+    for stops in ((), ("e house or",)):
+        made = envelope(tokenizer)
+        chunks: list[dict] = [made.chunk(piece) for piece in pieces_of(tokenizer, ids, stops=stops)]
+        told = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
+        assert [offset for offsets in told for offset in offsets] == whole["text_offset"]
+
+
+def test_tokens_that_differ_in_their_space_are_two_of_the_most_probable(tokenizer: Tokenizer) -> None:
+    word = id_of(tokenizer, "▁t", "Ġt", "▁the", "Ġthe")
+    bare = id_of(tokenizer, (tokenizer.token(word) or "")[1:])
+    _, scores = scores_of(tokenizer, [word], bare)
+    assert len(scores["top_logprobs"][0]) == 2
+    assert scores["tokens"][0].startswith(" t")
+
+
+def test_parts_of_characters_are_told_apart_and_have_their_bytes(tokenizer: Tokenizer) -> None:
+    first, second = id_of(tokenizer, "<0xE4>", "\u00e4"), id_of(tokenizer, "<0xE5>", "\u00e5")
+    _, scores = scores_of(tokenizer, [first], second)
+    assert list(scores["top_logprobs"][0]) == [r"bytes:\xe4", r"bytes:\xe5"]
+    _, scores = scores_of(tokenizer, [first], second, chat=True)
+    assert [one["bytes"] for one in scores["content"][0]["top_logprobs"]] == [[0xE4], [0xE5]]
+
+
+def test_the_bytes_of_a_chat_are_those_of_its_tokens(tokenizer: Tokenizer) -> None:
+    _, scores = scores_of(tokenizer, tokenizer.encode(TEXT, add_special=False), chat=True)
+    data = b"".join(bytes(one["bytes"]) for one in scores["content"])
+    assert data.decode().strip() == TEXT
+
+
+def test_of_tokens_that_are_written_alike_the_most_probable_stands() -> None:
+    tokenizer = TOKENIZERS["byte-fallback"]
+    letter, byte = id_of(tokenizer, "t"), id_of(tokenizer, "<0x74>")
+    _, scores = scores_of(tokenizer, [letter], byte)
+    assert scores["top_logprobs"] == [{"t": -0.5}]
+
+
+def test_ids_without_a_text_are_told_as_ids() -> None:
+    _, scores = scores_of(TOKENIZERS["byte-level"], [10_000], 10_001)
+    assert scores["tokens"] == ["token_id:10000"]
+    assert list(scores["top_logprobs"][0]) == ["token_id:10000", "token_id:10001"]

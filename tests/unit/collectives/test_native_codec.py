@@ -1,0 +1,107 @@
+"""The native side packs as numpy does, to the bit, whatever the values are."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.collectives import codec
+from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.codec import CODECS
+from tpiedge.transport.native_library import packing_library
+
+pytestmark = pytest.mark.skipif(packing_library() is None, reason="not built")
+
+SHAPES = [(0, 64), (4, 0), (1, 1), (3, 63), (3, 64), (3, 65), (2, 130), (5, 4096), (64, 33)]
+NAMES = ["bf16", "int8"]
+
+
+def in_python(call: Callable[[], Any]) -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(codec, "native_encode", lambda *_: None)
+        patch.setattr(codec, "native_decode", lambda *_: None)
+        return call()
+
+
+def check(name: str, array: F32Array) -> None:
+    one = CODECS[name]  # type: ignore[index]
+    packed = codec.native_encode(one.name, array)
+    assert packed is not None
+    expected = in_python(lambda: one.encode(array))
+    assert bytes(packed) == bytes(expected)
+    unpacked = codec.native_decode(one.name, expected, array.shape)
+    assert unpacked is not None
+    decoded = in_python(lambda: one.decode(expected, array.shape))
+    assert np.array_equal(unpacked.view(np.uint32), decoded.view(np.uint32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_values_of_all_magnitudes(name: str, shape: tuple[int, int]) -> None:
+    random = np.random.default_rng(1)
+    values = random.standard_normal(shape)
+    check(name, values.astype(np.float32))
+    check(name, (values * 10.0 ** random.integers(-44, 38, shape)).astype(np.float32))
+    check(name, np.zeros(shape, np.float32))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("columns", [1, 7, 64, 65, 1000])
+def test_all_sorts_of_bits(name: str, columns: int) -> None:
+    """NaNs, infinities and denormals among them, in nearly every group or in hardly any."""
+    random = np.random.default_rng(columns)
+    bits = random.integers(0, 1 << 32, (200, columns), np.uint32)
+    check(name, bits.view(np.float32))
+    exponent = np.uint32(0x7F800000)
+    check(name, np.where((bits & exponent) == exponent, bits & ~exponent, bits).view(np.float32))
+    check(name, (bits & ~exponent).view(np.float32))
+
+
+@given(st.sampled_from(NAMES), st.lists(st.integers(0, 2**32 - 1), min_size=1, max_size=200))
+def test_any_bits(name: str, values: list[int]) -> None:
+    check(name, np.array([values], np.uint32).view(np.float32))
+
+
+@pytest.mark.parametrize("value", [0.5, 1.5, 2.5, 63.5, 126.5, -0.5, -1.5, -126.5])
+def test_ties_go_to_even(value: float) -> None:
+    check("int8", np.array([[127.0, value, np.nextafter(np.float32(value), np.float32(0))]], np.float32))
+
+
+@given(st.binary(min_size=2 * (100 + 8), max_size=2 * (100 + 8)))
+def test_whatever_bytes_come(data: bytes) -> None:
+    """A scale may be anything."""
+    unpacked = codec.native_decode("int8", data, (2, 100))
+    assert unpacked is not None
+    decoded = in_python(lambda: CODECS["int8"].decode(data, (2, 100)))
+    assert np.array_equal(unpacked, decoded, equal_nan=True)
+
+
+@pytest.mark.parametrize("offset", [0, 1, 3])
+@pytest.mark.parametrize("name", NAMES)
+def test_bytes_need_not_be_aligned(name: str, offset: int) -> None:
+    array = np.random.default_rng(3).standard_normal((3, 70)).astype(np.float32)
+    one = CODECS[name]  # type: ignore[index]
+    packed = bytes(one.encode(array))
+    shifted = memoryview(bytes(offset) + packed)[offset:]
+    unpacked = codec.native_decode(one.name, shifted, array.shape)
+    assert unpacked is not None
+    assert np.array_equal(unpacked, one.decode(packed, array.shape))
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("difference", [-1, 1])
+def test_other_than_all_its_bytes_are_refused(name: str, difference: int) -> None:
+    one = CODECS[name]  # type: ignore[index]
+    count = one.header((2, 70)).nbytes + difference
+    with pytest.raises(ValueError, match=f"{count} bytes"):
+        codec.native_decode(one.name, bytes(count), (2, 70))
+
+
+@pytest.mark.parametrize("variable", ["TPIEDGE_NATIVE", "TPIEDGE_FAST_LINK"])
+def test_it_can_be_switched_off(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "0")
+    assert codec.native_encode("bf16", np.zeros((1, 1), np.float32)) is None
+    assert codec.native_decode("bf16", bytes(2), (1, 1)) is None

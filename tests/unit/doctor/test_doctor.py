@@ -1,0 +1,212 @@
+"""The doctor's judgements, from numbers and texts; its checks run on this computer; a silent check is left behind."""
+
+import http.server
+import socket
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from tpiedge.doctor import finding, machine, network, reach, software
+from tpiedge.host.addresses import Address
+from tpiedge.host.disk_speed import DiskSpeed
+from tpiedge.units import GIB, MIB
+
+NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
+
+
+def result_of(found):
+    """Every finding that is not fine says what to do."""
+    assert bool(found.advice) == (found.verdict != "ok")
+    return found.verdict
+
+
+@pytest.mark.parametrize(("available", "result"), [(200 * MIB, "fail"), (900 * MIB, "warn"), (8 * GIB, "ok")])
+def test_memory(available, result):
+    assert result_of(machine.judge_memory(available, 16 * GIB, None)) == result
+
+
+def test_a_limit_on_memory_is_named():
+    assert "a limit on this process" in machine.judge_memory(2 * GIB, 16 * GIB, 2 * GIB).found
+    assert "a limit" not in machine.judge_memory(2 * GIB, 2 * GIB, 9 * GIB).found
+
+
+@pytest.mark.parametrize(("total", "used", "result"), [(0, 0, "ok"), (GIB, 0, "ok"), (GIB, GIB - 1, "warn")])
+def test_swap(total, used, result):
+    assert result_of(machine.judge_swap(total, used)) == result
+
+
+@pytest.mark.parametrize(
+    ("free", "rate", "result"),
+    [(MIB, None, "fail"), (GIB, 1e9, "warn"), (99 * GIB, 20e6, "warn"), (99 * GIB, 1e9, "ok")],
+)
+def test_disk(free, rate, result):
+    speed = None if rate is None else DiskSpeed(rate, True)
+    assert result_of(machine.judge_disk(Path("/c"), free, speed)) == result
+
+
+@pytest.mark.parametrize(
+    ("architecture", "features", "result"),
+    [
+        ("x86_64", {"avx2", "fma", "avx512f"}, "ok"),
+        ("x86_64", {"sse4_2", "avx"}, "warn"),
+        ("x86_64", set(), "ok"),
+        ("aarch64", {"asimd"}, "ok"),
+    ],
+)
+def test_processor(architecture, features, result):
+    assert result_of(machine.judge_features(architecture, frozenset(features))) == result
+
+
+def test_clock():
+    assert result_of(machine.judge_clock(datetime(1970, 1, 1, tzinfo=UTC))) == "fail"
+    assert result_of(machine.judge_clock(NOW)) == "ok"
+
+
+@pytest.mark.parametrize(
+    ("date", "result", "found"),
+    [
+        ("Fri, 01 May 2026 12:00:20 GMT", "ok", "agrees"),
+        ("Fri, 01 May 2026 11:30:00 GMT", "warn", "differs by 30 min 0 s"),
+        ("Fri, 01 May 2026 12:30:00 GMT", "warn", "differs by 30 min 0 s"),
+        ("yesterday", "ok", "not compared"),
+        (None, "ok", "not compared"),
+    ],
+)
+def test_the_clock_of_the_master(date, result, found):
+    skew = reach.judge_skew(date, NOW)
+    assert result_of(skew) == result
+    assert found in skew.found
+
+
+@pytest.mark.parametrize(
+    ("ufw", "firewalld", "rules", "result", "found"),
+    [
+        ("# c\nENABLED=yes\n", False, None, "warn", "ufw"),
+        ("ENABLED=no\n", False, "", "ok", "none active"),
+        (None, True, None, "warn", "firewalld"),
+        (None, False, "type filter hook input priority 0; policy drop;", "warn", "nftables"),
+        (None, False, "type filter hook output priority 0; policy drop;", "ok", "none active"),
+        (None, False, None, "ok", "for root"),
+    ],
+)
+def test_firewalls(ufw, firewalld, rules, result, found):
+    firewall = network.judge_firewall(ufw, firewalld, rules)
+    assert result_of(firewall) == result
+    assert found in firewall.found
+
+
+def test_addresses():
+    lan, name = network.judge_addresses("pi", ["127.0.0.1", "10.0.0.7", "fe80::1", "::1"], ["127.0.1.1"])
+    assert (result_of(lan), lan.found) == ("ok", "10.0.0.7")
+    assert (result_of(name), name.found) == ("ok", "pi is 127.0.1.1")
+    assert [result_of(found) for found in network.judge_addresses("pi", ["127.0.0.1"], [])] == [
+        "warn",
+        "warn",
+    ]
+
+
+def test_mtu():
+    assert result_of(network.judge_mtu({"lo": 65536, "eth0": 1500})) == "ok"
+    tunnel = network.judge_mtu({"eth0": 1500, "wg0": 1200, "odd": 0})
+    assert (result_of(tunnel), tunnel.found) == ("warn", "wg0 1200")
+
+
+def test_ports():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (found,) = network.check_ports({port: "control"})
+        assert (result_of(found), found.found) == ("warn", "in use (control)")
+    (found,) = network.check_ports({port: "control"})
+    assert (result_of(found), found.found) == ("ok", "free (control)")
+
+
+@pytest.mark.parametrize(
+    ("status", "out", "wanted", "verdicts"),
+    [
+        (0, '{"torch": "2.9", "isa": "avx2"}', "", ["ok", "ok"]),
+        (0, '{"torch": "2.9", "isa": null}', "", ["ok", "warn"]),
+        (0, '{"torch": "2.9", "isa": null}', "0", ["ok", "warn"]),
+        (1, "", "", ["fail"]),
+        (-4, "", "", ["fail"]),
+    ],
+)
+def test_arithmetic(status, out, wanted, verdicts):
+    found = software.judge_arithmetic(status, out, "Traceback\nModuleNotFoundError: no torch\n", wanted)
+    assert [result_of(item) for item in found] == verdicts
+    if status > 0:
+        assert found[0].found == "ModuleNotFoundError: no torch"
+    if status < 0:
+        assert "SIGILL" in found[0].found
+
+
+def test_the_way_to_a_master():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        control, *others = reach.check_reach(Address("127.0.0.1", port))
+        assert control.verdict == "ok"
+        assert len(others) == 3
+    (closed,) = reach.check_reach(Address("127.0.0.1", port))
+    assert (result_of(closed), closed.found) == ("fail", "refused")
+
+
+def test_the_clock_is_read_from_an_http_answer():
+    class Quiet(http.server.BaseHTTPRequestHandler):
+        def do_HEAD(self):
+            self.send_response(404)
+            self.end_headers()
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Quiet) as server:
+        thread = threading.Thread(target=server.handle_request)
+        thread.start()
+        (found,) = reach.check_master_clock("127.0.0.1", server.server_port)
+        thread.join()
+    assert (found.verdict, found.found) == ("ok", "agrees")
+    (found,) = reach.check_master_clock("127.0.0.1", server.server_port)
+    assert "not compared" in found.found
+
+
+def test_the_disk_is_measured_and_nothing_stays(tmp_path, monkeypatch):
+    monkeypatch.setattr(machine, "_FILE_BYTES", 8 * MIB)
+    (found,) = machine.check_disk(tmp_path / "not" / "there")
+    assert "/s" in found.found
+    assert str(tmp_path) in found.found
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_checks_on_this_computer():
+    for check in (
+        software.check_python, software.check_links, machine.check_processor, machine.check_memory,
+        machine.check_clock, network.check_firewall, network.check_addresses, network.check_mtu,
+    ):  # fmt: skip
+        found = check()
+        assert found
+        assert [result_of(item) for item in found]
+
+
+def test_findings_come_in_order_without_the_check_that_hangs():
+    release = threading.Event()
+
+    def hangs():
+        release.wait(20)
+        return [finding.ok("late", "")]
+
+    def breaks():
+        raise OSError("no such device")
+
+    found = finding.examine(
+        {"a": lambda: [finding.ok("a", "1"), finding.ok("a", "2")], "b": hangs, "c": breaks}, 0.2
+    )
+    release.set()
+    assert [(item.check, item.verdict) for item in found] == [
+        ("a", "ok"),
+        ("a", "ok"),
+        ("b", "warn"),
+        ("c", "warn"),
+    ]
+    assert found[2].found == "no answer within 0.2 s"
+    assert "OSError: no such device" in found[3].found

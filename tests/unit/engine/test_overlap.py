@@ -1,0 +1,168 @@
+"""All-reduces of a step's chunks: which are begun and finished when, and that the sums get where they belong."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tpiedge.collectives.communicator import Tag
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.overlap import ChunkRows, OverlappedReduces, StepCancelled
+from tpiedge.engine.steps import Chunk
+
+HIDDEN = 4
+
+
+class Recorder:
+    """A communicator that notes what is asked of it; the sum of all ranks is twice what this one gives."""
+
+    rank, size = 0, 2
+
+    def __init__(self, cancel_at: Tag | None = None) -> None:
+        self.calls: list[tuple[str, int, int]] = []
+        self.contributions: dict[Tag, bool] = {}
+        self.cancelled = False
+        self._cancel_at = cancel_at
+        self._begun: dict[Tag, Tensor] = {}
+
+    def all_reduce(self, partial: Tensor, tag: Tag, *, contributes: bool = True) -> Tensor:
+        self._note("reduce", tag, contributes)
+        self.cancelled = tag == self._cancel_at
+        return 2 * partial if contributes else torch.ones_like(partial)
+
+    def begin_all_reduce(self, partial: Tensor, tag: Tag, *, contributes: bool = True) -> None:
+        self._note("begin", tag, contributes)
+        self._begun[tag] = 2 * partial if contributes else torch.ones_like(partial)
+
+    def finish_all_reduce(self, tag: Tag) -> Tensor:
+        self.calls.append(("finish", tag.block, tag.chunk))
+        self.cancelled = tag == self._cancel_at
+        return self._begun.pop(tag)
+
+    @property
+    def under_way(self) -> int:
+        return len(self._begun)
+
+    def _note(self, call: str, tag: Tag, contributes: bool) -> None:
+        self.calls.append((call, tag.block, tag.chunk))
+        self.contributions[tag] = contributes
+
+
+def chunk_rows(x_TH: Tensor, count: int) -> list[ChunkRows]:
+    height = x_TH.shape[0] // count
+    return [ChunkRows.of(x_TH, Chunk(i, i * height, (i + 1) * height, ())) for i in range(count)]
+
+
+def overlapped(recorder: Recorder) -> OverlappedReduces:
+    return OverlappedReduces(recorder, Meter())  # type: ignore[arg-type]
+
+
+def test_a_single_chunk_waits_at_once() -> None:
+    recorder = Recorder()
+    x_TH = torch.zeros(2, HIDDEN)
+    (rows,) = chunk_rows(x_TH, 1)
+    one = overlapped(recorder)
+    one.all_reduce(rows, torch.ones(2, HIDDEN), Tag(1, 0, 0), torch.full((HIDDEN,), 0.5), wait=True)
+    assert recorder.calls == [("reduce", 0, 0)]
+    assert torch.equal(x_TH, torch.full((2, HIDDEN), 2.5)), "the sum, and the bias once"
+
+
+def test_two_chunks_take_turns() -> None:
+    """One is under way while the other is computed; each has its sum before its next block."""
+    recorder = Recorder()
+    x_TH = torch.zeros(4, HIDDEN)
+    pair = chunk_rows(x_TH, 2)
+    one = overlapped(recorder)
+    for block in range(2):
+        for rows in pair:
+            one.settle(rows)
+            recorder.calls.append(("compute", block, rows.chunk.index))
+            partial = torch.full((2, HIDDEN), float(rows.chunk.index + 1))
+            one.all_reduce(rows, partial, Tag(1, block, rows.chunk.index), None, wait=False)
+    one.settle()
+    assert recorder.calls == [
+        ("compute", 0, 0), ("begin", 0, 0),
+        ("compute", 0, 1), ("begin", 0, 1),
+        ("finish", 0, 0), ("compute", 1, 0), ("begin", 1, 0),
+        ("finish", 0, 1), ("compute", 1, 1), ("begin", 1, 1),
+        ("finish", 1, 0), ("finish", 1, 1),
+    ]  # fmt: skip
+    assert torch.equal(x_TH[:2], torch.full((2, HIDDEN), 4.0))
+    assert torch.equal(x_TH[2:], torch.full((2, HIDDEN), 8.0))
+
+
+def test_a_node_without_a_part_gives_the_shape_alone() -> None:
+    recorder = Recorder()
+    x_TH = torch.full((4, HIDDEN), 7.0)
+    one = overlapped(recorder)
+    for rows in chunk_rows(x_TH, 2):
+        one.all_reduce(rows, None, Tag(1, 0, rows.chunk.index), None, wait=False)
+    assert torch.equal(x_TH, torch.full((4, HIDDEN), 7.0)), "nothing is added before the sums are there"
+    one.settle()
+    assert set(recorder.contributions.values()) == {False}
+    assert torch.equal(x_TH, torch.full((4, HIDDEN), 8.0))
+
+
+@given(chunks=st.integers(2, 9), blocks=st.integers(1, 4), data=st.data())
+def test_all_are_finished_in_the_order_in_which_they_began_and_no_more_than_two_wait(
+    chunks: int, blocks: int, data: st.DataObject
+) -> None:
+    """Whether or not somebody settles in between: all ranks do the same."""
+    recorder = Recorder()
+    x_TH = torch.zeros(chunks, HIDDEN)
+    one = overlapped(recorder)
+    for block in range(blocks):
+        for rows in chunk_rows(x_TH, chunks):
+            if data.draw(st.booleans()):
+                one.settle(rows)
+            one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.chunk.index), None, wait=False)
+            assert recorder.under_way <= 2
+    one.settle()
+    assert recorder.under_way == 0
+    begun = [call[1:] for call in recorder.calls if call[0] == "begin"]
+    assert begun == [call[1:] for call in recorder.calls if call[0] == "finish"]
+    assert torch.equal(x_TH, torch.full((chunks, HIDDEN), 2.0 * blocks))
+
+
+def test_what_waits_at_once_comes_after_what_is_under_way() -> None:
+    recorder = Recorder()
+    first, second = chunk_rows(torch.zeros(2, HIDDEN), 2)
+    one = overlapped(recorder)
+    one.all_reduce(first, torch.ones(1, HIDDEN), Tag(1, 0, 0), None, wait=False)
+    one.all_reduce(second, torch.ones(1, HIDDEN), Tag(1, 1, 0), None, wait=True)
+    assert recorder.calls == [("begin", 0, 0), ("finish", 0, 0), ("reduce", 1, 0)]
+
+
+@pytest.mark.parametrize("cancel_at", [Tag(1, 0, 0), Tag(1, 0, 1), Tag(1, 1, 0)])
+def test_a_cancel_ends_the_step_where_every_node_sees_it(cancel_at: Tag) -> None:
+    """The rows of the sum that carries it stay as they were, and nothing after it is finished."""
+    recorder = Recorder(cancel_at)
+    x_TH = torch.zeros(2, HIDDEN)
+    one = overlapped(recorder)
+    with pytest.raises(StepCancelled, match=f"step 1 was cancelled after block {cancel_at.block}"):  # noqa: PT012
+        for block in range(2):
+            for rows in chunk_rows(x_TH, 2):
+                one.settle(rows)
+                one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, block, rows.chunk.index), None, wait=False)
+        one.settle()
+    assert recorder.calls[-1] == ("finish", cancel_at.block, cancel_at.chunk)
+    expected = 2.0 * cancel_at.block
+    assert x_TH[cancel_at.chunk].tolist() == [expected] * HIDDEN
+
+
+def test_a_cancel_while_one_waits_at_once() -> None:
+    recorder = Recorder(Tag(3, 5, 0))
+    (rows,) = chunk_rows(torch.zeros(1, HIDDEN), 1)
+    with pytest.raises(StepCancelled, match="step 3 was cancelled after block 5"):
+        overlapped(recorder).all_reduce(rows, torch.ones(1, HIDDEN), Tag(3, 5, 0), None, wait=True)
+
+
+def test_the_meter_says_how_far_it_is() -> None:
+    meter = Meter()
+    one = OverlappedReduces(Recorder(), meter)  # type: ignore[arg-type]
+    (rows,) = chunk_rows(torch.zeros(1, HIDDEN), 1)
+    one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, 7, 0), None, wait=False)
+    assert meter.block == 7
+    one.settle()
+    assert meter.reduce_wait_s > 0

@@ -1,0 +1,290 @@
+"""Who becomes a member: the machine alone, with lists of messages."""
+
+import pytest
+
+from tpiedge.errors import ProtocolError, UserError
+from tpiedge.joining.enrolment import Enrolment
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.members import KnownWorker, MemberTable
+from tpiedge.joining.numerics import Numerics
+from tpiedge.joining.pairing import (
+    MAX_PENDING,
+    MAX_PER_SOURCE,
+    PAIRING_S,
+    PairingMaster,
+    PairingWorker,
+    normal_code,
+)
+from tpiedge.joining.rate_limiter import Limiter
+from tpiedge.joining.tokens import Redemption
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.join import Challenge, Enrol, Enrolled, Knock, Refused, Reveal, Verdict
+from tpiedge.wire.messages import PROTOCOL, Message
+
+MASTER, KEY, OTHER = (CurveKeys.generate().public for _ in range(3))
+NAME = peer_name(KEY)
+NUMERICS = Numerics("2.9.1", "little-endian IEEE 754")
+
+
+class Enrolling:
+    """An enrolment with tokens given by a dictionary, and what was spent."""
+
+    def __init__(
+        self,
+        tokens: dict[str, Redemption],
+        table: MemberTable | None = None,
+        numerics: Numerics = NUMERICS,
+    ) -> None:
+        self.table = table or MemberTable()
+        self.spent: list[str] = []
+        self._tokens = tokens
+        self.machine = Enrolment("c1", "0.1.0", numerics, lambda: self.table, self._redeem)
+
+    def say(self, message: Message, now: float = 0.0, key: str = KEY) -> str:
+        """The kind of the answer, after its effects."""
+        reply = self.machine.judge(peer_name(key), key, message, now, 1e9)
+        if reply.admit is not None:
+            self.table = self.table.admit(reply.admit)
+        assert reply.cut == isinstance(reply.answer, Refused)
+        return "ok" if isinstance(reply.answer, Enrolled) else reply.answer.kind
+
+    def _redeem(self, secret: str) -> Redemption:
+        self.spent.append(secret)
+        return self._tokens.get(secret, "unknown")
+
+
+def enrol(
+    secret: str = "",
+    protocol: int = PROTOCOL,
+    version: str = "0.1.0",
+    torch: str = NUMERICS.torch,
+    numbers: str = NUMERICS.numbers,
+) -> Enrol:
+    return Enrol(protocol, version, "pi", secret, "n", torch, numbers)
+
+
+@pytest.mark.parametrize(
+    ("message", "answer"),
+    [
+        (enrol("good"), "ok"),
+        (enrol("old"), "expired"),
+        (enrol("gone"), "used"),
+        (enrol("x"), "secret"),
+        (enrol(""), "denied"),
+        (enrol("good", PROTOCOL + 1), "protocol"),
+        (enrol("good", PROTOCOL - 1), "protocol"),
+        (enrol("good", torch="2.9.0"), "torch"),
+        (enrol("good", torch=""), "torch"),
+        (enrol("good", numbers="big-endian IEEE 754"), "numbers"),
+        (enrol("good", PROTOCOL + 1, torch="3.0", numbers="x"), "protocol"),
+        (Shutdown(1), "unexpected"),
+    ],
+)
+def test_a_newcomer(message: Message, answer: str) -> None:
+    enrolling = Enrolling({"good": "ok", "old": "expired", "gone": "used"})
+    assert enrolling.say(message) == answer
+    assert (enrolling.table.member(KEY) is not None) == (answer == "ok")
+    assert sum(enrolling.machine.refusals.values()) == (answer != "ok")
+
+
+def test_a_member_needs_no_secret_and_spends_none() -> None:
+    enrolling = Enrolling({"good": "ok"}, MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")))
+    assert enrolling.say(enrol()) == "ok"
+    assert enrolling.say(enrol("good")) == "ok"
+    assert enrolling.spent == []
+
+
+def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
+    table, _ = MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")).revoke(NAME, 1.0)
+    enrolling = Enrolling({"good": "ok"}, table)
+    assert enrolling.say(enrol("good")) == "revoked"
+    assert enrolling.say(enrol()) == "revoked"
+    assert enrolling.spent == []
+
+
+def test_wrong_secrets_are_limited_per_key_for_a_minute() -> None:
+    enrolling = Enrolling({"good": "ok"})
+    assert [enrolling.say(enrol("x"), now) for now in (0.0, 1.0, 2.0, 3.0)] == ["secret"] * 3 + ["limited"]
+    assert enrolling.say(enrol("good"), 4.0) == "limited"
+    assert enrolling.say(enrol("good"), 4.0, OTHER) == "ok"
+    assert enrolling.say(enrol("good"), 60.5) == "ok"
+
+
+def test_wrong_secrets_are_limited_altogether_and_members_do_not_feel_it() -> None:
+    enrolling = Enrolling({}, MemberTable().admit(KnownWorker(OTHER, "pi", 0.0, "token")))
+    answers = [enrolling.say(enrol("x"), 0.0, f"key {number}") for number in range(70)]
+    assert answers == ["secret"] * 60 + ["limited"] * 10
+    assert enrolling.say(enrol(), 0.0, OTHER) == "ok"
+
+
+def test_another_version_of_the_same_protocol_is_noted() -> None:
+    reply = Enrolling({"good": "ok"}).machine.judge(NAME, KEY, enrol("good", version="0.2.0"), 0.0, 0.0)
+    assert isinstance(reply.answer, Enrolled)
+    assert "runs tpiedge 0.2.0, this master 0.1.0" in reply.note
+
+
+@pytest.mark.parametrize("known", [False, True], ids=["newcomer", "member"])
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (
+            enrol("good", PROTOCOL + 1, "0.2.0"),
+            (
+                f"0.2.0 (protocol {PROTOCOL + 1})",
+                f"0.1.0 (protocol {PROTOCOL})",
+                "update tpiedge on the master",
+            ),
+        ),
+        (
+            enrol("good", PROTOCOL - 1, "0.0.9"),
+            (
+                f"0.0.9 (protocol {PROTOCOL - 1})",
+                f"0.1.0 (protocol {PROTOCOL})",
+                "update tpiedge on the worker",
+            ),
+        ),
+        (
+            enrol("good", torch="2.10.0"),
+            ("worker has torch 2.10.0", "master torch 2.9.1", "'pip install torch==2.9.1' on the worker's"),
+        ),
+        (enrol("good", torch=""), ("worker has no torch", "'pip install torch==2.9.1' on the worker's")),
+        (
+            enrol("good", numbers="big-endian IEEE 754"),
+            (
+                "worker's numbers are big-endian IEEE 754",
+                "master's little-endian IEEE 754",
+                "leave this computer out",
+            ),
+        ),
+    ],
+    ids=["newer", "older", "torch", "no torch", "numbers"],
+)
+def test_who_would_not_fit_is_told_both_sides_and_the_way_out(
+    message: Enrol, words: tuple[str, ...], known: bool
+) -> None:
+    """A member that was updated meanwhile is no exception, and nobody's token is spent."""
+    table = MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")) if known else None
+    enrolling = Enrolling({"good": "ok"}, table)
+    reply = enrolling.machine.judge(NAME, KEY, message, 0.0, 0.0)
+    assert isinstance(reply.answer, Refused)
+    assert all(word in reply.answer.message for word in words), reply.answer.message
+    assert enrolling.spent == []
+    assert enrolling.say(enrol("good")) == "ok"
+
+
+def test_a_master_without_torch_is_said_to_lack_it() -> None:
+    reply = Enrolling({}, numerics=Numerics("", NUMERICS.numbers)).machine.judge(NAME, KEY, enrol(), 0.0, 0.0)
+    assert isinstance(reply.answer, Refused)
+    assert "torch 2.9.1, the master no torch" in reply.answer.message
+    assert "install it there" in reply.answer.message
+
+
+def test_no_answer_and_no_note_shows_a_secret() -> None:
+    enrolling = Enrolling({"sesame": "expired"})
+    reply = enrolling.machine.judge(NAME, KEY, enrol("sesame"), 0.0, 0.0)
+    assert "sesame" not in repr(reply)
+    assert "sesame" not in repr(enrol("sesame"))
+
+
+def test_a_limiter_forgets() -> None:
+    limiter = Limiter(1, 2, 10.0)
+    limiter.count("a", 0.0)
+    assert limiter.is_full("a", 9.0)
+    assert not limiter.is_full("b", 9.0)
+    limiter.count("b", 9.0)
+    assert limiter.is_full("c", 9.5)
+    assert not limiter.is_full("a", 10.0)
+
+
+def arrive(
+    pairing: PairingMaster, worker: PairingWorker, key: str = KEY, now: float = 0.0, address: str = "a"
+) -> None:
+    challenge = pairing.knock(peer_name(key), key, address, worker.knock, now)
+    assert isinstance(challenge, Challenge)
+    assert pairing.reveal(peer_name(key), worker.challenged(challenge), now) is None
+
+
+def test_the_code_pairs_both_sides() -> None:
+    pairing, worker, other = PairingMaster(MASTER), PairingWorker(KEY, "pi"), PairingWorker(OTHER, "pi2")
+    arrive(pairing, other, OTHER)
+    arrive(pairing, worker)
+    assert [one.host for one in pairing.pending(0.0)] == ["pi2", "pi"]
+    approval = pairing.approve(worker.code, 1.0)
+    assert (approval.name, approval.key, approval.host) == (NAME, KEY, "pi")
+    assert worker.judged(approval.verdict) == MASTER
+    with pytest.raises(UserError, match="no waiting worker"):
+        pairing.approve(worker.code, 1.0)
+
+
+def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
+    """He answers the worker with his own key and knocks at the master with his own key, and passes all else on."""
+    pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")
+    challenge = pairing.knock("w-m", OTHER, "m", worker.knock, 0.0)
+    assert isinstance(challenge, Challenge)
+    reveal = worker.challenged(Challenge(OTHER, challenge.nonce))
+    assert pairing.reveal("w-m", reveal, 0.0) is None
+    with pytest.raises(UserError, match="somebody is between"):
+        pairing.approve(worker.code, 1.0)
+    for proof in (reveal.proof, bytes(32)):
+        with pytest.raises(UserError, match="cannot prove it"):
+            worker.judged(Verdict(proof, ""))
+
+
+def test_a_middle_that_keeps_the_masters_key_still_has_the_wrong_one_himself() -> None:
+    pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")
+    challenge = pairing.knock("w-m", OTHER, "m", worker.knock, 0.0)
+    assert isinstance(challenge, Challenge)
+    assert pairing.reveal("w-m", worker.challenged(challenge), 0.0) is None
+    with pytest.raises(UserError):
+        pairing.approve(worker.code, 1.0)
+
+
+def test_a_worker_answers_one_challenge() -> None:
+    worker = PairingWorker(KEY, "pi")
+    worker.challenged(Challenge(MASTER, bytes(16)))
+    with pytest.raises(ProtocolError):
+        worker.challenged(Challenge(OTHER, bytes(16)))
+
+
+def test_nobody_waits_for_ever_and_not_too_many_wait() -> None:
+    pairing = PairingMaster(MASTER)
+    workers = [CurveKeys.generate().public for _ in range(MAX_PENDING + 1)]
+    for number, key in enumerate(workers[:MAX_PENDING]):
+        arrive(pairing, PairingWorker(key, "pi"), key, address=f"a{number // MAX_PER_SOURCE}")
+    late = PairingWorker(workers[-1], "pi")
+    assert isinstance(pairing.knock("w-late", workers[-1], "z", late.knock, 1.0), Verdict)
+    assert len(pairing.pending(PAIRING_S - 1)) == MAX_PENDING
+    assert pairing.pending(PAIRING_S) == ()
+    arrive(pairing, late, workers[-1], PAIRING_S)
+
+
+def test_out_of_turn_or_malformed_is_refused() -> None:
+    pairing = PairingMaster(MASTER)
+    assert isinstance(pairing.reveal(NAME, Reveal(bytes(32)), 0.0), Verdict)
+    assert isinstance(pairing.knock(NAME, KEY, "a", Knock(PROTOCOL, "1", "pi", b"short"), 0.0), Verdict)
+    other = pairing.knock(NAME, KEY, "a", Knock(PROTOCOL + 1, "9", "pi", bytes(16)), 0.0)
+    assert isinstance(other, Verdict)
+    assert "9 (protocol" in other.message
+    assert pairing.pending(0.0) == ()
+
+
+def test_wrong_codes_are_limited() -> None:
+    pairing = PairingMaster(MASTER)
+    for _ in range(10):
+        with pytest.raises(UserError, match="no waiting worker"):
+            pairing.approve("AAAA-AAAA", 0.0)
+    with pytest.raises(UserError, match="too many wrong codes"):
+        pairing.approve("AAAA-AAAA", 1.0)
+
+
+@pytest.mark.parametrize("text", ["abcd-ef23", "ABCD EF23", "abcdef23 "])
+def test_a_code_may_be_typed_carelessly(text: str) -> None:
+    assert normal_code(text) == "ABCDEF23"
+    assert normal_code("0bcd-1f28") == "OBCDIF2B"
+
+
+@pytest.mark.parametrize("text", ["", "ABCD", "ABCD-EF2?", "ABCD-EF234", "\u0661BCD-EF23"])
+def test_what_is_no_code(text: str) -> None:
+    with pytest.raises(UserError, match="not a code"):
+        normal_code(text)

@@ -1,0 +1,167 @@
+"""Tokens: one word that survives a shell, and a table that lets in exactly as many workers as it should."""
+
+import re
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import Address
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import CLOCK_TOLERANCE_S, JoinToken, TokenTable, parse_token
+from tpiedge.transport.keys import CurveKeys
+
+KEYS = CurveKeys.generate()
+T0 = 1_800_000_000.0
+HOUR = 3600.0
+ADDRESSES = [
+    Address("192.168.1.20", 7070),
+    Address("pi.local", 1),
+    Address("my_host", 65000),
+    Address("fe80::1", 7070),
+    Address("fe80::1%eth0", 7070),
+]
+
+
+def made(address: Address = ADDRESSES[0]) -> tuple[JoinToken, str]:
+    _, _, secret = TokenTable().create(T0, HOUR, 1)
+    return JoinToken(KEYS.public, secret, address), secret
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=str)
+def test_a_token_is_one_word_for_a_shell_and_reads_back(address: Address) -> None:
+    token, _ = made(address)
+    assert shlex.quote(token.text) == token.text
+    shown = subprocess.run(
+        ["sh", "-c", f"printf %s {token.text}"], capture_output=True, text=True, check=True
+    )
+    assert parse_token(f" {shown.stdout}\n") == token
+    assert re.fullmatch(r"tpi1_[a-z2-7]{52}_[a-z2-7]{32}_.*", token.text)
+
+
+def test_nothing_shows_the_secret() -> None:
+    token, secret = made()
+    _, record, _ = TokenTable().create(T0, HOUR, 1)
+    assert secret not in repr(token)
+    assert record.hashed not in repr(record)
+    with pytest.raises(UserError) as caught:
+        parse_token(token.text[:-3])
+    assert secret[:8] not in str(caught.value)
+
+
+@given(st.integers(5, 110), st.sampled_from("abz27_:.A"))
+def test_a_changed_token_is_refused(place: int, letter: str) -> None:
+    text = made()[0].text
+    place = min(place, len(text) - 1)
+    changed = text[:place] + letter + text[place + 1 :]
+    if changed != text:
+        with pytest.raises(UserError, match="token"):
+            parse_token(changed)
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_a_token_or_a_user_error(text: str) -> None:
+    for candidate in (text, f"tpi1_{text}", f"tpi1_{'a' * 52}_{'a' * 32}_{text}"):
+        with pytest.raises(UserError):
+            parse_token(candidate)
+
+
+@pytest.mark.parametrize(
+    ("later_s", "outcome"),
+    [
+        (0.0, "ok"),
+        (HOUR - 1, "ok"),
+        (HOUR, "expired"),
+        (1e9, "expired"),
+        (-CLOCK_TOLERANCE_S, "ok"),
+        (-CLOCK_TOLERANCE_S - 1, "expired"),
+    ],
+)
+def test_a_token_lives_from_its_creation_to_its_expiry(later_s: float, outcome: str) -> None:
+    table, _, secret = TokenTable().create(T0, HOUR, 1)
+    assert table.redeem(secret, T0 + later_s)[1] == outcome
+
+
+def test_a_use_is_spent_and_a_reusable_token_is_not() -> None:
+    table, record, secret = TokenTable().create(T0, HOUR, 2)
+    outcomes = []
+    for _ in range(3):
+        table, outcome, token_id = table.redeem(secret, T0)
+        outcomes.append(outcome)
+        assert token_id == record.id
+    assert outcomes == ["ok", "ok", "used"]
+    table, _, secret = table.create(T0, HOUR, None)
+    for _ in range(5):
+        table, outcome, _ = table.redeem(secret, T0)
+        assert outcome == "ok"
+
+
+def test_a_revoked_or_foreign_secret_is_unknown() -> None:
+    table, record, secret = TokenTable().create(T0, HOUR, 1)
+    assert table.redeem("other", T0)[1] == "unknown"
+    assert table.redeem("", T0)[1] == "unknown"
+    assert table.redeem("\ud800", T0)[1] == "unknown"
+    assert table.revoke(record.id).redeem(secret, T0)[1] == "unknown"
+    with pytest.raises(UserError, match="no token abc"):
+        table.revoke("abc")
+
+
+@pytest.mark.parametrize(("expires_s", "uses"), [(0.0, 1), (1e9, 1), (HOUR, 0), (HOUR, 10**6)])
+def test_limits_of_a_token(expires_s: float, uses: int) -> None:
+    with pytest.raises(UserError, match="a token l"):
+        TokenTable().create(T0, expires_s, uses)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 2 * HOUR)), max_size=30))
+def test_never_more_uses_than_given(steps: list[tuple[int, float]]) -> None:
+    table, secrets = TokenTable(), []
+    for uses in (1, 2, 3):
+        table, _, secret = table.create(T0, HOUR, uses)
+        secrets.append(secret)
+    accepted = [0, 0, 0, 0]
+    for which, after in steps:
+        table, outcome, _ = table.redeem([*secrets, "wrong"][which], T0 + after)
+        accepted[which] += outcome == "ok"
+        assert outcome != "ok" or after < HOUR
+    assert accepted[3] == 0
+    assert all(count <= uses for count, uses in zip(accepted, (1, 2, 3), strict=False))
+
+
+def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
+    store = TokenStore(tmp_path / "master", lambda: T0)
+    record, secret = store.create(HOUR)
+    path = tmp_path / "master" / "tokens.json"
+    assert secret not in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    other = TokenStore(tmp_path / "master", lambda: T0)
+    assert other.list() == ((record, "ok"),)
+    assert other.redeem(secret) == "ok"
+    assert store.redeem(secret) == "used"
+    store.revoke(record.id)
+    assert other.list() == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"tokens": 1}',
+        '{"tokens": [{}]}',
+        '{"tokens": [{"id": "a", "sha256": "b", "created": NaN, "expires": 1, "left": 1}]}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    path.chmod(0o600)
+    with pytest.raises(UserError, match=r"tokens\.json is damaged"):
+        TokenStore(tmp_path).list()

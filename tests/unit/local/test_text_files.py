@@ -1,0 +1,34 @@
+"""What a pack keeps of a model besides its weights."""
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tpiedge.local.prepare import keep_text_files
+
+
+@pytest.fixture
+def source(tmp_path):
+    folder = tmp_path / "model"
+    folder.mkdir()
+    (folder / "config.json").write_text("{}")
+    (folder / "evil.py").write_text("")
+    return folder
+
+
+def test_only_what_is_known_is_kept(tmp_path, source):
+    keep_text_files(source, tmp_path / "text")
+    assert [path.name for path in (tmp_path / "text").iterdir()] == ["config.json"]
+
+
+def test_a_disk_that_fills_up_leaves_nothing_half_written(tmp_path, source, monkeypatch):
+    def write_bytes(path, data):
+        path.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", write_bytes)
+    with pytest.raises(OSError, match="No space left"):
+        keep_text_files(source, tmp_path / "text")
+    assert list((tmp_path / "text").iterdir()) == []

@@ -1,0 +1,16 @@
+"""A master's story for every test that asks for one."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.unit.master.stories import SERVED, Story
+
+
+@pytest.fixture
+def story(request: pytest.FixtureRequest) -> Iterator[Story]:
+    """A story with the usual Served, or with the one that the test gives as a parameter."""
+    found = Story(getattr(request, "param", SERVED))
+    yield found
+    found.master.close()
+    found.hub.close()

@@ -1,0 +1,271 @@
+"""Those who talk with a master in its stories, played: they do what is usual by themselves, and the test the rest."""
+
+from typing import TYPE_CHECKING
+
+from tpiedge.launch.bootstrap import control_name
+from tpiedge.planner.linking import listens
+from tpiedge.transport.inprocess import InProcessSpoke
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.control import (
+    AskStats,
+    Assign,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Listening,
+    Ready,
+    Shutdown,
+    Stats,
+    Token,
+)
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Capacity,
+    Echo,
+    Launch,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Preparing,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import Keeping
+
+if TYPE_CHECKING:
+    from tests.unit.master.stories import Story
+
+__all__ = ["FakeAgent", "FakeDoor", "FakeNode", "FakeRankZero", "offer"]
+
+
+def offer(name: str = "w-1", nonce: int = 1, memory_bytes: int = 1 << 30, threads: int = 2) -> Offer:
+    speed = Capacity(threads, 1e9, 2e9)
+    return Offer(
+        0,
+        name,
+        "pi",
+        "0",
+        PROTOCOL,
+        nonce,
+        "cpu",
+        "avx2",
+        threads,
+        memory_bytes,
+        1,
+        speed,
+        0.0,
+        Keeping(),
+    )
+
+
+class FakeRankZero:
+    """Remembers what it was told."""
+
+    threads = 2
+    pid = 7
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+        self.epoch: int | None = None
+        self.cause: str | None = None
+        #: Why no process can be started.
+        self.refusal: Exception | None = None
+
+    def warm_ahead(self) -> None:
+        self.calls.append("warm")
+        self._refuse()
+
+    def start(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
+        self.calls.append(f"start {epoch}")
+        self._refuse()
+        self.epoch, self.cause = epoch, None
+
+    def _refuse(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
+
+    def exit_cause(self) -> str | None:
+        return self.cause if self.epoch is not None else None
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        self.calls.append("stop")
+        self.epoch = None
+
+    def close(self) -> None:
+        self.calls.append("close")
+        self.epoch = None
+
+
+class FakeDoor:
+    """Members are those who were admitted by hand."""
+
+    def __init__(self) -> None:
+        self.members: set[str] = set()
+        self.said: list[tuple[str, Message]] = []
+
+    def heard(self, peer: str, message: Message, now: float) -> None:
+        self.said.append((peer, message))
+
+    def is_member(self, peer: str) -> bool:
+        return peer in self.members
+
+    def tick(self, now: float) -> None:
+        return
+
+
+class _Player:
+    """One end of a link to the master; `heard` is everything that came, oldest first."""
+
+    def __init__(self, spoke: InProcessSpoke) -> None:
+        self.spoke = spoke
+        self.heard: list[Message] = []
+        self.frozen = False
+
+    def listen(self) -> None:
+        while not self.frozen and (envelope := self.spoke.recv(0.0)) is not None:
+            self.heard.append(envelope.message)
+            self.answer(envelope.message)
+
+    def answer(self, message: Message) -> None:
+        raise NotImplementedError
+
+    def say(self, message: Message) -> None:
+        self.spoke.send(message)
+
+    def count(self, kind: type[Message]) -> int:
+        return sum(isinstance(message, kind) for message in self.heard)
+
+
+class FakeAgent(_Player):
+    """Does what an agent does: `prepares` and `launches` say whether by itself."""
+
+    def __init__(self, story: "Story", name: str) -> None:
+        super().__init__(story.hub.spoke(name))
+        self.name = name
+        self.story = story
+        self.prepares = True
+        self.launches = True
+        self.offers = True
+        self.order: Prepare | None = None
+        self.key = CurveKeys.generate().public
+
+    def pulse(self) -> None:
+        if not self.frozen:
+            self.say(AgentPulse(0))
+
+    def answer(self, message: Message) -> None:
+        match message:
+            case AskOffer() if self.offers:
+                self.say(offer(self.name))
+            case Probe(number=number, answer_bytes=count):
+                self.say(Echo(0, number, bytes(count)))
+            case Prepare():
+                self.order, self.key = message, CurveKeys.generate().public
+                if self.prepares:
+                    self.prepared()
+            case Launch(epoch=epoch) if self.order is not None and self.launches:
+                self.say(Spawned(epoch, self.order.rank, 1))
+                self.story.node(self.order.rank, epoch).hello()
+
+    def preparing(self, done: int = 1, total: int = 10) -> None:
+        """At one byte per second."""
+        assert self.order is not None
+        self.say(Preparing(self.order.epoch, done, total, 1.0))
+
+    def prepared(self, key: str | None = None) -> None:
+        assert self.order is not None
+        self.say(Prepared(self.order.epoch, self.key if key is None else key))
+
+    def failed(self, cause: str = "the disk is full") -> None:
+        assert self.order is not None
+        self.say(NodeEnded(self.order.epoch, "DiskFull", cause))
+
+    @property
+    def released(self) -> list[int]:
+        return [message.epoch for message in self.heard if isinstance(message, Release)]
+
+
+class FakeNode(_Player):
+    """Joins, loads (where it `loads`), beats, and leaves requests to the test."""
+
+    def __init__(self, story: "Story", rank: int, epoch: int) -> None:
+        super().__init__(story.hub.spoke(control_name(rank, epoch)))
+        self.rank, self.epoch = rank, epoch
+        self.loads = story.loads
+        self.joined = False
+        self.size = 1
+        #: How far it is, as its heartbeats and its measurements tell.
+        self.step = self.block = self.bytes_read = 0
+        self.compute_s = 0.0
+
+    def hello(self) -> None:
+        self.joined = True
+        self.say(Hello(0, self.rank, 1, PROTOCOL, "0", 2, "cpu"))
+
+    def beat(self) -> None:
+        if self.joined and not self.frozen:
+            self.say(Heartbeat(self.epoch, self.rank, self.step, self.block, self.bytes_read))
+
+    def answer(self, message: Message) -> None:
+        match message:
+            case Assign(nodes=nodes, collective=collective):
+                self.size = len(nodes)
+                if listens(self.rank, len(nodes), collective):
+                    self.say(Listening(self.epoch, self.rank, f"tcp://127.0.0.1:{7071 + self.rank}"))
+                if self.loads:
+                    self.ready()
+            case AskStats():
+                self.say(self.stats())
+            case Shutdown():
+                self.frozen = True
+
+    def stats(self) -> Stats:
+        return Stats(
+            epoch=self.epoch,
+            rank=self.rank,
+            peak_rss_bytes=self.count(AskStats),  # grows without any progress
+            weight_bytes=1,
+            kv_bytes=1,
+            disk_read_bytes=1,
+            bytes_sent=1,
+            bytes_received=1,
+            compute_s=self.compute_s,
+            attention_s=0.0,
+            ffn_s=0.0,
+            load_s=0.0,
+            reads=0,
+            prefetch_hits=0,
+            stalls=0,
+            reduce_wait_s=1.0,
+            weight_wait_s=1.0,
+            steps=1,
+            tokens=1,
+            head_s=1.0,
+            dropped=0,
+            refused=0,
+        )
+
+    def ready(self) -> None:
+        """Rank 0 has chosen for those beside it."""
+        ways = ("mesh", "two-shot", "measured") if self.rank == 0 and self.size > 1 else ("", "", "")
+        self.say(Ready(self.epoch, self.rank, 1, 0.1, *ways))
+
+    @property
+    def asked(self) -> list[str]:
+        """Ids of the requests that it got."""
+        return [message.request.id for message in self.heard if isinstance(message, Generate)]
+
+    def token(self, name: str = "r-1", index: int = 0) -> None:
+        self.say(Token(self.epoch, name, index, 5, ()))
+
+    def finish(self, name: str = "r-1", reason: str = "stop") -> None:
+        self.say(Finished(self.epoch, name, reason, 3, 1))  # type: ignore[arg-type]
+
+    def fail(self, kind: str, message: str, name: str = "") -> None:
+        self.say(Failed(self.epoch, self.rank, name, kind, message))

@@ -1,0 +1,185 @@
+"""A master on a manual clock, with agents and nodes that are played: who says what when is the test's to decide."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
+from tpiedge.errors import TpiedgeError
+from tpiedge.master.assignments import Assignment, Assignments, Served
+from tpiedge.master.master import Master
+from tpiedge.master.rank_zero import RankZero
+from tpiedge.master.request_queue import PendingAnswer
+from tpiedge.master.roster import Machine
+from tpiedge.master.status import NodeStatus
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.testing.clock import ManualClock
+from tpiedge.transport.admission import Admission
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.inprocess import InProcessHub
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["SERVED", "Story", "assignments_of", "failure", "outcome", "request", "two_machines"]
+
+SERVED = Served(Path("/pack"), "pack-1", "f32", 64)
+_BEAT_S = 0.1
+
+
+def request(name: str = "r-1") -> GenerationRequest:
+    return GenerationRequest(name, (1, 2, 3), 4)
+
+
+def assignments_of(*machines: str) -> tuple[Assignment, ...]:
+    """Equal shares for the master and `machines`."""
+    return tuple(
+        Assignment(
+            machine,
+            NodeShare(Share(rank, rank + 1), Share(rank, rank + 1)),
+            threads=2,
+            weight_bytes=10,
+            why="equal",
+            host="pi" if machine else "",
+        )
+        for rank, machine in enumerate(("", *machines))
+    )
+
+
+class Story:
+    """The master's turns are taken by the test: no thread, no waiting."""
+
+    def __init__(self, served: Served = SERVED, queue_limit: int = 4) -> None:
+        self.clock = ManualClock()
+        self.hub = InProcessHub("master", CONTROL, Admission({}))
+        self.rank_zero = FakeRankZero()
+        self.door = FakeDoor()
+        self.agents: dict[str, FakeAgent] = {}
+        self.nodes: dict[tuple[int, int], FakeNode] = {}
+        self.loads = True
+        self.min_workers = 0
+        self.planned: list[tuple[str, ...]] = []
+        self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
+        self.master = Master(
+            self.hub,
+            self.clock,
+            served,
+            self._arranged,
+            cast(RankZero, self.rank_zero),
+            self.door,
+            queue_limit=queue_limit,
+        )
+
+    def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | str:
+        found = self.plan(machines)
+        return found if isinstance(found, str) else Assignments(found)
+
+    def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
+        self.planned.append(tuple(machine.name for machine in machines))
+        if len(machines) < self.min_workers:
+            return f"{len(machines)} of {self.min_workers} workers are here"
+        return assignments_of(*(machine.name for machine in machines))
+
+    def join(self, name: str) -> FakeAgent:
+        """A member connects and makes its offer."""
+        self.hub.admission.admit(CurveKeys.generate().public, name)
+        self.door.members.add(name)
+        agent = self.agents[name] = FakeAgent(self, name)
+        agent.say(offer(name))
+        return agent
+
+    def node(self, rank: int, epoch: int) -> FakeNode:
+        if (rank, epoch) not in self.nodes:
+            self.nodes[rank, epoch] = FakeNode(self, rank, epoch)
+        return self.nodes[rank, epoch]
+
+    def turn(self, rounds: int = 8) -> None:
+        """Let everybody say and hear until nothing is left, without time passing."""
+        for _ in range(rounds):
+            self.hub.wake()
+            self.master.turn()
+            epoch = self.rank_zero.epoch
+            if epoch is not None and not self.node(0, epoch).joined and self.rank_zero.cause is None:
+                self.node(0, epoch).hello()
+            for player in [*self.agents.values(), *self.nodes.values()]:
+                player.listen()
+
+    def wait(self, seconds: float) -> None:
+        """Lets time pass; every agent and node that is not frozen shows that it lives."""
+        for _ in range(round(seconds / _BEAT_S)):
+            self.clock.advance(_BEAT_S)
+            for agent in self.agents.values():
+                agent.pulse()
+            for node in self.nodes.values():
+                node.beat()
+            self.turn(3)
+
+    def settle(self) -> None:
+        """As long as joining, planning, preparing and loading take."""
+        self.wait(1.0)
+        self.turn()
+
+    def answer(self, name: str = "r-1") -> None:
+        """A request is served."""
+        answering = self.submit(name)
+        self.turn()
+        self.root.finish(name)
+        self.turn()
+        assert isinstance(outcome(answering), list)
+
+    def wait_for(self, condition: Callable[[], bool], limit_s: float = 60.0) -> None:
+        """Time passes until `condition` holds."""
+        for _ in range(round(limit_s / _BEAT_S)):
+            if condition():
+                return
+            self.wait(_BEAT_S)
+        raise AssertionError(f"not within {limit_s} s: {self.master.status}")
+
+    def worker(self, name: str = "w-1") -> NodeStatus:
+        """What is said of it."""
+        (found,) = [node for node in self.master.status.nodes if node.name == name]
+        return found
+
+    def submit(self, name: str = "r-1") -> PendingAnswer:
+        return self.master.submit(request(name))
+
+    @property
+    def epoch(self) -> int:
+        return self.master.status.epoch
+
+    @property
+    def ready(self) -> bool:
+        return self.master.status.ready
+
+    @property
+    def root(self) -> FakeNode:
+        """Rank 0 of the epoch that is served."""
+        return self.nodes[0, self.epoch]
+
+    def members(self) -> tuple[str, ...]:
+        """Names of the machines of the serving plan, in rank order."""
+        assigned = [node for node in self.master.status.nodes if node.rank is not None]
+        return tuple(node.name for node in sorted(assigned, key=lambda node: node.rank or 0))
+
+
+def outcome(answering: PendingAnswer) -> list[Token | Finished] | TpiedgeError:
+    """All events of an answer that has ended, or the error that ended it."""
+    try:
+        return list(answering.events())  # type: ignore[arg-type]
+    except TpiedgeError as error:
+        return error
+
+
+def failure(answering: PendingAnswer) -> TpiedgeError:
+    found = outcome(answering)
+    assert isinstance(found, TpiedgeError)
+    return found
+
+
+def two_machines(story: Story) -> FakeAgent:
+    """The master and one worker serve."""
+    agent = story.join("w-1")
+    story.settle()
+    assert story.ready
+    assert story.members() == ("master", "w-1")
+    return agent

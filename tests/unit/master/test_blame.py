@@ -1,0 +1,174 @@
+"""A worker blames another one: which of them the next session leaves out, and what else the master does."""
+
+import dataclasses
+import logging
+
+import pytest
+
+from tests.unit.master.stories import SERVED, Story
+from tests.unit.master.test_session import EPOCH, KEYS, Run
+from tpiedge.errors import PeerLost
+from tpiedge.master.blame import STAR_S
+from tpiedge.master.session import Phase
+from tpiedge.planner.linking import listens
+from tpiedge.wire.control import Assign, Failed, Hello, Listening, Ready
+from tpiedge.wire.epochs import NodeEnded
+from tpiedge.wire.fields import CollectiveChoice
+from tpiedge.wire.messages import PROTOCOL
+
+SILENT = str(PeerLost(2, "the all-reduce of step 1", "it does not answer"))
+JUNK = "node-2 sent a malformed message: too short"
+OF_RANK_0 = str(PeerLost(0, "connecting", "its port 7071 for data cannot be reached"))
+NOT_FINITE = "the sum of step 1 is not finite in the slice that node 2 added up"
+
+
+def gave_up(run: Run, rank: int, kind: str, words: str) -> None:
+    """The node says why it ends, and then its process has ended."""
+    run.node(rank, Failed(EPOCH, rank, "", kind, words))
+    if rank:
+        run.session.heard(run.workers[rank - 1], NodeEnded(EPOCH, "", "status 3"))
+    elif run.session.epoch is not None:
+        run.session.epoch.ended(0, "status 3")
+    assert run.session.phase is Phase.ENDED
+
+
+def started(collective: CollectiveChoice, *workers: str, ready: bool) -> Run:
+    run = Run(*workers, served=dataclasses.replace(SERVED, collective=collective))
+    run.launched()
+    size = len(workers) + 1
+    for rank in range(size):
+        run.node(rank, Hello(0, rank, 1, PROTOCOL, "0", 1, "cpu"))
+        if listens(rank, size, collective):
+            run.node(rank, Listening(EPOCH, rank, f"tcp://127.0.0.1:{7071 + rank}"))
+    for rank in range(size if ready else 0):
+        run.node(rank, Ready(EPOCH, rank, 1, 0.1))
+    assert run.session.phase is (Phase.READY if ready else Phase.LAUNCHED)
+    return run
+
+
+@pytest.mark.parametrize(("kind", "words"), [("PeerLost", SILENT), ("Misconduct", JUNK)])
+def test_who_gives_up_over_another_worker_while_all_start_is_not_left_out(kind: str, words: str) -> None:
+    run = started("auto", "w-1", "w-2", ready=False)
+    gave_up(run, 1, kind, words)
+    assert (run.failure.unfit, run.failure.crashed) == (None, None)
+    assert words in run.failure.disputed
+
+
+def test_who_cannot_reach_rank_0_is_left_out() -> None:
+    """The others could serve, and would never if they went on with it."""
+    run = started("auto", "w-1", "w-2", ready=False)
+    gave_up(run, 1, "PeerLost", OF_RANK_0)
+    assert (run.failure.unfit, run.failure.crashed) == ("w-1", None)
+    assert run.failure.disputed == ""
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "words"),
+    [
+        (1, "PeerLost", SILENT),
+        (1, "Misconduct", JUNK),
+        (1, "ProtocolError", NOT_FINITE),
+        (0, "ProtocolError", NOT_FINITE),
+    ],
+)
+def test_word_against_word_at_work(rank: int, kind: str, words: str) -> None:
+    run = started("mesh", "w-1", "w-2", ready=True)
+    gave_up(run, rank, kind, words)
+    assert words in run.failure.disputed
+    assert (run.failure.unfit, run.failure.crashed) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("rank", "kind", "words"),
+    [
+        (1, "PeerLost", str(PeerLost(1, "x", "y"))),
+        (1, "PeerLost", str(PeerLost(99, "x", "y"))),
+        (1, "PeerLost", OF_RANK_0),
+        (1, "Misconduct", "node 0 sent Shutdown on the tensor plane"),
+        (0, "PeerLost", SILENT),
+        (1, "OutOfMemory", "no memory"),
+    ],
+    ids=["itself", "no node", "rank 0", "junk of rank 0", "rank 0's word", "its own"],
+)
+def test_what_is_no_word_of_a_worker_on_another(rank: int, kind: str, words: str) -> None:
+    run = started("mesh", "w-1", "w-2", ready=True)
+    gave_up(run, rank, kind, words)
+    assert run.failure.disputed == ""
+
+
+@pytest.mark.parametrize("ready", [False, True])
+def test_by_the_star_no_worker_can_know_of_another(ready: bool) -> None:
+    run = started("star", "w-1", "w-2", ready=ready)
+    gave_up(run, 1, "PeerLost", SILENT)
+    assert run.failure.disputed == ""
+    assert run.failure.crashed == "w-1"
+    assert run.failure.unfit == (None if ready else "w-1")
+
+
+def test_two_nodes_have_nothing_between_workers() -> None:
+    run = started("mesh", "w-1", ready=True)
+    gave_up(run, 1, "Misconduct", JUNK)
+    assert run.failure.disputed == ""
+
+
+def test_who_is_overruled_is_told_why(caplog: pytest.LogCaptureFixture) -> None:
+    run = Run("w-1", "w-2", served=dataclasses.replace(SERVED, collective="mesh"))
+    run.prepared()
+    run.session.launch(KEYS[-1], "the star for a while")
+    run.hello()
+    parts = [message for _, message in run.to_nodes if isinstance(message, Assign)]
+    assert {part.collective for part in parts} == {"star"}
+    run.node(0, Ready(EPOCH, 0, 1, 0.1, "star", "star", ""))
+    assert run.session.routing is not None
+    assert run.session.routing.why == "the star for a while"
+    (record,) = [one for one in caplog.records if "all-reduces" in one.message]
+    assert (record.levelno, "the star for a while" in record.message) == (logging.WARNING, True)
+
+
+def collectives(story: Story) -> set[str]:
+    """What the nodes of the serving epoch were told."""
+    nodes = [node for (_, epoch), node in story.nodes.items() if epoch == story.epoch]
+    assert nodes
+    return {one.collective for node in nodes for one in node.heard if isinstance(one, Assign)}
+
+
+def dispute(story: Story) -> None:
+    """The node of rank 1 gives up over that of rank 2."""
+    story.node(1, story.epoch).fail("PeerLost", SILENT)
+    machine = story.members()[1]
+    story.turn()
+    story.agents[machine].failed("status 3")
+    story.turn()
+    story.wait_for(lambda: story.ready)
+
+
+def test_after_a_dispute_everything_passes_rank_0_for_a_while(story: Story) -> None:
+    story.join("w-1")
+    story.join("w-2")
+    story.settle()
+    assert (len(story.members()), collectives(story)) == (3, {"auto"})
+    dispute(story)
+    story.wait_for(lambda: len(story.members()) == 3)
+    assert story.ready
+    assert collectives(story) == {"star"}
+    assert "one worker's word stands against another's" in story.master.status.collective_why
+    assert "it does not answer" in story.master.status.collective_why
+    epoch = story.epoch
+    story.clock.advance(STAR_S)
+    story.settle()
+    assert story.epoch == epoch, "what serves goes on"
+    story.agents["w-1"].failed("killed")
+    story.turn()
+    story.wait_for(lambda: story.ready and story.epoch != epoch and len(story.members()) == 3)
+    assert collectives(story) == {"auto"}
+    assert story.master.status.collective_why == "measured"
+
+
+def test_two_nodes_go_on_as_the_user_wants(story: Story) -> None:
+    story.join("w-1")
+    story.join("w-2")
+    story.settle()
+    story.agents["w-2"].frozen = True
+    dispute(story)
+    story.wait_for(lambda: story.ready and len(story.members()) == 2)
+    assert collectives(story) == {"auto"}

@@ -1,0 +1,187 @@
+"""Stories of a master whose attempts fail: who is left out, when it is tried again, what requests are told."""
+
+import itertools
+
+import pytest
+
+from tests.unit.master.stories import Story, failure, outcome, request
+from tpiedge.errors import ResourceError, TpiedgeError
+from tpiedge.master.master import NotServing
+from tpiedge.wire.epochs import Launch
+
+
+def test_a_worker_that_cannot_prepare_is_left_out_for_half_a_minute(story: Story) -> None:
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.failed()
+    story.settle()
+    assert story.members() == ("master",)
+    (worker,) = [node for node in story.master.status.nodes if node.name == "w-1"]
+    assert worker.state == "left out"
+    assert "the disk is full" in worker.why
+
+    agent.prepares = True
+    story.wait(27.0)
+    assert story.members() == ("master",)
+    story.wait(4.0)
+    assert story.members() == ("master", "w-1")
+
+
+def test_a_failed_preparation_does_not_disturb_what_is_served(story: Story) -> None:
+    story.settle()
+    answering = story.submit()
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.failed()
+    story.settle()
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(answering), list)
+    assert story.ready
+
+
+def test_a_worker_that_lives_but_never_gets_ready_is_left_out_in_the_end(story: Story) -> None:
+    """As long as its fetching moves it is waited for."""
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    waiting = story.submit()
+    story.wait(200.0)
+    agent.preparing(done=5)
+    story.wait(200.0)
+    assert not story.ready
+    story.wait(110.0)
+    assert story.members() == ("master",)
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(waiting), list)
+
+
+def test_a_node_that_fails_twice_before_it_is_ready_is_planned_without(story: Story) -> None:
+    story.loads = False
+    agent = story.join("w-1")
+    story.settle()
+    for _ in range(2):
+        story.node(1, story.epoch).fail("OutOfMemory", "node 1 ran out of memory")
+        story.settle()
+    story.loads = True
+    story.wait(3.0)
+    assert story.ready
+    assert story.members() == ("master",)
+    assert agent.count(Launch) == 2
+
+
+def test_too_few_workers_is_said_at_once(story: Story) -> None:
+    story.min_workers = 1
+    early = story.submit()
+    story.settle()
+    assert "0 of 1 workers are here" in str(failure(early))
+    assert not story.ready
+    assert "0 of 1 workers are here" in story.master.status.reason
+    with pytest.raises(NotServing, match="0 of 1 workers are here"):
+        story.submit()
+    story.turn(1)
+    assert story.master.status.totals.refused == 1
+
+    story.join("w-1")
+    story.settle()
+    assert story.ready
+    story.submit()
+
+
+def test_a_request_that_slips_in_while_nothing_can_be_served_ends_as_well(story: Story) -> None:
+    """It was accepted between the look at the state and the state's change."""
+    story.min_workers = 1
+    story.settle()
+    late = story.master._requests.submit(request())
+    story.turn(1)
+    assert isinstance(failure(late), NotServing)
+
+
+def test_attempts_that_fail_come_ever_later_until_requests_are_refused(story: Story) -> None:
+    story.loads = False
+    starts: list[float] = []
+    waiting = story.submit()
+    seen = 0
+    for _ in range(120):
+        story.wait(0.1)
+        if story.rank_zero.calls.count(f"start {story.epoch}") and story.epoch != seen:
+            seen = story.epoch
+            starts.append(story.clock.now())
+            story.rank_zero.cause = "its process ended with status 1"
+    gaps = [later - sooner for sooner, later in itertools.pairwise(starts)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 4.0
+    error = failure(waiting)
+    assert isinstance(error, NotServing)
+    assert "ended with status 1" in str(error)
+
+
+def test_the_first_answer_ends_the_waiting(story: Story) -> None:
+    """Retries are counted anew after a success."""
+    for _ in range(5):
+        story.settle()
+        assert story.ready
+        story.answer()
+        story.rank_zero.cause = "its process ended with status 1"
+        story.wait(0.4)
+    story.settle()
+    assert story.ready
+
+
+def test_half_a_minute_of_service_ends_the_waiting_as_well(story: Story) -> None:
+    for _ in range(5):
+        story.settle()
+        assert story.ready
+        story.wait(31.0)
+        story.rank_zero.cause = "its process ended with status 1"
+        story.wait(0.4)
+    story.settle()
+    assert story.ready
+
+
+def killed(story: Story, name: str) -> TpiedgeError:
+    """How a request ends that ends the process of rank 0."""
+    answering = story.submit(name)
+    story.turn()
+    story.rank_zero.cause = "its process was killed by SIGSEGV"
+    story.wait(0.4)
+    return failure(answering)
+
+
+def test_a_request_that_kills_every_session_ends_in_words_and_the_cluster_survives(story: Story) -> None:
+    """Sent again and again, it finds the cluster away for ever longer; another request is served as ever."""
+    deaths: list[float] = []
+    for number in range(6):
+        story.wait_for(lambda: story.ready)
+        assert "killed by SIGSEGV" in str(killed(story, f"poison-{number}"))
+        deaths.append(story.clock.now())
+    gaps = [later - sooner for sooner, later in itertools.pairwise(deaths)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] > 10.0
+    with pytest.raises(NotServing, match="killed by SIGSEGV"):
+        story.submit()
+    story.wait_for(lambda: story.ready)
+    story.answer("good")
+    killed(story, "poison")
+    story.settle()
+    assert story.ready, "the answer before has ended the waiting"
+
+
+@pytest.mark.parametrize(
+    "refusal", [BlockingIOError(11, "Resource temporarily unavailable"), ResourceError("no process is left")]
+)
+def test_a_node_that_cannot_be_started_is_said_in_words(story: Story, refusal: Exception) -> None:
+    story.rank_zero.refusal = refusal
+    waiting = story.submit()
+    story.wait(4.0)
+    assert not story.ready
+    assert f"cannot start a node: {refusal}" in story.master.status.reason
+    error = failure(waiting)
+    assert isinstance(error, NotServing)
+    assert f"cannot start a node: {refusal}" in str(error)
+    story.rank_zero.refusal = None
+    story.wait_for(lambda: story.ready)
+    assert story.master.failed is None

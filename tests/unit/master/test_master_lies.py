@@ -1,0 +1,151 @@
+"""Stories of a master that is lied to, flooded, or spoken to by those who have no say."""
+
+import itertools
+
+import pytest
+
+from tests.unit.master.players import offer
+from tests.unit.master.stories import Story, failure, outcome, two_machines
+from tpiedge.master.quarantine import Traffic
+from tpiedge.transport.endpoint import Envelope
+from tpiedge.wire.epochs import Echo, Launch, NodeEnded, Preparing
+
+#: Messages of a flood for each message of another peer, and how many the master reads in a turn.
+_FLOOD, _BURST = 25, 500
+
+
+@pytest.mark.parametrize("key", ["", "x" * 39, "é" * 40, " " * 40])
+def test_a_key_that_is_none_is_a_failed_preparation(story: Story, key: str) -> None:
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.prepared(key)
+    story.settle()
+    assert story.ready
+    assert story.members() == ("master",)
+
+
+def test_no_worker_gets_the_key_of_another_admitted_for_its_own_node(story: Story) -> None:
+    """Public keys are no secrets: with a worker's key a liar could take its name away."""
+    victim = story.join("w-1")
+    liar = story.join("w-2")
+    victims_key = story.hub.admission.key_of("w-1")
+    assert victims_key is not None
+    liar.prepares = False
+    story.settle()
+    liar.prepared(victims_key)
+    story.settle()
+    assert story.members() == ("master", "w-1")
+    assert story.hub.admission.key_of("w-1") == victims_key
+    assert victim.count(Launch) == 1
+
+
+def test_two_workers_cannot_have_one_key(story: Story) -> None:
+    first, second = story.join("w-1"), story.join("w-2")
+    second.prepares = False
+    story.settle()
+    second.prepared(first.key)
+    story.settle()
+    assert story.members() == ("master", "w-1")
+
+
+def test_a_cause_that_fills_a_message_does_not_end_the_master(story: Story) -> None:
+    """The master adds words of its own before it passes it on; and nothing of it reaches a terminal unchecked."""
+    agent = two_machines(story)
+    answering = story.submit()
+    story.turn()
+    story.node(1, story.epoch).fail("PeerLost", "\x1b[2J" + "x" * 4090)
+    story.turn()
+    agent.failed("y" * 4096)
+    story.turn()
+    error = failure(answering)
+    assert "it gave up, because" in str(error)
+    assert str(error).isprintable()
+    story.settle()
+    assert story.ready
+
+
+def test_a_followers_token_is_no_token(story: Story) -> None:
+    two_machines(story)
+    answering = story.submit()
+    story.turn()
+    story.node(1, story.epoch).token()
+    story.turn()
+    assert "not a node's to send" in str(failure(answering))
+
+
+def test_messages_of_an_epoch_that_is_over_are_dropped(story: Story) -> None:
+    agent = two_machines(story)
+    old = story.node(0, story.epoch)
+    old_epoch = story.epoch
+    story.rank_zero.cause = "gone"
+    story.settle()
+    answering = story.submit()
+    story.turn()
+    old.finish()
+    agent.say(NodeEnded(old_epoch, "", "released"))
+    story.turn()
+    assert story.ready
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(answering), list)
+
+
+def test_a_worker_that_was_forgotten_for_a_moment_is_not_thrown_out(story: Story) -> None:
+    """What it says of its epoch after it was lost is a reason to ask for its offer, not to cut its link."""
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.frozen = True
+    story.wait(2.0)
+    agent.frozen, agent.prepares = False, True
+    agent.preparing()
+    agent.say(NodeEnded(1, "", "x"))
+    agent.say(Echo(0, 77, b""))
+    story.turn(2)
+    assert story.door.said == []
+    story.settle()
+    assert story.members() == ("master", "w-1")
+
+
+def test_a_flood_does_not_keep_the_master_from_its_work(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One worker sends without end, faster than the master reads: every turn of the master ends all the same, and
+    another worker joins and serves meanwhile."""
+    two_machines(story)
+    heard_before = story.hub.recv
+    counter = itertools.count()
+
+    def flooded(_wait_s: float) -> Envelope | None:
+        others = heard_before(0.0) if next(counter) % _FLOOD == 0 else None
+        return others or Envelope("w-1", Preparing(1, 1, 2, 3.0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(story.hub, "recv", flooded)
+        patch.setattr("tpiedge.master.reception._BURST", _BURST)
+        story.join("w-2")
+        story.wait(2.0)
+        assert story.ready
+        assert story.members() == ("master", "w-2")
+        story.answer()
+    assert "it floods the master with messages" in story.worker("w-1").why
+
+
+def test_the_message_that_is_one_too_many_has_no_effect(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    agent = two_machines(story)
+    with monkeypatch.context() as patch:
+        patch.setattr(Traffic, "floods", lambda _, peer: peer == "w-1")
+        agent.say(offer("w-1", threads=77))
+        story.turn()
+    assert story.worker("w-1").threads != 77
+
+
+def test_strangers_speak_with_the_door_alone(story: Story) -> None:
+    story.hub.admission.admit("k" * 40, "w-guest")
+    story.hub.spoke("w-guest").send(offer("w-guest"))
+    story.settle()
+    assert [peer for peer, _ in story.door.said] == ["w-guest"]
+    assert story.planned[-1] == ()

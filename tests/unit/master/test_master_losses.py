@@ -1,0 +1,271 @@
+"""Stories of a master that loses nodes and machines: how the request ends, and who serves then."""
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.unit.master.players import offer
+from tests.unit.master.stories import Story, failure, outcome, two_machines
+from tpiedge.errors import PeerLost
+from tpiedge.wire.control import AskStats
+from tpiedge.wire.epochs import AskOffer, Launch
+
+
+def test_a_worker_that_goes_silent_while_it_prepares_is_planned_without(story: Story) -> None:
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.frozen = True
+    story.wait(3.0)
+    assert story.members() == ("master",)
+    assert story.ready
+
+
+def test_a_worker_whose_link_breaks_while_it_prepares_is_asked_again(story: Story) -> None:
+    """Both the order and its answer may be lost with a link, so the preparation begins anew."""
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.prepares = True
+    story.hub.deliver("w-1", None)
+    story.settle()
+    story.settle()
+    assert agent.count(AskOffer) >= 1
+    assert story.members() == ("master", "w-1")
+
+
+def test_a_worker_lost_while_its_node_starts_ends_the_epoch_and_the_master_serves_alone(story: Story) -> None:
+    story.loads = False
+    agent = story.join("w-1")
+    story.settle()
+    assert agent.count(Launch) == 1
+    assert not story.ready
+    story.loads = True
+    agent.frozen = True
+    for node in story.nodes.values():
+        node.frozen = node.rank == 1
+    story.wait(4.0)
+    assert story.ready
+    assert story.members() == ("master",)
+
+
+def test_a_worker_lost_under_a_request_fails_it_in_words_and_the_next_one_is_served(story: Story) -> None:
+    agent = two_machines(story)
+    running, waiting = story.submit("r-1"), story.submit("r-2")
+    story.turn()
+    agent.frozen = True
+    story.node(1, story.epoch).frozen = True
+    old = story.epoch
+    story.wait(3.0)
+    error = failure(running)
+    assert isinstance(error, PeerLost)
+    assert "silent for" in str(error)
+    assert story.epoch > old
+    assert story.root.asked == ["r-2"]
+    story.root.finish("r-2")
+    story.turn()
+    assert isinstance(outcome(waiting), list)
+    (worker,) = [node for node in story.master.status.nodes if node.name == "w-1"]
+    assert worker.state == "lost"
+
+
+def test_the_end_of_a_nodes_process_is_told_by_its_agent(story: Story) -> None:
+    agent = two_machines(story)
+    answering = story.submit()
+    story.turn()
+    agent.failed("its process was killed by SIGKILL")
+    story.turn()
+    assert "killed by SIGKILL" in str(failure(answering))
+    story.settle()
+    assert story.ready
+    assert story.members() == ("master", "w-1"), "the machine is still there"
+
+
+def test_a_worker_that_returns_takes_part_again(story: Story) -> None:
+    agent = two_machines(story)
+    agent.frozen = True
+    story.node(1, story.epoch).frozen = True
+    story.wait(3.0)
+    assert story.members() == ("master",)
+    agent.frozen = False
+    story.settle()
+    assert story.members() == ("master", "w-1")
+
+
+def test_the_death_of_rank_0_is_a_loss_like_any_other(story: Story) -> None:
+    two_machines(story)
+    answering = story.submit()
+    story.turn()
+    old = story.epoch
+    story.rank_zero.cause = "its process was killed by SIGSEGV"
+    story.wait(0.4)
+    assert "node 0 was lost during the work: its process was killed by SIGSEGV" in str(failure(answering))
+    story.settle()
+    assert story.ready
+    assert story.epoch > old
+
+
+def test_an_agent_that_was_started_anew_has_nothing_of_the_old_one(story: Story) -> None:
+    agent = two_machines(story)
+    old = story.epoch
+    agent.say(offer("w-1", nonce=2))
+    story.settle()
+    story.settle()
+    assert story.ready
+    assert story.epoch > old
+
+
+@pytest.mark.parametrize("sender", ["w-1", "node-1.{}", "node-0.{}"])
+def test_garbage_loses_its_sender_alone(story: Story, sender: str) -> None:
+    two_machines(story)
+    answering = story.submit()
+    story.turn()
+    story.hub.deliver(sender.format(story.epoch), b"\xff\xff")
+    story.turn()
+    assert "malformed" in str(failure(answering))
+    story.settle()
+    story.settle()
+    assert story.ready
+
+
+def test_the_error_names_the_machine_of_the_node(story: Story) -> None:
+    agent = two_machines(story)
+    answering = story.submit()
+    story.turn()
+    agent.failed("its process was killed by SIGKILL")
+    story.turn()
+    assert str(failure(answering)) == (
+        "node 1 (pi) was lost during the work: its process was killed by SIGKILL"
+    )
+
+
+# --- machines that may have gone with their node
+
+
+@pytest.mark.parametrize("since_beat_s", [0.0, 0.1, 0.2])
+def test_a_machine_that_went_with_its_node_is_not_planned_with(story: Story, since_beat_s: float) -> None:
+    """Its node's link breaks; that its own is broken as well the master does not know yet."""
+    agent = two_machines(story)
+    story.wait(since_beat_s)
+    agent.frozen = True
+    before = len(story.planned)
+    story.hub.deliver(f"node-1.{story.epoch}", None)
+    story.wait(4.0)
+    assert set(story.planned[before:]) == {()}
+    assert story.members() == ("master",)
+
+
+def test_a_machine_that_falls_silent_with_its_node_is_not_planned_with(story: Story) -> None:
+    """The last that was heard of it is a little younger."""
+    agent = two_machines(story)
+    story.node(1, story.epoch).frozen = True
+    story.wait(0.5)
+    agent.frozen = True
+    before = len(story.planned)
+    story.wait(4.0)
+    assert set(story.planned[before:]) == {()}
+    assert story.members() == ("master",)
+
+
+def test_a_machine_that_is_heard_after_its_nodes_loss_is_planned_with_at_once(story: Story) -> None:
+    two_machines(story)
+    old = story.epoch
+    story.hub.deliver(f"node-1.{old}", None)
+    story.wait(0.3)
+    story.turn()
+    assert story.ready
+    assert story.epoch > old
+    assert story.members() == ("master", "w-1")
+
+
+# --- rank 0 that lives but does not get on
+
+
+def test_rank_0_that_is_stuck_in_a_request_is_lost(story: Story) -> None:
+    two_machines(story)
+    running, waiting = story.submit("r-1"), story.submit("r-2")
+    story.turn()
+    old = story.epoch
+    story.wait(60.0)
+    assert story.epoch == old
+    assert story.ready
+    story.wait(3.0)
+    error = failure(running)
+    assert isinstance(error, PeerLost)
+    assert "node 0 was lost during the work: alive but without progress in a request for 6" in str(error)
+    story.settle()
+    assert story.ready
+    assert story.members() == ("master", "w-1"), "no other worker is at fault"
+    story.root.finish("r-2")
+    story.turn()
+    assert isinstance(outcome(waiting), list)
+
+
+def test_what_rank_0_says_of_another_request_keeps_none_going(story: Story) -> None:
+    two_machines(story)
+    running = story.submit("r-1")
+    story.turn()
+    for _ in range(3):
+        story.wait(25.0)
+        story.root.token("r-0")
+        story.root.finish("r-0")
+    story.wait(1.0)
+    assert "without progress in a request" in str(failure(running))
+
+
+def a_token(story: Story) -> None:
+    story.root.token()
+
+
+def a_step(story: Story) -> None:
+    story.root.step += 1
+
+
+def a_block(story: Story) -> None:
+    story.root.block += 1
+
+
+def weights(story: Story) -> None:
+    story.root.bytes_read += 1
+
+
+def a_followers_block(story: Story) -> None:
+    story.node(1, story.epoch).block += 1
+
+
+def a_chunk(story: Story) -> None:
+    """A chunk of a long prompt, within one block: only rank 0's counters change."""
+    story.root.compute_s += 20.0
+
+
+@pytest.mark.parametrize("advance", [a_token, a_step, a_block, weights, a_followers_block, a_chunk])
+def test_a_request_that_gets_on_may_take_as_long_as_it_takes(
+    story: Story, advance: Callable[[Story], None]
+) -> None:
+    """A request in the queue waits as long."""
+    two_machines(story)
+    answering, waiting = story.submit("r-1"), story.submit("r-2")
+    story.turn()
+    old = story.epoch
+    for _ in range(5):
+        story.wait(50.0)
+        advance(story)
+    assert story.epoch == old
+    for name in ("r-1", "r-2"):
+        story.root.finish(name)
+        story.turn()
+    assert isinstance(outcome(answering), list)
+    assert isinstance(outcome(waiting), list)
+
+
+def test_without_a_request_no_node_is_stuck(story: Story) -> None:
+    two_machines(story)
+    answering = story.submit()
+    story.turn()
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(answering), list)
+    old = story.epoch
+    story.wait(200.0)
+    assert story.epoch == old
+    assert story.root.count(AskStats) == 0

@@ -1,0 +1,266 @@
+"""Stories of a master whose workers join: who is planned with, and when."""
+
+import re
+
+import pytest
+
+from tests.unit.master.players import FakeAgent, offer
+from tests.unit.master.stories import Story, assignments_of, failure, outcome, two_machines
+from tpiedge.master.master import NotServing
+from tpiedge.wire.control import Pulse, Shutdown
+from tpiedge.wire.epochs import Launch, Leaving, MasterPulse, Prepare, Prepared
+
+
+def test_the_next_plan_is_prepared_while_the_first_serves_and_taken_between_two_requests(
+    story: Story,
+) -> None:
+    story.settle()
+    first, second = story.submit("r-1"), story.submit("r-2")
+    story.turn()
+    alone = story.root
+    agent = story.join("w-1")
+    story.settle()
+    assert agent.count(Prepare) == 1
+    assert agent.count(Launch) == 0, "a request runs"
+    assert alone.asked == ["r-1"]
+
+    alone.finish("r-1")
+    story.turn()
+    assert isinstance(outcome(first), list)
+    story.settle()
+    assert alone.asked == ["r-1"], "the second request is the new epoch's"
+    assert alone.count(Shutdown) == 1
+    assert story.members() == ("master", "w-1")
+    assert story.root.asked == ["r-2"]
+    story.root.finish("r-2")
+    story.turn()
+    assert isinstance(outcome(second), list)
+
+
+def test_workers_that_come_together_are_planned_for_together(story: Story) -> None:
+    for name in ("w-1", "w-2", "w-3"):
+        story.join(name)
+        story.wait(0.1)
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2", "w-3")
+    assert all(agent.count(Prepare) == 1 for agent in story.agents.values())
+
+
+def test_a_worker_that_comes_during_preparation_changes_the_plan(story: Story) -> None:
+    """The first plan is given up by a Release, and its late answer means nothing."""
+    first = story.join("w-1")
+    first.prepares = False
+    story.settle()
+    stale = first.order
+    assert stale is not None
+    story.join("w-2")
+    story.settle()
+    assert stale.epoch in first.released
+    first.say(Prepared(stale.epoch, first.key))
+    story.turn()
+    assert first.count(Launch) == 0
+    first.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def fetching(story: Story, total: int) -> FakeAgent:
+    """Nothing is served yet; w-1 is prepared, w-2 has fetched one byte of so many."""
+    story.join("w-1")
+    slow = story.join("w-2")
+    slow.prepares = False
+    story.settle()
+    slow.preparing(1, total)
+    return slow
+
+
+def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_for(story: Story) -> None:
+    slow = fetching(story, 100)
+    story.wait_for(lambda: story.ready, 5.0)
+    assert story.members() == ("master", "w-1")
+    assert slow.count(Prepare) == 2, "it goes on while the others serve"
+    story.answer()
+    slow.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def test_a_worker_that_is_about_to_have_its_part_is_waited_for(story: Story) -> None:
+    slow = fetching(story, 10)
+    story.wait(5.0)
+    assert not story.ready
+    slow.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    assert slow.count(Prepare) == 1
+
+
+def test_a_worker_that_fetches_for_long_is_waited_for_where_it_is_needed(story: Story) -> None:
+    story.min_workers = 2
+    slow = fetching(story, 1000)
+    story.wait(20.0)
+    assert not story.ready
+    assert slow.count(Prepare) == 1, "it is not disturbed"
+    slow.prepared()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def test_the_same_plan_again_changes_nothing(story: Story) -> None:
+    agent = two_machines(story)
+    epoch = story.epoch
+    agent.say(offer("w-1", memory_bytes=5))
+    story.settle()
+    assert story.epoch == epoch
+    assert agent.count(Prepare) == 1
+
+
+def test_a_worker_without_a_part_is_spare(story: Story) -> None:
+    story.plan = lambda machines: assignments_of()
+    story.join("w-1")
+    story.settle()
+    assert (story.worker().state, story.worker().rank) == ("spare", None)
+
+
+def test_everybody_hears_of_the_master(story: Story) -> None:
+    agent = two_machines(story)
+    pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
+    assert pulses[-1].epoch == story.epoch
+    story.wait(0.5)
+    assert agent.heard[-1] == MasterPulse(story.epoch, "serving")
+    assert story.root.count(Pulse) > 0
+
+
+def test_rank_0_gets_ready_as_soon_as_a_worker_offers_itself(story: Story) -> None:
+    """Its imports take longer than measuring the link and waiting for others."""
+    agent = story.join("w-1")
+    story.turn(1)
+    assert story.rank_zero.calls == ["warm"]
+    assert agent.count(Prepare) == 0
+    story.settle()
+    warmed = story.rank_zero.calls.count("warm")
+    agent.say(offer("w-1", memory_bytes=5))
+    story.settle()
+    assert story.rank_zero.calls.count("warm") == warmed, "an offer that changes nothing needs no process"
+
+
+# --- workers that come and go
+
+
+def cut(story: Story, name: str = "w-1") -> None:
+    """The link breaks; the worker is there again at once."""
+    story.hub.deliver(name, None)
+    story.wait(3.0)
+
+
+def test_a_worker_that_is_lost_again_and_again_is_left_out_for_a_while(story: Story) -> None:
+    two_machines(story)
+    for _ in range(2):
+        cut(story)
+        assert story.members() == ("master", "w-1")
+    cut(story)
+    assert story.ready
+    assert story.members() == ("master",)
+    assert story.worker().state == "left out"
+    assert re.fullmatch(
+        r"it was lost 3 times within 10 min, the last time: .* \(for another 2\d s\)", story.worker().why
+    )
+    story.wait(30.0)
+    assert story.members() == ("master", "w-1")
+    cut(story)
+    assert story.members() == ("master",), "the next time it is out at once, and for longer"
+    story.wait(45.0)
+    assert "it was lost 4 times within 10 min" in story.worker().why
+    story.wait(15.0)
+    assert story.members() == ("master", "w-1")
+
+
+def test_nodes_that_are_lost_again_and_again_count_as_well(story: Story) -> None:
+    agent = two_machines(story)
+    for _ in range(3):
+        assert story.members() == ("master", "w-1")
+        story.answer()
+        agent.failed("its process was killed by SIGKILL")
+        story.wait(3.0)
+    assert story.members() == ("master",)
+    assert "node 1 (pi) was lost during the work: its process was killed by SIGKILL" in story.worker().why
+
+
+def test_a_flapping_worker_is_better_than_none(story: Story) -> None:
+    """Where there is no plan without it; and what serves is not ended for it."""
+    story.min_workers = 1
+    two_machines(story)
+    for _ in range(5):
+        cut(story)
+        assert story.ready
+        assert story.members() == ("master", "w-1")
+    story.join("w-2")
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    cut(story)
+    assert story.members() == ("master", "w-2")
+    assert story.worker().state == "left out"
+
+
+def test_a_worker_that_its_user_stops_and_starts_is_not_flapping(story: Story) -> None:
+    """What is seen of its end before its last word does not count either."""
+    agent = two_machines(story)
+    for nonce in range(2, 7):
+        story.answer()
+        agent.failed("its process ended with status 143")
+        story.turn()
+        agent.say(Leaving(0))
+        story.turn()
+        agent.say(offer("w-1", nonce=nonce))
+        story.wait(3.0)
+        assert story.members() == ("master", "w-1")
+
+
+def test_no_request_waits_for_ever_for_a_cluster_that_is_planned_again_and_again(story: Story) -> None:
+    """A worker whose user starts and stops it is not flapping, and no plan of its coming and going gets ready."""
+    story.loads = False
+    agent = story.join("w-1")
+    waiting = story.submit()
+    for nonce in range(2, 40):
+        story.settle()
+        agent.say(Leaving(0))
+        story.settle()
+        agent.say(offer("w-1", nonce=nonce))
+    error = failure(waiting)
+    assert isinstance(error, NotServing)
+    with pytest.raises(NotServing):
+        story.submit("r-2")
+    story.loads = True
+    agent.say(Leaving(0))
+    story.settle()
+    assert story.ready
+    story.answer("r-3")
+
+
+def test_a_node_that_gives_up_over_another_one_is_not_flapping(story: Story) -> None:
+    agent = two_machines(story)
+    for _ in range(4):
+        story.answer()
+        story.node(1, story.epoch).fail("PeerLost", "node 0 was lost during allreduce")
+        agent.failed("its process ended with status 3")
+        story.wait_for(lambda: not story.ready)
+        story.wait_for(lambda: story.ready)
+        assert story.members() == ("master", "w-1")
+
+
+def test_a_worker_that_comes_and_goes_does_not_keep_the_others_from_being_planned_for(story: Story) -> None:
+    """It does so faster than the master waits for latecomers."""
+    story.settle()
+    story.join("w-1")
+    story.join("w-2")
+    before = len(story.planned)
+    for _ in range(22):
+        story.hub.deliver("w-2", None)
+        story.wait(0.1)
+    assert any("w-1" in names for names in story.planned[before:])
+    for _ in range(100):
+        story.hub.deliver("w-2", None)
+        story.wait(0.1)
+    assert story.ready
+    assert story.members() == ("master", "w-1")
+    assert re.search(r"lost \d times within 10 min", story.worker("w-2").why)

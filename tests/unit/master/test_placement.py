@@ -1,0 +1,172 @@
+"""From who is there to who does what; whatever a worker claims, the answer is a plan or a reason."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.unit.master.players import offer
+from tpiedge.master.assignments import Assignments
+from tpiedge.master.placement import OWN_NAME, NodePlacement
+from tpiedge.master.roster import Machine
+from tpiedge.planner import prediction
+from tpiedge.planner.needs import ModelFacts
+from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares
+from tpiedge.planner.prediction import Demand
+from tpiedge.units import GIB, MIB
+from tpiedge.wire.epochs import Capacity
+from tpiedge.wire.probing import LinkSpeed
+
+SHAPE = LayerShape(heads=8, kv_heads=4, ffn_tiles=16)
+TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
+MODEL = ModelFacts(SHAPE, 4, (MIB // 2,) * 2, (MIB // 2,) * 2, TILE, TILE, 0, MIB, 1024)
+
+
+def placement(
+    memory_bytes: int = 4 * GIB,
+    min_workers: int = 0,
+    weights: tuple[ShareWeight, ...] | None = None,
+    model: ModelFacts = MODEL,
+) -> NodePlacement:
+    own = prediction.MachineFacts(OWN_NAME, 1e9, memory_bytes)
+    return NodePlacement(Demand(model, 64, min_workers), own, 2, weights)
+
+
+def machine(
+    name: str = "w-1",
+    link: LinkSpeed | None = None,
+    threads: int = 3,
+    speed: float = 1e9,
+    panel_speed: float = 1e9,
+) -> Machine:
+    given_offer = replace(
+        offer(name, threads=threads),
+        capacity=Capacity(threads, speed, panel_speed),
+        memory_bytes=4 * GIB,
+        free_disk_bytes=64 * GIB,
+    )
+    return Machine(name, given_offer, 0.0, 0.0, link=link)
+
+
+def arranged(found: Assignments | str) -> Assignments:
+    assert isinstance(found, Assignments), found
+    return found
+
+
+def test_the_master_alone_takes_everything() -> None:
+    (assignment,) = arranged(placement()((), ())).assignments
+    assert (assignment.machine, assignment.threads, assignment.memory_bytes, assignment.speed) == (
+        "",
+        2,
+        4 * GIB,
+        1e9,
+    )
+    assert (len(assignment.share.attention), len(assignment.share.ffn)) == (8, 16)
+
+
+def test_shares_follow_speed_and_threads_are_each_machines_own() -> None:
+    first, second = arranged(placement()((machine(),), ())).assignments
+    assert (second.machine, second.threads) == ("w-1", 3)
+    assert len(first.share.ffn) == len(second.share.ffn) == 8
+    assert second.why
+
+
+@pytest.mark.parametrize(("quantised", "tiles", "speed"), [(False, [4, 12], 3e9), (True, [12, 4], 1e9 / 3)])
+def test_the_speed_that_counts_is_that_with_the_model_s_weights(
+    quantised: bool, tiles: list[int], speed: float
+) -> None:
+    """A processor may be fast with weights in bf16 and slow with panels."""
+    assignments = arranged(
+        placement(model=replace(MODEL, quantised=quantised))((machine(speed=3e9, panel_speed=1e9 / 3),), ())
+    ).assignments
+    assert [len(assignment.share.ffn) for assignment in assignments] == tiles
+    assert assignments[1].speed == speed
+
+
+def test_a_machine_on_a_slow_link_has_no_seat() -> None:
+    found = arranged(placement()((machine(link=LinkSpeed(1.0, 1e3)),), ()))
+    assert len(found.assignments) == 1
+    assert "round trip" in found.spare["w-1"]
+
+
+def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
+    """A second worker that adds little is a spare; without the first one, it takes its place."""
+    first, slow = machine("w-1", speed=4e9), machine("w-2", speed=1e8)
+    alone = arranged(placement()((first, slow), ("w-1",)))
+    assert [assignment.machine for assignment in alone.assignments] == ["", "w-1"]
+    assert alone.spare == {"w-2": "the plan is as fast without it"}
+    fast = machine("w-2", speed=8e9)
+    joined = arranged(placement()((first, fast), ("w-1",)))
+    assert {assignment.machine for assignment in joined.assignments} == {"", "w-1", "w-2"}
+    replaced = arranged(placement()((fast,), ("w-1",)))
+    assert [assignment.machine for assignment in replaced.assignments] == ["", "w-2"]
+
+
+def test_too_few_workers_is_said_in_words() -> None:
+    assert placement(min_workers=2)((machine(),), ()) == "1 of 2 workers are here: waiting for 1 more"
+
+
+def test_a_model_that_does_not_fit_is_said_in_words() -> None:
+    found = placement(memory_bytes=0)((), ())
+    assert isinstance(found, str)
+    assert OWN_NAME in found
+
+
+def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
+    given_shares = placement(weights=parse_shares("1,1", 2))
+    assert given_shares((), ()) == "0 of the 1 workers of --shares are here: waiting for the others"
+    found = arranged(given_shares((machine("w-1"), machine("w-2")), ()))
+    assert [assignment.machine for assignment in found.assignments] == ["", "w-1"]
+    assert found.spare == {"w-2": "beyond the machines of --shares"}
+
+
+def test_why_is_no_part_of_a_plan() -> None:
+    """The same shares for another reason are no cause to start a new epoch."""
+    (assignment,) = arranged(placement()((), ())).assignments
+    assert replace(assignment, why="another") == assignment
+
+
+U64 = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
+RATE = st.one_of(st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e18]), st.floats(0.0, 1e18))
+LINKS = st.one_of(
+    st.none(), st.builds(LinkSpeed, st.floats(1e-6, 1e9), st.one_of(st.just(0.0), st.floats(1e-9, 1e13)))
+)
+
+
+@st.composite
+def claimed(draw: st.DrawFn) -> tuple[Machine, ...]:
+    """Up to four machines with any values that a message can carry."""
+    found = []
+    for number in range(draw(st.integers(0, 4))):
+        claim = replace(
+            offer(f"w-{number}"),
+            threads=draw(st.sampled_from([0, 1, 2**32 - 1])),
+            memory_bytes=draw(U64),
+            free_disk_bytes=draw(U64),
+            capacity=Capacity(0, draw(RATE), draw(RATE)),
+        )
+        found.append(Machine(f"w-{number}", claim, 0.0, 0.0, link=draw(LINKS)))
+    return tuple(found)
+
+
+@settings(max_examples=200)
+@given(claimed(), st.integers(0, 3), st.sampled_from([0, 100 * MIB, GIB, 4 * GIB]), st.booleans())
+def test_no_claim_of_a_worker_breaks_the_planner(
+    machines: tuple[Machine, ...], min_workers: int, memory_bytes: int, quantised: bool
+) -> None:
+    """A worker that lies harms its own share at most: there are assignments that cover everything once, or a reason."""
+    answer = placement(memory_bytes, min_workers, model=replace(MODEL, quantised=quantised))(machines, ())
+    if isinstance(answer, str):
+        assert answer
+        return
+    found = answer.assignments
+    assert found[0].machine == ""
+    assert len({assignment.machine for assignment in found}) == len(found)
+    for units, total in (
+        ([assignment.share.attention for assignment in found], SHAPE.heads),
+        ([assignment.share.ffn for assignment in found], SHAPE.ffn_tiles),
+    ):
+        covered = [unit for share in units for unit in range(share.start, share.stop)]
+        assert covered == list(range(total))
+    assert all(1 <= assignment.threads <= 1024 for assignment in found)

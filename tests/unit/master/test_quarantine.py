@@ -1,0 +1,160 @@
+"""How long workers are left out, as stories of breaches and times."""
+
+from tpiedge.master.quarantine import (
+    EXCLUDED_S,
+    FIRST_S,
+    FLAPS,
+    FLOOD,
+    FORGIVEN_S,
+    LONGEST_REST_S,
+    LONGEST_S,
+    REST_S,
+    SAME_S,
+    WINDOW_S,
+    Quarantine,
+    Reputation,
+    Traffic,
+)
+
+
+def test_every_breach_costs_twice_as_much_up_to_a_limit() -> None:
+    quarantine, now, lengths = Quarantine(), 5.0, []
+    for _ in range(9):
+        until = quarantine.penalise("w-1", now)
+        lengths.append(until - now)
+        now = until
+    assert lengths[:4] == [FIRST_S, 2 * FIRST_S, 4 * FIRST_S, 8 * FIRST_S]
+    assert lengths[-1] == lengths[-2] == LONGEST_S
+
+
+def test_breaches_while_it_is_out_are_one() -> None:
+    quarantine = Quarantine()
+    until = quarantine.penalise("w-1", 0.0)
+    assert quarantine.penalise("w-1", FIRST_S / 2) == until
+
+
+def test_no_worker_pays_for_another() -> None:
+    quarantine = Quarantine()
+    quarantine.penalise("w-1", 0.0)
+    quarantine.penalise("w-1", FIRST_S)
+    assert quarantine.penalise("w-2", FIRST_S) == 2 * FIRST_S
+
+
+def test_a_long_time_of_good_conduct_and_a_revocation_wipe_the_slate_clean() -> None:
+    quarantine = Quarantine()
+    quarantine.penalise("w-1", 0.0)
+    later = FIRST_S + FORGIVEN_S
+    assert quarantine.penalise("w-1", later) == later + FIRST_S
+    quarantine.forget("w-1")
+    quarantine.forget("w-9")
+    assert quarantine.penalise("w-1", later) == later + FIRST_S
+
+
+def test_a_flood_is_found_once_between_two_heartbeats() -> None:
+    traffic = Traffic()
+    assert sum(traffic.floods("w-1") for _ in range(3 * FLOOD)) == 1
+    assert not traffic.floods("w-2")
+    traffic.tick()
+    assert not any(traffic.floods("w-1") for _ in range(FLOOD - 1))
+    assert traffic.floods("w-1")
+
+
+def rests(reputation: Reputation, name: str = "w-1") -> float | None:
+    """Until when it is flapping."""
+    found = reputation.flapping.get(name)
+    return found.until if found is not None else None
+
+
+def test_three_losses_within_ten_minutes_make_a_worker_flapping() -> None:
+    reputation = Reputation()
+    for number in range(FLAPS):
+        assert rests(reputation) is None
+        reputation.lost("w-1", "cut off\x07", 10.0 * number)
+    assert rests(reputation) == 20.0 + REST_S
+    assert (
+        reputation.flapping["w-1"].cause == "it was lost 3 times within 10 min, the last time: cut off\\x07"
+    )
+    assert reputation.left_out == {}
+    assert not reputation.readmit(20.0 + REST_S - 1.0)
+    assert reputation.readmit(20.0 + REST_S)
+    assert not reputation.readmit(20.0 + REST_S)
+    assert rests(reputation) is None
+
+
+def test_losses_that_are_far_apart_do_not_add_up() -> None:
+    reputation = Reputation()
+    for number in range(9):
+        reputation.lost("w-1", "cut off", number * WINDOW_S / 2)
+    assert rests(reputation) is None
+
+
+def test_a_flapping_worker_that_is_lost_again_rests_for_twice_as_long_up_to_a_limit() -> None:
+    reputation, now, lengths = Reputation(), 0.0, []
+    for _ in range(FLAPS - 1):
+        reputation.lost("w-1", "cut off", now)
+        now += 10.0
+    for _ in range(9):
+        reputation.lost("w-1", "cut off", now)
+        until = rests(reputation)
+        assert until is not None
+        lengths.append(until - now)
+        now = until + 10.0
+        reputation.readmit(now)
+    assert lengths[:3] == [REST_S, 2 * REST_S, 4 * REST_S]
+    assert lengths[-1] == LONGEST_REST_S
+    now += WINDOW_S
+    reputation.lost("w-1", "cut off", now)
+    assert rests(reputation) is None, "it was there for long enough to start anew"
+
+
+def test_a_node_and_its_machine_are_one_loss() -> None:
+    reputation = Reputation()
+    for number in range(FLAPS - 1):
+        reputation.lost("w-1", "its node", 60.0 * number)
+        reputation.lost("w-1", "its agent", 60.0 * number + SAME_S / 2)
+    assert rests(reputation) is None
+    reputation.lost("w-1", "its node", 300.0)
+    assert rests(reputation) == 300.0 + REST_S
+
+
+def test_who_is_stopped_by_its_user_is_not_lost() -> None:
+    reputation = Reputation()
+    for number in range(9):
+        reputation.lost("w-1", "its node ended", 20.0 * number)
+        reputation.stopped("w-1", 20.0 * number + 0.1)
+    reputation.stopped("w-2", 0.0)
+    assert rests(reputation) is None
+    reputation.lost("w-1", "cut off", 200.0)
+    reputation.stopped("w-1", 220.0)
+    reputation.lost("w-1", "cut off", 240.0)
+    reputation.lost("w-1", "cut off", 260.0)
+    assert rests(reputation) == 260.0 + REST_S, "what was lost long before its stop counts"
+
+
+def test_standing_ends_with_its_time_or_with_the_membership() -> None:
+    reputation = Reputation()
+    reputation.exclude("w-1", "the disk is full", 0.0)
+    reputation.penalise("w-2", "it lied", 0.0)
+    for number in range(FLAPS):
+        reputation.lost("w-3", "cut off", 10.0 * number)
+    assert {name: one.until for name, one in reputation.left_out.items()} == {
+        "w-1": EXCLUDED_S,
+        "w-2": FIRST_S,
+    }
+    for name in ("w-2", "w-3", "w-9"):
+        reputation.forget(name)
+    assert (set(reputation.left_out), set(reputation.flapping)) == ({"w-1"}, set())
+    reputation.lost("w-3", "cut off", 30.0)
+    assert rests(reputation, "w-3") is None
+    assert reputation.readmit(EXCLUDED_S)
+    assert reputation.left_out == {}
+
+
+def test_a_second_cause_does_not_shorten_the_time_of_the_first() -> None:
+    reputation = Reputation()
+    reputation.penalise("w-1", "it lied", 0.0)
+    reputation.exclude("w-1", "the disk is full", 1.0)
+    assert (reputation.left_out["w-1"].until, reputation.left_out["w-1"].cause) == (FIRST_S, "it lied")
+    reputation.exclude("w-1", "the disk is full", FIRST_S - 1.0)
+    reputation.penalise("w-1", "it lied", FIRST_S - 0.5)
+    assert reputation.left_out["w-1"].until == FIRST_S - 1.0 + EXCLUDED_S

@@ -1,0 +1,362 @@
+"""The laws of the requests: every accepted request ends exactly once, in order, in every interleaving of calls."""
+
+import threading
+from collections import deque
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tests.unit.master.stories import request
+from tpiedge.errors import Cancelled, InternalError, PeerLost, TpiedgeError, UserError
+from tpiedge.master.master import NotServing
+from tpiedge.master.request_queue import PendingAnswer, QueueFull, RequestQueue
+from tpiedge.master.status import Totals
+from tpiedge.wire.control import Failed, Finished, PromptScores, Ready, Token
+
+WAIT_S = 10.0
+
+
+class Book:
+    """A requests and what it called."""
+
+    def __init__(self, limit: int = 3) -> None:
+        self.cancelled: list[str] = []
+        self.submitted = 0
+        self.requests = RequestQueue(limit, self.cancelled.append, self._submitted)
+
+    def _submitted(self) -> None:
+        self.submitted += 1
+
+    def submit(self, name: str = "r-1") -> PendingAnswer:
+        return self.requests.submit(request(name))
+
+    def start(self) -> str | None:
+        started = self.requests.next()
+        return None if started is None else started.id
+
+
+def token(name: str = "r-1", index: int = 0) -> Token:
+    return Token(1, name, index, 5, ())
+
+
+def finished(name: str = "r-1") -> Finished:
+    return Finished(1, name, "stop", 3, 1)
+
+
+def events(answering: PendingAnswer) -> list[object]:
+    """What came, the error that ended it included."""
+    found: list[object] = []
+    try:
+        found.extend(answering.events())
+    except TpiedgeError as error:
+        found.append(error)
+    return found
+
+
+def test_an_answer_comes_in_its_order_and_ends_with_finished() -> None:
+    book = Book()
+    answering = book.submit()
+    assert book.submitted == 1
+    assert book.start() == "r-1"
+    said = [PromptScores(1, "r-1", 0, (0.5,)), token(index=0), token(index=1), finished()]
+    for message in said:
+        book.requests.tell(message)
+    assert events(answering) == said
+    assert book.requests.idle
+
+
+def test_what_became_of_the_requests_is_counted() -> None:
+    book = Book(limit=2)
+    book.submit("r-1")
+    book.start()
+    for message in (PromptScores(1, "r-1", 0, (0.5,)), token(), token(index=1), finished(), token(index=2)):
+        book.requests.tell(message)
+    book.submit("r-2")
+    book.start()
+    book.requests.tell(Finished(1, "r-2", "cancel", 3, 0))
+    book.submit("r-3").cancel()
+    book.submit("r-4")
+    book.start()
+    book.requests.tell(Failed(1, 0, "r-4", "UserError", "too long"))
+    book.submit("r-5")
+    book.start()
+    book.requests.fail_running(PeerLost(1, "the work", "silence"))
+    book.requests.fail_running(PeerLost(1, "the work", "silence"))
+    book.submit("r-6")
+    book.submit("r-7")
+    with pytest.raises(QueueFull):
+        book.submit("r-8")
+    book.requests.fail_all(InternalError("the end"))
+    assert book.requests.totals == Totals(
+        finished=1, failed=4, cancelled=2, refused=1, prompt_tokens=6, tokens=2
+    )
+
+
+def test_requests_start_one_at_a_time_in_their_order() -> None:
+    book = Book()
+    book.submit("r-1")
+    book.submit("r-2")
+    assert [book.start(), book.start()] == ["r-1", None]
+    book.requests.tell(finished("r-1"))
+    assert [book.start(), book.start()] == ["r-2", None]
+
+
+def test_what_is_said_of_another_request_is_dropped() -> None:
+    book = Book()
+    answering = book.submit()
+    waiting = book.submit("r-2")
+    book.requests.tell(finished("r-1"))
+    book.start()
+    for message in (finished("r-2"), token("r-0"), Ready(1, 0, 1, 0.1)):
+        book.requests.tell(message)
+    assert book.requests.running
+    assert book.requests.waiting == 1
+    book.requests.tell(finished("r-1"))
+    book.requests.tell(finished("r-1"))
+    assert events(answering) == [finished()]
+    waiting.cancel()
+    assert len(events(waiting)) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "error"), [("UserError", UserError), ("OutOfMemory", InternalError), ("?", InternalError)]
+)
+def test_rank_0s_failure_of_a_request_is_an_error_of_its_kind(kind: str, error: type) -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    book.requests.tell(Failed(1, 0, "r-1", kind, "in words"))
+    (found,) = events(answering)
+    assert type(found) is error
+    assert str(found) == "in words"
+
+
+def test_the_queue_has_a_limit_that_the_running_request_does_not_count_for() -> None:
+    book = Book(limit=1)
+    book.submit("r-1")
+    with pytest.raises(QueueFull):
+        book.submit("r-2")
+    book.start()
+    book.submit("r-2")
+
+
+def test_a_waiting_request_ends_where_it_is_cancelled() -> None:
+    book = Book()
+    first, second = book.submit("r-1"), book.submit("r-2")
+    first.cancel()
+    first.cancel()
+    (error,) = events(first)
+    assert isinstance(error, Cancelled)
+    assert book.cancelled == []
+    assert book.start() == "r-2"
+    second.cancel()
+    second.cancel()
+    assert book.cancelled == ["r-2", "r-2"], "rank 0 is asked, and answers"
+    book.requests.tell(finished("r-2"))
+    second.cancel()
+    assert len(book.cancelled) == 2
+    assert events(second) == [finished("r-2")]
+
+
+def test_a_reader_that_stops_early_cancels() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    book.requests.tell(token())
+    reader = answering.events()
+    next(reader)
+    reader.close()  # type: ignore[attr-defined]
+    assert book.cancelled == ["r-1"]
+
+
+def test_an_answer_that_a_stop_string_makes_whole_is_a_success() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    answering.complete()
+    answering.cancel()  # as a client that leaves afterwards does
+    assert book.cancelled == ["r-1", "r-1"], "rank 0 stops"
+    book.requests.tell(Finished(1, "r-1", "cancel", 3, 1))
+    assert book.requests.totals == Totals(finished=1, prompt_tokens=3)
+
+
+@pytest.mark.parametrize("all_of_them", [False, True])
+def test_a_failure_after_the_whole_answer_is_none(all_of_them: bool) -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    answering.complete()
+    (book.requests.fail_all if all_of_them else book.requests.fail_running)(PeerLost(1, "the work", "gone"))
+    assert book.requests.totals == Totals(finished=1)
+
+
+def test_a_loss_fails_the_running_request_alone() -> None:
+    book = Book()
+    running, waiting = book.submit("r-1"), book.submit("r-2")
+    book.start()
+    book.requests.fail_running(PeerLost(1, "the work", "gone"))
+    book.requests.fail_running(PeerLost(1, "the work", "gone"))
+    assert "gone" in str(events(running)[0])
+    assert book.start() == "r-2"
+    book.requests.fail_all(NotServing("nobody"))
+    assert "nobody" in str(events(waiting)[0])
+    assert book.requests.idle
+
+
+def test_a_closed_desk_takes_nothing_and_serves_what_it_took() -> None:
+    book = Book()
+    answering = book.submit()
+    book.requests.close(NotServing("closing"))
+    refusals = []
+    for _ in range(3):
+        with pytest.raises(NotServing) as refusal:
+            book.submit("r-2")
+        refusals.append(len(refusal.traceback))
+    assert len(set(refusals)) == 1, "a refusal does not carry those before it"
+    assert book.requests.totals.refused == 3
+    book.start()
+    book.requests.tell(finished())
+    assert events(answering) == [finished()]
+
+
+class Queues(RuleBasedStateMachine):
+    """Any order of calls: each accepted request ends once; order is kept."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.book = Book()
+        self.count = 0
+        self.accepted: dict[str, PendingAnswer] = {}
+        self.waiting: deque[str] = deque()
+        self.running: str | None = None
+        self.ended: set[str] = set()
+        self.closed = False
+
+    @rule()
+    def submit(self) -> None:
+        self.count += 1
+        name = f"r-{self.count}"
+        try:
+            self.accepted[name] = self.book.submit(name)
+        except NotServing:
+            refused = "closed" if self.closed else "?"
+        except QueueFull:
+            refused = "full" if len(self.waiting) == 3 else "?"
+        else:
+            refused = ""
+            self.waiting.append(name)
+        assert refused != "?"
+
+    @rule()
+    def next(self) -> None:
+        started = self.book.start()
+        if self.running is not None or not self.waiting:
+            assert started is None
+        else:
+            assert started == self.waiting[0]
+            self.running = self.waiting.popleft()
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data(), kind=st.sampled_from(["token", "finished", "failed"]))
+    def tell(self, data: st.DataObject, kind: str) -> None:
+        name = data.draw(st.sampled_from(sorted(self.accepted)))
+        made = {
+            "token": token(name),
+            "finished": finished(name),
+            "failed": Failed(1, 0, name, "UserError", "x"),
+        }
+        self.book.requests.tell(made[kind])
+        if name == self.running and kind != "token":
+            self._end(name)
+            self.running = None
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data())
+    def cancel(self, data: st.DataObject) -> None:
+        name = data.draw(st.sampled_from(sorted(self.accepted)))
+        self.accepted[name].cancel()
+        if name in self.waiting:
+            self.waiting.remove(name)
+            self._end(name)
+
+    @rule()
+    def fail_running(self) -> None:
+        self.book.requests.fail_running(PeerLost(0, "x", "y"))
+        if self.running is not None:
+            self._end(self.running)
+            self.running = None
+
+    @rule()
+    def fail_all(self) -> None:
+        self.book.requests.fail_all(NotServing("x"))
+        for name in [*([self.running] if self.running else []), *self.waiting]:
+            self._end(name)
+        self.running = None
+        self.waiting.clear()
+
+    @rule()
+    def close(self) -> None:
+        self.book.requests.close(NotServing("closed"))
+        self.closed = True
+
+    def _end(self, name: str) -> None:
+        self.ended.add(name)
+        answering = self.accepted[name]
+        last = events(answering)[-1]
+        assert isinstance(last, Finished | TpiedgeError)
+        assert answering._events.empty(), "nothing comes after the end"
+
+    @invariant()
+    def laws(self) -> None:
+        requests = self.book.requests
+        assert requests.waiting == len(self.waiting)
+        assert requests.running == (self.running is not None)
+        assert requests.idle == (not self.waiting and self.running is None)
+        for name in self.ended:
+            assert self.accepted[name]._events.empty(), "it ended once"
+
+
+TestQueues = Queues.TestCase
+
+
+def test_threads_that_submit_cancel_and_fail_at_once_all_get_one_end() -> None:
+    """Four askers, a master that serves and one that breaks: no request is left, none ends twice."""
+    book = Book(limit=1000)
+    answers: list[PendingAnswer] = []
+    asking = threading.Event()
+
+    def ask(worker: int) -> None:
+        for number in range(100):
+            answering = book.submit(f"{worker}-{number}")
+            answers.append(answering)
+            if number % 3 == 0:
+                answering.cancel()
+
+    def serve() -> None:
+        while not asking.is_set() or not book.requests.idle:
+            name = book.start()
+            if name is not None:
+                book.requests.tell(token(name))
+                book.requests.tell(finished(name))
+
+    def break_down() -> None:
+        while not asking.is_set():
+            book.requests.fail_running(PeerLost(0, "x", "y"))
+            book.requests.fail_all(NotServing("x"))
+
+    askers = [threading.Thread(target=ask, args=(worker,)) for worker in range(4)]
+    others = [threading.Thread(target=serve), threading.Thread(target=break_down)]
+    for thread in [*askers, *others]:
+        thread.start()
+    for thread in askers:
+        thread.join(WAIT_S)
+    asking.set()
+    for thread in others:
+        thread.join(WAIT_S)
+    assert len(answers) == 400
+    for answering in answers:
+        found = events(answering)
+        ends = [event for event in found if isinstance(event, Finished | TpiedgeError)]
+        assert len(ends) == 1
+        assert answering._events.empty()

@@ -1,0 +1,73 @@
+"""Whether a request gets on, as lists of news and times."""
+
+from dataclasses import replace
+
+from tpiedge.master.membership import Member, NodeState
+from tpiedge.master.request_watch import OLD, RequestWatch
+from tpiedge.wire.control import Stats
+
+LIMIT_S = 60.0
+STATS = Stats(1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0)
+
+
+def members(block: int = 0) -> list[Member]:
+    return [Member(0, NodeState.READY, 0.0, step=1, block=block), Member(1, NodeState.READY, 0.0)]
+
+
+def running() -> RequestWatch:
+    """A request began at 0."""
+    watch = RequestWatch(LIMIT_S)
+    watch.look(members(), 0.0)
+    watch.begin(0.0)
+    return watch
+
+
+def test_without_a_request_nothing_is_stuck() -> None:
+    watch = RequestWatch(LIMIT_S)
+    assert watch.stuck_s(1e6) is None
+    watch = running()
+    watch.end()
+    watch.advance(1.0)
+    assert watch.stuck_s(1e6) is None
+    assert not watch.old(1e6)
+
+
+def test_without_news_a_request_is_stuck() -> None:
+    watch = running()
+    assert not watch.old(OLD * LIMIT_S)
+    assert watch.old(OLD * LIMIT_S + 0.1)
+    assert watch.stuck_s(LIMIT_S) is None
+    watch.look(members(), LIMIT_S)
+    assert watch.stuck_s(LIMIT_S + 1.0) == LIMIT_S + 1.0
+
+
+def test_news_begins_the_time_anew() -> None:
+    watch = running()
+    watch.look(members(block=1), 50.0)
+    assert watch.stuck_s(110.0) is None
+    watch.advance(110.0)
+    assert watch.stuck_s(170.0) is None
+    assert watch.stuck_s(171.0) == 61.0
+
+
+def test_a_node_that_goes_back_and_forth_makes_no_progress() -> None:
+    watch = running()
+    watch.look(members(block=1), 10.0)
+    for second in range(11, 70):
+        watch.look(members(block=second % 2), float(second))
+    assert watch.stuck_s(71.0) == 61.0
+
+
+def test_what_rank_0_measures_is_news_once_it_changes() -> None:
+    """The first answer says nothing of the time before, and more memory is no progress."""
+    watch = running()
+    watch.measured(STATS, 20.0)
+    watch.measured(replace(STATS, peak_rss_bytes=2, kv_bytes=2), 30.0)
+    assert watch.stuck_s(61.0) == 61.0
+    watch.measured(replace(STATS, bytes_received=9, dropped=9, refused=9), 60.5)
+    assert watch.stuck_s(61.0) == 61.0, "who knocks at its port is no progress"
+    watch.measured(replace(STATS, compute_s=1.0), 61.0)
+    assert watch.stuck_s(121.0) is None
+    watch.advance(121.0)
+    watch.measured(replace(STATS, compute_s=9.0), 140.0)
+    assert watch.stuck_s(182.0) == 61.0

@@ -1,0 +1,43 @@
+"""When to try again."""
+
+from tpiedge.master.retries import BACKOFF_S, FUTILE, HOPELESS, Retries
+
+
+def test_each_failure_makes_the_next_attempt_wait_longer_up_to_a_limit() -> None:
+    attempts, waits = Retries(), []
+    for number in range(len(BACKOFF_S) + 2):
+        assert attempts.hopeless == (number >= HOPELESS)
+        attempts.failed(100.0)
+        waits.append(attempts.due - 100.0)
+    assert waits == [*BACKOFF_S, BACKOFF_S[-1], BACKOFF_S[-1]]
+
+
+def test_a_start_is_no_success() -> None:
+    attempts = Retries()
+    attempts.failed(0.0)
+    assert attempts.false_starts == 1
+    attempts.started()
+    assert (attempts.false_starts, attempts.failures) == (0, 1)
+
+
+def test_a_success_wipes_the_slate_clean() -> None:
+    attempts = Retries()
+    for _ in range(HOPELESS):
+        attempts.failed(0.0)
+    attempts.succeeded()
+    assert not attempts.hopeless
+    attempts.failed(100.0)
+    assert attempts.due == 100.0
+
+
+def test_attempts_none_of_which_serves_are_hopeless_in_the_end() -> None:
+    """Each attempt may have been given up because a worker arrived."""
+    attempts = Retries()
+    for _ in range(FUTILE):
+        attempts.begun()
+    attempts.started()
+    assert not attempts.hopeless
+    attempts.begun()
+    assert attempts.hopeless
+    attempts.served()
+    assert not attempts.hopeless

@@ -1,0 +1,177 @@
+"""The laws of the roster, as lists of events."""
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from tests.unit.master.players import offer
+from tpiedge.master.roster import Roster
+from tpiedge.wire.probing import LinkSpeed
+
+LINK = LinkSpeed(0.01, 1e6)
+
+
+def make() -> Roster:
+    return Roster(1.5)
+
+
+def names(roster: Roster) -> list[str]:
+    return [machine.name for machine in roster.present]
+
+
+def test_a_machine_is_present_from_its_offer_on() -> None:
+    roster = make()
+    assert not roster.heard("w-1", 0.0), "it must make its offer first"
+    roster.offered("w-1", offer(), 1.0)
+    assert roster.heard("w-1", 2.0)
+    assert names(roster) == ["w-1"]
+    assert roster.tick(3.5) == ()
+    assert roster.tick(3.6) == (("w-1", "silent for 1.6 s (frozen or cut off)"),)
+    assert roster.tick(9.0) == ()
+    assert names(roster) == []
+
+
+def test_who_belonged_to_the_cluster_before_the_master_came_has_its_old_place() -> None:
+    roster = Roster(1.5, ["w-1", "w-2"])
+    for name in ("w-3", "w-2", "w-1"):
+        roster.offered(name, offer(), 1.0)
+    assert names(roster) == ["w-1", "w-2", "w-3"]
+
+
+def test_a_lost_machine_is_present_again_with_its_next_offer_and_only_then() -> None:
+    roster = make()
+    roster.offered("w-1", offer(), 1.0)
+    roster.measured("w-1", LINK)
+    assert roster.lose("w-1", "cut off")
+    assert not roster.lose("w-1", "cut off"), "it was gone already"
+    assert not roster.heard("w-1", 2.0)
+    roster.offered("w-1", offer(), 3.0)
+    machine = roster.get("w-1")
+    assert machine is not None
+    assert (machine.since, machine.link, machine.cause) == (3.0, None, "cut off")
+
+
+def test_an_offer_again_changes_neither_the_age_nor_the_link() -> None:
+    roster = make()
+    roster.offered("w-1", offer(), 1.0)
+    roster.measured("w-1", LINK)
+    roster.offered("w-1", offer(memory_bytes=1), 5.0)
+    machine = roster.get("w-1")
+    assert machine is not None
+    assert (machine.since, machine.heard, machine.link, machine.offer.memory_bytes) == (1.0, 5.0, LINK, 1)
+
+
+def test_a_machine_is_doubted_until_it_is_heard_or_lost() -> None:
+    roster = make()
+    roster.doubt("w-9")
+    for ended in (
+        lambda: roster.heard("w-1", 2.0),
+        lambda: roster.offered("w-1", offer(), 2.0),
+        lambda: roster.lose("w-1", "cut off"),
+    ):
+        roster.offered("w-1", offer(), 1.0)
+        roster.doubt("w-1")
+        assert roster.doubtful
+        ended()
+        assert not roster.doubtful
+    roster.doubt("w-1")
+    assert not roster.doubtful
+
+
+def test_the_order_is_that_of_the_first_coming() -> None:
+    roster = make()
+    for name in ("w-2", "w-1"):
+        roster.offered(name, offer(name), 0.0)
+    roster.lose("w-2", "x")
+    roster.offered("w-2", offer("w-2"), 1.0)
+    assert names(roster) == ["w-2", "w-1"]
+
+
+@pytest.mark.parametrize(
+    ("event", "changes"),
+    [
+        (lambda roster: roster.offered("w-1", offer(), 2.0), False),
+        (lambda roster: roster.offered("w-1", offer(nonce=2), 2.0), True),
+        (lambda roster: roster.offered("w-2", offer("w-2"), 2.0), True),
+        (lambda roster: roster.heard("w-1", 2.0), False),
+        (lambda roster: roster.doubt("w-1"), False),
+        (lambda roster: roster.measured("w-1", LINK), True),
+        (lambda roster: roster.measured("w-9", LINK), False),
+        (lambda roster: roster.lose("w-1", "x"), True),
+        (lambda roster: roster.lose("w-9", "x"), False),
+        (lambda roster: roster.forget("w-1"), True),
+        (lambda roster: roster.forget("w-9"), False),
+        (lambda roster: roster.tick(2.0), False),
+        (lambda roster: roster.tick(99.0), True),
+    ],
+)
+def test_the_generation_tells_of_what_plans_depend_on(
+    event: Callable[[Roster], object], changes: bool
+) -> None:
+    roster = make()
+    roster.offered("w-1", offer(), 1.0)
+    before = roster.generation
+    event(roster)
+    assert (roster.generation != before) == changes
+
+
+NAMES = st.sampled_from(["w-1", "w-2", "w-3"])
+
+
+class Rosters(RuleBasedStateMachine):
+    """Any order of events: a machine is reported as lost once per presence; nothing changes unseen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.roster = make()
+        self.now = 0.0
+        self.there: set[str] = set()
+        self.seen = self._view()
+        self.generation = self.roster.generation
+
+    def _view(self) -> dict[str, object]:
+        return {machine.name: (machine.offer, machine.link) for machine in self.roster.present}
+
+    @rule(name=NAMES, nonce=st.integers(1, 2))
+    def offered(self, name: str, nonce: int) -> None:
+        self.roster.offered(name, offer(name, nonce), self.now)
+        self.there.add(name)
+
+    @rule(name=NAMES)
+    def heard(self, name: str) -> None:
+        assert self.roster.heard(name, self.now) == (name in self.there)
+
+    @rule(name=NAMES, trip_s=st.sampled_from([0.1, 0.2]))
+    def measured(self, name: str, trip_s: float) -> None:
+        self.roster.measured(name, LinkSpeed(trip_s, 1.0))
+
+    @rule(name=NAMES)
+    def lose(self, name: str) -> None:
+        assert self.roster.lose(name, "cut") == (name in self.there)
+        self.there.discard(name)
+
+    @rule(name=NAMES)
+    def forget(self, name: str) -> None:
+        self.roster.forget(name)
+        self.there.discard(name)
+        assert self.roster.get(name) is None
+
+    @rule(seconds=st.floats(0.0, 2.0))
+    def tick(self, seconds: float) -> None:
+        self.now += seconds
+        for name, _ in self.roster.tick(self.now):
+            self.there.remove(name)
+
+    @invariant()
+    def laws(self) -> None:
+        assert {machine.name for machine in self.roster.present} == self.there
+        assert all(machine.since <= machine.heard <= self.now for machine in self.roster.present)
+        view = self._view()
+        if view != self.seen:
+            assert self.roster.generation > self.generation
+        self.seen, self.generation = view, self.roster.generation
+
+
+TestRosters = Rosters.TestCase

@@ -1,0 +1,84 @@
+"""Every wait is bounded by what is known of the peer, and ends with words."""
+
+import pytest
+
+from tpiedge.errors import Cancelled, PeerLost
+from tpiedge.node.liveness import ClusterLiveness, Progress
+from tpiedge.testing.clock import ManualClock
+
+
+def make() -> tuple[ManualClock, ClusterLiveness]:
+    clock = ManualClock()
+    return clock, ClusterLiveness(clock, timeout_s=1.5, stall_s=30.0)
+
+
+def test_a_wait_goes_on_while_the_master_is_heard_and_the_peer_advances() -> None:
+    clock, liveness = make()
+    for second in range(100):
+        liveness.heard_master()
+        liveness.report(1, Progress(1, second, 0))
+        liveness.check(1, "allreduce")
+        clock.advance(1.0)
+
+
+def test_a_silent_master_ends_the_wait() -> None:
+    clock, liveness = make()
+    clock.advance(1.6)
+    liveness.heard_nothing()
+    with pytest.raises(PeerLost, match=r"the master has been silent for 1\.6 s"):
+        liveness.check(1, "allreduce")
+
+
+def test_a_node_that_was_itself_held_up_does_not_blame_the_master() -> None:
+    """After a pause the master's messages are waiting to be read; nothing was missed yet."""
+    clock, liveness = make()
+    clock.advance(60.0)
+    liveness.check(1, "allreduce")
+    liveness.heard_master()
+    liveness.check(1, "allreduce")
+
+
+def test_a_lost_peer_ends_the_wait_for_anyone_with_its_name_and_cause() -> None:
+    _, liveness = make()
+    liveness.lose(2, "killed by signal 9")
+    liveness.lose(2, "a later cause")
+    with pytest.raises(PeerLost, match="node 2 was lost during allreduce: killed by signal 9"):
+        liveness.check(1, "allreduce")
+
+
+def test_a_peer_that_lives_but_does_not_advance_is_lost() -> None:
+    clock, liveness = make()
+    liveness.report(1, Progress(3, 4, 0))
+    for _ in range(31):
+        liveness.heard_master()
+        liveness.report(1, Progress(3, 4, 0))
+        liveness.check(1, "allreduce")
+        clock.advance(1.0)
+    liveness.heard_master()
+    with pytest.raises(PeerLost, match="without progress for 31 s"):
+        liveness.check(1, "allreduce")
+
+
+def test_progress_is_judged_from_the_beginning_of_a_wait() -> None:
+    clock, liveness = make()
+    liveness.report(1, Progress(3, 4, 0))
+    clock.advance(3600.0)
+    liveness.heard_master()
+    liveness.check(1, "the first allreduce after an idle hour")
+
+
+def test_an_idle_wait_has_no_stall_limit() -> None:
+    clock, liveness = make()
+    for _ in range(100):
+        liveness.heard_master()
+        liveness.check_idle(0, "the next step")
+        clock.advance(1.0)
+
+
+def test_stop_ends_every_wait() -> None:
+    _, liveness = make()
+    liveness.stop()
+    with pytest.raises(Cancelled):
+        liveness.check(1, "allreduce")
+    with pytest.raises(Cancelled):
+        liveness.check_idle(1, "the next step")

@@ -1,0 +1,95 @@
+"""From what the links are like to the collectives that are used, and the words for it."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.collectives.route import Route
+from tpiedge.node.routing import route
+from tpiedge.planner.network import NetworkFacts, PairFacts
+from tpiedge.wire.fields import CollectiveChoice, CollectiveName, WirePrecision
+
+ROW, CHUNK = 8192, 1 << 20
+MBIT300 = 300e6 / 8
+
+
+def facts(
+    size: int, *cut: tuple[int, int], latency_s: float = 1e-3, rate: float | None = MBIT300
+) -> NetworkFacts:
+    """Equal links between all machines, but for the pairs of `cut`."""
+    pairs = set(combinations(range(size), 2)) - set(cut)
+    return NetworkFacts({pair: PairFacts(latency_s, rate) for pair in pairs}, tuple(range(size)))
+
+
+@pytest.mark.parametrize("wanted", ["auto", "mesh"])
+def test_two_nodes_exchange(wanted: CollectiveChoice) -> None:
+    assert route(wanted, 2, None, ROW, CHUNK, "f32")[0] == Route("mesh", "mesh")
+
+
+@pytest.mark.parametrize("wanted", ["star", "mesh", "two-shot", "tree", "ring"])
+def test_what_is_wanted_is_used_where_all_are_linked(wanted: CollectiveName) -> None:
+    assert route(wanted, 4, facts(4), ROW, CHUNK, "bf16") == (Route(wanted, wanted, 0, "bf16"), "")
+
+
+@pytest.mark.parametrize("wanted", ["mesh", "two-shot", "tree", "ring"])
+def test_one_link_that_is_missing_leaves_the_star(wanted: CollectiveName) -> None:
+    """The ring does without the link of 1 and 3, but a node without all its links takes no other way."""
+    chosen, why = route(wanted, 4, facts(4, (1, 3)), ROW, CHUNK, "f32")
+    assert chosen == Route("star", "star")
+    assert why == f"{wanted} is not possible: nodes 1 and 3 cannot reach each other"
+
+
+def test_the_star_needs_no_other_links() -> None:
+    assert route("star", 4, facts(4, (1, 3)), ROW, CHUNK, "f32") == (Route("star", "star"), "")
+    assert route("star", 4, None, ROW, CHUNK, "f32") == (Route("star", "star"), "")
+
+
+def test_auto_says_which_nodes_cannot_reach_each_other() -> None:
+    chosen, why = route("auto", 4, facts(4, (2, 3), (1, 2)), ROW, CHUNK, "f32")
+    assert (chosen.small, chosen.bulk) == ("star", "star")
+    assert why == "all goes by node 0: nodes 1 and 2 cannot reach each other"
+
+
+def test_latency_decides_for_a_row_and_bytes_for_a_chunk() -> None:
+    chosen, why = route("auto", 8, facts(8), ROW, CHUNK, "f32")
+    assert (chosen.small, chosen.bulk) == ("mesh", "two-shot")
+    assert ROW <= chosen.small_bytes < CHUNK
+    assert why.startswith("predicted for 8.2 kB: ") or "mesh" in why
+
+
+def test_what_travels_counts_and_not_what_is_summed() -> None:
+    exact = route("auto", 8, facts(8), ROW, CHUNK, "f32")[0]
+    half = route("auto", 8, facts(8), ROW, CHUNK, "bf16")[0]
+    quarter = route("auto", 8, facts(8), ROW, CHUNK, "int8")[0]
+    assert exact.small_bytes < half.small_bytes <= quarter.small_bytes
+    assert (half.wire, quarter.wire) == ("bf16", "int8")
+
+
+_LATENCIES = st.one_of(st.just(0.0), st.just(5e8), st.floats(0.0, 5e8))
+_RATES = st.none() | st.floats(1.0, 1e18)
+
+
+@given(
+    size=st.integers(3, 6),
+    wanted=st.sampled_from(("auto", "star", "mesh", "two-shot", "tree", "ring")),
+    wire=st.sampled_from(("f32", "bf16", "int8")),
+    hosts=st.lists(st.integers(0, 2), min_size=6, max_size=6),
+    data=st.data(),
+)
+def test_whatever_nodes_report_there_is_a_way(
+    size: int, wanted: CollectiveChoice, wire: WirePrecision, hosts: list[int], data: st.DataObject
+) -> None:
+    links = {}
+    for low, high in combinations(range(size), 2):
+        if low == 0 or data.draw(st.booleans()):
+            links[low, high] = PairFacts(data.draw(_LATENCIES), data.draw(_RATES))
+    network = NetworkFacts(links, tuple(hosts[:size]), dict.fromkeys(hosts, 1))
+    chosen, why = route(wanted, size, network, ROW, CHUNK, wire)
+    whole = len(links) == size * (size - 1) // 2
+    assert chosen.wire == wire
+    assert whole or (chosen.small, chosen.bulk) == ("star", "star")
+    if whole and wanted != "auto":
+        assert (chosen.small, chosen.bulk, why) == (wanted, wanted, "")
+    assert why.isprintable()

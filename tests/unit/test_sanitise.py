@@ -1,0 +1,45 @@
+"""Text of strangers is short and harmless, whatever it was."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.sanitise import quote, sanitised, sanitised_line, sanitised_name
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        ("its process was killed by SIGKILL", "its process was killed by SIGKILL"),
+        ("", ""),
+        ("two\nlines\r", "two lines"),
+        ("\x1b[2Jgone", "\\x1b[2Jgone"),
+        ("\u202eright to left", "\\u202eright to left"),
+        ("größer", "größer"),
+        ("x" * 5000, "x" * 997 + "..."),
+    ],
+)
+def test_a_line(said: str, shown: str) -> None:
+    assert sanitised_line(said) == shown
+
+
+@given(st.text())
+def test_any_text(said: str) -> None:
+    assert sanitised_line(said).isprintable()
+    assert len(sanitised_line(said)) <= 1000
+    assert sanitised_line(sanitised_line(said)) == sanitised_line(said)
+
+
+def test_a_terminal_is_not_commanded() -> None:
+    assert sanitised("a\x1b[2J\r\nb\t\u009b", "\n\t") == "a [2J \nb\t "
+
+
+def test_what_a_stranger_calls_itself() -> None:
+    assert sanitised_name("pi\x1b[31m\n\u202e") == "pi[31m"
+    assert sanitised_name("\n") == "unnamed"
+    assert len(sanitised_name("x" * 200)) == 64
+
+
+def test_a_quoted_value() -> None:
+    assert quote("a\n\u202e") == "'a\\n\\u202e'"
+    assert quote("x" * 100, 10) == "'xxxxxx..."

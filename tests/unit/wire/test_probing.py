@@ -1,0 +1,93 @@
+"""The link is measured by echoes; what was not asked for changes nothing."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.wire.epochs import Echo, Probe
+from tpiedge.wire.limits import MAX_BLOB
+from tpiedge.wire.probing import LinkSpeed, Probing
+
+
+def measure(trips: list[float], payload: int = MAX_BLOB) -> LinkSpeed:
+    """Echoes that take `trips` seconds, the last with a payload."""
+    probing, now = Probing(), 100.0
+    step: Probe | LinkSpeed | None = probing.begin(now)
+    for trip in trips:
+        assert isinstance(step, Probe)
+        now += trip
+        step = probing.heard(Echo(0, step.number, bytes(min(step.answer_bytes, payload))), now)
+    assert isinstance(step, LinkSpeed)
+    return step
+
+
+def test_the_shortest_empty_echo_and_the_time_that_the_payload_adds() -> None:
+    link = measure([0.02, 0.01, 0.5, 0.03, 0.02, 0.11])
+    assert link.round_trip_s == pytest.approx(0.01)
+    assert link.bytes_per_s == pytest.approx(MAX_BLOB / 0.1)
+
+
+@pytest.mark.parametrize(
+    "trips", [[0.0] * 6, [0.01] * 6, [0.01, 0.01, 0.01, 0.01, 0.01, 0.001]], ids=["none", "equal", "less"]
+)
+def test_a_clock_that_sees_no_difference_divides_by_nothing(trips: list[float]) -> None:
+    link = measure(trips)
+    assert link.round_trip_s > 0
+    assert 0 < link.bytes_per_s < 1e13
+
+
+def test_an_empty_answer_where_a_payload_was_asked_for_is_a_link_of_no_rate() -> None:
+    assert measure([0.01] * 5 + [0.1], payload=0).bytes_per_s == 0.0
+
+
+def test_echoes_that_were_not_asked_for_are_dropped() -> None:
+    probing = Probing()
+    first = probing.begin(0.0)
+    assert probing.heard(Echo(0, first.number + 1, b""), 1.0) is None
+    second = probing.heard(Echo(0, first.number, b""), 1.0)
+    assert isinstance(second, Probe)
+    assert probing.heard(Echo(0, first.number, b""), 2.0) is None, "the same again"
+
+
+@given(st.lists(st.integers(0, 2**32 - 1), max_size=40))
+def test_no_sequence_of_echoes_breaks_it(numbers: list[int]) -> None:
+    probing = Probing()
+    probing.begin(0.0)
+    for now, number in enumerate(numbers):
+        probing.heard(Echo(0, number, b""), float(now))
+
+
+def test_it_ends_once() -> None:
+    probing = Probing()
+    probing.begin(0.0)
+    found = [probing.heard(Echo(0, number, b""), 1.0) for number in range(1, 20)]
+    assert sum(isinstance(step, LinkSpeed) for step in found) == 1
+    assert isinstance(found[5], LinkSpeed)
+    assert found[6:] == [None] * 13
+
+
+def test_of_several_payloads_the_quickest_counts() -> None:
+    """The first ones of a connection that was idle are slow."""
+    probing, now = Probing(payload_bytes=1000, payloads=3, epoch=7), 0.0
+    step: Probe | LinkSpeed | None = probing.begin(now)
+    sizes = []
+    for trip in [0.01] * 5 + [0.5, 0.02, 0.03]:
+        assert isinstance(step, Probe)
+        assert step.epoch == 7
+        sizes.append(step.answer_bytes)
+        now += trip
+        step = probing.heard(Echo(7, step.number, bytes(step.answer_bytes)), now)
+    assert sizes == [0] * 5 + [1000] * 3
+    assert isinstance(step, LinkSpeed)
+    assert step.round_trip_s == pytest.approx(0.01)
+    assert step.bytes_per_s == pytest.approx(1000 / 0.01)
+
+
+def test_an_echo_that_comes_again_is_no_payload() -> None:
+    probing = Probing(payload_bytes=10, payloads=2)
+    probing.begin(0.0)
+    for number in range(1, 6):
+        probing.heard(Echo(0, number, b""), 1.0)
+    assert isinstance(probing.heard(Echo(0, 6, bytes(10)), 2.0), Probe)
+    assert probing.heard(Echo(0, 6, bytes(10)), 3.0) is None
+    assert isinstance(probing.heard(Echo(0, 7, bytes(10)), 4.0), LinkSpeed)

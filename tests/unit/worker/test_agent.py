@@ -1,0 +1,502 @@
+"""A worker's agent between a played master and played processes: every order gets its answer, nothing is left open."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+
+from tpiedge.errors import Cancelled, DiskFull, ResourceError, TpiedgeError
+from tpiedge.launch import slot
+from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.measurements import Measurements
+from tpiedge.launch.readiness import NOT_MEASURED, NodeReport
+from tpiedge.testing.clock import ManualClock
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.inprocess import InProcessHub
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Capacity,
+    Echo,
+    Launch,
+    MasterPulse,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Preparing,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.join import Refused
+from tpiedge.wire.messages import Message
+from tpiedge.worker.agent import Agent, AgentSettings, JoinRefused
+
+WAIT_S = 10.0
+M = TypeVar("M")
+REPORT = NodeReport(1, "cpu", "avx2", Capacity(2, 1e9, 2e9))
+
+
+class FakeChild:
+    """A process that ends when the test says so."""
+
+    def __init__(self) -> None:
+        self.pid = 4242
+        self.cause: str | None = None
+        self.log = ""
+        self.stopped = False
+
+    def exit_cause(self) -> str | None:
+        return self.cause
+
+    def log_tail(self) -> str:
+        return "" if self.stopped else self.log
+
+    def stop(self, deadline: float) -> None:
+        self.stopped = True
+
+
+class FakeStandby:
+    """Remembers every one that was made."""
+
+    made: list["FakeStandby"] = []  # noqa: RUF012 (emptied by the fixture)
+    stillborn = 0
+    refused = False
+    ended = threading.Event()
+
+    def __init__(self, threads: int, *, measure: bool = False) -> None:
+        self.measure = measure
+        self.alive = False
+        self.bootstrap: NodeBootstrap | None = None
+        self.child = FakeChild()
+        self.made.append(self)
+
+    def start(self) -> None:
+        if FakeStandby.refused:
+            raise ResourceError("cannot start a process (Resource temporarily unavailable)")
+        self.alive = len(self.made) > self.stillborn
+
+    def report(self, deadline: float) -> NodeReport:
+        return REPORT if self.measure else NodeReport(1, "cpu", "avx2", NOT_MEASURED)
+
+    def promote(self, bootstrap: NodeBootstrap) -> FakeChild:
+        assert self.alive
+        self.alive, self.bootstrap = False, bootstrap
+        return self.child
+
+    def stop(self, deadline: float | None = None) -> None:
+        self.alive = False
+        self.ended.set()
+
+
+class FakeShards:
+    def __init__(self, epoch: int) -> None:
+        self.path = Path(f"/shards/{epoch}")
+        self.closed = False
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FakeFetch:
+    """Waits for `let(epoch)`, or for being cancelled; counts how many run at a time."""
+
+    def __init__(self) -> None:
+        self.shards: dict[int, FakeShards] = {}
+        self.verified: list[bool] = []
+        self.most = 0
+        self.started: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.errors: dict[int, BaseException] = {}
+        self.deaf: set[int] = set()
+        self._let: dict[int, threading.Event] = {}
+        self._running = 0
+
+    def let(self, epoch: int) -> None:
+        self._event(epoch).set()
+
+    def _event(self, epoch: int) -> threading.Event:
+        return self._let.setdefault(epoch, threading.Event())
+
+    def __call__(
+        self,
+        order: Prepare,
+        report: Callable[[int, int, float], None],
+        cancelled: threading.Event,
+        *,
+        verify: bool,
+    ) -> FakeShards:
+        self._running += 1
+        self.most = max(self.most, self._running)
+        self.verified.append(verify)
+        self.started.put(order.epoch)
+        try:
+            report(1, 2, 3.0)
+            while not self._event(order.epoch).wait(0.002):
+                if cancelled.is_set() and order.epoch not in self.deaf:
+                    raise Cancelled("fetching was cancelled")
+            if order.epoch in self.errors:
+                raise self.errors[order.epoch]
+            return self.shards.setdefault(order.epoch, FakeShards(order.epoch))
+        finally:
+            self._running -= 1
+
+
+class Worker:
+    """An agent in its thread, and the master's end of its link."""
+
+    def __init__(self, folder: Path, known: bool = True) -> None:
+        self.clock = ManualClock()
+        self.hub = InProcessHub("master", CONTROL)
+        self.fetch = FakeFetch()
+        self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.measurements = Measurements(folder, 2)
+        if known:
+            self.measurements.keep(REPORT)
+        self.spoke = self.hub.spoke("w-1")
+        settings = AgentSettings(
+            control_address="tcp://master:7070",
+            master_key="m" * 40,
+            name="w-1",
+            host="pi",
+            threads=2,
+            memory_bytes=1 << 30,
+            free_disk_bytes=1 << 40,
+            disk_bytes_per_s=1e8,
+        )
+        self.agent = Agent(settings, self.spoke, self.fetch, self.clock, self.said.put, self.measurements)
+        self.error: TpiedgeError | None = None
+        self.thread = threading.Thread(target=self._run, name="agent")
+
+    def _run(self) -> None:
+        try:
+            self.agent.run()
+        except TpiedgeError as error:
+            self.error = error
+
+    def start(self) -> Offer:
+        self.thread.start()
+        return self.expect(Offer)
+
+    def expect(self, kind: type[M]) -> M:
+        """The next message of that kind; what else comes is passed over."""
+        while True:
+            envelope = self.hub.recv(WAIT_S)
+            assert envelope is not None, f"no {kind.__name__} came"
+            if isinstance(envelope.message, kind):
+                return envelope.message
+
+    def say(self, message: Message) -> None:
+        self.hub.send(message, to="w-1")
+
+    def sync(self) -> None:
+        """Return once the agent has dealt with everything that was said before."""
+        self.say(Probe(0, 9, 0, b""))
+        self.expect(Echo)
+
+    def prepared(self, epoch: int) -> Prepared:
+        self.say(order(epoch))
+        self.fetch.let(epoch)
+        return self.expect(Prepared)
+
+    def launched(self, epoch: int) -> FakeStandby:
+        self.prepared(epoch)
+        self.say(Launch(epoch))
+        self.expect(Spawned)
+        (promoted,) = [
+            one for one in FakeStandby.made if one.bootstrap and one.bootstrap.name == f"node-1.{epoch}"
+        ]
+        return promoted
+
+    def close(self) -> None:
+        self.agent.stop()
+        if self.thread.ident is not None:
+            self.thread.join(WAIT_S)
+        assert not self.thread.is_alive()
+        self.hub.close()
+
+
+@pytest.fixture
+def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Worker]]:
+    monkeypatch.setattr(slot, "Standby", FakeStandby)
+    FakeStandby.made.clear()
+    FakeStandby.ended.clear()
+    made: list[Worker] = []
+
+    def create(known: bool = True) -> Worker:
+        made.append(Worker(tmp_path, known))
+        return made[-1]
+
+    yield create
+    for worker in made:
+        worker.close()
+        assert all(shards.closed for shards in worker.fetch.shards.values()), "left in use"
+    assert not any(standby.alive for standby in FakeStandby.made)
+    assert all(standby.child.stopped for standby in FakeStandby.made if standby.bootstrap)
+
+
+@pytest.fixture
+def worker(make: Callable[..., Worker]) -> Worker:
+    found = make()
+    found.start()
+    return found
+
+
+def order(epoch: int, threads: int = 2) -> Prepare:
+    return Prepare(epoch, 1, 2, "pack-1", (0, 4), (4, 8), "f32", threads, 64, 0, 0.3, 1.5, 60.0)
+
+
+# --- what it offers
+
+
+def test_what_was_measured_before_is_offered_at_once(make: Callable[..., Worker]) -> None:
+    worker = make()
+    found = worker.start()
+    assert (found.host, found.threads, found.memory_bytes, found.capacity) == (
+        "pi",
+        2,
+        1 << 30,
+        REPORT.capacity,
+    )
+    assert [standby.measure for standby in FakeStandby.made] == [False]
+    worker.say(AskOffer(0))
+    assert worker.expect(Offer) == found, "the same agent has the same nonce"
+
+
+def test_what_is_not_known_is_measured_and_kept(make: Callable[..., Worker]) -> None:
+    worker = make(known=False)
+    assert worker.start().capacity == REPORT.capacity
+    assert [standby.measure for standby in FakeStandby.made] == [True]
+    assert worker.measurements.recall() is not None
+
+
+def test_a_standby_that_dies_while_it_measures_is_followed_by_one_that_measures(
+    make: Callable[..., Worker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What would be kept for a week otherwise is that nothing is known."""
+    monkeypatch.setattr(FakeStandby, "stillborn", 1)
+    assert make(known=False).start().capacity == REPORT.capacity
+    assert [standby.measure for standby in FakeStandby.made] == [True, True]
+
+
+def test_a_probe_is_answered(worker: Worker) -> None:
+    worker.say(Probe(0, 3, 1000, b""))
+    assert worker.expect(Echo) == Echo(0, 3, bytes(1000))
+
+
+# --- the life of an epoch
+
+
+def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
+    worker.say(order(5))
+    assert worker.expect(Preparing) == Preparing(5, 1, 2, 3.0)
+    worker.fetch.let(5)
+    prepared = worker.expect(Prepared)
+    worker.say(Launch(5))
+    spawned = worker.expect(Spawned)
+    assert (spawned.epoch, spawned.rank, spawned.pid) == (5, 1, 4242)
+    (standby,) = [one for one in FakeStandby.made if one.bootstrap]
+    bootstrap = standby.bootstrap
+    assert bootstrap is not None
+    assert bootstrap.public_key == prepared.public_key
+    assert (bootstrap.name, bootstrap.rank, bootstrap.pack) == ("node-1.5", 1, "/shards/5")
+    worker.clock.advance(0.31)
+    assert worker.expect(AgentPulse).epoch == 5
+
+    worker.say(Release(5))
+    assert "released" in worker.expect(NodeEnded).cause
+    assert standby.child.stopped
+    assert worker.fetch.shards[5].closed
+    worker.sync()
+
+
+def test_the_next_epoch_is_prepared_while_a_node_runs(worker: Worker) -> None:
+    first = worker.launched(5)
+    worker.prepared(6)
+    assert not first.child.stopped
+    worker.say(Launch(6))
+    worker.expect(Spawned)
+    assert first.child.stopped, "one node at a time"
+    assert worker.fetch.shards[5].closed
+    assert not worker.fetch.shards[6].closed
+
+
+@pytest.mark.parametrize("prepared", [None, 4])
+def test_a_launch_of_what_is_not_prepared_is_answered(worker: Worker, prepared: int | None) -> None:
+    if prepared is not None:
+        worker.prepared(prepared)
+    worker.say(Launch(5))
+    ended = worker.expect(NodeEnded)
+    assert (ended.epoch, ended.kind) == (5, "")
+    assert "not prepared" in ended.cause
+
+
+def test_a_launch_during_the_fetch_is_answered(worker: Worker) -> None:
+    worker.say(order(5))
+    worker.fetch.started.get(timeout=WAIT_S)
+    worker.say(Launch(5))
+    assert "not prepared" in worker.expect(NodeEnded).cause
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"), [(DiskFull("the disk is full"), "DiskFull"), (ValueError("a defect"), "PeerError")]
+)
+def test_a_fetch_that_fails_is_told_with_its_kind(worker: Worker, error: Exception, kind: str) -> None:
+    worker.fetch.errors[5] = error
+    worker.fetch.let(5)
+    worker.say(order(5))
+    ended = worker.expect(NodeEnded)
+    assert (ended.epoch, ended.kind) == (5, kind)
+    assert str(error) in ended.cause
+    worker.prepared(6)
+
+
+def test_a_cause_longer_than_a_message_is_cut(worker: Worker) -> None:
+    worker.fetch.errors[5] = DiskFull("x" * 9000)
+    worker.fetch.let(5)
+    worker.say(order(5))
+    assert worker.expect(NodeEnded).kind == "DiskFull"
+
+
+def test_a_new_order_takes_the_place_of_the_one_before_and_fetches_after_it(worker: Worker) -> None:
+    """Two at a time would meet at the master as one worker with two connections."""
+    worker.fetch.deaf.add(5)
+    worker.say(order(5))
+    worker.fetch.started.get(timeout=WAIT_S)
+    worker.say(order(6))
+    worker.fetch.let(6)
+    worker.sync()
+    assert worker.fetch.started.empty(), "the first one has not noticed yet"
+    worker.fetch.let(5)
+    assert worker.expect(Prepared).epoch == 6
+    assert worker.fetch.most == 1
+    assert worker.fetch.shards[5].closed
+    assert not worker.fetch.shards[6].closed
+
+
+def test_a_release_ends_a_fetch_and_one_of_another_epoch_does_not(worker: Worker) -> None:
+    worker.say(order(5))
+    worker.fetch.started.get(timeout=WAIT_S)
+    worker.say(Release(4))
+    worker.sync()
+    worker.say(Release(5))
+    worker.say(order(6))
+    worker.fetch.let(6)
+    assert worker.expect(Prepared).epoch == 6
+    assert 5 not in worker.fetch.shards
+
+
+def test_a_release_gives_up_what_is_prepared(worker: Worker) -> None:
+    worker.prepared(5)
+    worker.say(Release(5))
+    worker.say(Launch(5))
+    assert "not prepared" in worker.expect(NodeEnded).cause
+    assert worker.fetch.shards[5].closed
+
+
+# --- ends of nodes
+
+
+def test_the_end_of_a_node_is_told(worker: Worker) -> None:
+    standby = worker.launched(5)
+    standby.child.cause = "its process was killed by SIGKILL"
+    worker.clock.advance(0.31)
+    assert worker.expect(NodeEnded) == NodeEnded(5, "", "its process was killed by SIGKILL")
+    assert worker.fetch.shards[5].closed
+    worker.say(Release(5))
+    worker.sync()
+
+
+@pytest.mark.parametrize("when", ["before fetching", "after fetching"])
+def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    if when == "after fetching":
+        worker.prepared(5)
+    for standby in FakeStandby.made:
+        standby.alive = False
+    monkeypatch.setattr(FakeStandby, "refused", True)
+    worker.say(order(5) if when == "before fetching" else Launch(5))
+    ended = worker.expect(NodeEnded)
+    assert (ended.epoch, ended.kind) == (5, "ResourceError")
+    assert "cannot start a process" in ended.cause
+    monkeypatch.setattr(FakeStandby, "refused", False)
+    worker.launched(6)
+
+
+@pytest.mark.parametrize("words", ["IntegrityError: layer 3 is damaged", "ReadFault: cannot read 8 bytes"])
+@pytest.mark.parametrize("first", ["the node", "the release"])
+def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_faster(
+    worker: Worker, first: str, words: str
+) -> None:
+    """The node reports the damage to the master, whose Release may come before the process has ended."""
+    child = worker.launched(5).child
+    child.log = words
+    if first == "the node":
+        child.cause = f"its process ended with status 4 ({words})"
+        worker.clock.advance(0.31)
+    else:
+        worker.say(Release(5))
+    worker.expect(NodeEnded)
+    worker.launched(6)
+    worker.prepared(7)
+    assert worker.fetch.verified == [False, True, False]
+
+
+# --- the master goes and comes
+
+
+def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> None:
+    worker.say(order(5))
+    worker.fetch.started.get(timeout=WAIT_S)
+    worker.clock.advance(2.0)
+    assert worker.said.get(timeout=WAIT_S) == "the master is silent; waiting for it"
+    worker.fetch.let(5)
+    assert worker.expect(Prepared).epoch == 5
+    worker.say(MasterPulse(0, "waiting"))
+    assert worker.said.get(timeout=WAIT_S) == "the master is back"
+
+
+def test_a_worker_that_is_revoked_ends_in_words(worker: Worker) -> None:
+    worker.launched(5)
+    worker.say(Refused("revoked", "the master has revoked the key of this worker"))
+    worker.thread.join(WAIT_S)
+    assert isinstance(worker.error, JoinRefused)
+    assert "revoked" in str(worker.error)
+
+
+@pytest.mark.parametrize("state", ["idle", "fetching", "prepared", "running"])
+def test_stopping_leaves_nothing_behind(worker: Worker, state: str) -> None:
+    """What is in use is checked by the fixture."""
+    if state == "fetching":
+        worker.say(order(5))
+        worker.fetch.started.get(timeout=WAIT_S)
+    elif state == "prepared":
+        worker.prepared(5)
+    elif state == "running":
+        worker.launched(5)
+        worker.prepared(6)
+    worker.agent.stop()
+    worker.thread.join(WAIT_S)
+    assert not worker.thread.is_alive()
+    assert worker.error is None
+
+
+def test_a_fetch_that_ends_while_the_agent_stops_is_closed(worker: Worker) -> None:
+    worker.fetch.deaf.add(5)
+    worker.say(order(5))
+    worker.fetch.started.get(timeout=WAIT_S)
+    worker.agent.stop()
+    assert FakeStandby.ended.wait(WAIT_S)
+    worker.fetch.let(5)
+    worker.thread.join(WAIT_S)
+    assert worker.fetch.shards[5].closed
+
+
+def test_a_closed_endpoint_ends_it(worker: Worker) -> None:
+    worker.spoke.close()
+    worker.thread.join(WAIT_S)
+    assert not worker.thread.is_alive()

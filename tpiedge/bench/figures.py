@@ -1,0 +1,53 @@
+"""What the benchmarks have in common: a request that can be repeated, and how figures of several runs are told."""
+
+import statistics
+from collections.abc import Sequence
+
+from tpiedge.errors import UserError
+from tpiedge.local.answer import Answer, collect
+from tpiedge.local.cluster import LocalCluster
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["ask", "check_lengths", "check_names", "milliseconds", "prompt_ids", "spread"]
+
+
+def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
+    """Raises UserError for what the model or `ask` cannot do."""
+    if prompt_tokens + tokens > model.context_tokens:
+        raise UserError(f"--prompt-tokens and --tokens exceed the model's {model.context_tokens} positions")
+    if model.config.rope.depends_on_length:
+        raise UserError("models with dynamic RoPE cannot keep a prompt, which this benchmark relies on")
+
+
+def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
+    """Raises UserError for the first that is not known."""
+    for item in given:
+        if item not in known:
+            raise UserError(f"{flag}: {item!r} is none of {', '.join(known)}")
+
+
+def ask(
+    cluster: LocalCluster, model: PreparedModel, prompt_tokens: int, tokens: int, *, keep: bool
+) -> Answer:
+    """Greedy, after `prompt_ids`; end tokens ignored. `keep`: continue the prompt of the request before,
+    one token in every step."""
+    ids = prompt_ids(prompt_tokens, model.config.vocab_size)
+    request = GenerationRequest(f"bench-{tokens}-{keep}", ids, tokens, ignore_eos=True, keep_prefix=keep)
+    return collect(cluster, request, None, (), lambda _text: None)
+
+
+def prompt_ids(count: int, vocab_size: int) -> tuple[int, ...]:
+    """Fixed token ids that look random."""
+    return tuple((7919 * index + 13) % vocab_size for index in range(count))
+
+
+def spread(values: Sequence[float]) -> dict[str, float]:
+    """Median, minimum and maximum of at least one value."""
+    return {"median": statistics.median(values), "min": min(values), "max": max(values)}
+
+
+def milliseconds(found: dict[str, float], digits: int = 1) -> str:
+    """A spread of seconds, for people."""
+    median, low, high = (1e3 * found[name] for name in ("median", "min", "max"))
+    return f"{median:.{digits}f} ({low:.{digits}f}-{high:.{digits}f})"

@@ -1,0 +1,295 @@
+"""The kernels with operands as the engine has them: what `tpiedge bench kernels` measures.
+
+T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S positions, d head dimension.
+"""
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from tpiedge.bench.kernel_memory import (
+    BITS,
+    GROUP,
+    POSITIONS,
+    UNIT,
+    Rotation,
+    cache_nbytes,
+    heads_of,
+    matrix_nbytes,
+)
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.attention import Rows, attention, kv_of_heads
+from tpiedge.kernels.ffn import ffn
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_rows import QuantisedRows, encode
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.norm import rms_norm
+from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
+from tpiedge.kernels.panels import PanelShape, join_panels, split_panels
+from tpiedge.kernels.rope import rope, tables
+from tpiedge.kernels.swiglu import swiglu
+from tpiedge.pack.layout import whole_pages
+from tpiedge.wire.fields import KVPrecision
+
+__all__ = ["KERNELS", "Case", "cases_of", "random_panels"]
+
+_EPS = 1e-5
+_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+Run = Callable[[Linear, int], object]
+"""With the threads of a Linear, on the copy of the operands of this number."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One kernel at one number of tokens.
+
+    `nbytes`: read and written once; `operations`: multiplications and additions; `int8`: of 8-bit numbers.
+    `streams`: whether the bytes come from memory; activations alone are in a cache, as they are in a step.
+    """
+
+    kernel: str
+    shape: str
+    precision: str
+    tokens: int
+    nbytes: int
+    operations: int
+    int8: bool
+    streams: bool
+    copies: int
+    run: Run
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        return Arithmetic.INT8 if self.int8 else Arithmetic.F32
+
+    def __str__(self) -> str:
+        return f"{self.kernel} {self.shape} {self.precision}, {self.tokens} tokens"
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """One shape of a model's block, one precision."""
+
+    hidden: int
+    ffn: int
+    precision: KVPrecision
+    tokens: Sequence[int]
+    rotation: Rotation
+
+    @property
+    def shape(self) -> str:
+        return f"{self.hidden}x{self.ffn}"
+
+    @property
+    def int8(self) -> bool:
+        return self.precision in BITS
+
+    def matrices(self, rows: int, cols: int, *, transposed: bool) -> list[Weight]:
+        """Copies of a random matrix."""
+        nbytes = matrix_nbytes(self.precision, rows, cols, transposed=transposed)
+        return [self._matrix(rows, cols, transposed) for _ in range(self.rotation.copies(nbytes))]
+
+    def _matrix(self, rows: int, cols: int, transposed: bool) -> Weight:
+        if self.int8:
+            return random_panels(BITS[self.precision], rows, cols, transposed=transposed)
+        return torch.empty(rows, cols, dtype=_DTYPES[self.precision]).uniform_(-0.05, 0.05)
+
+    def case(
+        self,
+        kernel: str,
+        tokens: int,
+        nbytes: int,
+        operations: int,
+        run: Run,
+        copies: int = 1,
+        shape: str = "",
+    ) -> Case:
+        of_weights = kernel in _OF_WEIGHTS
+        return Case(
+            kernel,
+            shape or self.shape,
+            self.precision if of_weights or kernel == "attention" else "f32",
+            tokens,
+            nbytes,
+            operations,
+            int8=self.int8 and of_weights,
+            streams=copies > 1,
+            copies=copies,
+            run=run,
+        )
+
+
+def random_panels(bits: int, rows: int, cols: int, *, transposed: bool) -> PanelMatrix:
+    """A quantised matrix of random codes and scales, in units of 128 rows as an FFN's."""
+    shape = PanelShape(bits, cols, UNIT) if transposed else PanelShape(bits, UNIT, cols)
+    units, random = -(-rows // UNIT), np.random.default_rng(0)
+    unit_nbytes = whole_pages(shape.nbytes)
+    data_UB = torch.randint(0, 256, (units, unit_nbytes), dtype=torch.uint8)
+    for unit in range(units):
+        count = min(UNIT, rows - unit * UNIT)
+        own = PanelShape(bits, cols, count) if transposed else PanelShape(bits, count, cols)
+        panels_PB = data_UB[unit, : own.nbytes].view(own.panels, own.panel_nbytes).numpy()
+        scales_PGr, codes_PB = split_panels(panels_PB, own)
+        scales_PGr[:] = random.uniform(0.001, 0.002, scales_PGr.shape)
+        join_panels(scales_PGr, codes_PB, own, panels_PB)
+    return PanelMatrix(data_UB.flatten(), bits, rows, cols, UNIT, unit_nbytes, transposed)
+
+
+def cases_of(
+    kernels: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    precisions: Sequence[KVPrecision],
+    tokens: Sequence[int],
+    rotation: Rotation,
+) -> Iterator[Callable[[], list[Case]]]:
+    """Makers of cases that share operands: gigabytes, some of them."""
+    for hidden, columns in shapes:
+        for precision in precisions:
+            wanted = _Wanted(hidden, columns, precision, tokens, rotation)
+            for kernel in kernels:
+                # Activations are f32, whatever the weights are.
+                if kernel in _OF_WEIGHTS or kernel == "attention" or precision == precisions[0]:
+                    yield functools.partial(KERNELS[kernel], wanted)
+
+
+def _project(wanted: _Wanted) -> list[Case]:
+    weights = wanted.matrices(wanted.ffn, wanted.hidden, transposed=False)
+    return [_product(wanted, "project", weights, tokens) for tokens in wanted.tokens]
+
+
+def _contract(wanted: _Wanted) -> list[Case]:
+    weights = wanted.matrices(wanted.ffn, wanted.hidden, transposed=True)
+    return [_product(wanted, "contract", weights, tokens) for tokens in wanted.tokens]
+
+
+def _product(wanted: _Wanted, kernel: str, weights: list[Weight], tokens: int) -> Case:
+    inputs = wanted.hidden if kernel == "project" else wanted.ffn
+    x_TI = torch.randn(tokens, inputs)
+
+    def run(linear: Linear, copy: int) -> object:
+        return getattr(linear, kernel)(x_TI, weights[copy])
+
+    nbytes = _nbytes(weights[0]) + 4 * tokens * (wanted.hidden + wanted.ffn)
+    operations = 2 * tokens * wanted.hidden * wanted.ffn
+    return wanted.case(kernel, tokens, nbytes, operations, run, len(weights))
+
+
+def _ffn(wanted: _Wanted) -> list[Case]:
+    gates, ups, downs = (
+        wanted.matrices(wanted.ffn, wanted.hidden, transposed=transposed)
+        for transposed in (False, False, True)
+    )
+    norm_H = torch.ones(wanted.hidden)
+
+    def of(tokens: int) -> Case:
+        x_TH = torch.randn(tokens, wanted.hidden)
+
+        def run(linear: Linear, copy: int) -> object:
+            return ffn(x_TH, norm_H, _EPS, gates[copy], ups[copy], downs[copy], linear)
+
+        nbytes = _nbytes(gates[0]) + _nbytes(ups[0]) + _nbytes(downs[0]) + 8 * tokens * wanted.hidden
+        operations = 6 * tokens * wanted.hidden * wanted.ffn
+        return wanted.case("ffn", tokens, nbytes, operations, run, len(gates))
+
+    return [of(tokens) for tokens in wanted.tokens]
+
+
+def _attention(wanted: _Wanted) -> list[Case]:
+    """The last tokens of 2048 positions; four query heads for each KV head."""
+    heads, kv_heads, width = heads_of(wanted.hidden)
+    stored = KVFormat(wanted.precision, width)
+    nbytes = cache_nbytes(wanted.hidden, wanted.precision)
+    count = wanted.rotation.copies(nbytes)
+    cache = [(_rows(stored, kv_heads), _rows(stored, kv_heads)) for _ in range(count)]
+    kv_of_head = kv_of_heads(0, heads, GROUP)
+
+    def of(tokens: int) -> Case:
+        q_TNd = torch.randn(tokens, heads, width)
+
+        def run(linear: Linear, copy: int) -> object:
+            k_KSd, v_KSd = cache[copy]
+            return attention(q_TNd, k_KSd, v_KSd, kv_of_head, POSITIONS - tokens, pool=linear.pool)
+
+        moved = nbytes + 8 * q_TNd.numel()
+        seen = tokens * POSITIONS - tokens * (tokens - 1) // 2
+        return wanted.case(
+            "attention", tokens, moved, 4 * seen * heads * width, run, count, f"{heads}/{kv_heads}x{width}"
+        )
+
+    return [of(tokens) for tokens in wanted.tokens if tokens <= POSITIONS]
+
+
+def _rows(stored: KVFormat, kv_heads: int) -> Rows:
+    x_KSd = torch.randn(kv_heads, POSITIONS, stored.width)
+    if stored.quantised:
+        return QuantisedRows(stored, encode(x_KSd, stored))
+    return x_KSd.to(_DTYPES[stored.precision])
+
+
+def _rms_norm(wanted: _Wanted) -> list[Case]:
+    weight_H = torch.ones(wanted.hidden)
+
+    def of(tokens: int) -> Case:
+        x_TH = torch.randn(tokens, wanted.hidden)
+
+        def run(linear: Linear, _copy: int) -> object:
+            return rms_norm(x_TH, weight_H, _EPS, linear.pool)
+
+        count = x_TH.numel()
+        return wanted.case("rms_norm", tokens, 8 * count, 4 * count, run, shape=str(wanted.hidden))
+
+    return [of(tokens) for tokens in wanted.tokens]
+
+
+def _rope(wanted: _Wanted) -> list[Case]:
+    heads, _, width = heads_of(wanted.hidden)
+
+    def of(tokens: int) -> Case:
+        x_TNd = torch.randn(tokens, heads, width)
+        cos_Td, sin_Td = tables(torch.arange(tokens), torch.rand(width // 2), 1.0)
+
+        def run(linear: Linear, _copy: int) -> object:
+            return rope(x_TNd, cos_Td, sin_Td, linear.pool)
+
+        count = x_TNd.numel()
+        return wanted.case("rope", tokens, 8 * count, 3 * count, run, shape=f"{heads}x{width}")
+
+    return [of(tokens) for tokens in wanted.tokens]
+
+
+def _swiglu(wanted: _Wanted) -> list[Case]:
+    def of(tokens: int) -> Case:
+        # torch's overwrites the gate, which must not become denormal: this one grows.
+        gate_TF, up_TF = (torch.full((tokens, wanted.ffn), value) for value in (3.0, 2.0))
+
+        def run(linear: Linear, _copy: int) -> object:
+            return swiglu(gate_TF, up_TF, linear.pool)
+
+        count = gate_TF.numel()
+        return wanted.case("swiglu", tokens, 12 * count, 5 * count, run, shape=str(wanted.ffn))
+
+    return [of(tokens) for tokens in wanted.tokens]
+
+
+_OF_WEIGHTS = ("project", "contract", "ffn")
+
+KERNELS: dict[str, Callable[[_Wanted], list[Case]]] = {
+    "project": _project,
+    "contract": _contract,
+    "ffn": _ffn,
+    "attention": _attention,
+    "rms_norm": _rms_norm,
+    "rope": _rope,
+    "swiglu": _swiglu,
+}
+
+
+def _nbytes(weight: Weight) -> int:
+    if isinstance(weight, Tensor):
+        return weight.numel() * weight.itemsize
+    return weight.data_B.numel()

@@ -1,0 +1,87 @@
+"""Checks of the way to a master: name, ports with their timing, and its clock."""
+
+import http.client
+import socket
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+
+from tpiedge.doctor.finding import Finding, fail, ok, warn
+from tpiedge.doctor.network import HTTP_PORT
+from tpiedge.host.addresses import Address
+from tpiedge.units import format_seconds
+
+__all__ = ["check_master_clock", "check_reach", "judge_skew"]
+
+_OTHERS = ("tensors", "files", "pairing")
+_CONNECT_S = 2.0
+_MAX_SKEW_S = 60.0
+_SLOW_S = 0.02
+
+
+def check_reach(master: Address) -> Sequence[Finding]:
+    """The control port must answer; the others open as they are needed."""
+    control = _connect(master)
+    name = f"master {master}"
+    if isinstance(control, str):
+        advice = "is the master running, its --listen reachable from here, and its firewall open?"
+        return [fail(name, control, advice)]
+    if control > _SLOW_S:
+        first = warn(
+            name, f"connected in {format_seconds(control)}", "a token waits for this often: use a cable"
+        )
+    else:
+        first = ok(name, f"connected in {format_seconds(control)}")
+    return [first, *(_other(master.beside(step), purpose) for step, purpose in enumerate(_OTHERS, 1))]
+
+
+def _other(address: Address, purpose: str) -> Finding:
+    name, result = f"master {address}", _connect(address)
+    if isinstance(result, float):
+        return ok(name, f"{purpose}, connected in {format_seconds(result)}")
+    if result == "refused":
+        return ok(name, f"{purpose}, nobody listens now (the way is free)")
+    return warn(name, f"{purpose}, {result}", f"let TCP {address.port} through the master's firewall")
+
+
+def _connect(address: Address) -> float | str:
+    """Seconds of the second connection (the first may have resolved names and addresses), or why there is none."""
+    try:
+        for _ in range(2):
+            started = time.perf_counter()
+            socket.create_connection((address.host, address.port), _CONNECT_S).close()
+        return time.perf_counter() - started
+    except TimeoutError:
+        return f"no answer within {_CONNECT_S:g} s"
+    except ConnectionRefusedError:
+        return "refused"
+    except OSError as error:
+        return error.strerror or str(error)
+
+
+def check_master_clock(host: str, port: int = HTTP_PORT) -> Sequence[Finding]:
+    """Compare with the date that the master's HTTP server puts on every answer; whole seconds."""
+    connection = http.client.HTTPConnection(host, port, timeout=_CONNECT_S)
+    try:
+        connection.request("HEAD", "/")
+        date = connection.getresponse().getheader("Date")
+    except (OSError, http.client.HTTPException):
+        return [ok("master's clock", f"not compared: no HTTP at {host}:{port}")]
+    finally:
+        connection.close()
+    return [judge_skew(date, datetime.now(UTC))]
+
+
+def judge_skew(date: str | None, now: datetime) -> Finding:
+    """`date`: of an HTTP answer."""
+    try:
+        skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
+    except (TypeError, ValueError):
+        return ok("master's clock", "not compared: its HTTP server tells no date")
+    if abs(skew_s) > _MAX_SKEW_S:
+        found = f"differs by {format_seconds(abs(skew_s))}"
+        return warn(
+            "master's clock", found, "set both clocks (timedatectl set-ntp true): tokens would expire wrongly"
+        )
+    return ok("master's clock", "agrees")

@@ -1,0 +1,104 @@
+"""Blocks, or all of them, as native calls, made once for as long as the weights are the same objects.
+
+Weights that stay in memory always are; those that are streamed come anew with every step, and their calls with them.
+"""
+
+from collections.abc import Mapping
+
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, all_panels
+from tpiedge.kernels.dispatch import for_attention
+from tpiedge.kernels.ffn import FusedFFN
+from tpiedge.kernels.library import Pool
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.stack import FusedLayers
+from tpiedge.kv.cache import KVCache
+from tpiedge.memory.sweep import Block
+from tpiedge.memory.weights import BlockWeights, Weights
+from tpiedge.model.config import ModelConfig
+from tpiedge.pack.layout import ATTENTION_MATRICES
+
+__all__ = ["FusedBlocks"]
+
+
+class FusedBlocks:
+    """The fused blocks of one node's share. None where a block has to be computed one operation at a time: without
+    native kernels, with weights that are not quantised, or with biases."""
+
+    def __init__(
+        self, config: ModelConfig, kv_of_head: tuple[int, ...], cache: KVCache, weights: Weights
+    ) -> None:
+        self._config = config
+        self._kv_of_head = kv_of_head
+        self._cache = cache
+        self._weights = weights
+        # By layer, with the weights that each was made of; the stacks by slot.
+        self._attention: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
+        self._ffn: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
+        self._stacks: dict[int, FusedLayers | None] = {}
+
+    def attention(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FusedAttention | None:
+        """Computes any number of tokens of one sequence."""
+        if pool is None:
+            return None
+        known = self._attention.get(layer)
+        if known is None or known[0] is not weights:
+            known = self._attention[layer] = weights, self._new_attention(layer, weights, pool)
+        return known[1]
+
+    def stack(self, slot: int, pool: Pool | None) -> FusedLayers | None:
+        """All layers, for tokens of the sequence in that slot of the cache. None also where weights are streamed."""
+        kept = self._weights.kept()
+        if pool is None or kept is None:
+            return None
+        if slot not in self._stacks:
+            self._stacks[slot] = self._new_stack(kept, slot, pool)
+        return self._stacks[slot]
+
+    def ffn(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FusedFFN | None:
+        """Computes any tokens, of several sequences, too."""
+        if pool is None:
+            return None
+        known = self._ffn.get(layer)
+        if known is None or known[0] is not weights:
+            known = self._ffn[layer] = weights, self._new_ffn(weights, pool)
+        return known[1]
+
+    def _new_stack(self, kept: Mapping[Block, BlockWeights], slot: int, pool: Pool) -> FusedLayers | None:
+        blocks: list[tuple[FusedAttention, FusedFFN]] = []
+        layers = range(self._config.num_layers)
+        for layer in layers:
+            of_attention, of_ffn = kept[Block(layer, "attention")], kept[Block(layer, "ffn")]
+            if "o_bias" in of_attention.vectors or "down_bias" in of_ffn.vectors:
+                return None
+            attention, ffn = self.attention(layer, of_attention, pool), self.ffn(layer, of_ffn, pool)
+            if attention is None or ffn is None:
+                return None
+            blocks.append((attention, ffn))
+        return FusedLayers(blocks, [self._cache.addresses(layer, slot) for layer in layers], pool)
+
+    def _new_attention(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedAttention | None:
+        vectors, config = weights.vectors, self._config
+        matrices = tuple(weights.matrices[name] for name in ATTENTION_MATRICES)
+        if for_attention(pool, config.head_dim) is None or not all_panels(matrices) or config.qkv_bias:
+            return None
+        norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
+        block = AttentionBlock(
+            matrices,
+            vectors["attention_norm"],
+            norms,
+            config.rms_norm_eps,
+            self._kv_of_head,
+            config.windows[layer],
+            config.head_dim,
+        )
+        return FusedAttention(block, self._cache.memory, pool)
+
+    def _new_ffn(self, weights: BlockWeights, pool: Pool) -> FusedFFN | None:
+        gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
+        if not (
+            isinstance(gate, PanelMatrix) and isinstance(up, PanelMatrix) and isinstance(down, PanelMatrix)
+        ):
+            return None
+        if "gate_bias" in weights.vectors or "up_bias" in weights.vectors:
+            return None
+        return FusedFFN(weights.vectors["ffn_norm"], self._config.rms_norm_eps, (gate, up, down), pool)

@@ -1,0 +1,169 @@
+"""Where a master listens, as people write it: HOST or HOST:PORT, also [IPv6]:PORT."""
+
+import ipaddress
+import re
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+
+from tpiedge.errors import ProtocolError, UserError
+
+__all__ = [
+    "CONTROL_PORT",
+    "DATA_OFFSET",
+    "FILES_OFFSET",
+    "PAIRING_OFFSET",
+    "Address",
+    "check_endpoint",
+    "data_endpoint",
+    "lan_host",
+    "listening_address",
+    "outgoing_host",
+    "parse_address",
+    "resolve",
+]
+
+CONTROL_PORT = 7070
+"""Where masters listen unless told otherwise; the three ports after it serve data, files and pairing."""
+DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
+
+_HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
+_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
+_MAX_PORT = 65535
+_ANYWHERE = ("tcp://0.0.0.0:", "tcp://[::]:")
+_ENDPOINT = re.compile(
+    r"tcp://(?:([0-9.]{7,15})|\[([0-9A-Fa-f:.]+)(?:%[0-9A-Za-z._-]{1,64})?\]):([0-9]{1,5})", re.ASCII
+)
+_SCOPE = re.compile(r"%[0-9A-Za-z._-]{1,64}(?=\])", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A host (name, IPv4, or IPv6 without brackets) and its control port."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def zmq(self) -> str:
+        """The address as the transport wants it; `host` has to be numeric by then."""
+        return f"tcp://{self}"
+
+    def beside(self, offset: int) -> "Address":
+        """The same host, `offset` ports further."""
+        return Address(self.host, self.port + offset)
+
+
+def parse_address(text: str, default_port: int | None = None, default_host: str | None = None) -> Address:
+    """Raises UserError where `text` is neither HOST:PORT nor, with a `default_port`, HOST; nor, with a `default_host`,
+    PORT."""
+    host, port = _split(text.strip())
+    if port is None and host.isdigit():  # which a resolver would take for an address: 9000 is 0.0.35.40
+        host, port = default_host or "", host
+    if port is None and default_port is not None:
+        port = str(default_port)
+    is_port = port is not None and port.isascii() and port.isdigit() and len(port) <= 5
+    if port is None or not is_port or not 1 <= int(port) <= _MAX_PORT - 3 or not _is_host(host):
+        raise UserError(f"not an address: {text[:80]!r}; write it like 192.168.1.20:7070 or [fe80::1]:7070")
+    return Address(host, int(port))
+
+
+def resolve(address: Address) -> Address:
+    """The numeric address. Raises UserError, at once or when the resolver gives up, for a host that is not known."""
+    try:
+        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise UserError(
+            f"the host {address.host} is not known here: check the spelling, or give its IP address"
+        ) from None
+    # Masters listen on IPv4 unless told otherwise.
+    found.sort(key=lambda entry: entry[0] != socket.AF_INET)
+    return Address(str(found[0][4][0]), address.port)
+
+
+def outgoing_host() -> str | None:
+    """The address at which other machines most likely reach this one; None without a network. Sends nothing: asks the
+    routing table, and where that knows no way out (laptops on one switch) the interfaces."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))
+            return str(probe.getsockname()[0])
+        except OSError:
+            up = {name for name, state in psutil.net_if_stats().items() if state.isup}
+            return lan_host({name: found for name, found in psutil.net_if_addrs().items() if name in up})
+
+
+def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
+    """The first IPv4 address (of psutil's records, by interface) that is neither loopback nor link-local."""
+    for found in interfaces.values():
+        for record in found:
+            if record.family == socket.AF_INET:
+                address = ipaddress.IPv4Address(record.address)
+                if not (address.is_loopback or address.is_link_local):
+                    return str(address)
+    return None
+
+
+def check_endpoint(text: str) -> str:
+    """The address at which a node says that it listens. Raises ProtocolError unless it is tcp://IP:PORT."""
+    found = _ENDPOINT.fullmatch(text)
+    try:
+        if found is None or not 1 <= int(found[3]) <= _MAX_PORT:
+            raise ValueError
+        ip = ipaddress.IPv4Address(found[1]) if found[1] else ipaddress.IPv6Address(found[2])
+        if ip.is_multicast:
+            raise ValueError
+    except ValueError:
+        raise ProtocolError(f"it says that it listens at {text[:80]!r}, which is no address") from None
+    return text
+
+
+def listening_address(control_address: str) -> str:
+    """Where a worker's node listens for others, at any port: on the way to the master at `control_address`
+    (tcp://IP:PORT), or to itself alone where there is none. Sends nothing."""
+    host, _, port = control_address.removeprefix("tcp://").rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, int(port)))
+            own = probe.getsockname()
+    except OSError:
+        return "tcp://127.0.0.1:*"
+    if family == socket.AF_INET:
+        return f"tcp://{own[0]}:*"
+    # A link-local address says nothing without the interface.
+    scope = f"%{socket.if_indextoname(own[3])}" if own[3] and "%" not in own[0] else ""
+    return f"tcp://[{own[0]}{scope}]:*"
+
+
+def data_endpoint(endpoint: str, control_address: str) -> str:
+    """Where another node reaches a node that says that it listens at `endpoint`, given the address at which it reaches
+    the master: that one where rank 0 listens at every address of its machine, and by the same interface."""
+    for anywhere in _ANYWHERE:
+        if endpoint.startswith(anywhere):
+            return f"{control_address.rpartition(':')[0]}:{endpoint.removeprefix(anywhere)}"
+    scope = _SCOPE.search(control_address)
+    return _SCOPE.sub(scope[0], endpoint) if scope else endpoint
+
+
+def _split(text: str) -> tuple[str, str | None]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            return "", None
+        return host, rest[1:] if rest else None
+    if text.count(":") == 1:
+        host, _, port = text.partition(":")
+        return host, port
+    return text, None
+
+
+def _is_host(host: str) -> bool:
+    return _HOST.fullmatch(host) is not None or _IPV6.fullmatch(host) is not None

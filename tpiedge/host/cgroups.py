@@ -1,0 +1,144 @@
+"""Limits of the control groups (Linux, version 1 and 2) that hold for this process. Elsewhere there are none.
+
+Everything is read from files below `root`; what is missing, unreadable or not a number is no limit.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Cgroups"]
+
+_UNLIMITED = 1 << 60  # version 1 writes the largest multiple of a page
+
+
+@dataclass(frozen=True)
+class Cgroups:
+    """Folders of the groups that limit this process, per version and controller: the own one, then its ancestors."""
+
+    memory_v1: tuple[Path, ...]
+    memory_v2: tuple[Path, ...]
+    cpu_v1: tuple[Path, ...]
+    cpu_v2: tuple[Path, ...]
+
+    @staticmethod
+    def own(root: Path = Path("/")) -> "Cgroups":
+        """The control groups of this process, as /proc and the mounts below `root` tell."""
+        groups = _own_groups(root)
+        mounts = _mounts(root)
+        unified = _folders(groups, mounts, "")
+        return Cgroups(_folders(groups, mounts, "memory"), unified, _folders(groups, mounts, "cpu"), unified)
+
+    def memory_room(self) -> list[int]:
+        """Bytes that may still be taken below each limit; page cache, which the kernel gives back, is not taken."""
+        rooms = [_room_v1(folder) for folder in self.memory_v1] + [
+            _room_v2(folder) for folder in self.memory_v2
+        ]
+        return [room for room in rooms if room is not None]
+
+    def oom_kills(self) -> int:
+        """How many processes of the own group the kernel has killed for want of memory so far."""
+        own = [folder / "memory.oom_control" for folder in self.memory_v1[:1]]
+        own += [folder / "memory.events" for folder in self.memory_v2[:1]]
+        return sum(_field(path, "oom_kill") for path in own)
+
+    def cpu_quotas(self) -> list[float]:
+        """Processors' worth of time per second of each limit."""
+        quotas = [_quota_v1(folder) for folder in self.cpu_v1] + [_quota_v2(folder) for folder in self.cpu_v2]
+        return [quota for quota in quotas if quota is not None]
+
+
+def _own_groups(root: Path) -> dict[str, str]:
+    """Controller -> path of the own group in its hierarchy; version 2 is the controller ""."""
+    groups: dict[str, str] = {}
+    for line in _lines(root / "proc/self/cgroup"):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        groups |= dict.fromkeys(controllers.split(","), path)
+    return groups
+
+
+def _mounts(root: Path) -> dict[str, tuple[str, Path]]:
+    """Controller -> (path of the group that is mounted, where)."""
+    mounts: dict[str, tuple[str, Path]] = {}
+    for line in _lines(root / "proc/self/mountinfo"):
+        left, _, right = line.partition(" - ")
+        fields, system = left.split(" "), right.split(" ")
+        if len(fields) < 5 or len(system) < 3 or system[0] not in ("cgroup", "cgroup2"):
+            continue
+        place = (fields[3], root / fields[4].lstrip("/"))
+        controllers = [""] if system[0] == "cgroup2" else system[-1].split(",")
+        mounts |= dict.fromkeys(controllers, place)
+    return mounts
+
+
+def _folders(
+    groups: dict[str, str], mounts: dict[str, tuple[str, Path]], controller: str
+) -> tuple[Path, ...]:
+    """The folders from the own group up to the mount.
+
+    In a container the mount often is the own group, whatever it is called.
+    """
+    if controller not in groups or controller not in mounts:
+        return ()
+    top, mount = mounts[controller]
+    try:
+        inner = Path(groups[controller]).relative_to(top)
+    except ValueError:
+        return (mount,)
+    return tuple([mount / part for part in (inner, *inner.parents)]) if ".." not in inner.parts else (mount,)
+
+
+def _room_v1(folder: Path) -> int | None:
+    limit = _number(folder / "memory.limit_in_bytes")
+    used = _number(folder / "memory.usage_in_bytes")
+    if limit is None or limit >= _UNLIMITED or used is None:
+        return None
+    return limit - used + _cache(folder, "total_inactive_file", "total_active_file")
+
+
+def _room_v2(folder: Path) -> int | None:
+    limits = [_number(folder / name) for name in ("memory.max", "memory.high")]
+    limit = min((limit for limit in limits if limit is not None), default=None)
+    used = _number(folder / "memory.current")
+    if limit is None or used is None:
+        return None
+    return limit - used + _cache(folder, "inactive_file", "active_file")
+
+
+def _cache(folder: Path, *names: str) -> int:
+    """Bytes of files in memory (not of tmpfs, which can only be swapped)."""
+    pairs = (line.partition(" ") for line in _lines(folder / "memory.stat"))
+    return sum(int(value) for name, _, value in pairs if name in names and value.isdecimal())
+
+
+def _field(path: Path, name: str) -> int:
+    """The number beside `name` in a file of lines "name number"; 0 where it is not there."""
+    pairs = (line.partition(" ") for line in _lines(path))
+    return next((int(value) for key, _, value in pairs if key == name and value.isdecimal()), 0)
+
+
+def _quota_v1(folder: Path) -> float | None:
+    quota, period = _number(folder / "cpu.cfs_quota_us"), _number(folder / "cpu.cfs_period_us")
+    return None if quota is None or not period else quota / period
+
+
+def _quota_v2(folder: Path) -> float | None:
+    for line in _lines(folder / "cpu.max"):
+        quota, _, period = line.partition(" ")
+        if quota.isdecimal() and period.isdecimal() and int(period):
+            return int(quota) / int(period)
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """The file's number; None if there is none ("max", "-1")."""
+    text = next(_lines(path), "")
+    return int(text) if text.isdecimal() else None
+
+
+def _lines(path: Path) -> Iterator[str]:
+    try:
+        yield from path.read_text(errors="replace").splitlines()
+    except OSError:
+        return  # no such limit, or not for us to see

@@ -1,0 +1,62 @@
+"""What this computer lets this process use: processors, memory, disk. No torch.
+
+Containers and services limit both by cgroups, of version 1 or 2, and a limit holds for everything below it: so the
+own group and all its ancestors count (`cgroups`).
+"""
+
+import math
+import os
+import shutil
+from pathlib import Path
+
+import psutil
+
+from tpiedge.host.cgroups import Cgroups
+from tpiedge.units import GIB, MIB
+
+__all__ = [
+    "available_memory_bytes",
+    "default_memory_bytes",
+    "default_threads",
+    "free_disk_bytes",
+    "usable_cores",
+]
+
+_PART = 0.8
+_KEEP = (128 * MIB, 2 * GIB)
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that can be taken now without swapping and without exceeding a limit. Page cache counts as free."""
+    free = psutil.virtual_memory().available
+    return max(0, min([free, *Cgroups.own(root).memory_room()]))
+
+
+def default_memory_bytes(available: int | None = None) -> int:
+    """What tpiedge takes for itself unless told: 80 % of what is available, leaving at least 128 MiB and at most
+    2 GiB to everything else."""
+    if available is None:
+        available = available_memory_bytes()
+    keep = min(max((1 - _PART) * available, _KEEP[0]), _KEEP[1])
+    return max(0, int(available - keep))
+
+
+def usable_cores(root: Path = Path("/")) -> float:
+    """Processors that this process may use, by affinity and quota; a quota may be a fraction."""
+    cores = psutil.cpu_count() or 1
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores
+    return min([float(cores), float(allowed), *Cgroups.own(root).cpu_quotas()])
+
+
+def default_threads(root: Path = Path("/")) -> int:
+    """Physical cores that this process may use, at least one: hardware threads of one core share its vector unit, and
+    a thread beyond a quota makes the others wait for it."""
+    physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
+    return max(1, min(physical, math.floor(usable_cores(root))))
+
+
+def free_disk_bytes(folder: Path) -> int:
+    """Bytes that this user may still write to `folder`, or to where it would be made."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free

@@ -1,0 +1,143 @@
+"""JSON files that only their owner may read: replaced as a whole, never seen half-written.
+
+Messages name the file and never show what is in it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import secrets
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+
+from tpiedge.errors import DiskFull, TpiedgeError, UserError
+
+__all__ = ["create_private", "locked", "private_folder", "read_private", "replace_private"]
+
+_OWNER_ONLY = 0o600
+_MAX_BYTES = 4 << 20
+
+
+def private_folder(folder: Path) -> Path:
+    """`folder`, made for its owner alone if it is not there. Raises UserError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"cannot make the folder {folder}: {error.strerror}; choose another --state"
+        ) from None
+    return folder
+
+
+def read_private(path: Path) -> dict[str, object] | None:
+    """The JSON object in `path`; None where there is no such file.
+
+    Raises UserError for a file that others may read, that is not a JSON object, or that cannot be read.
+    """
+    try:
+        with _opened(path) as fd:
+            data = _checked_bytes(fd, path)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
+    try:
+        values = json.loads(data)
+    except (ValueError, RecursionError):
+        values = None
+    if not isinstance(values, dict):
+        raise UserError(
+            f"{path} is damaged (not a JSON object): restore it from a backup, or delete it to start anew"
+        )
+    return values
+
+
+def create_private(path: Path, values: dict[str, object]) -> bool:
+    """Write a file that is not there yet; False, and nothing done, where another process was first."""
+    partial = _written(path, values)
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        raise _cannot_write(path, error) from None
+    finally:
+        partial.unlink(missing_ok=True)
+    return True
+
+
+def replace_private(path: Path, values: dict[str, object]) -> None:
+    """Write the file, or replace it by this one. Raises UserError, DiskFull."""
+    partial = _written(path, values)
+    try:
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from None
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Between reading and replacing `path`: other processes and threads that ask wait for milliseconds."""
+    private_folder(path.parent)
+    lock = path.with_name(f".{path.name}.lock")
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY)
+    except OSError as error:
+        raise _cannot_write(lock, error) from None
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _checked_bytes(fd: int, path: Path) -> bytes:
+    found = os.fstat(fd)
+    if not stat.S_ISREG(found.st_mode):
+        raise UserError(f"{path} is not a file: move it away")
+    if found.st_mode & 0o077:
+        raise UserError(
+            f"{path} can be read or changed by other users: chmod 600 {path}, if they did not yet"
+        )
+    if found.st_size > _MAX_BYTES:
+        raise UserError(f"{path} is damaged ({found.st_size} bytes): delete it to start anew")
+    with os.fdopen(os.dup(fd), "rb") as file:
+        return file.read(_MAX_BYTES)
+
+
+def _written(path: Path, values: dict[str, object]) -> Path:
+    """A new file beside `path`, on the disk for good."""
+    private_folder(path.parent)
+    partial = path.with_name(f".{path.name}.{secrets.token_hex(4)}.partial")
+    try:
+        fd = os.open(
+            partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, _OWNER_ONLY
+        )
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            json.dump(values, file, indent=1)
+            file.write("\n")
+            file.flush()
+            os.fsync(fd)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from None
+    return partial
+
+
+def _cannot_write(path: Path, error: OSError) -> TpiedgeError:
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return DiskFull(f"no space left for {path}: free some")
+    return UserError(f"cannot write {path}: {error.strerror}")

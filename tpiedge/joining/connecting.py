@@ -1,0 +1,97 @@
+"""The worker's side of joining: a connection to the right master, or the reason in words why there is none.
+
+Errors: UserError where trying again changes nothing (wrong key, bad token, other protocol), PeerError where it may.
+"""
+
+import secrets
+import time
+
+from tpiedge import __version__
+from tpiedge.errors import PeerError, UserError
+from tpiedge.host.addresses import Address, resolve
+from tpiedge.joining.numerics import own_numerics
+from tpiedge.transport.framing import CONTROL, Plane
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.monitor import LinkState
+from tpiedge.transport.probe import Listener, probe
+from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.join import Enrol, Enrolled, Refused
+from tpiedge.wire.messages import PROTOCOL
+
+__all__ = ["MASTER", "enrol", "explain", "introduction", "open_link"]
+
+MASTER = "master"
+"""What a worker calls the hub it connects to."""
+
+_PROBE_S = 1.0
+
+
+def open_link(
+    address: Address,
+    master_key: str,
+    keys: CurveKeys,
+    name: str,
+    timeout_s: float = 3.0,
+    plane: Plane = CONTROL,
+) -> ZmqSpoke:
+    """A link whose handshake is done; the caller closes it. Afterwards it connects anew by itself after breaks."""
+    numeric = resolve(address)
+    link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane)
+    try:
+        state = link.monitor.wait(timeout_s)
+        if state is not LinkState.UP:
+            raise explain(address, numeric, state)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def introduction(host: str, secret: str = "") -> Enrol:
+    """What a worker says of itself to a master that does not know it, or was started anew."""
+    own = own_numerics()
+    return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), own.torch, own.numbers)
+
+
+def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 5.0) -> Enrolled:
+    """Become, or show to be, a member. `secret` is the token's, "" for a worker that joined before."""
+    deadline = time.monotonic() + timeout_s
+    link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        envelope = link.recv(remaining_s)
+        match envelope.message if envelope is not None else None:
+            case Enrolled() as enrolled:
+                return enrolled
+            case Refused(kind=kind, message=words):
+                raise (PeerError if kind == "limited" else UserError)(words)
+    raise PeerError(f"the master does not answer (waited {timeout_s:.0f} s): see its log, or try again")
+
+
+def explain(address: Address, numeric: Address, state: LinkState) -> UserError | PeerError:
+    """Why there is no link to the master at `address`, after `state` was what the monitor saw."""
+    if state is LinkState.REFUSED:
+        return PeerError(
+            f"the master at {address} does not let this worker in: its key was revoked, or too many newcomers wait; "
+            "see 'tpiedge nodes' there"
+        )
+    match probe(numeric.host, numeric.port, _PROBE_S):
+        case Listener.CURVE if state is LinkState.FAILED:
+            return UserError(
+                f"{address} is a tpiedge master with another key: this is another cluster, or the master was set up "
+                "anew; get a new token with 'tpiedge token create' there"
+            )
+        case Listener.CURVE:
+            return PeerError(
+                f"{address} answers, but too slowly to connect: is the network or the master busy?"
+            )
+        case Listener.OTHER:
+            return UserError(f"what answers at {address} is not a tpiedge master: check the port")
+        case Listener.NOBODY:
+            return PeerError(
+                f"nothing answers at {address} (connection refused): is the master running there?"
+            )
+        case Listener.UNREACHABLE:
+            return PeerError(
+                f"nothing answers at {address}: is the computer on, the master running, and the port open in its "
+                "firewall?"
+            )

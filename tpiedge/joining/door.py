@@ -1,0 +1,19 @@
+"""The door that lets workers in (enrolment), as a master sees it."""
+
+from typing import Protocol
+
+from tpiedge.wire.messages import Message
+
+__all__ = ["Door"]
+
+
+class Door(Protocol):
+    """Called by the control thread."""
+
+    def heard(self, peer: str, message: Message, now: float) -> None:
+        """Answers a peer that is not in yet, or that introduces itself."""
+        ...
+
+    def is_member(self, peer: str) -> bool: ...
+
+    def tick(self, now: float) -> None: ...

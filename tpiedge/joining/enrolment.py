@@ -1,0 +1,142 @@
+"""What the master answers to a worker that wants to belong to the cluster: a machine without sockets or files.
+
+Laws:
+1. A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret.
+2. A revoked key stays out, whatever secret it brings, and its secret is not spent.
+3. What else a guest says has no effect but a counter, and ends its connection.
+4. Wrong secrets are limited per key and altogether; members never feel that.
+5. Who speaks another protocol or would compute other numbers stays out, member or not, and no secret is spent.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tpiedge.joining.identity import fingerprint
+from tpiedge.joining.members import KnownWorker, MemberTable
+from tpiedge.joining.numerics import Numerics
+from tpiedge.joining.rate_limiter import Limiter
+from tpiedge.joining.tokens import Redemption
+from tpiedge.sanitise import sanitised_name
+from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
+from tpiedge.wire.messages import PROTOCOL, Message
+
+__all__ = ["Enrolment", "EnrolmentReply"]
+
+_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S = 3, 60, 60.0
+
+_WORDS: dict[Redemption, tuple[RefusalKind, str]] = {
+    "unknown": ("secret", "the master does not know this token: it was revoked, or another cluster's"),
+    "expired": ("expired", "this token has expired"),
+    "used": ("used", "this token was used before"),
+}
+_NEW_TOKEN = "get a new one with 'tpiedge token create' on the master's computer"
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolmentReply:
+    """What to do now, in this order: put `admit` into the journal and admit its key; send `answer`; where `cut`,
+    revoke the peer's place and end its connection. `note` is for the log."""
+
+    answer: Enrolled | Refused
+    admit: KnownWorker | None = None
+    cut: bool = False
+    note: str = ""
+
+
+class Enrolment:
+    """`redeem` spends a use of the token with that secret. Times: `now` seconds of any clock, `wall` since 1970."""
+
+    def __init__(
+        self,
+        cluster: str,
+        version: str,
+        numerics: Numerics,
+        members: Callable[[], MemberTable],
+        redeem: Callable[[str], Redemption],
+    ) -> None:
+        self._cluster = cluster
+        self._version = version
+        self._numerics = numerics
+        self._members = members
+        self._redeem = redeem
+        self._wrong = Limiter(_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S)
+        self.refusals: Counter[RefusalKind] = Counter()
+
+    def judge(self, peer: str, key: str, message: Message, now: float, wall: float) -> EnrolmentReply:
+        """The reply to `message` of the guest or member `peer`, whose connection proves that it has `key`."""
+        table = self._members()
+        if table.is_revoked(key):
+            return self._refuse("revoked", _revoked_words(key))
+        if not isinstance(message, Enrol):
+            return self._refuse(
+                "unexpected", "this worker has not joined yet: its first message must be Enrol"
+            )
+        if message.protocol != PROTOCOL:
+            return self._refuse("protocol", self._protocol_words(message))
+        if message.numbers != self._numerics.numbers:
+            return self._refuse("numbers", self._numbers_words(message))
+        if message.torch != self._numerics.torch:
+            return self._refuse("torch", self._torch_words(message))
+        if table.member(key) is not None:
+            return self._accept(peer, message, None)
+        return self._newcomer(peer, key, message, now, wall)
+
+    def _newcomer(self, peer: str, key: str, message: Enrol, now: float, wall: float) -> EnrolmentReply:
+        if not message.secret:
+            return self._refuse(
+                "denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it"
+            )
+        if self._wrong.is_full(key, now):
+            return self._refuse("limited", "too many wrong tokens: try again in a minute")
+        outcome = self._redeem(message.secret)
+        if outcome != "ok":
+            self._wrong.count(key, now)
+            kind, words = _WORDS[outcome]
+            return self._refuse(kind, f"{words}: {_NEW_TOKEN}")
+        return self._accept(peer, message, KnownWorker(key, sanitised_name(message.name), wall, "token"))
+
+    def _accept(self, peer: str, message: Enrol, admit: KnownWorker | None) -> EnrolmentReply:
+        note = ""
+        if message.version != self._version:
+            note = (
+                f"{peer} ({sanitised_name(message.name)}) runs tpiedge {sanitised_name(message.version)}, this master "
+                f"{self._version}; both speak protocol {PROTOCOL}, so they work together"
+            )
+        return EnrolmentReply(Enrolled(peer, self._cluster, PROTOCOL, self._version), admit, note=note)
+
+    def _refuse(self, kind: RefusalKind, words: str) -> EnrolmentReply:
+        self.refusals[kind] += 1
+        return EnrolmentReply(Refused(kind, words), cut=True, note=f"refused: {words}")
+
+    def _protocol_words(self, message: Enrol) -> str:
+        where = "the worker" if message.protocol < PROTOCOL else "the master's computer"
+        return (
+            f"the worker has tpiedge {sanitised_name(message.version)} (protocol {message.protocol}), the master "
+            f"{self._version} (protocol {PROTOCOL}): update tpiedge on {where}"
+        )
+
+    def _numbers_words(self, message: Enrol) -> str:
+        return (
+            f"the worker's numbers are {sanitised_name(message.numbers)}, the master's {self._numerics.numbers}: "
+            "neither can read the other's; leave this computer out, or run the master on one of its kind"
+        )
+
+    def _torch_words(self, message: Enrol) -> str:
+        own = self._numerics.torch
+        fix = f"type 'pip install torch=={own}' on the worker's computer" if own else "install it there"
+        return (
+            f"the worker has {_torch(message.torch)}, the master {_torch(own)}: two releases may round differently; "
+            f"{fix}, and start tpiedge there again"
+        )
+
+
+def _torch(release: str) -> str:
+    return f"torch {sanitised_name(release)}" if release else "no torch"
+
+
+def _revoked_words(key: str) -> str:
+    return (
+        f"the master has revoked the key of this worker ({fingerprint(key)}): to join again, delete the worker's "
+        "key.json and use a new token"
+    )

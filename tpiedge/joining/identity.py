@@ -1,0 +1,55 @@
+"""A machine's identity: a CURVE key pair in a file of its owner, and the name that follows from it."""
+
+import hashlib
+from pathlib import Path
+
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import create_private, read_private
+from tpiedge.transport.keys import CurveKeys, is_key, public_of
+
+__all__ = ["fingerprint", "load_or_create_keys", "peer_name"]
+
+_FILE = "key.json"
+_FINGERPRINT_DIGITS = 16
+
+
+def load_or_create_keys(folder: Path) -> CurveKeys:
+    """The key pair of the machine whose state is in `folder`; made on first use.
+
+    Raises UserError where the file is readable by others or damaged: a new key would be a new machine, so none
+    is made in its place.
+    """
+    path = folder / _FILE
+    found = read_private(path)
+    if found is None:
+        keys = CurveKeys.generate()
+        if create_private(path, {"public": keys.public, "secret": keys.secret}):
+            return keys
+        found = read_private(path) or {}
+    return _keys_in(found, path)
+
+
+def fingerprint(public_key: str) -> str:
+    """16 hex digits that stand for a key wherever people or names need it."""
+    return hashlib.sha256(public_key.encode("ascii")).hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def peer_name(public_key: str) -> str:
+    """The name of a worker's agent."""
+    return f"w-{fingerprint(public_key)}"
+
+
+def _keys_in(values: dict[str, object], path: Path) -> CurveKeys:
+    public, secret = values.get("public"), values.get("secret")
+    if (
+        isinstance(public, str)
+        and isinstance(secret, str)
+        and is_key(public)
+        and is_key(secret)
+        and public_of(secret) == public
+    ):
+        return CurveKeys(public, secret)
+    raise UserError(
+        f"{path} is damaged (not a key pair): restore it from a backup; or delete it, and this machine is a new one "
+        "that has to join again"
+    )

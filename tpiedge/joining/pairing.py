@@ -1,0 +1,220 @@
+"""Joining without a token: a short code that the worker shows and the user types into the master.
+
+The code is a secret of 40 bits that the worker draws and never sends. Both sides derive a key from it by a slow hash,
+salted with everything that an attacker in the middle would have to change: both public keys and a fresh nonce of each
+side. The worker shows that it knows the code (Reveal), the master, once the user has typed it, does the same
+(Verdict); each proof is worth something for one pair of keys only.
+
+Laws:
+1. The master admits only a key whose owner knew the code that the user typed; the worker trusts only a master key
+   whose owner was given that code.
+2. An attacker in the middle who swaps a key cannot make either proof: with 40 bits and 16 MiB of memory per guess, a
+   search takes years; a pairing lives for ten minutes.
+3. At most MAX_PENDING workers wait, MAX_PER_SOURCE of one address; wrong codes are limited.
+"""
+
+import base64
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field
+
+from tpiedge import __version__
+from tpiedge.errors import ProtocolError, UserError
+from tpiedge.joining.rate_limiter import Limiter
+from tpiedge.sanitise import sanitised_line, sanitised_name
+from tpiedge.transport.keys import is_key
+from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
+from tpiedge.wire.messages import PROTOCOL
+
+__all__ = [
+    "MAX_PENDING",
+    "MAX_PER_SOURCE",
+    "PAIRING_S",
+    "Approval",
+    "PairingMaster",
+    "PairingWorker",
+    "Pending",
+    "normal_code",
+]
+
+PAIRING_S = 600.0
+MAX_PENDING = 8
+MAX_PER_SOURCE = 4
+_NONCE_BYTES = 16
+_CODE_BYTES = 5
+_MINUTE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A worker that waits for its code to be typed. `name` is its peer's, `host` what its computer calls itself."""
+
+    name: str
+    host: str
+    address: str
+    since: float
+
+
+@dataclass(frozen=True, slots=True)
+class Approval:
+    """The peer that a code belongs to; `verdict` is for that peer, after its key was admitted."""
+
+    name: str
+    key: str
+    host: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class _Visitor:
+    pending: Pending
+    key: str
+    transcript: bytes = field(repr=False)
+    proof: bytes = field(default=b"", repr=False)
+
+
+class PairingMaster:
+    """The master's side of pairing. Times are seconds on the caller's clock; `key` is proved by the connection."""
+
+    def __init__(self, master_key: str) -> None:
+        self._master_key = master_key
+        self._visitors: dict[str, _Visitor] = {}
+        self._knocks = Limiter(6, 60, _MINUTE_S)
+        self._wrong = Limiter(10, 10, _MINUTE_S)
+
+    def pending(self, now: float) -> tuple[Pending, ...]:
+        """Those whose code can be typed now."""
+        self._expire(now)
+        return tuple(visitor.pending for visitor in self._visitors.values() if visitor.proof)
+
+    def knock(self, name: str, key: str, address: str, knock: Knock, now: float) -> Challenge | Verdict:
+        """A Verdict without proof is a refusal: end the connection."""
+        self._expire(now)
+        refusal = self._reason_against(name, address, knock, now)
+        if refusal:
+            return Verdict(b"", refusal)
+        self._knocks.count(address, now)
+        nonce = secrets.token_bytes(_NONCE_BYTES)
+        transcript = _transcript(self._master_key, key, nonce, knock.nonce)
+        self._visitors[name] = _Visitor(
+            Pending(name, sanitised_name(knock.name), address, now), key, transcript
+        )
+        return Challenge(self._master_key, nonce)
+
+    def reveal(self, name: str, reveal: Reveal, now: float) -> Verdict | None:
+        """None: it waits for the user from now on. A Verdict is a refusal."""
+        self._expire(now)
+        visitor = self._visitors.get(name)
+        if visitor is None or visitor.proof or len(reveal.proof) != hashlib.sha256().digest_size:
+            self._visitors.pop(name, None)
+            return Verdict(b"", "that came out of turn: start the worker again")
+        self._visitors[name] = _Visitor(visitor.pending, visitor.key, visitor.transcript, reveal.proof)
+        return None
+
+    def forget(self, name: str) -> None:
+        """The visitor went away, or broke the rules."""
+        self._visitors.pop(name, None)
+
+    def approve(self, code: str, now: float) -> Approval:
+        """The worker that shows `code`. Raises UserError. Takes up to half a second."""
+        self._expire(now)
+        if self._wrong.is_full("", now):
+            raise UserError("too many wrong codes: wait a minute")
+        secret = normal_code(code)
+        for name, visitor in self._visitors.items():
+            if visitor.proof:
+                key = _slow_key(secret, visitor.transcript)
+                if hmac.compare_digest(visitor.proof, _proof(key, "worker")):
+                    del self._visitors[name]
+                    return Approval(
+                        name, visitor.key, visitor.pending.host, Verdict(_proof(key, "master"), "")
+                    )
+        self._wrong.count("", now)
+        raise UserError(
+            "no waiting worker shows this code: compare it with the worker's screen; codes live for ten minutes, and "
+            "one that is right but unknown here means that somebody is between the two machines"
+        )
+
+    def _reason_against(self, name: str, address: str, knock: Knock, now: float) -> str:
+        """Why this visitor cannot wait here; "" where it can."""
+        others = [visitor.pending for visitor in self._visitors.values() if visitor.pending.name != name]
+        if knock.protocol != PROTOCOL:
+            return (
+                f"the worker has tpiedge {sanitised_name(knock.version)} (protocol {knock.protocol}), the master "
+                f"{__version__} (protocol {PROTOCOL}): install the same on both"
+            )
+        if len(knock.nonce) != _NONCE_BYTES:
+            return "that is not how a worker knocks"
+        if len(others) >= MAX_PENDING or sum(one.address == address for one in others) >= MAX_PER_SOURCE:
+            return "too many workers wait to be approved: approve those first, or wait ten minutes"
+        if self._knocks.is_full(address, now):
+            return "too many attempts: wait a minute"
+        return ""
+
+    def _expire(self, now: float) -> None:
+        self._visitors = {
+            name: visitor
+            for name, visitor in self._visitors.items()
+            if now < visitor.pending.since + PAIRING_S
+        }
+
+
+class PairingWorker:
+    """The worker's side: `knock`, then `challenged`, then show `code`, then `judged`."""
+
+    def __init__(self, public_key: str, host: str) -> None:
+        self._key = public_key
+        self._secret = base64.b32encode(secrets.token_bytes(_CODE_BYTES)).decode("ascii")
+        self._nonce = secrets.token_bytes(_NONCE_BYTES)
+        self._slow = b""
+        self._master_key = ""
+        self.knock = Knock(PROTOCOL, __version__, host[:64], self._nonce)
+
+    @property
+    def code(self) -> str:
+        """XXXX-XXXX: for the screen, nothing else."""
+        return f"{self._secret[:4]}-{self._secret[4:]}"
+
+    def challenged(self, challenge: Challenge) -> Reveal:
+        """Raises ProtocolError for a second challenge (its answer would be a second guess) or a bad one."""
+        if self._slow or not is_key(challenge.master_key) or len(challenge.nonce) != _NONCE_BYTES:
+            raise ProtocolError("the master breaks the rules of pairing: start the worker again")
+        transcript = _transcript(challenge.master_key, self._key, challenge.nonce, self._nonce)
+        self._master_key = challenge.master_key
+        self._slow = _slow_key(self._secret, transcript)
+        return Reveal(_proof(self._slow, "worker"))
+
+    def judged(self, verdict: Verdict) -> str:
+        """The key of the master that was given the code. Raises UserError where it was not, or refuses."""
+        if not verdict.proof:
+            raise UserError(f"the master refuses to pair: {sanitised_line(verdict.message)}")
+        if not self._slow or not hmac.compare_digest(verdict.proof, _proof(self._slow, "master")):
+            raise UserError(
+                "this master says that it was given the code, and cannot prove it: somebody may be between the two "
+                "machines; use a token instead ('tpiedge token create' on the master)"
+            )
+        return self._master_key
+
+
+def normal_code(text: str) -> str:
+    """The eight letters as the worker drew them. Raises UserError where `text` cannot be a code."""
+    letters = "".join(one for one in text.upper() if one not in "- ").translate(str.maketrans("018", "OIB"))
+    if len(letters) != 8 or any(one not in "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567" for one in letters):
+        raise UserError("not a code: it looks like ABCD-EF23, on the worker's screen")
+    return letters
+
+
+def _transcript(master_key: str, worker_key: str, master_nonce: bytes, worker_nonce: bytes) -> bytes:
+    """Every part has a fixed length, so no two conversations have the same."""
+    parts = (b"tpiedge pairing 1\0", master_key.encode(), worker_key.encode(), master_nonce, worker_nonce)
+    return hashlib.sha256(b"".join(parts)).digest()
+
+
+def _slow_key(secret: str, transcript: bytes) -> bytes:
+    """16 MiB and some 50 ms for each guess."""
+    return hashlib.scrypt(secret.encode(), salt=transcript, n=1 << 14, r=8, p=1, maxmem=64 << 20, dklen=32)
+
+
+def _proof(key: bytes, role: str) -> bytes:
+    return hmac.digest(key, role.encode(), "sha256")

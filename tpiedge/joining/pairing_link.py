@@ -1,0 +1,166 @@
+"""Pairing over the network: the master's hub beside its control port, and the worker's visit there.
+
+The hub's key pair is no secret: every tpiedge derives the same one. It proves nothing and only gives the two sides a
+channel of the usual form; what they trust in the end rests on the code alone (`pairing.py`). The worker's own key is
+proved by its side of the handshake.
+"""
+
+import contextlib
+import hashlib
+import threading
+import time
+from collections.abc import Callable
+
+from tpiedge.clock import Clock, MonotonicClock
+from tpiedge.errors import PeerError, ProtocolError, UserError
+from tpiedge.host.addresses import PAIRING_OFFSET, Address
+from tpiedge.joining.connecting import open_link
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.members import KnownWorker
+from tpiedge.joining.pairing import PAIRING_S, PairingMaster, PairingWorker, Pending
+from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.endpoint import EndpointClosed, LinkReset, MalformedMessage, Unreachable
+from tpiedge.transport.framing import Plane
+from tpiedge.transport.keys import CurveKeys, key_text, public_of
+from tpiedge.transport.monitor import LinkState
+from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
+from tpiedge.wire.join import Challenge, Knock, Reveal, Verdict
+from tpiedge.wire.messages import Message
+
+__all__ = ["PairingHub", "introduction_keys", "pair"]
+
+_PLANE = Plane(4096, 0, 16)
+_SLICE_S = 0.2
+_ANSWER_S = 5.0
+_GUESTS = GuestPolicy(peer_name, limit=32, stay_s=PAIRING_S + 30.0, grace_s=10.0)
+
+
+def introduction_keys() -> CurveKeys:
+    """The key pair that everybody knows."""
+    secret = key_text(hashlib.sha256(b"tpiedge introduction: proves nothing").digest())
+    return CurveKeys(public_of(secret), secret)
+
+
+class PairingHub:
+    """Listens on `address` (tcp://HOST:PORT) in a thread of its own until `close`.
+
+    `admit` is called, in the thread that approves, with each worker whose code was typed, before the worker is told.
+    """
+
+    def __init__(
+        self, address: str, master_key: str, admit: Callable[[KnownWorker], None], clock: Clock | None = None
+    ) -> None:
+        self._clock = clock or MonotonicClock()
+        self._admit = admit
+        self._pairing = PairingMaster(master_key)
+        self._lock = threading.Lock()
+        self._hub = ZmqHub(address, introduction_keys(), "introduction", {}, plane=_PLANE, guests=_GUESTS)
+        self._closing = False
+        self._thread = threading.Thread(target=self._serve, name="tpiedge-pairing", daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        return self._hub.address
+
+    def pending(self) -> tuple[Pending, ...]:
+        """The workers that wait. Any thread may call this."""
+        with self._lock:
+            return self._pairing.pending(self._clock.now())
+
+    def approve(self, code: str) -> KnownWorker:
+        """Admit the worker that shows `code`. Any thread. Raises UserError."""
+        with self._lock:
+            approval = self._pairing.approve(code, self._clock.now())
+        member = KnownWorker(approval.key, approval.host, time.time(), "code")
+        self._admit(member)
+        with contextlib.suppress(EndpointClosed):
+            self._hub.post(approval.verdict, approval.name)
+        return member
+
+    def close(self) -> None:
+        """Idempotent."""
+        self._closing = True
+        self._thread.join()
+        self._hub.close()
+
+    def _serve(self) -> None:
+        while not self._closing:
+            for name in self._hub.admission.overstayed():
+                self._drop(name, None)
+            try:
+                envelope = self._hub.recv(_SLICE_S)
+                if envelope is not None:
+                    self._receive(envelope.sender, envelope.message)
+            except (LinkReset, MalformedMessage) as error:
+                self._drop(error.peer, None)
+
+    def _receive(self, name: str, message: Message) -> None:
+        key = self._hub.admission.key_of(name)
+        if key is None:
+            return
+        with self._lock:
+            answer = self._answer(name, key, message)
+        if isinstance(answer, Challenge):
+            with contextlib.suppress(Unreachable):
+                self._hub.send(answer, to=name, timeout_s=0.0)
+        elif answer is not None:
+            self._drop(name, answer)
+
+    def _answer(self, name: str, key: str, message: Message) -> Challenge | Verdict | None:
+        now = self._clock.now()
+        match message:
+            case Knock():
+                return self._pairing.knock(name, key, self._hub.admission.address_of(name), message, now)
+            case Reveal():
+                return self._pairing.reveal(name, message, now)
+        return Verdict(b"", "only pairing is done on this port")
+
+    def _drop(self, name: str, farewell: Verdict | None) -> None:
+        with self._lock:
+            self._pairing.forget(name)
+        self._hub.admission.dismiss(name)
+        self._hub.disconnect(name, farewell)
+
+
+def pair(
+    address: Address,
+    keys: CurveKeys,
+    host: str,
+    show_code: Callable[[str], None],
+    timeout_s: float = PAIRING_S,
+) -> str:
+    """Ask the master with control port `address` to be paired; its key, once the user has typed the code there.
+
+    `show_code` is called once. Raises UserError (refused, or not the master), PeerError (no answer, went away, or
+    the code was not typed in time).
+    """
+    deadline = time.monotonic() + timeout_s
+    worker = PairingWorker(keys.public, host)
+    door = address.beside(PAIRING_OFFSET)
+    with open_link(door, introduction_keys().public, keys, peer_name(keys.public), plane=_PLANE) as link:
+        link.send(worker.knock)
+        answer = _next(link, time.monotonic() + _ANSWER_S, f"the master at {door} does not answer: try again")
+        if isinstance(answer, Verdict):
+            worker.judged(answer)
+        if not isinstance(answer, Challenge):
+            raise ProtocolError("the master breaks the rules of pairing: start the worker again")
+        link.send(worker.challenged(answer))
+        show_code(worker.code)
+        verdict = _next(
+            link, deadline, "nobody typed the code into the master in time: start the worker again"
+        )
+        if not isinstance(verdict, Verdict):
+            raise UserError("the master breaks the rules of pairing: use a token instead")
+        return worker.judged(verdict)
+
+
+def _next(link: ZmqSpoke, deadline: float, words: str) -> Message:
+    """The next message. Raises PeerError with `words` at the deadline, or where the link breaks."""
+    while (remaining_s := deadline - time.monotonic()) > 0:
+        envelope = link.recv(min(_SLICE_S, remaining_s))
+        if envelope is not None:
+            return envelope.message
+        if link.monitor.poll() is not LinkState.UP:
+            raise PeerError("the master went away during the pairing: start the worker again")
+    raise PeerError(words)

@@ -1,0 +1,83 @@
+"""The table of tokens in the master's state folder, shared by `tpiedge token` and a running master."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import locked, read_private, replace_private
+from tpiedge.joining.tokens import Redemption, TokenRecord, TokenTable
+
+__all__ = ["TokenStore"]
+
+DAY_S = 86400.0
+_END_OF_TIME_S = 1e11  # the year 5138: calendars take it
+
+
+class TokenStore:
+    """Every call reads the file afresh, under a lock where it changes it. `wall_clock`: seconds since 1970."""
+
+    def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
+        self._path = folder / "tokens.json"
+        self._now = wall_clock
+
+    def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
+        """A new token and its secret. Raises UserError."""
+        with locked(self._path):
+            table, record, secret = self._read().create(self._now(), expires_s, uses)
+            self._write(table)
+        return record, secret
+
+    def list(self) -> tuple[tuple[TokenRecord, Redemption], ...]:
+        """Each token with what would become of it now."""
+        now = self._now()
+        return tuple((record, record.state(now)) for record in self._read().records)
+
+    def revoke(self, token_id: str) -> None:
+        """Raises UserError where there is none."""
+        with locked(self._path):
+            self._write(self._read().revoke(token_id))
+
+    def redeem(self, secret: str) -> Redemption:
+        """Spend one use of the token; on the disk before this returns."""
+        with locked(self._path):
+            before = self._read()
+            table, outcome, _ = before.redeem(secret, self._now())
+            if table != before:
+                self._write(table)
+        return outcome
+
+    def _read(self) -> TokenTable:
+        values = read_private(self._path)
+        records = [] if values is None else values.get("tokens")
+        if not isinstance(records, list):
+            raise self._damaged()
+        return TokenTable(tuple(self._record(record) for record in records))
+
+    def _write(self, table: TokenTable) -> None:
+        records: list[object] = [
+            {
+                "id": one.id,
+                "sha256": one.hashed,
+                "created": one.created,
+                "expires": one.expires,
+                "left": one.left,
+            }
+            for one in table.records
+        ]
+        replace_private(self._path, {"tokens": records})
+
+    def _record(self, values: object) -> TokenRecord:
+        match values:
+            case {
+                "id": str(token_id),
+                "sha256": str(hashed),
+                "created": float() | int() as created,
+                "expires": float() | int() as expires,
+                "left": int() | None as left,
+            } if 0 <= created < _END_OF_TIME_S and 0 <= expires < _END_OF_TIME_S and hashed.isascii():
+                return TokenRecord(token_id, hashed, float(created), float(expires), left)
+        raise self._damaged()
+
+    def _damaged(self) -> UserError:
+        return UserError(f"{self._path} is damaged: delete it, and the tokens in it are void")

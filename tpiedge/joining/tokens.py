@@ -1,0 +1,179 @@
+"""Tokens that let a new worker in: the text that people carry, and the table of those the master has given out.
+
+Laws:
+1. The table holds a hash of each secret, never the secret: who reads the file cannot join.
+2. A token of n uses lets n workers in; a use is spent in the same write that says yes.
+3. A token works from its creation to its expiry by the wall clock. A clock that was set back by up to CLOCK_TOLERANCE_S
+   before the creation is forgiven; one set back further makes it expired, since its age is unknown then.
+"""
+
+import base64
+import binascii
+import hashlib
+import hmac
+import secrets
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import Address, parse_address
+from tpiedge.transport.keys import is_key, key_bytes, key_text
+
+__all__ = [
+    "CLOCK_TOLERANCE_S",
+    "MAX_TOKENS",
+    "JoinToken",
+    "Redemption",
+    "TokenRecord",
+    "TokenTable",
+    "parse_token",
+]
+
+Redemption = Literal["ok", "expired", "unknown", "used"]
+
+CLOCK_TOLERANCE_S = 300.0
+MAX_TOKENS = 1000
+MAX_USES = 10_000
+MAX_EXPIRY_S = 366 * 86400.0
+_PREFIX = "tpi1"
+_SECRET_BYTES = 16
+_CHECK_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class JoinToken:
+    """What a worker needs to join: where the master is, who it is, and a secret. `text` is one word for any shell."""
+
+    master_key: str
+    secret: str = field(repr=False)
+    address: Address
+
+    @property
+    def text(self) -> str:
+        # Without brackets, which shells would expand: the port follows the last colon.
+        where = f"{self.address.host}:{self.address.port}"
+        key = _base32(key_bytes(self.master_key))
+        secret = _unbase32(self.secret)
+        return f"{_PREFIX}_{key}_{_base32(secret + _check(self.master_key, secret, where))}_{where}"
+
+
+def parse_token(text: str) -> JoinToken:
+    """Raises UserError, which does not show the text, where it is not what `JoinToken.text` made."""
+    parts = text.strip().split("_", 3)
+    if len(parts) != 4 or parts[0] != _PREFIX:
+        raise UserError(
+            f"not a token: it starts with {_PREFIX}_ and is one word; 'tpiedge token create' prints one"
+        )
+    _, key, secret, where = parts
+    try:
+        raw_key, raw_secret = _unbase32(key), _unbase32(secret)
+        host, _, port = where.rpartition(":")
+        address = parse_address(f"[{host}]:{port}")
+    except (ValueError, UserError):
+        raise _damaged() from None
+    secret_only, check = raw_secret[:_SECRET_BYTES], raw_secret[_SECRET_BYTES:]
+    if len(raw_key) != 32 or not is_key(key_text(raw_key)) or len(check) != _CHECK_BYTES:
+        raise _damaged()
+    if not hmac.compare_digest(check, _check(key_text(raw_key), secret_only, where)):
+        raise _damaged()
+    return JoinToken(key_text(raw_key), _base32(secret_only), address)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenRecord:
+    """A token as the master knows it. Times are seconds since 1970; `left` None: as often as one likes."""
+
+    id: str
+    hashed: str = field(repr=False)
+    created: float
+    expires: float
+    left: int | None
+
+    def state(self, now: float) -> Redemption:
+        """ "ok": it would let a worker in."""
+        if self.left == 0:
+            return "used"
+        return "ok" if self.created - CLOCK_TOLERANCE_S <= now < self.expires else "expired"
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTable:
+    """All tokens that may matter still; every method gives a new table."""
+
+    records: tuple[TokenRecord, ...] = ()
+
+    def create(self, now: float, expires_s: float, uses: int | None) -> "tuple[TokenTable, TokenRecord, str]":
+        """A new token: the table, its record, and the secret, which is nowhere else. Raises UserError."""
+        if not 1.0 <= expires_s <= MAX_EXPIRY_S:
+            raise UserError("a token lives from 1 second to 366 days")
+        if uses is not None and not 1 <= uses <= MAX_USES:
+            raise UserError(f"a token lets 1 to {MAX_USES} workers in, or any number")
+        kept = tuple(record for record in self.records if not _stale(record, now))
+        if len(kept) >= MAX_TOKENS:
+            raise UserError(f"{MAX_TOKENS} tokens exist already: revoke some with 'tpiedge token revoke'")
+        secret = _base32(secrets.token_bytes(_SECRET_BYTES))
+        record = TokenRecord(secrets.token_hex(4), _hash(secret), now, now + expires_s, uses)
+        return TokenTable((*kept, record)), record, secret
+
+    def revoke(self, token_id: str) -> "TokenTable":
+        """The table without that token. Raises UserError where there is none."""
+        kept = tuple(record for record in self.records if record.id != token_id)
+        if len(kept) == len(self.records):
+            raise UserError(f"there is no token {token_id[:40]}: 'tpiedge token list' shows those there are")
+        return TokenTable(kept)
+
+    def redeem(self, secret: str, now: float) -> "tuple[TokenTable, Redemption, str]":
+        """Spend one use; (table, outcome, id of the token or "")."""
+        record = self._find(secret)
+        if record is None:
+            return self, "unknown", ""
+        state = record.state(now)
+        if state != "ok" or record.left is None:
+            return self, state, record.id
+        spent = replace(record, left=record.left - 1)
+        return TokenTable(tuple(spent if one is record else one for one in self.records)), "ok", record.id
+
+    def _find(self, secret: str) -> TokenRecord | None:
+        """Looks at every record, so that the time taken tells nothing."""
+        hashed = _hash(secret)
+        found = None
+        for record in self.records:
+            if hmac.compare_digest(record.hashed, hashed):
+                found = record
+        return found
+
+
+def _stale(record: TokenRecord, now: float) -> bool:
+    """Useless for so long that its record is not kept."""
+    return record.expires + 7 * 86400.0 < now
+
+
+def _hash(secret: str) -> str:
+    # 128 random bits need no slow hash.
+    return hashlib.sha256(b"tpiedge token\0" + secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _check(master_key: str, secret: bytes, where: str) -> bytes:
+    """Tells a typing error from a wrong token."""
+    return hashlib.sha256(key_bytes(master_key) + secret + where.encode()).digest()[:_CHECK_BYTES]
+
+
+def _base32(raw: bytes) -> str:
+    return base64.b32encode(raw).decode("ascii").rstrip("=").lower()
+
+
+def _unbase32(text: str) -> bytes:
+    """Raises ValueError."""
+    if not text.isascii() or len(text) > 64:
+        raise ValueError("not base32")
+    try:
+        raw = base64.b32decode(text.upper() + "=" * (-len(text) % 8))
+    except binascii.Error:
+        raise ValueError("not base32") from None
+    if _base32(raw) != text:
+        raise ValueError("not the one way to write these bytes")
+    return raw
+
+
+def _damaged() -> UserError:
+    return UserError("the token is incomplete or was changed on the way: copy the whole word again")

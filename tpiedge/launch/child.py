@@ -1,0 +1,190 @@
+"""Child processes that are started, watched and ended by one parent, and that cannot outlive it.
+
+A child's standard input is its lifeline: the parent writes the first line (what the child must know, secrets
+included, so that nothing secret is in an argument list or the environment) and keeps the pipe open. When the parent
+dies, in whatever way, the pipe closes and the child ends (tpiedge.lifeline).
+
+The kernel's parent-death signal counts the thread that started the child as its parent: that thread must outlive it.
+"""
+
+import contextlib
+import logging
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from tpiedge.errors import InternalError, OutOfMemory, PeerError, ResourceError
+from tpiedge.host.cgroups import Cgroups
+
+__all__ = ["Child", "Place"]
+
+_TAIL_BYTES = 4000
+_MAX_REPORT_BYTES = 65536
+_DYING_S = 2.0
+#: A killed process ends once the kernel has freed its memory; one whose disk never answers does not end at all.
+_KILLED_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a node runs: `host` is its IP address, `prefix` a command that execs the node's command in that place."""
+
+    host: str = "127.0.0.1"
+    prefix: tuple[str, ...] = ()
+
+
+class Child:
+    """A running `python -m MODULE`. The parent must call `stop`.
+
+    With `reports` its standard output is a pipe on which it writes one line, for `read_report`. `prefix` is a command
+    that execs what follows it, in another place. Raises ResourceError if the process cannot be started.
+    """
+
+    def __init__(
+        self,
+        module: str,
+        first_line: bytes,
+        environment: Mapping[str, str],
+        *,
+        reports: bool = False,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        self._oom_kills = Cgroups.own().oom_kills()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
+        try:
+            self._process = _start(module, self._log, environment, reports, prefix)
+        except OSError as error:
+            self._log.close()
+            raise ResourceError(
+                f"cannot start a process ({error.strerror}): is this machine short of memory or of processes?"
+            ) from None
+        self._report = b""
+        self._reading = threading.Lock()  # guards `_report` and the pipe that it comes from
+        self.send_line(first_line)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def _lifeline(self) -> IO[bytes]:
+        if self._process.stdin is None:
+            raise InternalError("a child was started without a lifeline")
+        return self._process.stdin
+
+    def send_line(self, line: bytes) -> None:
+        """Writes one more line to the child. Does nothing if it has ended: `exit_cause` says why."""
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.write(line + b"\n")
+            self._lifeline.flush()
+
+    def read_report(self, deadline: float) -> bytes | None:
+        """The line that it reports; None if none came by `deadline` (monotonic seconds). From any thread; blocks.
+
+        Raises PeerError or OutOfMemory with the cause if it ends without a report.
+        """
+        with self._reading:
+            while b"\n" not in self._report:
+                if not self._wait_for_report(deadline):
+                    return None
+                self._read_more()
+            return self._report.partition(b"\n")[0]
+
+    def _wait_for_report(self, deadline: float) -> bool:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._report_pipe, selectors.EVENT_READ)
+            return bool(selector.select(max(0.0, deadline - time.monotonic())))
+
+    def _read_more(self) -> None:
+        data = os.read(self._report_pipe.fileno(), 4096)
+        self._report += data
+        if not data or len(self._report) > _MAX_REPORT_BYTES:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_DYING_S)  # the pipe closes shortly before the process has a status
+            kind = OutOfMemory if self._was_killed_for_memory else PeerError
+            raise kind(f"a process that was to get ready did not report: {self.exit_cause()}")
+
+    @property
+    def _report_pipe(self) -> IO[bytes]:
+        if self._process.stdout is None or self._process.stdout.closed:
+            raise InternalError("a child that has no pipe for a report (any more) was asked for it")
+        return self._process.stdout
+
+    def exit_cause(self) -> str | None:
+        """None while it runs; then why it ended, in words, with the last line of its log. Does not block."""
+        status = self._process.poll()
+        if status is None:
+            return None
+        if self._was_killed_for_memory:
+            return "it ran out of memory (killed by the system's OOM killer)"
+        last = self.log_tail().strip().rsplit("\n", 1)[-1] if status > 0 else ""
+        return _describe(status) + (f" ({last})" if last else "")
+
+    @property
+    def _was_killed_for_memory(self) -> bool:
+        return self._process.poll() == -signal.SIGKILL and Cgroups.own().oom_kills() > self._oom_kills
+
+    def log_tail(self) -> str:
+        """The end of its standard error; "" after `stop`."""
+        if self._log.closed:
+            return ""
+        size = os.fstat(self._log.fileno()).st_size
+        start = max(0, size - _TAIL_BYTES)
+        return os.pread(self._log.fileno(), _TAIL_BYTES, start).decode(errors="replace")
+
+    def stop(self, deadline: float) -> None:
+        """Closes the lifeline, blocks until `deadline` (monotonic seconds) for the end, then kills. Idempotent."""
+        with contextlib.suppress(BrokenPipeError):
+            self._lifeline.close()
+        try:
+            self._process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._await_death()
+        self._close_report()
+        self._log.close()
+
+    def _await_death(self) -> None:
+        try:
+            self._process.wait(_KILLED_S)
+        except subprocess.TimeoutExpired:
+            _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
+
+    def _close_report(self) -> None:
+        if self._process.stdout is not None:
+            with self._reading:  # a reader has seen the end of the pipe by now
+                self._process.stdout.close()
+
+
+def _start(
+    module: str, log: IO[bytes], environment: Mapping[str, str], reports: bool, prefix: Sequence[str]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        # -P: a folder named numpy in the user's working directory must not be imported.
+        [*prefix, sys.executable, "-P", "-m", module],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE if reports else subprocess.DEVNULL,
+        stderr=log,
+        # A session of its own: Ctrl-C in the terminal reaches the parent alone, which ends the children in order.
+        start_new_session=True,
+        env={**os.environ, **environment},
+    )
+
+
+def _describe(status: int) -> str:
+    if status >= 0:
+        return f"its process ended with status {status}"
+    try:
+        name = signal.Signals(-status).name
+    except ValueError:
+        name = f"signal {-status}"
+    return f"its process was killed by {name}"

@@ -1,0 +1,88 @@
+"""A machine's slot for nodes: at most one node runs, and the process of the next one can stand by."""
+
+import time
+
+from tpiedge.errors import InternalError
+from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.child import Child
+from tpiedge.launch.standby import Standby
+from tpiedge.units import MIB
+
+__all__ = ["NodeSlot"]
+
+_STANDBY_BYTES = 152 * MIB  # beside the libraries, which the node that runs has mapped too
+
+
+class NodeSlot:
+    """One thread must make all calls, and outlive the node: the kernel ends a child with the thread that started it."""
+
+    def __init__(self, threads: int, standby: Standby | None = None, memory_bytes: int | None = None) -> None:
+        """`standby` is a process that was started already; the slot owns it from now on. `memory_bytes` is the memory
+        that this machine gives; None: no limit."""
+        self.threads = threads
+        self._memory_bytes = memory_bytes
+        self._standby = standby
+        self._child: Child | None = None
+        self._planned_bytes = 0
+
+    @property
+    def pid(self) -> int | None:
+        return None if self._child is None else self._child.pid
+
+    def warm(self, *, measure: bool = False) -> Standby:
+        """Starts the process that `start` will use, unless it runs already. Raises ResourceError if that fails."""
+        if self._standby is None or not self._standby.alive:
+            self._drop_standby()
+            self._standby = Standby(self.threads, measure=measure)
+            self._standby.start()
+        return self._standby
+
+    def warm_ahead(self) -> None:
+        """Calls `warm` if the memory has room for that process beside the running node; else `start` will start it.
+
+        Raises ResourceError.
+        """
+        if self._has_room():
+            self.warm()
+
+    def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> int:
+        """Starts the node and returns its pid; an earlier node is killed first. Raises ResourceError.
+
+        `planned_bytes` is the most memory that the plan gives the node, with the process that starts it.
+        """
+        self.stop()
+        standby, self._standby = self.warm(), None
+        self._child = standby.promote(bootstrap)
+        self._planned_bytes = planned_bytes
+        return self._child.pid
+
+    def exit_cause(self) -> str | None:
+        """Why the node ended; None while it runs, or if there is none."""
+        return None if self._child is None else self._child.exit_cause()
+
+    def log_tail(self) -> str:
+        """The end of the node's log. Raises InternalError if there is no node."""
+        if self._child is None:
+            raise InternalError("there is no node whose log could be read")
+        return self._child.log_tail()
+
+    def stop(self, grace_s: float = 0.0) -> None:
+        """Ends the node; blocks up to `grace_s` for it to end by itself. Idempotent."""
+        if self._child is not None:
+            self._child.stop(time.monotonic() + grace_s)
+            self._child = None
+
+    def close(self, grace_s: float = 0.0) -> None:
+        """Ends the node as `stop` does, then the standby process at once."""
+        self.stop(grace_s)
+        self._drop_standby()
+
+    def _has_room(self) -> bool:
+        if self._memory_bytes is None or self._child is None:
+            return True
+        return self._planned_bytes + _STANDBY_BYTES <= self._memory_bytes
+
+    def _drop_standby(self) -> None:
+        if self._standby is not None:
+            self._standby.stop()
+            self._standby = None

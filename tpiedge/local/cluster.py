@@ -1,0 +1,272 @@
+"""A cluster of processes on this computer, held by its master. No torch here."""
+
+import queue
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from tpiedge.clock import MonotonicClock
+from tpiedge.errors import InternalError, PeerError, TpiedgeError, UserError
+from tpiedge.launch.bootstrap import NodeBootstrap, control_name
+from tpiedge.launch.child import Child, Place
+from tpiedge.launch.standby import NODE_MODULE, node_environment
+from tpiedge.launch.timing import Timing
+from tpiedge.local.control import Controller
+from tpiedge.master.assignments import Assignment, Served
+from tpiedge.master.membership import Membership
+from tpiedge.pack.share import NodeShare
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.control import (
+    AskStats,
+    Cancel,
+    Failed,
+    Finished,
+    Generate,
+    Loading,
+    PromptScores,
+    Ready,
+    Shutdown,
+    Stats,
+    Token,
+)
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
+from tpiedge.wire.messages import Message
+from tpiedge.wire.requests import GenerationRequest
+from tpiedge.wire.weights import ALL_PINNED, WeightMemory
+
+__all__ = ["ClusterSpec", "LocalCluster"]
+
+_SLICE_S = 0.1
+_STATS_S = 10.0
+_CLOSING_S = 3.0
+_BROKEN_CLOSING_S = 0.2
+_EPOCH = 1
+
+
+_HERE = Place()
+
+
+@dataclass(frozen=True)
+class ClusterSpec:
+    """What to start: one node per share, in rank order, each with `threads` threads."""
+
+    pack: Path
+    shares: tuple[NodeShare, ...]
+    compute: Compute
+    threads: int
+    capacity_tokens: int
+    timing: Timing = field(default_factory=Timing)
+    #: How each node keeps its weights, in rank order; empty: all pinned.
+    weights: tuple[WeightMemory, ...] = ()
+    #: The file that each node writes its trace to at its end, in rank order; empty: no traces.
+    traces: tuple[Path, ...] = ()
+    #: Where each node runs, in rank order, the caller's process at the first; empty: all on this host.
+    places: tuple[Place, ...] = ()
+    collective: CollectiveChoice = "auto"
+    wire: WirePrecision = "f32"
+    kv: KVPrecision = "f32"
+
+    def place(self, rank: int) -> Place:
+        return self.places[rank] if self.places else _HERE
+
+    @property
+    def served(self) -> Served:
+        """The settings that are the same for all nodes."""
+        return Served(self.pack, "", self.compute, self.capacity_tokens, self.collective, self.wire, self.kv)
+
+    @property
+    def assignments(self) -> tuple[Assignment, ...]:
+        """Each node's own part of the plan, in rank order."""
+        weights = self.weights or (ALL_PINNED,) * len(self.shares)
+        return tuple(
+            Assignment("", share, self.threads, 0, "", weights=memory)
+            for share, memory in zip(self.shares, weights, strict=True)
+        )
+
+
+class LocalCluster:
+    """Starts on entry of the context, leaves nothing behind on exit. One thread must make all calls.
+
+    `weight_bytes` is the expected size of each node's weights, for `on_loading(bytes loaded, bytes in all)`.
+    """
+
+    def __init__(
+        self,
+        spec: ClusterSpec,
+        weight_bytes: Sequence[int] = (),
+        on_loading: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._spec = spec
+        self._on_loading = on_loading
+        self._loaded = {rank: (0, expected) for rank, expected in enumerate(weight_bytes)}
+        self._clock = MonotonicClock()
+        self._keys = CurveKeys.generate()
+        self._node_keys = [CurveKeys.generate() for _ in spec.shares]
+        self._children: list[Child] = []
+        self._broken = False
+        #: Rank 0's Ready, which names the collectives; None until it is ready.
+        self.routing: Ready | None = None
+        allowed = {keys.public: control_name(rank, _EPOCH) for rank, keys in enumerate(self._node_keys)}
+        self._hub = ZmqHub(
+            address=f"tcp://{spec.place(0).host}:*",
+            keys=self._keys,
+            name="master",
+            allowed=allowed,
+            plane=CONTROL,
+        )
+        timing, served, assignments = spec.timing, spec.served, spec.assignments
+        public_keys = {rank: keys.public for rank, keys in enumerate(self._node_keys)}
+        self._controller = Controller(
+            self._hub,
+            self._clock,
+            Membership(
+                len(spec.shares), self._clock.now(), timeout_s=timing.timeout_s, start_s=timing.start_s
+            ),
+            _EPOCH,
+            timing.heartbeat_s,
+            lambda rank: served.assign(_EPOCH, assignments, rank, public_keys),
+            lambda: [child.exit_cause() for child in self._children],
+        )
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Process ids in rank order."""
+        return tuple(child.pid for child in self._children)
+
+    def start(self) -> None:
+        """Starts every node and blocks until all have loaded their weights.
+
+        Raises PeerLost, UserError or ResourceError with everything ended. The wait is bounded by the nodes' liveness.
+        """
+        try:
+            for rank in range(len(self._spec.shares)):
+                self._children.append(self._spawn(rank))
+            self._controller.start()
+            self._await_ready()
+        except BaseException:
+            self._broken = True  # a node that still imports does not hear Shutdown
+            self.close()
+            raise
+
+    def generate(self, request: GenerationRequest) -> Generator[Token | PromptScores | Finished]:
+        """The request's events, up to Finished; blocks between them. Closing the iterator early cancels the request.
+
+        Raises UserError for what rank 0 refuses and PeerError for a failure of the cluster.
+        """
+        self._hub.post(Generate(_EPOCH, request), to=control_name(0, _EPOCH))
+        ended = False
+        try:
+            while not ended:
+                message = self._next_event()
+                match message:
+                    case Failed(request=request.id):
+                        ended = True
+                        raise UserError(message.message)
+                    case Token(request=request.id) | PromptScores(request=request.id):
+                        yield message
+                    case Finished(request=request.id):
+                        ended = True
+                        yield message
+        finally:
+            if not ended:
+                self._hub.post(Cancel(_EPOCH, request.id), to=control_name(0, _EPOCH))
+
+    def stats(self) -> list[Stats]:
+        """Every node's counters since it was ready, in rank order. Blocks; raises PeerError after ten seconds."""
+        for rank in range(len(self._children)):
+            self._hub.post(AskStats(_EPOCH), to=control_name(rank, _EPOCH))
+        answers: dict[int, Stats] = {}
+        deadline = self._clock.now() + _STATS_S
+        while len(answers) < len(self._children):
+            message = self._next_event(deadline)
+            if isinstance(message, Stats):
+                answers[message.rank] = message
+        return [answers[rank] for rank in sorted(answers)]
+
+    def close(self) -> None:
+        """Ends all nodes: they have three seconds to end by themselves, then they are killed. Blocks. Idempotent.
+
+        After a loss they have less: a node may be frozen, and the user waits for the error message.
+        """
+        if self._controller.running:
+            for rank in range(len(self._children)):
+                self._hub.post(Shutdown(_EPOCH), to=control_name(rank, _EPOCH))
+            deadline = time.monotonic() + (_BROKEN_CLOSING_S if self._broken else _CLOSING_S)
+            while time.monotonic() < deadline and any(child.exit_cause() is None for child in self._children):
+                time.sleep(0.01)
+        self._controller.close()
+        for child in self._children:
+            child.stop(time.monotonic())
+        self._hub.close()
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _await_ready(self) -> None:
+        """Takes events until each node's Ready has arrived.
+
+        The epoch is ready earlier, but then rank 0's choice of collectives may still be in the queue.
+        """
+        missing = set(range(len(self._spec.shares)))
+        while missing:
+            message = self._next_event()
+            self._show_loading(message)
+            if isinstance(message, Ready):
+                missing.discard(message.rank)
+
+    def _show_loading(self, message: Message) -> None:
+        match message:
+            case Loading(rank=rank, done_bytes=done, total_bytes=total):
+                self._loaded[rank] = (done, total)
+            case Ready(rank=rank, weight_bytes=total):
+                self._loaded[rank] = (total, total)
+                if rank == 0:
+                    self.routing = message
+        if self._on_loading:
+            self._on_loading(
+                sum(done for done, _ in self._loaded.values()),
+                sum(total for _, total in self._loaded.values()),
+            )
+
+    def _next_event(self, deadline: float | None = None) -> Message:
+        while True:
+            try:
+                event = self._controller.events.get(timeout=_SLICE_S)
+            except queue.Empty:
+                if not self._controller.running:
+                    raise InternalError("the cluster's control thread has ended") from None
+                if deadline is not None and self._clock.now() > deadline:
+                    raise PeerError("the nodes did not answer in time") from None
+                continue
+            if isinstance(event, TpiedgeError):
+                self._broken = True
+                raise event
+            return event
+
+    def _spawn(self, rank: int) -> Child:
+        keys, timing, place = self._node_keys[rank], self._spec.timing, self._spec.place(rank)
+        bootstrap = NodeBootstrap.of(
+            rank,
+            _EPOCH,
+            self._hub.address,
+            self._keys.public,
+            keys,
+            self._spec.threads,
+            timing,
+            f"tcp://{place.host}:*",
+            pack=str(self._spec.pack),
+            trace=str(self._spec.traces[rank]) if self._spec.traces else "",
+        )
+        environment = node_environment(self._spec.threads)
+        return Child(NODE_MODULE, bootstrap.to_line(), environment, prefix=place.prefix)

@@ -1,0 +1,223 @@
+"""Makes a plan for a prepared model within the user's limits, and runs a cluster for it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads
+from tpiedge.host.usage import rss_bytes
+from tpiedge.launch.child import Place
+from tpiedge.launch.timing import Timing
+from tpiedge.local.cluster import ClusterSpec, LocalCluster
+from tpiedge.local.devices import Emulated, places_on
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.planner.facts import model_facts
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
+from tpiedge.planner.partition import ShareWeight, parse_shares
+from tpiedge.planner.solve import Plan, evaluate, solve
+from tpiedge.progress import ByteProgress
+from tpiedge.wire.control import Ready
+from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.weights import Keeping
+
+__all__ = [
+    "Layout",
+    "check_context",
+    "launch",
+    "model_facts_of",
+    "plan_cluster",
+    "plan_json",
+]
+
+_MAX_NODES = 64
+_DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same disk
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The user's choices: how many nodes, of which size, on which testbed, and how they add up their parts."""
+
+    nodes: int
+    shares: str | None
+    threads: int | None
+    memory_bytes: int | None
+    keeping: Keeping = field(default_factory=Keeping)
+    testbed: Emulated | None = None
+    collective: CollectiveChoice = "auto"
+    wire: WirePrecision = "f32"
+
+    @property
+    def threads_per_node(self) -> int:
+        """--threads, or else the physical cores that this process may use, divided among the nodes; on a testbed at
+        most the processors of its smallest device.
+        """
+        if self.threads is not None:
+            return self.threads
+        threads = max(1, default_threads() // self.nodes)
+        return threads if self.testbed is None else min(threads, self.testbed.most_threads)
+
+    def check(self) -> None:
+        """Raises UserError for any flag that is out of range."""
+        _ = self.weights
+
+    @property
+    def weights(self) -> tuple[ShareWeight, ...] | None:
+        """The nodes' relative weights; None: the planner decides. Raises UserError like `check`."""
+        if not 1 <= self.nodes <= _MAX_NODES:
+            raise UserError(f"--nodes {self.nodes} is out of range: 1 to {_MAX_NODES}")
+        if self.threads is not None and not 1 <= self.threads <= 1024:
+            raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
+        return None if self.shares is None else parse_shares(self.shares, self.nodes)
+
+
+def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
+    """A plan with the shares of --shares or the planner's, within --memory or this computer's memory.
+
+    Raises UserError, or OutOfMemory with the numbers.
+    """
+    if layout.memory_bytes is not None:
+        plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
+    else:
+        plan = _plan_for_this_computer(model, layout, capacity_tokens)
+    if isinstance(plan, Infeasible):
+        raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
+    _check_this_computer(model, plan)
+    return plan
+
+
+def _plan_for_this_computer(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan | Infeasible:
+    """A plan within the default part of the free memory, or, if that is too little, within all of it."""
+    plan = _plan(model, layout, None, capacity_tokens)
+    available = _available_bytes()
+    for free in (default_memory_bytes(available), available):
+        if isinstance(plan, Plan) and _total_bytes(plan) <= free:
+            break
+        plan = _plan(model, layout, free // layout.nodes, capacity_tokens)
+    return plan
+
+
+def _plan(
+    model: PreparedModel, layout: Layout, memory_bytes: int | None, capacity_tokens: int
+) -> Plan | Infeasible:
+    weights = layout.weights
+    facts = model_facts_of(model)
+    # This process is counted with rank 0.
+    nodes = [replace(_node(layout, rank, memory_bytes), alone=rank > 0) for rank in range(layout.nodes)]
+    if weights is None:
+        return solve(facts, nodes, capacity_tokens)
+    return evaluate(facts, nodes, weights, capacity_tokens)
+
+
+def _node(layout: Layout, rank: int, memory_bytes: int | None) -> NodeFacts:
+    speed = 1.0
+    if layout.testbed is not None:
+        speed = layout.testbed.speeds[rank]
+        memory_bytes = layout.testbed.memory_bytes(rank, memory_bytes)
+    return NodeFacts(speed, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
+
+
+def model_facts_of(model: PreparedModel) -> ModelFacts:
+    """The model's numbers for the planner."""
+    return model_facts(model.pack, head_dim=model.config.head_dim, kv=model.kv)
+
+
+def _total_bytes(plan: Plan) -> int:
+    return sum(need.total_bytes for need in plan.needs)
+
+
+def check_context(model: PreparedModel, context: int) -> int:
+    """Returns --context; raises UserError if the model has fewer positions."""
+    limit = model.context_tokens
+    if not 1 <= context <= limit:
+        raise UserError(f"--context {context} is out of range: the model has 1 to {limit} positions")
+    return context
+
+
+def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
+    """Raises OutOfMemory if all nodes together need more than is free: a cluster that swaps would be unusable."""
+    needed = _total_bytes(plan)
+    available = _available_bytes()
+    if needed > available:
+        precision = model_facts_of(model).smaller_precision
+        smaller = f", or --precision {precision}" if precision else ""
+        raise OutOfMemory(
+            f"{model.name} on {len(plan.needs)} nodes needs {needed / 1e9:.1f} GB in all, this computer has "
+            f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
+        )
+
+
+def _available_bytes() -> int:
+    """Memory for the cluster, which includes this process."""
+    return available_memory_bytes() + rss_bytes(os.getpid())
+
+
+@contextmanager
+def launch(
+    model: PreparedModel,
+    layout: Layout,
+    plan: Plan,
+    capacity_tokens: int,
+    traces: tuple[Path, ...] = (),
+    places: tuple[Place, ...] = (),
+) -> Iterator[LocalCluster]:
+    """The running cluster, which always ends with the block. Raises as LocalCluster.start.
+
+    `traces` is as in ClusterSpec; `places` is given on a testbed that is open already.
+    """
+    with nullcontext(places) if places else places_on(layout.testbed) as places:
+        spec = ClusterSpec(
+            pack=model.pack.path.absolute(),
+            shares=plan.shares,
+            compute=model.compute,
+            threads=layout.threads_per_node,
+            capacity_tokens=capacity_tokens,
+            weights=tuple(need.weights for need in plan.needs),
+            traces=traces,
+            places=places,
+            collective=layout.collective,
+            wire=layout.wire,
+            kv=model.kv,
+            timing=layout.testbed.timing if layout.testbed else Timing(),
+        )
+        yield from _run(spec, [need.weight_bytes for need in plan.needs])
+
+
+def _run(spec: ClusterSpec, weight_bytes: Sequence[int]) -> Iterator[LocalCluster]:
+    progress = ByteProgress("loading weights")
+    cluster = LocalCluster(spec, weight_bytes, progress)
+    try:
+        cluster.start()
+    finally:
+        progress.finish(0)
+    try:
+        yield cluster
+    finally:
+        cluster.close()
+
+
+def plan_json(
+    model: PreparedModel, layout: Layout, plan: Plan, capacity_tokens: int, routing: Ready | None
+) -> dict[str, object]:
+    """The plan as `--json` prints it. `routing` is rank 0's Ready, which names the collectives."""
+    return {
+        **model.described(),
+        "collective": (routing.collective if routing else "") or "none",
+        "bulk_collective": (routing.bulk_collective if routing else "") or "none",
+        "collective_why": routing.why if routing else "",
+        "wire": layout.wire,
+        "context": capacity_tokens,
+        "threads": layout.threads_per_node,
+        "shares": [
+            {
+                "attention": [share.attention.start, share.attention.stop],
+                "ffn": [share.ffn.start, share.ffn.stop],
+                "weight_bytes": need.weight_bytes,
+                "kv_bytes": need.kv_bytes,
+                "predicted_bytes": need.total_bytes,
+            }
+            for share, need in zip(plan.shares, plan.needs, strict=True)
+        ],
+    }

@@ -1,0 +1,120 @@
+"""A plan as the master keeps it: one assignment per machine, and the messages that are made from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tpiedge.launch.timing import Timing
+from tpiedge.pack.share import NodeShare
+from tpiedge.wire.control import Assign
+from tpiedge.wire.epochs import Prepare
+from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
+from tpiedge.wire.weights import ALL_PINNED, WeightMemory
+
+__all__ = ["Assignment", "Assignments", "Fetching", "Served"]
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """What one machine does in a plan; its rank is its place in the plan.
+
+    `machine` is "" for the master's own. `weight_bytes` counts the weights kept in memory, `weights` says how they
+    are kept. `why` is a sentence for the user, `host` the machine's name as the user knows it, "" if unknown. The
+    machine offers `memory_bytes` and `speed`, in bytes per second of weights stored as the model's are.
+    """
+
+    machine: str
+    share: NodeShare
+    threads: int
+    weight_bytes: int
+    why: str = field(compare=False)
+    weights: WeightMemory = ALL_PINNED
+    host: str = field(default="", compare=False)
+    memory_bytes: int = field(default=0, compare=False)
+    speed: float = field(default=0.0, compare=False)
+    #: What the plan lets the node grow to, with the process that starts it.
+    planned_bytes: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True)
+class Assignments:
+    """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part."""
+
+    assignments: tuple[Assignment, ...]
+    spare: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fetching:
+    """The progress of a worker that fetches its weights."""
+
+    done_bytes: int
+    total_bytes: int
+    bytes_per_s: float
+
+    @property
+    def remaining_s(self) -> float:
+        return (self.total_bytes - self.done_bytes) / max(self.bytes_per_s, 1.0)
+
+
+@dataclass(frozen=True)
+class Served:
+    """The model and the settings that are the same in every epoch."""
+
+    pack: Path
+    pack_id: str
+    compute: Compute
+    capacity_tokens: int
+    collective: CollectiveChoice = "auto"
+    wire: WirePrecision = "f32"
+    kv: KVPrecision = "f32"
+
+    @property
+    def quantised(self) -> bool:
+        """Whether the layers' weights are quantised; exactly those models are computed in int8."""
+        return self.compute == "int8"
+
+    def prepare(self, epoch: int, assignments: tuple[Assignment, ...], rank: int, timing: Timing) -> Prepare:
+        """The request to the worker of `rank` to get its part of the epoch ready."""
+        assignment = assignments[rank]
+        return Prepare(
+            epoch=epoch,
+            rank=rank,
+            ranks=len(assignments),
+            pack=self.pack_id,
+            attention=(assignment.share.attention.start, assignment.share.attention.stop),
+            ffn=(assignment.share.ffn.start, assignment.share.ffn.stop),
+            compute=self.compute,
+            threads=assignment.threads,
+            capacity_tokens=self.capacity_tokens,
+            planned_bytes=assignment.planned_bytes,
+            heartbeat_s=timing.heartbeat_s,
+            timeout_s=timing.timeout_s,
+            stall_s=timing.stall_s,
+        )
+
+    def assign(
+        self,
+        epoch: int,
+        assignments: tuple[Assignment, ...],
+        rank: int,
+        keys: Mapping[int, str],
+    ) -> Assign:
+        """The part of the plan for the node of `rank`; `keys` holds the public keys of all nodes by rank."""
+        assignment = assignments[rank]
+        return Assign(
+            epoch=epoch,
+            rank=rank,
+            nodes=tuple(range(len(assignments))),
+            attention=(assignment.share.attention.start, assignment.share.attention.stop),
+            ffn=(assignment.share.ffn.start, assignment.share.ffn.stop),
+            pack=str(self.pack) if rank == 0 else "",
+            compute=self.compute,
+            threads=assignment.threads,
+            capacity_tokens=self.capacity_tokens,
+            peer_keys=tuple(sorted(keys.items())),
+            weights=assignment.weights,
+            collective=self.collective,
+            wire=self.wire,
+            kv=self.kv,
+        )

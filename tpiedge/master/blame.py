@@ -1,0 +1,104 @@
+"""Which worker caused the end of an epoch, as far as a master can know, and what follows from a dispute. Pure.
+
+A worker that stays silent towards one other worker, or sends it junk, ends the epoch, and the master cannot tell which
+of the two is at fault: that is a dispute. In the star every message passes rank 0, which is the master's own process,
+so the sender of junk is known.
+
+Laws of Distrust:
+1. For STAR_S after a dispute all-reduces go by the star; without a dispute, and after that time, they need not.
+2. A later dispute restarts the time; nothing else changes it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.errors import InternalError, PeerLost, ResourceError, TpiedgeError, UserError
+from tpiedge.master.assignments import Assignment
+from tpiedge.master.epoch import Epoch
+from tpiedge.master.membership import NodeState
+from tpiedge.planner.linking import are_linked
+from tpiedge.wire.fields import CollectiveChoice
+
+__all__ = ["STAR_S", "Distrust", "Failure", "failure_of"]
+
+STAR_S: Final = 600.0
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a session ended, and which worker caused it, if the master knows one."""
+
+    error: TpiedgeError
+    #: The worker that would fail again: it could not prepare its part, or its node failed before it was ready.
+    unfit: str | None = None
+    #: The worker whose node failed by itself.
+    crashed: str | None = None
+    #: Whether the session ended because a machine was lost, which may come back at once.
+    machine_lost: bool = False
+    #: In a dispute, where the master cannot tell which of two workers is at fault: the cause. "" otherwise.
+    disputed: str = ""
+
+
+def failure_of(
+    error: TpiedgeError,
+    epoch: Epoch,
+    assignments: Sequence[Assignment],
+    collective: CollectiveChoice,
+    *,
+    starting: bool,
+) -> Failure:
+    """Attributes the end of `epoch` to the node that was lost first. `starting`: not every node was ready yet.
+
+    Only a node that is linked with other workers can lose one of them. Where every node has a link to rank 0 alone,
+    a node that gives up over another worker is itself at fault.
+    """
+    rank = _first_lost(epoch)
+    if rank is None:
+        return Failure(_with_host(error, None, assignments))
+    worker = assignments[rank].machine or None
+    blames_other = rank in epoch.disputing
+    disputed = blames_other and len(assignments) > 2 and are_linked(len(assignments), collective)
+    by_itself = rank not in epoch.gave_up or (blames_other and not disputed)
+    return Failure(
+        _with_host(error, rank, assignments),
+        unfit=worker if starting and not disputed else None,
+        crashed=worker if by_itself else None,
+        disputed=str(error) if disputed else "",
+    )
+
+
+def _first_lost(epoch: Epoch) -> int | None:
+    """The rank of the first node that was lost, if one was."""
+    return next((member.rank for member in epoch.members if member.state is NodeState.LOST), None)
+
+
+def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
+    """Adds the machine's name: the epoch knows ranks alone, and a worker's own error does not say where it was."""
+    if isinstance(error, PeerLost):
+        return PeerLost(error.rank, error.waited_for, error.cause, assignments[error.rank].host)
+    if rank and isinstance(error, UserError | ResourceError | InternalError):
+        return type(error)(f"on node {rank} ({assignments[rank].host}): {error}")
+    return error
+
+
+class Distrust:
+    """Remembers the last dispute between workers. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._until = 0.0
+        self._cause = ""
+
+    def disputed(self, cause: str, now: float) -> None:
+        """An epoch ended in a dispute; `cause` is what the worker that gave up said."""
+        self._cause, self._until = cause, now + STAR_S
+
+    def reason(self, now: float) -> str:
+        """Why an epoch that begins now goes by the star, in words; "" if it need not."""
+        if not self._cause or now >= self._until:
+            return ""
+        minutes = round(STAR_S / 60)
+        return (
+            f"the star for {minutes} minutes, because one worker's word stands against another's; past rank 0 "
+            f"nothing goes unseen: {self._cause}"
+        )[:2000]

@@ -1,0 +1,163 @@
+"""The master of a cluster: it tracks machines, runs the sessions that serve requests, and replans after a loss.
+
+One thread, the control thread, owns the hub and decides everything; other threads submit requests and read
+snapshots. What it receives (`reception`) changes the roster and the sessions (`session_manager`); then it compares the
+actual state with the desired one (`reconciler`). One session may serve while the next one prepares: workers fetch what
+they lack in the meantime, and the switch happens between two requests. A loss ends the serving session at once; its
+request fails with the cause, and the next plan uses the machines that are present.
+"""
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Sequence
+
+from tpiedge.clock import Clock
+from tpiedge.errors import Cancelled, InternalError, TpiedgeError
+from tpiedge.joining.door import Door
+from tpiedge.launch.timing import Timing
+from tpiedge.master.assignments import Served
+from tpiedge.master.outbox import Outbox
+from tpiedge.master.quarantine import Reputation
+from tpiedge.master.rank_zero import RankZero
+from tpiedge.master.reception import Reception
+from tpiedge.master.reconciler import NotServing, PlaceNodes, Reconciler
+from tpiedge.master.request_queue import QUEUE_LIMIT, PendingAnswer, RequestQueue
+from tpiedge.master.roster import Roster
+from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.status import ClusterStatus
+from tpiedge.transport.endpoint import EndpointClosed
+from tpiedge.transport.hub import Hub
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["Master", "NotServing", "PlaceNodes"]
+
+_log = logging.getLogger(__name__)
+
+#: More than a plan, a switch of sessions and the end of every node take together.
+_CLOSE_S = 30.0
+
+
+class Master:
+    """Runs between `start` and `close`. Owns rank 0's processes; the caller closes the hub.
+
+    Thread-safe but for `turn`.
+    """
+
+    def __init__(
+        self,
+        hub: Hub,
+        clock: Clock,
+        served: Served,
+        plan: PlaceNodes,
+        rank_zero: RankZero,
+        door: Door,
+        *,
+        timing: Timing | None = None,
+        queue_limit: int = QUEUE_LIMIT,
+        known: Sequence[str] = (),
+    ) -> None:
+        """`known`: names of the workers that belonged to the cluster before, as for Roster."""
+        timing = timing or Timing()
+        roster, reputation, outbox = Roster(timing.timeout_s, known), Reputation(), Outbox(hub)
+        self._hub = hub
+        self._clock = clock
+        self._heartbeat_s = timing.heartbeat_s
+        self._requests = RequestQueue(queue_limit, self._cancel, hub.wake)
+        self._sessions = SessionManager(hub, outbox, rank_zero, served, timing, clock, self._requests.tell)
+        self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions)
+        self._reconciler = Reconciler(clock, plan, roster, reputation, self._sessions, self._requests)
+        self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._beat = clock.now()  # when the next heartbeat is due
+        self._closing = threading.Event()
+        self._failed: TpiedgeError | None = None
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self, first_epoch: int) -> None:
+        """Starts the control thread. Epochs count from `first_epoch`, above all earlier ones under this key."""
+        self._sessions.count_from(first_epoch)
+        self._thread.start()
+
+    def submit(self, request: GenerationRequest) -> PendingAnswer:
+        """Queues the request; does not block. Raises QueueFull, or NotServing if nothing is served nor about to be."""
+        if self._failed is not None or self._reconciler.hopeless:
+            self._requests.refuse(self._reconciler.not_serving())
+        return self._requests.submit(request)
+
+    @property
+    def status(self) -> ClusterStatus:
+        return self._reconciler.status
+
+    def observe(self) -> ClusterStatus:
+        """Returns `status` and has the nodes asked for their counters, which later calls then see. Does not block."""
+        self._calls.put(self._sessions.observe)
+        self._hub.wake()
+        return self.status
+
+    @property
+    def failed(self) -> TpiedgeError | None:
+        """The error that ended the control thread; None if there was none."""
+        return self._failed
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked: its node is lost at once."""
+        self._calls.put(lambda: self._reception.forget(name))
+        self._hub.wake()
+
+    def drain(self) -> None:
+        """Accepts no more requests; accepted ones are still served."""
+        self._requests.close(NotServing("the master is shutting down"))
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request runs or waits."""
+        return self._requests.idle
+
+    def close(self) -> None:
+        """Ends every node; remaining requests fail. Idempotent. Blocks up to _CLOSE_S, then raises InternalError."""
+        self._closing.set()
+        self._hub.wake()
+        if not self._thread.is_alive():
+            self._end_all()
+            return
+        self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            raise InternalError(f"the control thread did not end within {_CLOSE_S:.0f} s")
+
+    def turn(self) -> None:
+        """One round: handles what has arrived, then does what is due. Blocks until the next heartbeat at most.
+
+        For the control thread, or for a caller that has not started it.
+        """
+        try:
+            self._reception.hear(self._beat)
+        except EndpointClosed:
+            self._closing.set()
+            return
+        while not self._calls.empty():
+            self._calls.get()()
+        if self._clock.now() >= self._beat:
+            self._beat = self._clock.now() + self._heartbeat_s
+            self._reception.tick()
+        self._reconciler.reconcile()
+
+    def _run(self) -> None:
+        try:
+            while not self._closing.is_set():
+                self.turn()
+        except TpiedgeError as error:
+            self._failed = error
+        except Exception as error:
+            _log.exception("the control thread failed")
+            self._failed = InternalError(f"the control thread failed: {type(error).__name__}: {error}")
+        finally:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        error = self._failed or Cancelled("the master was stopped")
+        self._requests.close(NotServing(str(error)))
+        self._requests.fail_all(error)
+        self._sessions.close()
+
+    def _cancel(self, request: str) -> None:
+        self._sessions.cancel(request)

@@ -1,0 +1,107 @@
+"""Turns the present machines into assignments, by asking the planner."""
+
+from dataclasses import dataclass
+
+from tpiedge.master.assignments import Assignment, Assignments
+from tpiedge.master.roster import Machine
+from tpiedge.planner import prediction
+from tpiedge.planner.capacity import Allocation, Allotment, allocate
+from tpiedge.planner.needs import Infeasible, NodeNeed
+from tpiedge.planner.partition import ShareWeight
+from tpiedge.planner.prediction import Demand
+from tpiedge.wire.epochs import Offer
+
+__all__ = ["OWN_NAME", "NodePlacement"]
+
+OWN_NAME = "master"
+_MAX_THREADS = 1024
+_NOTHING = NodeNeed(0, 0, 0)
+#: The serving plan is kept unless its step takes more than this many times as long as the best plan's.
+_WORTH = 1.1
+
+
+@dataclass(frozen=True)
+class NodePlacement:
+    """A pure function of the machines that are present.
+
+    `own` is the master's machine with `threads` threads. `weights` gives relative shares, the master's first, then the
+    workers' in the order of their first arrival; the plan then waits for that many machines, and more are spare.
+
+    The serving plan is replaced only by one that is clearly faster, because a change restarts every node.
+    """
+
+    demand: Demand
+    own: prediction.MachineFacts
+    threads: int
+    weights: tuple[ShareWeight, ...] | None = None
+
+    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | str:
+        """The assignments, or one line that says why there are none. `serving`: the workers of the serving plan."""
+        spare: dict[str, str] = {}
+        if self.weights is not None:
+            wanted = len(self.weights) - 1
+            if len(machines) < wanted:
+                return f"{len(machines)} of the {wanted} workers of --shares are here: waiting for the others"
+            spare = {machine.name: "beyond the machines of --shares" for machine in machines[wanted:]}
+            machines = machines[:wanted]
+        found = self._allocate(machines)
+        if isinstance(found, Infeasible):
+            return found.reason
+        kept = tuple(machine for machine in machines if machine.name in serving)
+        if self.weights is None and serving and len(kept) == len(serving) < len(machines):
+            present = self._allocate(kept)
+            if isinstance(present, Allocation) and (
+                present.prediction.step_s <= _WORTH * found.prediction.step_s
+            ):
+                others = set(machines) - set(kept)
+                spare = dict.fromkeys((machine.name for machine in others), "the plan is as fast without it")
+                found = present
+        return self._assignments_of(found, machines, spare)
+
+    def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
+        offered = [_offered(machine, self.demand.model.quantised) for machine in machines]
+        return allocate(self.demand, [self.own, *offered], self.weights)
+
+    def _assignments_of(
+        self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, str]
+    ) -> Assignments:
+        assigned = sorted(
+            (allotment for allotment in found.allotments if allotment.rank is not None),
+            key=lambda allotment: allotment.rank or 0,
+        )
+        left_out = {one.name: one.reason for one in found.allotments if one.rank is None}
+        offers = {machine.name: machine.offer for machine in machines}
+        assignments = tuple(self._assignment(allotment, offers.get(allotment.name)) for allotment in assigned)
+        return Assignments(assignments, spare | left_out)
+
+    def _assignment(self, allotment: Allotment, offer: Offer | None) -> Assignment:
+        """One machine's assignment; `offer` is None for the master's own."""
+        need = allotment.need or _NOTHING
+        quantised = self.demand.model.quantised
+        return Assignment(
+            machine="" if offer is None else allotment.name,
+            share=allotment.share,
+            threads=self.threads if offer is None else min(max(1, offer.threads), _MAX_THREADS),
+            weight_bytes=need.weight_bytes,
+            weights=need.weights,
+            planned_bytes=need.total_bytes,
+            why=allotment.reason,
+            host="" if offer is None else offer.host,
+            memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
+            speed=self.own.weight_bytes_per_s if offer is None else offer.capacity.speed(quantised),
+        )
+
+
+def _offered(machine: Machine, quantised: bool) -> prediction.MachineFacts:
+    """The machine's numbers for the planner, for a model whose layers are `quantised` or not."""
+    offer, link = machine.offer, machine.link
+    return prediction.MachineFacts(
+        name=machine.name,
+        weight_bytes_per_s=offer.capacity.speed(quantised),
+        memory_bytes=offer.memory_bytes,
+        free_disk_bytes=offer.free_disk_bytes,
+        round_trip_s=link.round_trip_s if link is not None else 0.0,
+        link_bytes_per_s=link.bytes_per_s if link is not None else None,
+        disk_bytes_per_s=offer.disk_bytes_per_s,
+        keeping=offer.keeping,
+    )

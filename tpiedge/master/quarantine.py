@@ -1,0 +1,202 @@
+"""Which workers are left out of plans, and for how long: a machine without sockets, threads or clock.
+
+Laws:
+1. The first breach of the protocol costs FIRST_S, every further one twice as much as the one before, up to LONGEST_S.
+2. Breaches of a worker that is left out already do not count: its node may not have noticed yet.
+3. A worker without a breach for FORGIVEN_S after its exclusion ended starts again with FIRST_S.
+4. A worker that sends more than FLOOD messages between two heartbeats breaks the protocol.
+5. A worker that is lost FLAPS times within WINDOW_S is flapping: for REST_S, and after every further loss for twice as
+   long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
+6. A node and its machine that are lost within SAME_S of each other are one loss. A stop by the user is no loss.
+7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
+"""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.sanitise import sanitised_line
+
+__all__ = [
+    "EXCLUDED_S",
+    "FIRST_S",
+    "FLAPS",
+    "FLOOD",
+    "FORGIVEN_S",
+    "LONGEST_REST_S",
+    "LONGEST_S",
+    "REST_S",
+    "SAME_S",
+    "WINDOW_S",
+    "Exclusion",
+    "Flaps",
+    "Quarantine",
+    "Reputation",
+    "Traffic",
+]
+
+#: How long a worker that could not do its part is left out.
+EXCLUDED_S: Final = 30.0
+
+FIRST_S: Final = 60.0
+LONGEST_S: Final = 3600.0
+FORGIVEN_S: Final = 24 * 3600.0
+FLOOD: Final = 3000
+FLAPS: Final = 3
+WINDOW_S: Final = 600.0
+REST_S: Final = 30.0
+LONGEST_REST_S: Final = 1800.0
+SAME_S: Final = 2.5
+
+
+@dataclass(frozen=True)
+class Exclusion:
+    """A worker is left out of plans until `until` (seconds on the caller's clock)."""
+
+    until: float
+    cause: str
+
+
+@dataclass(frozen=True)
+class _Penalty:
+    length_s: float
+    until: float
+
+
+class Quarantine:
+    """Penalties that double each time. Times are seconds on the caller's clock."""
+
+    def __init__(
+        self, first_s: float = FIRST_S, longest_s: float = LONGEST_S, forgiven_s: float = FORGIVEN_S
+    ) -> None:
+        self._first_s = first_s
+        self._longest_s = longest_s
+        self._forgiven_s = forgiven_s
+        self._penalties: dict[str, _Penalty] = {}
+
+    def remembers(self, name: str, now: float) -> bool:
+        """Whether the next penalty of `name` is longer than the first."""
+        last = self._penalties.get(name)
+        return last is not None and now < last.until + self._forgiven_s
+
+    def penalise(self, name: str, now: float) -> float:
+        """Penalises `name` and returns the time until which it is left out."""
+        last = self._penalties.get(name)
+        if last is not None and now < last.until:
+            return last.until
+        length_s = self._first_s
+        if last is not None and self.remembers(name, now):
+            length_s = min(2 * last.length_s, self._longest_s)
+        self._penalties[name] = _Penalty(length_s, now + length_s)
+        return now + length_s
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked."""
+        self._penalties.pop(name, None)
+
+
+class Flaps:
+    """The losses of each worker. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._losses: dict[str, list[float]] = {}
+
+    def lost(self, name: str, now: float) -> int:
+        """Counts a loss; returns how many there were within WINDOW_S, or 0 if this loss was counted already."""
+        losses = [loss for loss in self._losses.get(name, []) if now - loss < WINDOW_S]
+        if losses and now - losses[-1] < SAME_S:
+            return 0
+        self._losses[name] = [*losses, now]
+        return len(losses) + 1
+
+    def stopped(self, name: str, now: float) -> None:
+        """The worker was stopped by its user: a loss of it within the last SAME_S does not count."""
+        losses = self._losses.get(name, [])
+        if losses and now - losses[-1] < SAME_S:
+            losses.pop()
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked."""
+        self._losses.pop(name, None)
+
+
+class Reputation:
+    """Which workers are left out of plans now. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self._quarantine = Quarantine()
+        self._left_out: dict[str, Exclusion] = {}
+        self._flaps = Flaps()
+        self._rests = Quarantine(REST_S, LONGEST_REST_S, WINDOW_S)
+        self._flapping: dict[str, Exclusion] = {}
+
+    @property
+    def left_out(self) -> Mapping[str, Exclusion]:
+        """The workers that no plan may contain, by name."""
+        return self._left_out
+
+    @property
+    def flapping(self) -> Mapping[str, Exclusion]:
+        """The workers that a plan contains only if there is no plan without them, by name."""
+        return self._flapping
+
+    def lost(self, name: str, cause: str, now: float) -> None:
+        """The worker, or its node, was lost and had not said that it leaves."""
+        count = self._flaps.lost(name, now)
+        if count >= FLAPS or (count and self._rests.remembers(name, now)):
+            often = f"{count} times within {WINDOW_S / 60:.0f} min" if count >= FLAPS else "again"
+            until = self._rests.penalise(name, now)
+            self._flapping[name] = Exclusion(
+                until, f"it was lost {often}, the last time: {sanitised_line(cause)}"
+            )
+
+    def stopped(self, name: str, now: float) -> None:
+        """The worker was stopped by its user."""
+        self._flaps.stopped(name, now)
+
+    def penalise(self, name: str, cause: str, now: float) -> None:
+        """The worker broke the protocol."""
+        self._leave_out(name, Exclusion(self._quarantine.penalise(name, now), sanitised_line(cause)))
+
+    def exclude(self, name: str, cause: str, now: float) -> None:
+        """The worker could not do its part."""
+        self._leave_out(name, Exclusion(now + EXCLUDED_S, cause))
+
+    def _leave_out(self, name: str, exclusion: Exclusion) -> None:
+        known = self._left_out.get(name)
+        if known is None or known.until < exclusion.until:
+            self._left_out[name] = exclusion
+
+    def readmit(self, now: float) -> bool:
+        """Ends the exclusions whose time is over; returns whether there were any."""
+        found = False
+        for exclusions in (self._left_out, self._flapping):
+            for name in [name for name, exclusion in exclusions.items() if exclusion.until <= now]:
+                del exclusions[name]
+                found = True
+        return found
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked."""
+        self._quarantine.forget(name)
+        self._left_out.pop(name, None)
+        self._flaps.forget(name)
+        self._rests.forget(name)
+        self._flapping.pop(name, None)
+
+
+class Traffic:
+    """Counts the messages of each peer between two heartbeats."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+
+    def floods(self, peer: str) -> bool:
+        """Counts a message; True for exactly the one that exceeds the limit."""
+        self._counts[peer] += 1
+        return self._counts[peer] == FLOOD
+
+    def tick(self) -> None:
+        """A heartbeat: starts counting from zero."""
+        self._counts.clear()

@@ -1,0 +1,196 @@
+"""Handles what reaches the master from machines and their nodes: messages, broken links, and silence."""
+
+import logging
+from dataclasses import replace
+
+from tpiedge.clock import Clock
+from tpiedge.joining.door import Door
+from tpiedge.launch.bootstrap import node_of
+from tpiedge.master.outbox import Outbox
+from tpiedge.master.quarantine import Reputation, Traffic
+from tpiedge.master.roster import Roster
+from tpiedge.master.session_manager import SessionManager
+from tpiedge.sanitise import sanitised_name
+from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage
+from tpiedge.transport.hub import Hub
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Echo,
+    Leaving,
+    NodeEnded,
+    Offer,
+    Prepared,
+    Preparing,
+    Spawned,
+)
+from tpiedge.wire.join import Enrol, Refused
+from tpiedge.wire.messages import Message
+from tpiedge.wire.probing import LinkSpeed, Probing
+
+__all__ = ["Reception"]
+
+_log = logging.getLogger(__name__)
+
+#: Messages per round: more than can be waiting, unless a peer floods.
+_BURST = 5000
+
+
+class Reception:
+    """Updates the roster, and passes messages on to the sessions and the door. For the thread that owns the hub."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        clock: Clock,
+        outbox: Outbox,
+        door: Door,
+        roster: Roster,
+        reputation: Reputation,
+        sessions: SessionManager,
+    ) -> None:
+        self._hub = hub
+        self._clock = clock
+        self._outbox = outbox
+        self._door = door
+        self._roster = roster
+        self._reputation = reputation
+        self._sessions = sessions
+        self._traffic = Traffic()
+        self._probings: dict[str, Probing] = {}
+
+    def hear(self, until: float) -> None:
+        """Handles everything that has arrived. Blocks for the first message until `until`, or until woken.
+
+        Raises EndpointClosed once the hub is closed.
+        """
+        wait_s = max(0.0, until - self._clock.now())
+        for _ in range(_BURST):
+            try:
+                envelope = self._hub.recv(wait_s)
+                if envelope is None:
+                    return
+                self._handle(envelope)
+            except MalformedMessage as error:
+                self._broke_protocol(error.peer, str(error))
+            except LinkReset as error:
+                self._link_broke(error.peer, str(error))
+            wait_s = 0.0
+
+    def tick(self) -> None:
+        """A heartbeat: machines that were silent for too long are lost, and the others get the master's pulse."""
+        now = self._clock.now()
+        self._traffic.tick()
+        self._door.tick(now)
+        for name, cause in self._roster.tick(now):
+            self._sessions.lose(name, cause)
+            self._reputation.lost(name, cause, now)
+        self._sessions.tick()
+        for session in self._sessions.active:
+            crashed = session.failure.crashed if session.failure is not None else None
+            if crashed is not None:  # its machine may have fallen silent with it
+                self._roster.doubt(crashed)
+        for machine in self._roster.present:
+            self._outbox.send(self._sessions.pulse, machine.name)
+
+    def forget(self, name: str) -> None:
+        """The worker was revoked: its node is lost at once."""
+        self._roster.forget(name)
+        self._probings.pop(name, None)
+        self._reputation.forget(name)
+        self._sessions.lose(name, "its membership was revoked")
+        self._hub.disconnect(name, Refused("revoked", "the master has revoked the key of this worker"))
+
+    def _handle(self, envelope: Envelope) -> None:
+        sender, message = envelope.sender, envelope.message
+        rank, number = node_of(sender)
+        if rank != 0 and self._traffic.floods(sender):
+            self._broke_protocol(sender, "it floods the master with messages")
+        elif rank is not None:
+            epoch = self._sessions.epoch(number)
+            if epoch is not None:
+                epoch.handle(rank, message)
+        elif not self._door.is_member(sender):
+            self._door.heard(sender, message, self._clock.now())
+        else:
+            self._hear_agent(sender, message)
+
+    def _hear_agent(self, name: str, message: Message) -> None:
+        now = self._clock.now()
+        match message:
+            case Offer():
+                self._hear_offer(name, message, now)
+            case Echo():
+                self._hear_echo(name, message, now)
+            case Preparing() | Prepared() | Spawned() | NodeEnded():
+                if self._known(name, now):
+                    self._sessions.heard(name, message)
+            case AgentPulse():
+                self._known(name, now)
+            case Leaving():
+                self._lose(name, "it was stopped there")
+                self._reputation.stopped(name, now)
+            case Enrol():
+                self._door.heard(name, message, now)
+            case _:
+                self._broke_protocol(
+                    name, f"it sent {type(message).__name__}, which is not a worker's to send"
+                )
+
+    def _hear_offer(self, name: str, offer: Offer, now: float) -> None:
+        known = self._roster.get(name)
+        if known is not None and known.offer.nonce != offer.nonce:
+            self._vanished(name, "its agent was started anew")
+        if known is None or not known.present:
+            self._sessions.warm()  # while the link is measured and others come
+        self._roster.offered(name, replace(offer, host=sanitised_name(offer.host)), now)
+        probing = self._probings[name] = Probing()
+        self._outbox.send(probing.begin(now), name)
+
+    def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
+        if name not in self._probings:
+            return
+        result = self._probings[name].heard(echo, now)
+        if isinstance(result, LinkSpeed):
+            del self._probings[name]
+            self._roster.measured(name, result)
+        elif result is not None:
+            self._outbox.send(result, name)
+
+    def _known(self, name: str, now: float) -> bool:
+        if self._roster.heard(name, now):
+            return True
+        self._outbox.send(AskOffer(0), name)
+        return False
+
+    def _link_broke(self, peer: str, cause: str) -> None:
+        rank, number = node_of(peer)
+        epoch = self._sessions.epoch(number)
+        if rank is None:
+            self._vanished(peer, cause)
+        elif epoch is not None:
+            epoch.lose(rank, cause)
+            self._roster.doubt(self._sessions.machine_of(rank))
+
+    def _broke_protocol(self, peer: str, cause: str) -> None:
+        """Loses the peer, cuts its connection, and leaves its machine out of plans for a while."""
+        rank, number = node_of(peer)
+        epoch = self._sessions.epoch(number)
+        if rank is None and self._roster.get(peer) is not None:
+            _log.warning("%s broke the protocol: %s", peer, cause)
+            self._reputation.penalise(peer, cause, self._clock.now())
+            self._lose(peer, cause)
+        elif rank is not None and epoch is not None:
+            # Rank 0 as well: the bad message may have been the end of an answer.
+            epoch.broke_protocol(rank, cause)
+        self._hub.disconnect(peer)
+
+    def _vanished(self, name: str, cause: str) -> None:
+        """The machine was lost and had not said that it leaves."""
+        if self._lose(name, cause):
+            self._reputation.lost(name, cause, self._clock.now())
+
+    def _lose(self, name: str, cause: str) -> bool:
+        """Loses the machine; returns whether it was present until now."""
+        self._sessions.lose(name, cause)
+        return self._roster.lose(name, cause)

@@ -1,0 +1,241 @@
+"""Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them."""
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+
+from tpiedge.clock import Clock
+from tpiedge.errors import PeerError, ProtocolError, UserError
+from tpiedge.master.assignments import Assignment, Assignments
+from tpiedge.master.debounce import Debounce
+from tpiedge.master.quarantine import Exclusion, Reputation
+from tpiedge.master.request_queue import RequestQueue
+from tpiedge.master.retries import Retries
+from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.session import Phase, Session
+from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.snapshot import snapshot
+from tpiedge.master.status import ClusterStatus
+from tpiedge.wire.limits import MAX_NODES
+
+__all__ = ["NotServing", "PlaceNodes", "Reconciler"]
+
+_log = logging.getLogger(__name__)
+
+#: How many lost machines the reason for not serving names.
+_NAMED = 3
+#: While nothing is served, a worker that will fetch for longer than this is not waited for. Its rate is measured for
+#: _MEASURED_AFTER_S first.
+_PATIENCE_S = 10.0
+_MEASURED_AFTER_S = 2.0
+
+PlaceNodes = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | str]
+"""(present machines, workers that serve now) -> assignments, or one line that says why there are none."""
+
+
+class NotServing(PeerError):
+    """The cluster cannot answer now; the message says what is missing."""
+
+
+class Reconciler:
+    """Takes the steps that are due in each `reconcile`. For the control thread; any thread may read `status`,
+    `hopeless` and `not_serving`. Nothing here blocks but the start and end of rank 0's processes.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        plan: PlaceNodes,
+        roster: Roster,
+        reputation: Reputation,
+        sessions: SessionManager,
+        requests: RequestQueue,
+    ) -> None:
+        #: Whether nothing is served nor about to be. For any thread, like `status`.
+        self.hopeless = False
+        self._clock = clock
+        self._plan = plan
+        self._roster = roster
+        self._reputation = reputation
+        self._sessions = sessions
+        self._requests = requests
+        self._retries = Retries()
+        self._debounce = Debounce(roster)
+        self._resting: tuple[str, ...] = ()  # flapping workers that the last plan leaves out
+        self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
+        self._begun = 0.0  # when the coming session began
+        self._spare: Mapping[str, str] = {}
+        self._reason = "starting"
+        self.status = ClusterStatus(False, self._reason, (), 0, 0)
+
+    def not_serving(self) -> NotServing:
+        """The error of a request that cannot be served. For any thread."""
+        return NotServing(f"the cluster serves nothing now: {self._reason}")
+
+    def reconcile(self) -> None:
+        """Takes every step that is due now."""
+        sessions, now = self._sessions, self._clock.now()
+        if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
+            self._end_serving(sessions.serving)
+        if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
+            self._drop_coming(sessions.coming)
+        if self._reputation.readmit(now):
+            self._debounce.again()
+        self._look_for_slow(now)
+        if now >= self._retries.due and self._debounce.due(now):
+            self._replan()
+        if (
+            sessions.coming is not None
+            and sessions.coming.phase is Phase.PREPARED
+            and not self._requests.running
+        ):
+            self._reason = "loading the weights"
+            sessions.switch(sessions.coming)
+        if self.hopeless:  # a request may have come after `hopeless` was set
+            self._requests.fail_all(self.not_serving())
+        self._dispatch()
+        self._publish()
+
+    def _look_for_slow(self, now: float) -> None:
+        """While nothing is served, finds the workers that fetch for long, so that the others can serve without them.
+
+        Once the others serve, plans contain the slow workers again, and they go on fetching.
+        """
+        serving, coming = self._sessions.serving, self._sessions.coming
+        if serving is not None:
+            if self._slow and serving.phase is Phase.READY:
+                self._slow = frozenset()
+                self._debounce.again()
+        elif coming is not None and now - self._begun >= _MEASURED_AFTER_S:
+            slow = {name for name, one in coming.fetching.items() if one.remaining_s > _PATIENCE_S}
+            if not slow <= self._slow:
+                self._slow |= slow
+                self._debounce.again()
+
+    def _publish(self) -> None:
+        self.status = snapshot(
+            self._roster,
+            self._sessions,
+            self._requests,
+            self._left_out(),
+            self._spare,
+            self._reason,
+            self._clock.now(),
+        )
+
+    def _left_out(self) -> Mapping[str, Exclusion]:
+        """The workers that are excluded from plans, each with the reason."""
+        present = {machine.name for machine in self._roster.present}
+        flapping = self._reputation.flapping
+        resting = {name: flapping[name] for name in self._resting if name in flapping and name in present}
+        return {**resting, **self._reputation.left_out}
+
+    def _replan(self) -> None:
+        self._debounce.planned()
+        found = self._find()
+        if isinstance(found, str):
+            self.hopeless = self._sessions.serving is None
+            self._give_up(found)
+            return
+        self._spare = found.spare
+        self._apply(found.assignments)
+        serving = self._sessions.serving
+        self.hopeless = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
+
+    def _find(self) -> Assignments | str:
+        """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""
+        serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
+        flapping = tuple(name for name in self._reputation.flapping if name not in serving)
+        present = [one for one in self._roster.present if one.name not in self._reputation.left_out]
+        steady = [one for one in present if one.name not in flapping and one.name not in self._slow]
+        found, self._resting = self._plan_for(steady, serving), flapping
+        if isinstance(found, str) and len(steady) < len(present):
+            found, self._resting = self._plan_for(present, serving), ()
+        return found
+
+    def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | str:
+        return self._plan(tuple(machines[: MAX_NODES - 1]), serving)  # beside the master's own
+
+    def _apply(self, assignments: tuple[Assignment, ...]) -> None:
+        """Makes sure that a session with these assignments serves or is coming."""
+        serving, coming = self._sessions.serving, self._sessions.coming
+        if serving is not None and serving.assignments == assignments:
+            self._sessions.abandon()
+        elif coming is None or coming.assignments != assignments:
+            self._reason = f"preparing {len(assignments)} node{'s' if len(assignments) > 1 else ''}"
+            self._begun = self._clock.now()
+            self._retries.begun()
+            self._sessions.begin(assignments)
+
+    def _give_up(self, reason: str) -> None:
+        """No plan fits the present machines. A serving session goes on."""
+        lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
+        self._reason = "; ".join([reason, *lost[-_NAMED:]])
+        self._sessions.abandon()
+        if self._sessions.serving is None:
+            self._requests.fail_all(self.not_serving())
+
+    def _dispatch(self) -> None:
+        serving, coming = self._sessions.serving, self._sessions.coming
+        if serving is None or serving.phase is not Phase.READY:
+            return
+        self._retries.started()
+        if serving.proven:
+            self._retries.succeeded()
+        self.hopeless = False
+        self._reason = ""
+        if coming is not None and coming.phase is Phase.PREPARED:
+            return
+        self._retries.served()
+        request = self._requests.next()
+        if request is not None:
+            try:
+                serving.ask(request)
+            except ProtocolError as error:
+                self._requests.fail_running(UserError(f"the request cannot be served: {error}"))
+
+    def _end_serving(self, session: Session) -> None:
+        error = session.failure.error if session.failure else PeerError("the cluster was stopped")
+        _log.warning("epoch %d ended: %s", session.number, error)
+        self._sessions.end_serving()
+        self._reason = str(error)
+        if self._retries.false_starts:  # a single one may be bad luck
+            self._exclude(session)
+        self._attribute(session)
+        self._publish()  # first: a client that sees its request fail must not read a status that says ready
+        self._requests.fail_running(error)
+        self._retry(session)
+
+    def _attribute(self, session: Session) -> None:
+        """Records which workers broke the protocol or failed by themselves, or that two are in dispute."""
+        now, failure = self._clock.now(), session.failure
+        if failure is not None and failure.disputed:
+            _log.warning("all-reduces go by the star for a while: two workers contradict each other")
+            self._sessions.distrust(failure.disputed)
+        for name, cause in session.breaches.items():
+            _log.warning("%s broke the protocol: %s", name, cause)
+            self._reputation.penalise(name, cause, now)
+        if failure is not None and failure.crashed is not None and failure.crashed not in session.breaches:
+            self._reputation.lost(failure.crashed, str(failure.error), now)
+
+    def _drop_coming(self, session: Session) -> None:
+        error = session.failure.error if session.failure else None
+        _log.warning("epoch %d was not prepared: %s", session.number, error)
+        self._reason = str(error)
+        self._exclude(session)
+        self._sessions.abandon()
+        self._retry(session)
+
+    def _exclude(self, session: Session) -> None:
+        """Leaves the worker that made the session fail out of plans for a while, if there is one."""
+        failure = session.failure
+        if failure is not None and failure.unfit is not None:
+            self._reputation.exclude(failure.unfit, str(failure.error), self._clock.now())
+
+    def _retry(self, session: Session) -> None:
+        """Plans again: at once after a machine was lost, otherwise after a delay that grows with each failure."""
+        self._debounce.again()
+        if session.failure is None or not session.failure.machine_lost:
+            self._retries.failed(self._clock.now())
+        if self._retries.hopeless:
+            self.hopeless = True
+            self._requests.fail_all(self.not_serving())

@@ -1,0 +1,74 @@
+"""Whether the running request makes progress: a machine without sockets, threads or clock.
+
+Laws:
+1. Progress is a token or scores, a node that is further in its step, blocks or weights, and a change in rank 0's
+   counters. A request is stuck once it made no progress for the limit.
+2. A chunk of a long prompt changes nothing but rank 0's counters, so rank 0 is asked for them once the last progress
+   gets old.
+3. Counters of memory and of received messages do not count: anyone who reaches rank 0's port could change them, and so
+   keep a stuck request alive for ever.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from tpiedge.master.membership import Member
+from tpiedge.wire.control import Stats
+
+__all__ = ["OLD", "RequestWatch"]
+
+#: The last progress is old after this part of the limit.
+OLD: Final = 0.25
+
+
+class RequestWatch:
+    """Watches one request at a time. Times are seconds on the caller's clock."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._limit_s = limit_s
+        self._progress_at: float | None = None  # None while no request runs
+        #: The furthest that each node has said it is: what goes back and forth is no progress.
+        self._furthest: dict[int, tuple[tuple[int, int], int]] = {}
+        self._measured: Stats | None = None  # since the last progress of another kind
+
+    def begin(self, now: float) -> None:
+        """Rank 0 gets a request."""
+        self._progress_at, self._measured = now, None
+
+    def advance(self, now: float) -> None:
+        """The request made progress, for example by a token."""
+        if self._progress_at is not None:
+            self._progress_at, self._measured = now, None
+
+    def end(self) -> None:
+        """Rank 0 has ended the request."""
+        self._progress_at = None
+
+    def look(self, members: Sequence[Member], now: float) -> None:
+        """Takes the nodes' progress from their heartbeats."""
+        for member in members:
+            at, read = self._furthest.get(member.rank, ((-1, -1), -1))
+            reached = (max(at, (member.step, member.block)), max(read, member.bytes_read))
+            if reached != (at, read):
+                self._furthest[member.rank] = reached
+                self.advance(now)
+
+    def measured(self, stats: Stats, now: float) -> None:
+        """Takes rank 0's counters."""
+        found = replace(stats, peak_rss_bytes=0, kv_bytes=0, bytes_received=0, dropped=0, refused=0)
+        if self._measured not in (None, found):
+            self.advance(now)
+        self._measured = found
+
+    def old(self, now: float) -> bool:
+        """Whether rank 0 is to be asked for its counters."""
+        return self._quiet_s(now) > OLD * self._limit_s
+
+    def stuck_s(self, now: float) -> float | None:
+        """For how long there was no progress, if that is too long; else None."""
+        quiet_s = self._quiet_s(now)
+        return quiet_s if quiet_s > self._limit_s else None
+
+    def _quiet_s(self, now: float) -> float:
+        return 0.0 if self._progress_at is None else now - self._progress_at

@@ -1,0 +1,55 @@
+"""When to try again to start a session: a machine without threads or clock.
+
+Laws:
+1. After a failure the next attempt waits, longer with each failure in a row (BACKOFF_S).
+2. After HOPELESS failures in a row requests no longer wait for the next attempt.
+3. Nor do they after FUTILE attempts in a row that never served, for whatever reason, machines that come and go
+   included: otherwise a request could wait for ever.
+"""
+
+from typing import Final
+
+__all__ = ["BACKOFF_S", "FUTILE", "HOPELESS", "Retries"]
+
+BACKOFF_S: Final = (0.0, 1.0, 2.0, 5.0, 10.0, 30.0)
+HOPELESS: Final = 4
+FUTILE: Final = 30
+
+
+class Retries:
+    """Counts attempts and their failures. Times are seconds on the caller's clock."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        #: Failures in a row before anything was ready.
+        self.false_starts = 0
+        #: No attempt is made before this time.
+        self.due = 0.0
+        self._begun = 0  # attempts since requests could last be served
+
+    @property
+    def hopeless(self) -> bool:
+        """Whether requests should no longer wait for the next attempt."""
+        return self.failures >= HOPELESS or self._begun > FUTILE
+
+    def begun(self) -> None:
+        """An attempt begins; it replaces the last one."""
+        self._begun += 1
+
+    def failed(self, now: float) -> None:
+        """The last attempt failed."""
+        self.due = now + BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
+        self.failures += 1
+        self.false_starts += 1
+
+    def started(self) -> None:
+        """The session is ready; the failures before still count until it has `succeeded`."""
+        self.false_starts = 0
+
+    def served(self) -> None:
+        """Waiting requests can be served now."""
+        self._begun = 0
+
+    def succeeded(self) -> None:
+        """The session has proven itself: earlier failures no longer count."""
+        self.failures = 0

@@ -1,0 +1,122 @@
+"""The machines of a cluster as the master knows them: a state machine without sockets, threads or clock.
+
+Laws:
+1. A machine counts as present from its Offer on until it is lost: silent for longer than the timeout, or its link
+   broke.
+2. A machine that was lost is present again with its next Offer, and only then; the master answers anything else that
+   it sends by asking for one.
+3. A machine whose node was lost is doubted until it is heard again, or lost.
+4. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
+   then.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tpiedge.wire.epochs import Offer
+from tpiedge.wire.probing import LinkSpeed
+
+__all__ = ["Machine", "Roster"]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the master knows of one machine. Times are seconds on the caller's clock."""
+
+    name: str
+    offer: Offer
+    heard: float
+    #: Since when it is present without a break.
+    since: float
+    present: bool = True
+    #: The link to the master; None until it is measured.
+    link: LinkSpeed | None = None
+    #: Why it was lost the last time; "" if it never was.
+    cause: str = ""
+    #: Whether its node was just lost, so that the machine may be lost too.
+    doubted: bool = False
+
+
+class Roster:
+    """The workers by name, which belongs to their key, in the order of their first arrival.
+
+    `known` lists those that arrived before this master started, so that each keeps its place, and thus its weights.
+    """
+
+    def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
+        self._timeout_s = timeout_s
+        self._machines: dict[str, Machine] = {}
+        self._places = {name: place for place, name in enumerate(known)}
+        self.generation = 0
+
+    @property
+    def machines(self) -> tuple[Machine, ...]:
+        return tuple(sorted(self._machines.values(), key=lambda machine: self._places[machine.name]))
+
+    @property
+    def present(self) -> tuple[Machine, ...]:
+        return tuple(machine for machine in self.machines if machine.present)
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether a machine that counts as present is doubted."""
+        return any(machine.doubted for machine in self.present)
+
+    def get(self, name: str) -> Machine | None:
+        return self._machines.get(name)
+
+    def offered(self, name: str, offer: Offer, now: float) -> None:
+        """The machine made an offer: it is present from now on."""
+        known = self._machines.get(name)
+        self._places.setdefault(name, len(self._places))
+        if known is None or not known.present or known.offer != offer:
+            self.generation += 1
+        since = known.since if known is not None and known.present else now
+        link = known.link if known is not None and known.present else None
+        self._machines[name] = Machine(name, offer, now, since, link=link, cause=known.cause if known else "")
+
+    def heard(self, name: str, now: float) -> bool:
+        """The machine sent something. False if it must first make its offer (again)."""
+        machine = self._machines.get(name)
+        if machine is None or not machine.present:
+            return False
+        self._machines[name] = replace(machine, heard=now, doubted=False)
+        return True
+
+    def doubt(self, name: str) -> None:
+        """The machine's node was lost."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.present:
+            self._machines[name] = replace(machine, doubted=True)
+
+    def measured(self, name: str, link: LinkSpeed) -> None:
+        """The speed of the link to the machine was measured."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.present:
+            self._machines[name] = replace(machine, link=link)
+            self.generation += 1
+
+    def lose(self, name: str, cause: str) -> bool:
+        """Marks the machine as lost; returns whether it was present until now."""
+        machine = self._machines.get(name)
+        if machine is None or not machine.present:
+            return False
+        self._machines[name] = replace(machine, present=False, cause=cause, doubted=False)
+        self.generation += 1
+        return True
+
+    def forget(self, name: str) -> None:
+        """The machine was revoked."""
+        if self._machines.pop(name, None) is not None:
+            self.generation += 1
+
+    def tick(self, now: float) -> tuple[tuple[str, str], ...]:
+        """Loses every machine that has been silent for too long, and returns (name, cause) of each."""
+        overdue = [
+            (machine.name, f"silent for {now - machine.heard:.1f} s (frozen or cut off)")
+            for machine in self.present
+            if now - machine.heard > self._timeout_s
+        ]
+        for name, cause in overdue:
+            self.lose(name, cause)
+        return tuple(overdue)

@@ -1,0 +1,311 @@
+"""One epoch at the master, from its plan to its end.
+
+Phases: PREPARING (the workers fetch what they lack) -> PREPARED -> LAUNCHED (the nodes start and load) -> READY, and
+ENDED from anywhere. A session ends by itself only over a loss or a failure; it never ends twice.
+"""
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from enum import StrEnum
+
+from tpiedge.clock import Clock
+from tpiedge.errors import PeerLost, TpiedgeError
+from tpiedge.launch.timing import Timing
+from tpiedge.master.assignments import Assignment, Fetching, Served
+from tpiedge.master.blame import Failure, failure_of
+from tpiedge.master.epoch import Epoch, EpochEvent
+from tpiedge.master.membership import Membership, NodeState
+from tpiedge.master.request_watch import RequestWatch
+from tpiedge.master.status import collective_names
+from tpiedge.sanitise import sanitised_line
+from tpiedge.transport.keys import is_key
+from tpiedge.wire.control import (
+    AskStats,
+    Failed,
+    Finished,
+    Generate,
+    Loading,
+    PromptScores,
+    Ready,
+    Stats,
+    Token,
+)
+from tpiedge.wire.epochs import Launch, NodeEnded, Prepared, Preparing, Release, Spawned
+from tpiedge.wire.messages import Message
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["Phase", "Session"]
+
+_log = logging.getLogger(__name__)
+
+#: Hashing what is on disk already, and building the engine, report no progress.
+_STUCK_S = 300.0
+#: A session that was ready for so long has proven itself even without a request.
+_PROVEN_S = 30.0
+
+
+class Phase(StrEnum):
+    PREPARING = "preparing"
+    PREPARED = "prepared"
+    LAUNCHED = "launched"
+    READY = "ready"
+    ENDED = "ended"
+
+
+class Session:
+    """Not thread-safe; nothing blocks. `to_agent(message, machine)` and `to_node(message, rank)` send without waiting;
+    `tell` gets the nodes' messages about requests.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        assignments: tuple[Assignment, ...],
+        served: Served,
+        timing: Timing,
+        clock: Clock,
+        to_agent: Callable[[Message, str], None],
+        to_node: Callable[[Message, int], None],
+        tell: Callable[[Message], None],
+    ) -> None:
+        self.number = number
+        self.assignments = assignments
+        self.phase = Phase.PREPARING
+        self.failure: Failure | None = None
+        self.fetching: dict[str, Fetching] = {}
+        self.epoch: Epoch | None = None
+        #: Rank 0's Ready, which names the collectives; None until it is ready.
+        self.routing: Ready | None = None
+        #: The latest counters of each node.
+        self.counters: dict[int, Stats] = {}
+        self._served = served
+        #: The collective that the nodes are told, and why if it is not the one that the user chose.
+        self._collective, self._overruled = served.collective, ""
+        self._timing = timing
+        self._clock = clock
+        self._to_agent = to_agent
+        self._to_node = to_node
+        self._tell = tell
+        self._ranks = {
+            assignment.machine: rank for rank, assignment in enumerate(assignments) if assignment.machine
+        }
+        self._keys: dict[int, str] = {}
+        #: When each worker's preparation last made progress.
+        self._news: dict[str, float] = {}
+        #: The most bytes that each worker has said it has fetched.
+        self._fetched: dict[str, int] = {}
+        #: Each node's latest report on loading, and when any of them last made progress.
+        self._loading: dict[int, Loading | Ready] = {}
+        self._moved = 0.0
+        #: Since when every node is ready, and whether rank 0 has answered a request.
+        self._ready = 0.0
+        self._answered = False
+        # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
+        self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
+        self._asked = ""  # the request that rank 0 got last
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The workers that take part."""
+        return tuple(self._ranks)
+
+    @property
+    def keys(self) -> Mapping[int, str]:
+        """The public keys of the workers' nodes by rank, as far as they are prepared."""
+        return self._keys
+
+    @property
+    def breaches(self) -> Mapping[str, str]:
+        """How each worker whose node broke the protocol did so."""
+        breaches = self.epoch.breaches if self.epoch is not None else {}
+        return {self.assignments[rank].machine: cause for rank, cause in breaches.items() if rank}
+
+    @property
+    def proven(self) -> bool:
+        """Whether it has answered a request, or was ready for _PROVEN_S."""
+        ready = self.phase is Phase.READY
+        return ready and (self._answered or self._clock.now() - self._ready >= _PROVEN_S)
+
+    def progress(self, machine: str) -> str:
+        """The state of the worker's preparation, in one word."""
+        if machine in self.fetching:
+            return "fetching"
+        return "prepared" if self._ranks.get(machine) in self._keys else "preparing"
+
+    def prepare(self) -> None:
+        """Asks every worker to fetch the weights that it lacks."""
+        for machine, rank in self._ranks.items():
+            self._news[machine] = self._clock.now()
+            self._to_agent(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
+        self._look_prepared()
+
+    def launch(self, root_key: str, overruled: str = "") -> None:
+        """Starts the nodes; `root_key` is the public key of rank 0, which the caller starts.
+
+        `overruled` says why all-reduces must go by the star; "" if they need not.
+        """
+        self.phase = Phase.LAUNCHED
+        timing, now = self._timing, self._clock.now()
+        self._moved = now
+        self._overruled, self._collective = overruled, "star" if overruled else self._served.collective
+        served = replace(self._served, collective=self._collective)
+        membership = Membership(
+            len(self.assignments), now, timeout_s=timing.timeout_s, start_s=timing.start_s
+        )
+        self.epoch = Epoch(
+            self.number,
+            self._clock,
+            membership,
+            lambda rank: served.assign(self.number, self.assignments, rank, {**self._keys, 0: root_key}),
+            self._to_node,
+            self._event,
+        )
+        for machine in self._ranks:
+            self._to_agent(Launch(self.number), machine)
+
+    def heard(self, machine: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
+        """Handles an agent's message about this epoch. Messages about other epochs are dropped."""
+        rank = self._ranks.get(machine)
+        if rank is None or message.epoch != self.number or self.phase is Phase.ENDED:
+            return
+        match message:
+            case Preparing(done_bytes=done, total_bytes=total, bytes_per_s=rate) if rank not in self._keys:
+                self._note(machine, Fetching(done, total, rate))
+            case Prepared(public_key=key) if rank not in self._keys:
+                self._take_key(machine, rank, key)
+            case NodeEnded(cause=cause) if self.epoch is not None:
+                self.epoch.ended(rank, cause)
+            case NodeEnded(cause=cause):
+                self._unfit(machine, rank, cause)
+
+    def lose(self, machine: str, cause: str) -> None:
+        """The machine is lost, and its node with it."""
+        rank = self._ranks.get(machine)
+        if rank is None or self.phase is Phase.ENDED:
+            return
+        if self.epoch is None:
+            self.fail(Failure(self._lost(rank, cause), machine_lost=True))
+            return
+        self.epoch.lose(rank, cause)
+        if self.failure is not None:
+            self.failure = replace(self.failure, unfit=None, crashed=None, machine_lost=True)
+
+    def ask(self, request: GenerationRequest) -> None:
+        """Sends the request to rank 0. Raises ProtocolError for a value that does not fit its field."""
+        self._to_node(Generate(self.number, request), 0)
+        self._asked = request.id
+        self._watch.begin(self._clock.now())
+
+    def fail(self, failure: Failure) -> None:
+        """Ends the session with a failure. The first one is kept: it caused the others."""
+        if self.failure is None:
+            self.failure = failure
+        self.phase = Phase.ENDED
+
+    def tick(self) -> None:
+        """Looks for workers that live but do not get ready, and for a stuck request."""
+        late = self._clock.now() - _STUCK_S
+        if self.phase is Phase.LAUNCHED and self.epoch is not None and self._moved < late:
+            stuck = next(member.rank for member in self.epoch.members if member.state is not NodeState.READY)
+            self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
+        if self.phase is Phase.READY and self.epoch is not None:
+            self._look_after_request(self.epoch)
+        for machine, since in self._news.items():
+            if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
+                self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
+
+    def ask_counters(self) -> None:
+        """Asks every node for its counters; does not wait for the answers."""
+        if self.phase is Phase.READY:
+            for rank in range(len(self.assignments)):
+                self._to_node(AskStats(self.number), rank)
+
+    def end(self) -> None:
+        """Tells every worker to end its node. Idempotent."""
+        if self.phase is not Phase.ENDED:
+            self.phase = Phase.ENDED
+        for machine in self._ranks:
+            self._to_agent(Release(self.number), machine)
+
+    def _event(self, event: EpochEvent) -> None:
+        if isinstance(event, Stats):
+            self.counters[event.rank] = event
+        match event:
+            case TpiedgeError():
+                self._broke(event)
+                return
+            case Loading() | Ready():
+                self._loads(event)
+            case Token() | PromptScores() if event.request == self._asked:
+                self._watch.advance(self._clock.now())
+            case Stats(rank=0):
+                self._watch.measured(event, self._clock.now())
+            case Finished() | Failed() if event.request == self._asked:
+                self._watch.end()
+                self._answered |= isinstance(event, Finished) or event.kind == "UserError"
+        self._tell(event)
+
+    def _broke(self, error: TpiedgeError) -> None:
+        if self.epoch is not None:
+            starting = self.phase is Phase.LAUNCHED
+            self.fail(failure_of(error, self.epoch, self.assignments, self._collective, starting=starting))
+
+    def _loads(self, event: Loading | Ready) -> None:
+        now = self._clock.now()
+        if self._has_advanced(event):
+            self._loading[event.rank], self._moved = event, now
+        if isinstance(event, Ready) and event.rank == 0:
+            event = self.routing = replace(event, why=self._overruled or event.why)
+            self._log_collectives(event)
+        if self.phase is Phase.LAUNCHED and self.epoch is not None and self.epoch.all_ready:
+            self.phase, self._ready = Phase.READY, now
+
+    def _has_advanced(self, event: Loading | Ready) -> bool:
+        """Whether the node is further than it ever said: numbers that go back and forth are no progress."""
+        known = self._loading.get(event.rank)
+        if isinstance(event, Ready) or known is None:
+            return not isinstance(known, Ready)
+        return isinstance(known, Loading) and event.done_bytes > known.done_bytes
+
+    def _log_collectives(self, ready: Ready) -> None:
+        """Logs the collectives that rank 0 chose: a warning if the user chose another one."""
+        if not ready.collective:
+            return  # a single node has no all-reduce
+        wanted, found = self._served.collective, {ready.collective, ready.bulk_collective}
+        level = logging.INFO if wanted == "auto" or found == {wanted} else logging.WARNING
+        names = collective_names(ready.collective, ready.bulk_collective)
+        _log.log(level, "epoch %d: all-reduces go by %s: %s", self.number, names, ready.why or "as wanted")
+
+    def _look_after_request(self, epoch: Epoch) -> None:
+        """Loses a rank 0 that lives but makes no progress: the other nodes wait for it, or have nothing to do."""
+        now = self._clock.now()
+        self._watch.look(epoch.members, now)
+        stuck_s = self._watch.stuck_s(now)
+        if stuck_s is not None:
+            epoch.lose(0, f"alive but without progress in a request for {stuck_s:.0f} s")
+        elif self._watch.old(now):
+            self._to_node(AskStats(self.number), 0)
+
+    def _note(self, machine: str, fetching: Fetching) -> None:
+        if fetching.done_bytes > self._fetched.get(machine, -1):
+            self._fetched[machine], self._news[machine] = fetching.done_bytes, self._clock.now()
+        self.fetching[machine] = fetching
+
+    def _take_key(self, machine: str, rank: int, key: str) -> None:
+        self.fetching.pop(machine, None)
+        if not is_key(key) or key in self._keys.values():
+            self._unfit(machine, rank, "the key of its node is none, or another node's")
+            return
+        self._keys[rank] = key
+        self._look_prepared()
+
+    def _unfit(self, machine: str, rank: int, cause: str) -> None:
+        self.fail(Failure(self._lost(rank, cause), unfit=machine))
+
+    def _lost(self, rank: int, cause: str) -> PeerLost:
+        return PeerLost(rank, "its preparation", sanitised_line(cause), self.assignments[rank].host)
+
+    def _look_prepared(self) -> None:
+        if self.phase is Phase.PREPARING and len(self._keys) == len(self._ranks):
+            self.phase = Phase.PREPARED

@@ -1,0 +1,209 @@
+"""The serving and the coming session of a master, and which of their nodes the hub admits.
+
+Laws:
+1. At most one session's nodes run: rank 0 has one process, and the hub admits no node of an ended session.
+2. An agent's message goes to both sessions; each drops what is not of its epoch.
+"""
+
+import logging
+from collections.abc import Callable
+
+from tpiedge.clock import Clock
+from tpiedge.errors import ResourceError
+from tpiedge.launch.bootstrap import control_name
+from tpiedge.launch.timing import Timing
+from tpiedge.master.assignments import Assignment, Served
+from tpiedge.master.blame import Distrust, Failure
+from tpiedge.master.epoch import Epoch
+from tpiedge.master.outbox import Outbox
+from tpiedge.master.rank_zero import RankZero
+from tpiedge.master.session import Phase, Session
+from tpiedge.transport.hub import Hub
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.control import Cancel, Shutdown
+from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared, Preparing, Spawned
+from tpiedge.wire.messages import Message
+
+__all__ = ["SessionManager"]
+
+_log = logging.getLogger(__name__)
+
+_GRACE_S = 0.2
+#: For how long after a look at the nodes' counters they are kept up to date.
+_OBSERVED_S = 90.0
+
+
+class SessionManager:
+    """For the control thread, but for `cancel`. Owns rank 0's processes; `tell` gets nodes' messages about requests."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        outbox: Outbox,
+        rank_zero: RankZero,
+        served: Served,
+        timing: Timing,
+        clock: Clock,
+        tell: Callable[[Message], None],
+    ) -> None:
+        self.serving: Session | None = None
+        self.coming: Session | None = None
+        self._hub = hub
+        self._outbox = outbox
+        self._rank_zero = rank_zero
+        self._served = served
+        self._timing = timing
+        self._clock = clock
+        self._tell = tell
+        self._distrust = Distrust()
+        self._number = 0
+        self._observed_until = 0.0
+
+    def count_from(self, first_epoch: int) -> None:
+        """Gives the first session the number `first_epoch`."""
+        self._number = first_epoch - 1
+
+    @property
+    def served(self) -> Served:
+        return self._served
+
+    @property
+    def rank_zero(self) -> RankZero:
+        return self._rank_zero
+
+    @property
+    def active(self) -> list[Session]:
+        """The sessions that exist: the serving one, then the coming one."""
+        return [session for session in (self.serving, self.coming) if session is not None]
+
+    @property
+    def pulse(self) -> MasterPulse:
+        """The heartbeat that workers get."""
+        serving = self.serving
+        state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
+        return MasterPulse(serving.number if serving is not None else 0, state)
+
+    def epoch(self, number: int) -> Epoch | None:
+        """The epoch whose nodes run, if it is `number`."""
+        serving = self.serving
+        return serving.epoch if serving is not None and serving.number == number else None
+
+    def heard(self, machine: str, message: Preparing | Prepared | Spawned | NodeEnded) -> None:
+        """Handles an agent's message about an epoch."""
+        if isinstance(message, Prepared) and self._hub.admission.knows(message.public_key):
+            message = NodeEnded(message.epoch, "", "the key of its node is not a new one")
+        for session in self.active:
+            session.heard(machine, message)
+
+    def lose(self, machine: str, cause: str) -> None:
+        """The machine is lost, and its nodes with it."""
+        for session in self.active:
+            session.lose(machine, cause)
+
+    def machine_of(self, rank: int) -> str:
+        """The worker of the serving session's node `rank`; "" for the master's own."""
+        return self.serving.assignments[rank].machine if self.serving is not None else ""
+
+    def tick(self) -> None:
+        """A heartbeat: looks for nodes that ended, fell silent or are stuck."""
+        serving = self.serving
+        if serving is not None and serving.epoch is not None:
+            ended = self._rank_zero.exit_cause()
+            if ended is not None:
+                serving.epoch.ended(0, ended)
+            serving.epoch.tick()
+        for session in self.active:
+            session.tick()
+        if serving is not None and self._clock.now() < self._observed_until:
+            serving.ask_counters()
+
+    def observe(self) -> None:
+        """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call.
+
+        Further calls only extend the time: more answers than that would count as a flood.
+        """
+        now = self._clock.now()
+        if self.serving is not None and now >= self._observed_until:
+            self.serving.ask_counters()
+        self._observed_until = now + _OBSERVED_S
+
+    def warm(self) -> None:
+        """Starts rank 0's process ahead of a session, because its imports take seconds. Logs failures."""
+        try:
+            self._rank_zero.warm_ahead()
+        except (OSError, ResourceError) as error:
+            _log.warning("cannot start a node ahead of its use: %s", error)
+
+    def begin(self, assignments: tuple[Assignment, ...]) -> None:
+        """Prepares a session, which replaces the coming one."""
+        self.abandon()
+        self._number += 1
+        self.coming = Session(
+            self._number,
+            assignments,
+            self._served,
+            self._timing,
+            self._clock,
+            self._outbox.send,
+            self._outbox.to_nodes(self._number),
+            self._tell,
+        )
+        self.warm()
+        self.coming.prepare()
+
+    def abandon(self) -> None:
+        """Ends the coming session, if there is one."""
+        if self.coming is not None:
+            self.coming.end()
+            self.coming = None
+
+    def switch(self, session: Session) -> None:
+        """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started."""
+        self.end_serving()
+        self.coming, self.serving = None, session
+        keys = CurveKeys.generate()
+        self._hub.admission.admit(keys.public, control_name(0, session.number))
+        for rank, key in session.keys.items():
+            self._hub.admission.admit(key, control_name(rank, session.number))
+        try:
+            self._rank_zero.start(session.number, keys, session.assignments[0].planned_bytes)
+        except (OSError, ResourceError) as error:
+            session.fail(Failure(ResourceError(f"cannot start a node: {error}")))
+            return
+        session.launch(keys.public, self._overruled(session))
+
+    def distrust(self, cause: str) -> None:
+        """Two workers are in dispute over `cause`: the next epochs go by the star for a while."""
+        self._distrust.disputed(cause, self._clock.now())
+
+    def end_serving(self) -> None:
+        """Ends the serving session and its nodes, if there is one. Blocks up to _GRACE_S for rank 0."""
+        session, self.serving = self.serving, None
+        if session is None:
+            return
+        names = [control_name(rank, session.number) for rank in range(len(session.assignments))]
+        for name in names:
+            self._outbox.send(Shutdown(session.number), name)
+        self._rank_zero.stop(_GRACE_S)
+        session.end()
+        for name in names:
+            self._hub.admission.revoke(name)
+            self._hub.disconnect(name)
+
+    def cancel(self, request: str) -> None:
+        """Tells rank 0 to stop working on the request. From any thread; does not block."""
+        serving = self.serving
+        if serving is not None:
+            self._hub.post(Cancel(serving.number, request), to=control_name(0, serving.number))
+
+    def _overruled(self, session: Session) -> str:
+        """Why the session's all-reduces must go by the star, whatever the user chose; "" if they need not."""
+        if len(session.assignments) <= 2 or self._served.collective == "star":
+            return ""
+        return self._distrust.reason(self._clock.now())
+
+    def close(self) -> None:
+        """Ends both sessions and rank 0's processes, without waiting for the workers' nodes."""
+        for session in self.active:
+            session.end()
+        self._rank_zero.close()

@@ -1,0 +1,144 @@
+"""Makes the status that other threads read, from the control thread's state."""
+
+import math
+from collections.abc import Mapping
+
+from tpiedge.master.assignments import Fetching
+from tpiedge.master.quarantine import Exclusion
+from tpiedge.master.rank_zero import RankZero
+from tpiedge.master.request_queue import RequestQueue
+from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.session import Phase, Session
+from tpiedge.master.session_manager import SessionManager
+from tpiedge.master.status import ClusterStatus, NodeStatus
+from tpiedge.wire.control import Stats
+
+__all__ = ["snapshot"]
+
+_NOTHING = Fetching(0, 0, 0.0)
+
+
+def snapshot(
+    roster: Roster,
+    sessions: SessionManager,
+    requests: RequestQueue,
+    left_out: Mapping[str, Exclusion],
+    spare: Mapping[str, str],
+    reason: str,
+    now: float,
+) -> ClusterStatus:
+    """The state of the cluster now. `spare` says why machines have no part in the plan."""
+    serving = sessions.serving
+    ready = serving is not None and serving.phase is Phase.READY
+    routing = serving.routing if ready and serving is not None else None
+    workers = [
+        _worker(
+            machine,
+            sessions,
+            left_out.get(machine.name),
+            spare.get(machine.name, "the plan has no part for it"),
+            now,
+        )
+        for machine in roster.machines
+    ]
+    return ClusterStatus(
+        ready=ready,
+        reason=reason,
+        nodes=(_own(serving, sessions.rank_zero), *workers),
+        queued=requests.waiting,
+        running=int(requests.running),
+        epoch=serving.number if serving is not None else 0,
+        totals=requests.totals,
+        collective=routing.collective if routing else "",
+        bulk_collective=routing.bulk_collective if routing else "",
+        collective_why=routing.why if routing else "",
+    )
+
+
+def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
+    assignment = serving.assignments[0] if serving is not None else None
+    return NodeStatus(
+        name="master",
+        rank=0 if assignment else None,
+        state=_state(serving, 0),
+        attention=(assignment.share.attention.start, assignment.share.attention.stop)
+        if assignment
+        else (0, 0),
+        ffn=(assignment.share.ffn.start, assignment.share.ffn.stop) if assignment else (0, 0),
+        threads=rank_zero.threads,
+        memory_bytes=assignment.memory_bytes if assignment else 0,
+        speed=assignment.speed if assignment else 0.0,
+        weight_bytes=assignment.weight_bytes if assignment else 0,
+        last_seen_s=0.0,
+        why=assignment.why if assignment else "",
+        pid=rank_zero.pid,
+        counters=_counters(serving, 0),
+    )
+
+
+def _worker(
+    machine: Machine,
+    sessions: SessionManager,
+    exclusion: Exclusion | None,
+    why_spare: str,
+    now: float,
+) -> NodeStatus:
+    serving, coming = sessions.serving, sessions.coming
+    rank = _rank(machine.name, serving)
+    assignment = serving.assignments[rank] if serving is not None and rank is not None else None
+    fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
+    state, why = _situation(machine, serving, coming, rank, why_spare)
+    if exclusion is not None:
+        rest_s = max(1, math.ceil(exclusion.until - now))
+        state, why = "left out", f"{exclusion.cause} (for another {rest_s} s)"
+    return NodeStatus(
+        name=machine.name,
+        rank=rank,
+        state=state,
+        attention=(assignment.share.attention.start, assignment.share.attention.stop)
+        if assignment
+        else (0, 0),
+        ffn=(assignment.share.ffn.start, assignment.share.ffn.stop) if assignment else (0, 0),
+        threads=machine.offer.threads,
+        memory_bytes=machine.offer.memory_bytes,
+        speed=machine.offer.capacity.speed(sessions.served.quantised),
+        weight_bytes=assignment.weight_bytes if assignment else 0,
+        last_seen_s=max(0.0, now - machine.heard),
+        why=assignment.why if assignment and not why else why,
+        host=machine.offer.host,
+        fetched_bytes=fetching.done_bytes,
+        fetch_total_bytes=fetching.total_bytes,
+        fetch_bytes_per_s=fetching.bytes_per_s,
+        counters=_counters(serving, rank),
+    )
+
+
+def _situation(
+    machine: Machine, serving: Session | None, coming: Session | None, rank: int | None, why_spare: str
+) -> tuple[str, str]:
+    """(state, reason); "" where the state needs no reason."""
+    if not machine.present:
+        return "lost", machine.cause
+    if coming is not None and machine.name in coming.machines:
+        return coming.progress(machine.name), ""
+    if rank is not None:
+        return _state(serving, rank), ""
+    return "spare", why_spare
+
+
+def _state(serving: Session | None, rank: int) -> str:
+    if serving is None or serving.epoch is None or rank >= len(serving.epoch.members):
+        return "waiting"
+    return serving.epoch.members[rank].state.value
+
+
+def _counters(serving: Session | None, rank: int | None) -> Stats | None:
+    return serving.counters.get(rank) if serving is not None and rank is not None else None
+
+
+def _rank(name: str, serving: Session | None) -> int | None:
+    if serving is None:
+        return None
+    return next(
+        (rank for rank, assignment in enumerate(serving.assignments) if assignment.machine == name), None
+    )

@@ -1,0 +1,74 @@
+"""Snapshots of a master's state, made by its control thread, read by any thread."""
+
+from dataclasses import dataclass
+
+from tpiedge.wire.control import Stats
+
+__all__ = ["ClusterStatus", "NodeStatus", "Totals", "collective_names"]
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStatus:
+    """One machine of the cluster and its part of the plan.
+
+    `rank` is None for a machine that takes no part; `why` explains that, or the size of its share. `attention` and
+    `ffn` are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its measured bytes per
+    second of weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it
+    fetches, `fetch_total_bytes` is not 0. `counters` are its node's latest, None unless they were asked for
+    (Master.observe).
+    """
+
+    name: str
+    rank: int | None
+    state: str
+    attention: tuple[int, int]
+    ffn: tuple[int, int]
+    threads: int
+    memory_bytes: int
+    speed: float
+    weight_bytes: int
+    last_seen_s: float
+    why: str = ""
+    host: str = ""
+    pid: int | None = None
+    fetched_bytes: int = 0
+    fetch_total_bytes: int = 0
+    fetch_bytes_per_s: float = 0.0
+    counters: Stats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Totals:
+    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted."""
+
+    finished: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    refused: int = 0
+    prompt_tokens: int = 0
+    tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterStatus:
+    """The whole cluster. `reason` says why it is not ready, or what happened last; `epoch` is 0 before the first plan.
+
+    While several nodes serve, `collective` names the collective for the all-reduces of a token, `bulk_collective` the
+    one for those of a whole chunk, and `collective_why` is a sentence that says why these.
+    """
+
+    ready: bool
+    reason: str
+    nodes: tuple[NodeStatus, ...]
+    queued: int
+    running: int
+    epoch: int = 0
+    totals: Totals = Totals()
+    collective: str = ""
+    bulk_collective: str = ""
+    collective_why: str = ""
+
+
+def collective_names(collective: str, bulk_collective: str) -> str:
+    """The collectives as the user reads them: for the all-reduces of a token, and for a prompt's if that differs."""
+    return collective if collective == bulk_collective else f"{collective} (prompts: {bulk_collective})"

@@ -1,0 +1,233 @@
+"""The header of a GGUF file, checked before a byte of it is believed.
+
+Format (versions 2 and 3): "GGUF", version, number of tensors, number of keys; the keys with their typed values; a
+description of each tensor; padding up to a multiple of `general.alignment`; the tensors' bytes. Little-endian. Laws
+that a file must keep, or it is refused in one line:
+
+1. the header lies in the file, and has at most MAX_HEADER_BYTES, MAX_TENSORS tensors and MAX_KEYS keys;
+2. no key and no tensor's name occurs twice;
+3. every tensor begins at a multiple of the alignment and ends in the file, and no two of them overlap.
+
+Values are bounded by the bytes that they take in the file, so a lie about a length costs nothing.
+"""
+
+import hashlib
+import math
+import os
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import BinaryIO, NoReturn
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.pack.files import open_regular
+from tpiedge.pack.sources.ggml_blocks import BLOCKS
+from tpiedge.sanitise import quote
+from tpiedge.units import MIB, format_bytes
+
+__all__ = ["MAX_HEADER_BYTES", "MAX_KEYS", "MAX_TENSORS", "GgufHeader", "GgufTensor", "read_gguf_header"]
+
+MAX_TENSORS = 50_000
+MAX_KEYS = 10_000
+# A vocabulary of 262,000 tokens with their merges takes 15 MB. Each text costs about 60 bytes more in memory.
+MAX_HEADER_BYTES = 64 * MIB
+_MAX_TEXTS = 4_000_000
+_MAX_KEY_BYTES = 65_535
+_MAX_NAME_BYTES = 256
+_MAX_DIMENSIONS = 4
+_MAX_ALIGN = 1 << 20
+_DEFAULT_ALIGN = 32
+_VERSIONS = (2, 3)
+
+_SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 10: "Q", 11: "q", 12: "d"}
+_BOOL, _STRING, _ARRAY = 7, 8, 9
+
+# The numbers by which the format names the types of tensors; those in BLOCKS can be read.
+_TYPES = {
+    0: "F32", 1: "F16", 2: "Q4_0", 3: "Q4_1", 6: "Q5_0", 7: "Q5_1", 8: "Q8_0", 9: "Q8_1", 10: "Q2_K", 11: "Q3_K",
+    12: "Q4_K", 13: "Q5_K", 14: "Q6_K", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S",
+    20: "IQ4_NL", 21: "IQ3_S", 22: "IQ2_S", 23: "IQ4_XS", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64",
+    29: "IQ1_M", 30: "BF16", 34: "TQ1_0", 35: "TQ2_0", 39: "MXFP4",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GgufTensor:
+    """`shape` is row-major (the file lists the fastest-running size first); `offset` counts from the file's start."""
+
+    kind: str
+    shape: tuple[int, ...]
+    offset: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GgufHeader:
+    """Keys and tensors of one file. Arrays of numbers are numpy arrays, of texts lists.
+
+    `digest` changes with the header, the file's size and its time of change.
+    """
+
+    path: Path
+    values: Mapping[str, object]
+    tensors: Mapping[str, GgufTensor]
+    digest: str
+
+
+def read_gguf_header(path: Path) -> GgufHeader:
+    """Read and check the header of `path`. Raises UserError."""
+    try:
+        with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
+            return _Parser(path, file).header()
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+
+
+class _Parser:
+    """Reads forward through the header of an open file."""
+
+    def __init__(self, path: Path, file: BinaryIO) -> None:
+        self._path = path
+        self._file = file
+        self._stat = os.fstat(file.fileno())
+        self._limit = min(self._stat.st_size, MAX_HEADER_BYTES)
+        self._at = 0
+        self._texts = 0
+        self._digest = hashlib.sha256(f"{self._stat.st_size} {self._stat.st_mtime_ns}\n".encode())
+
+    def header(self) -> GgufHeader:
+        tensor_count, key_count = self._counts()
+        values: dict[str, object] = {}
+        for _ in range(key_count):
+            key = self._name(_MAX_KEY_BYTES)
+            if key in values:
+                self.refuse(f"the key {quote(key)} occurs twice")
+            values[key] = self._value(key, self._number("I"))
+        described = self._described(tensor_count)
+        tensors = self._placed(described, _alignment(values, self.refuse))
+        return GgufHeader(
+            self._path, MappingProxyType(values), MappingProxyType(tensors), self._digest.hexdigest()
+        )
+
+    def refuse(self, problem: str) -> NoReturn:
+        raise UserError(f"{self._path}: {problem}; the file is damaged: download it again")
+
+    def _counts(self) -> tuple[int, int]:
+        if self._stat.st_size < 24 or self._bytes(4) != b"GGUF":
+            raise UserError(f"{self._path} is not a GGUF file")
+        version = self._number("I")
+        if version not in _VERSIONS:
+            raise UserError(
+                f"{self._path}: version {version} of GGUF; 2 and 3 can be read, little-endian: convert the model anew"
+            )
+        tensors, keys = self._number("Q"), self._number("Q")
+        if tensors > MAX_TENSORS or keys > MAX_KEYS:
+            self.refuse(f"{tensors} tensors and {keys} keys, more than {MAX_TENSORS} and {MAX_KEYS}")
+        return tensors, keys
+
+    def _value(self, key: str, kind: int) -> object:
+        if kind in _SCALARS:
+            return self._number(_SCALARS[kind])
+        if kind == _BOOL:
+            return self._number("B") != 0
+        if kind == _STRING:
+            return self._text()
+        if kind != _ARRAY:
+            self.refuse(f"the key {quote(key)} has a value of the unknown type {kind}")
+        return self._array(key)
+
+    def _array(self, key: str) -> object:
+        kind, count = self._number("I"), self._number("Q")
+        if kind == _STRING:
+            self._texts += count
+            if self._texts > _MAX_TEXTS:
+                self.refuse(f"the key {quote(key)} lists {count} texts, more than any model needs")
+            return [self._text() for _ in range(count)]
+        if kind not in _SCALARS and kind != _BOOL:
+            self.refuse(f"the key {quote(key)} is an array of the unsupported type {kind}")
+        dtype = np.dtype("<" + _SCALARS.get(kind, "B"))
+        return np.frombuffer(self._bytes(count * dtype.itemsize), dtype)
+
+    def _described(self, count: int) -> dict[str, tuple[int, tuple[int, ...], int]]:
+        """Name -> (type, row-major shape, offset from the first tensor)."""
+        found: dict[str, tuple[int, tuple[int, ...], int]] = {}
+        for _ in range(count):
+            name = self._name(_MAX_NAME_BYTES)
+            if name in found:
+                self.refuse(f"the tensor {quote(name)} occurs twice")
+            dimensions = self._number("I")
+            if not 1 <= dimensions <= _MAX_DIMENSIONS:
+                self.refuse(f"the tensor {quote(name)} has {dimensions} dimensions")
+            sizes = tuple(self._number("Q") for _ in range(dimensions))
+            found[name] = self._number("I"), sizes[::-1], self._number("Q")
+        return found
+
+    def _placed(
+        self, described: Mapping[str, tuple[int, tuple[int, ...], int]], align: int
+    ) -> dict[str, GgufTensor]:
+        start = -(-self._at // align) * align
+        tensors: dict[str, GgufTensor] = {}
+        end, before = start, ""
+        for name, (kind, shape, offset) in sorted(described.items(), key=lambda item: item[1][2]):
+            place = start + offset
+            if offset % align or place < end:
+                self.refuse(
+                    f"the tensor {quote(name)} lies in the way of {quote(before) if before else 'another'}"
+                )
+            end, before = place + self._nbytes(name, kind, shape), name
+            if end > self._stat.st_size:
+                self.refuse(
+                    f"the tensor {quote(name)} ends at byte {end}, but the file has {self._stat.st_size}"
+                )
+            tensors[name] = GgufTensor(_TYPES[kind], shape, place, end - place)
+        return tensors
+
+    def _nbytes(self, name: str, kind: int, shape: tuple[int, ...]) -> int:
+        if kind not in _TYPES or _TYPES[kind] not in BLOCKS:
+            raise UserError(
+                f"{self._path}: the tensor {quote(name)} is of the type {_TYPES.get(kind, kind)}; can be read: "
+                f"{', '.join(BLOCKS)}: get the model in one of these"
+            )
+        per_block, block_nbytes = BLOCKS[_TYPES[kind]]
+        if min(shape) < 1 or shape[-1] % per_block:
+            self.refuse(f"the tensor {quote(name)} has the shape {shape}, not whole blocks of {per_block}")
+        return math.prod(shape) // per_block * block_nbytes
+
+    def _name(self, limit: int) -> str:
+        name = self._text()
+        if not name or len(name) > limit or not name.isprintable():
+            self.refuse(f"the name {quote(name)} is empty, too long or unprintable")
+        return name
+
+    def _text(self) -> str:
+        # Tokens of some vocabularies are no valid UTF-8; such a token cannot be written in a tokenizer.json either.
+        return self._bytes(self._number("Q")).decode("utf-8", "replace")
+
+    def _number(self, kind: str) -> int:
+        """A number of struct's type `kind`."""
+        data = self._bytes(struct.calcsize("<" + kind))
+        number: int = struct.unpack("<" + kind, data)[0]
+        return number
+
+    def _bytes(self, count: int) -> bytes:
+        if count > self._limit - self._at:
+            if self._limit < self._stat.st_size:
+                self.refuse(f"the header has more than {format_bytes(MAX_HEADER_BYTES)}")
+            self.refuse(f"the header goes beyond the file's {self._stat.st_size} bytes")
+        data = self._file.read(count)
+        if len(data) < count:
+            self.refuse("the file became shorter while it was read")
+        self._at += count
+        self._digest.update(data)
+        return data
+
+
+def _alignment(values: Mapping[str, object], refuse: Callable[[str], NoReturn]) -> int:
+    align = values.get("general.alignment", _DEFAULT_ALIGN)
+    if not isinstance(align, int) or not 1 <= align <= _MAX_ALIGN or align & (align - 1):
+        refuse(f"general.alignment is {quote(align)}, not a power of two")
+    return align

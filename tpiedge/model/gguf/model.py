@@ -1,0 +1,158 @@
+"""A model in a GGUF file: its config, where its tensors lie, its text files, and how a pack holds it best."""
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import MappingProxyType
+
+import numpy as np
+
+from tpiedge.kernels.panels import GROUP
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.config import generation_config, gguf_config, huggingface_config
+from tpiedge.model.gguf.file import read_gguf_header
+from tpiedge.model.gguf.names import gguf_tensors
+from tpiedge.model.gguf.tokenizer import TextFiles, text_files
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.dtypes import bf16_from_f32, f32_from_bf16
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.sources.ggml_blocks import EXACT_BITS
+from tpiedge.pack.sources.ggml_tensor import BlockTensor
+from tpiedge.pack.sources.imported import open_tensors
+from tpiedge.pack.sources.source import TensorSource
+from tpiedge.pack.specs import BlobSpec, MatrixSpec
+from tpiedge.pack.storage import Storage
+
+__all__ = ["GgufModel"]
+
+_FLOATS = MappingProxyType({"BF16": Precision.BF16, "F16": Precision.F32, "F32": Precision.F32})
+_EXACT = MappingProxyType({4: Precision.Q4, 8: Precision.Q8})
+
+
+@dataclass(frozen=True)
+class GgufModel:
+    """`huggingface` is the model's config.json, `generation` its generation_config.json. `fingerprint` changes with the
+    header, the size and the time of change of the file."""
+
+    path: Path
+    config: ModelConfig
+    huggingface: Mapping[str, object]
+    generation: Mapping[str, object]
+    tensors: Mapping[str, BlockTensor]
+    text: TextFiles
+    fingerprint: str
+
+    @staticmethod
+    def open(path: Path) -> "GgufModel":
+        """Read the header and check it. Raises UserError."""
+        header = read_gguf_header(path)
+        config = gguf_config(header)
+        tensors = gguf_tensors(header, config)
+        return GgufModel(
+            path,
+            config,
+            MappingProxyType(huggingface_config(header)),
+            MappingProxyType(generation_config(header)),
+            MappingProxyType(tensors),
+            text_files(header, config.vocab_size),
+            header.digest,
+        )
+
+    def storage(self, precision: Precision | None) -> Storage:
+        """The storage of a pack with layers in `precision`; by default what holds most of them as they are.
+
+        Norms and biases that bf16 would round are in f32. Raises UserError and ReadFault.
+        """
+        storage = self._matrix_storage(precision)
+        return replace(storage, vectors_f32=True) if self._rounds_vectors(storage) else storage
+
+    def _matrix_storage(self, precision: Precision | None) -> Storage:
+        weights: Counter[Precision] = Counter()
+        for _, tensor in self._matrices("layer"):
+            weights[_natural(tensor.kind)] += tensor.shape[0] * tensor.shape[1]
+        kinds = {tensor.kind for _, tensor in self._matrices("layer")}
+        usual = weights.most_common(1)[0][0]
+        if not usual.quantised and kinds != {"BF16"}:
+            usual = Precision.F32 if kinds <= _FLOATS.keys() else Precision.Q8
+        layers = precision or usual
+        tied = self.config.tie_word_embeddings
+        if not layers.quantised:
+            return Storage.of(layers, tied=tied)
+        ((_, embedding),) = self._matrices("embedding")
+        heads = [tensor for _, tensor in self._matrices("head")]
+        return Storage.of(
+            layers,
+            tied=tied,
+            embedding=_quantised(embedding.kind),
+            head=_quantised(heads[0].kind) if heads else None,
+        )
+
+    def losses(self, storage: Storage) -> Iterator[str]:
+        """The matrices that a pack of this storage holds otherwise than the file, a line for each kind of change.
+
+        Norms and biases are never rounded with what `storage` returns.
+        """
+        found: Counter[tuple[str, Precision]] = Counter()
+        for blob in ("layer", "embedding", "head"):
+            for spec, tensor in self._matrices(blob):
+                precision = storage.of_blob(0 if blob == "layer" else blob)
+                if not _is_exact(spec, tensor.kind, precision):
+                    found[tensor.kind, precision] += 1
+        for (kind, precision), count in sorted(
+            found.items(), key=lambda item: (item[0][0], item[0][1].value)
+        ):
+            yield f"{count} of {kind} {_are(count)} rounded to {precision.value}"
+
+    def _rounds_vectors(self, storage: Storage) -> bool:
+        """Whether a norm or a bias has a number that bf16 has not, where the pack would hold it in bf16.
+
+        Most of them have been in bf16 before.
+        """
+        with closing(open_tensors(self.tensors)) as source:
+            return any(
+                not _survives_bf16(source, vector.source)
+                for blob in ("layer", "head")
+                if storage.of_blob(0 if blob == "layer" else blob).of_vectors is Precision.BF16
+                for one in self._blobs(blob)
+                for vector in one.vectors
+            )
+
+    def _blobs(self, blob: str) -> tuple[BlobSpec, ...]:
+        """Those that are called so."""
+        spec = model_spec(self.config)
+        return {"layer": spec.layers, "embedding": (spec.embedding,), "head": (spec.head,)}[blob]
+
+    def _matrices(self, blob: str) -> Iterator[tuple[MatrixSpec, BlockTensor]]:
+        """The matrices of the blobs called `blob`, with their tensors."""
+        return ((matrix, self.tensors[matrix.source]) for one in self._blobs(blob) for matrix in one.matrices)
+
+
+def _natural(kind: str) -> Precision:
+    """What holds a type as it is; q8 for what nothing does."""
+    return _FLOATS.get(kind) or _EXACT[EXACT_BITS.get(kind, 8)]
+
+
+def _quantised(kind: str) -> Precision | None:
+    """The same beside quantised layers; None: what is usual there."""
+    return None if kind in ("F16", "F32") else _natural(kind)
+
+
+def _is_exact(spec: MatrixSpec, kind: str, precision: Precision) -> bool:
+    if precision is Precision.F32 or (precision is Precision.BF16 and kind == "BF16"):
+        return True
+    one_unit, whole_groups = spec.rows_per_unit >= spec.rows, spec.rows_per_unit % GROUP == 0
+    fits = not spec.transposed or one_unit or whole_groups
+    return precision.quantised and fits and EXACT_BITS.get(kind, 9) <= precision.bits
+
+
+def _survives_bf16(source: TensorSource, name: str) -> bool:
+    if source.dtype(name) == "BF16":
+        return True
+    values = source.read_vector(name).astype(np.float32)
+    return np.array_equal(f32_from_bf16(bf16_from_f32(values)).view(np.uint32), values.view(np.uint32))
+
+
+def _are(count: int) -> str:
+    return "are" if count > 1 else "is"

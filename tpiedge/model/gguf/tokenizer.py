@@ -1,0 +1,257 @@
+"""The tokenizer in a GGUF file as the files of a checkpoint: tokenizer.json and tokenizer_config.json.
+
+Two kinds are known: "gpt2", byte-level BPE with its merges, where `tokenizer.ggml.pre` names how text is cut first; and
+"llama", the BPE of SentencePiece, whose merges follow from the tokens' scores.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import numpy as np
+
+from tpiedge.model.gguf.file import GgufHeader
+from tpiedge.sanitise import quote
+
+__all__ = ["TextFiles", "text_files"]
+
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6
+_SPACE = "▁"
+_SPECIAL = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token"}
+_MAX_TEMPLATE_BYTES = 1_000_000
+_MAX_PIECE = 64
+# A choice: about twice what the largest vocabulary in use has, 262,000 tokens and twice as many merges. They bound the
+# work on a stranger's file; tokenizer.py has bounds of its own, which refuse some files within these.
+_MAX_TOKENS = 600_000
+_MAX_MERGES = 1_200_000
+_MAX_LETTERS = 8_000_000
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CASED_WORDS = (
+    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
+    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
+    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """How a family cuts text before its merges. `pattern` None: as GPT-2 did; `digits`: each one alone, before."""
+
+    pattern: str | None = None
+    digits: bool = False
+    normaliser: str | None = None
+    whole_words: bool = False  # a word that is a token needs no merges
+    adds_bos: bool = False
+
+
+_LLAMA3 = _Cut(_WORDS % r"\p{N}{1,3}", whole_words=True, adds_bos=True)
+_QWEN2 = _Cut(_WORDS % r"\p{N}", normaliser="NFC")
+_CUTS: Mapping[str, _Cut] = MappingProxyType(
+    {
+        "llama-bpe": _LLAMA3,
+        "llama3": _LLAMA3,
+        "llama-v3": _LLAMA3,
+        "falcon3": _LLAMA3,
+        "qwen2": _QWEN2,
+        "deepseek-r1-qwen": _QWEN2,
+        "megrez": _QWEN2,
+        "smollm": _Cut(digits=True),
+        "gpt-2": _Cut(),
+        "tekken": _Cut(_CASED_WORDS, whole_words=True, adds_bos=True),
+    }
+)
+
+
+@dataclass(frozen=True)
+class TextFiles:
+    """File name -> content; `notice` says why there is no tokenizer among them."""
+
+    files: Mapping[str, bytes]
+    notice: str | None = None
+
+
+class _NoTokenizer(Exception):
+    """Says why there is none."""
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """Texts, types and scores by id."""
+
+    tokens: Sequence[str]
+    kinds: Sequence[int]
+    scores: Sequence[float]
+
+    def ids(self) -> dict[str, int]:
+        """Text -> id; the first, where a text occurs twice."""
+        ids: dict[str, int] = {}
+        for index, token in enumerate(self.tokens):
+            ids.setdefault(token, index)
+        return ids
+
+
+def text_files(header: GgufHeader, vocab_size: int) -> TextFiles:
+    """What the file says of text. A tokenizer that cannot be made is left out, with a notice."""
+    template = header.values.get("tokenizer.chat_template")
+    files: dict[str, bytes] = {}
+    if isinstance(template, str) and 0 < len(template.encode()) <= _MAX_TEMPLATE_BYTES:
+        files["chat_template.jinja"] = template.encode()
+    try:
+        vocabulary = _vocabulary(header, vocab_size)
+        adds_bos, tokenizer = _tokenizer_of(header, vocabulary)
+    except _NoTokenizer as error:
+        return TextFiles(files, str(error))
+    files["tokenizer.json"] = json.dumps(tokenizer, ensure_ascii=False).encode("utf-8", "replace")
+    files["tokenizer_config.json"] = json.dumps(_config(header, vocabulary, adds_bos)).encode()
+    return TextFiles(files)
+
+
+def _vocabulary(header: GgufHeader, vocab_size: int) -> _Vocabulary:
+    """Raises _NoTokenizer."""
+    tokens = header.values.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise _NoTokenizer("the file has no tokenizer")
+    if len(tokens) > vocab_size:
+        raise _NoTokenizer(f"the tokenizer has {len(tokens)} tokens, the embedding {vocab_size} rows")
+    _check_count("tokens", len(tokens), _MAX_TOKENS)
+    kinds, scores = (header.values.get(f"tokenizer.ggml.{name}") for name in ("token_type", "scores"))
+    count = len(tokens)
+    return _Vocabulary(tokens, _numbers(kinds, count, 1).tolist(), _numbers(scores, count, 0).tolist())
+
+
+def _tokenizer_of(header: GgufHeader, vocabulary: _Vocabulary) -> tuple[bool, dict[str, object]]:
+    """(whether BOS is usual, what tokenizer.json says). Raises _NoTokenizer."""
+    kind = str(header.values.get("tokenizer.ggml.model"))
+    if kind == "llama":
+        return True, _sentencepiece(header, vocabulary)
+    cut = _CUTS.get(str(header.values.get("tokenizer.ggml.pre")))
+    merges = header.values.get("tokenizer.ggml.merges")
+    if kind != "gpt2" or cut is None or not isinstance(merges, list):
+        name = f"{kind}, {header.values.get('tokenizer.ggml.pre')}"
+        raise _NoTokenizer(f"the tokenizer ({quote(name)}) is of no kind that is known")
+    _check_count("merges", len(merges), _MAX_MERGES)
+    return cut.adds_bos, _byte_level(vocabulary, merges, cut)
+
+
+def _check_count(what: str, count: int, limit: int) -> None:
+    if count > limit:
+        raise _NoTokenizer(f"the tokenizer has more than {limit} {what}: no model needs as many")
+
+
+def _numbers(found: object, count: int, default: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    if isinstance(found, np.ndarray) and len(found) == count:
+        return found.astype(np.float64)
+    return np.full(count, default, np.float64)
+
+
+def _byte_level(vocabulary: _Vocabulary, merges: Sequence[object], cut: _Cut) -> dict[str, object]:
+    ids = vocabulary.ids()
+    known = [merge for merge in merges if isinstance(merge, str) and _is_merge(merge, ids)]
+    steps: list[dict[str, object]] = []
+    if cut.digits:
+        steps.append({"type": "Digits", "individual_digits": True})
+    if cut.pattern is not None:
+        steps.append(
+            {"type": "Split", "pattern": {"Regex": cut.pattern}, "behavior": "Isolated", "invert": False}
+        )
+    steps.append(_bytes(use_regex=cut.pattern is None))
+    return _tokenizer(
+        vocabulary,
+        {"ignore_merges": cut.whole_words, "vocab": ids, "merges": known},
+        normalizer=None if cut.normaliser is None else {"type": cut.normaliser},
+        pre_tokenizer={"type": "Sequence", "pretokenizers": steps},
+        decoder=_bytes(use_regex=True),
+    )
+
+
+def _is_merge(merge: str, ids: Mapping[str, int]) -> bool:
+    left, _, right = merge.partition(" ")
+    return left in ids and right in ids and left + right in ids
+
+
+def _bytes(use_regex: bool) -> dict[str, object]:
+    return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": use_regex}
+
+
+def _sentencepiece(header: GgufHeader, vocabulary: _Vocabulary) -> dict[str, object]:
+    prefixed = header.values.get("tokenizer.ggml.add_space_prefix", True) is not False
+    unknown = next(
+        (t for t, kind in zip(vocabulary.tokens, vocabulary.kinds, strict=True) if kind == _UNKNOWN), None
+    )
+    spaces = {"type": "Replace", "pattern": {"String": " "}, "content": _SPACE}
+    back = {"type": "Replace", "pattern": {"String": _SPACE}, "content": " "}
+    prefix: list[object] = [{"type": "Prepend", "prepend": _SPACE}] if prefixed else []
+    strip: list[object] = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prefixed else []
+    decoders = [back, {"type": "ByteFallback"}, {"type": "Fuse"}, *strip]
+    return _tokenizer(
+        vocabulary,
+        {
+            "unk_token": unknown,
+            "fuse_unk": True,
+            "byte_fallback": True,
+            "vocab": vocabulary.ids(),
+            "merges": _merges_by_score(vocabulary),
+        },
+        normalizer={"type": "Sequence", "normalizers": [*prefix, spaces]},
+        pre_tokenizer=None,
+        decoder={"type": "Sequence", "decoders": decoders},
+    )
+
+
+def _merges_by_score(vocabulary: _Vocabulary) -> list[str]:
+    """Every way to put a piece together from two others, the pieces of the best score first.
+
+    SentencePiece merges the pair whose result has the best score, and of equal ones the leftmost: what a list of
+    merges says, too, that has them in the order of their scores. Raises _NoTokenizer.
+    """
+    pieces = {
+        token: score
+        for token, kind, score in zip(vocabulary.tokens, vocabulary.kinds, vocabulary.scores, strict=True)
+        if kind not in (_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE)
+        and " " not in token
+        and len(token) <= _MAX_PIECE
+    }
+    _check_count("letters in its pieces", sum(map(len, pieces)), _MAX_LETTERS)
+    merges: list[str] = []
+    for piece, _ in sorted(pieces.items(), key=lambda item: -item[1]):
+        splits = ((piece[:at], piece[at:]) for at in range(1, len(piece)))
+        merges += [f"{left} {right}" for left, right in splits if left in pieces and right in pieces]
+        _check_count("merges", len(merges), _MAX_MERGES)
+    return merges
+
+
+def _tokenizer(vocabulary: _Vocabulary, model: Mapping[str, object], **steps: object) -> dict[str, object]:
+    added = [
+        _added(index, token, special=kind != _USER_DEFINED)
+        for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True))
+        if kind in (_UNKNOWN, _CONTROL, _USER_DEFINED) and token
+    ]
+    return {
+        "version": "1.0",
+        "added_tokens": added,
+        **steps,
+        "post_processor": None,
+        "model": {"type": "BPE", **model},
+    }
+
+
+def _added(index: int, token: str, special: bool) -> dict[str, object]:
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
+    return {"id": index, "content": token, "special": special, **flags}
+
+
+def _config(header: GgufHeader, vocabulary: _Vocabulary, adds_bos: bool) -> dict[str, object]:
+    config: dict[str, object] = {}
+    for name, field in _SPECIAL.items():
+        index = header.values.get(f"tokenizer.ggml.{name}_token_id")
+        if isinstance(index, int) and 0 <= index < len(vocabulary.tokens):
+            config[field] = vocabulary.tokens[index]
+    for flag, default, token in (
+        ("add_bos_token", adds_bos, "bos_token"),
+        ("add_eos_token", False, "eos_token"),
+    ):
+        wanted = header.values.get(f"tokenizer.ggml.{flag}", default)
+        config[flag] = wanted is True and token in config
+    return config

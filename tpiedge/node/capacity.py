@@ -1,0 +1,105 @@
+"""What this process can compute per second, measured in a fraction of a second.
+
+A decode step reads every weight once for one token, so its speed is bytes of weights per second: a figure for weights
+in bf16, which stands for f32, too, and one for q4, which stands for q8. Of several passes the one at the faster quarter
+counts: a machine that joins is often busy with starting, which passes, so the median promises too little; the best pass
+may be luck.
+"""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tpiedge.host.device import available_memory_bytes, usable_cores
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.panel_matrix import PanelMatrix
+from tpiedge.kernels.panels import PANEL, PanelShape
+from tpiedge.units import MIB
+from tpiedge.wire.epochs import Capacity
+
+__all__ = ["measure"]
+
+_WEIGHTS_S = 0.16
+_PANELS_S = 0.1
+_MIN_BUFFER = 64 * MIB
+_MAX_BUFFER = 160 * MIB
+_SMALL_BUFFER = 8 * MIB
+_COLUMNS = 2048
+_PANEL_BITS = 4
+_TORCH_PANEL_BYTES = MIB
+_CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+_UNITS = {"K": 1024, "M": MIB}
+
+
+def measure(threads: int) -> Capacity:
+    """Measure with `threads` threads, in about 0.3 s (without native kernels longer) and at most 160 MiB, which are
+    given back. Sets torch's number of threads, for the whole process."""
+    torch.set_num_threads(threads)
+    weights = _weights(_buffer_bytes())
+    # A quota is used up in bursts, between which so short a measurement fits.
+    part = min(1.0, usable_cores() / threads)
+    with Linear.create(Arithmetic.F32, threads) as linear:
+        return Capacity(
+            threads,
+            part * _weight_bytes_per_s(linear, weights),
+            part * _panel_bytes_per_s(linear, weights),
+        )
+
+
+def _buffer_bytes() -> int:
+    """Twice the last-level cache, within bounds; less where memory is short."""
+    wanted = min(_MAX_BUFFER, max(_MIN_BUFFER, 2 * _last_level_cache_bytes()))
+    return max(_SMALL_BUFFER, min(wanted, available_memory_bytes() // 4))
+
+
+def _last_level_cache_bytes(caches: Path = _CACHES) -> int:
+    """The largest cache that the system tells of; 0 if it tells nothing."""
+    try:
+        sizes = [path.read_text().strip() for path in caches.glob("index*/size")]
+        return max((int(size[:-1]) * _UNITS[size[-1]] for size in sizes), default=0)
+    except (OSError, ValueError, KeyError, IndexError):
+        return 0
+
+
+def _weights(nbytes: int) -> Tensor:
+    """[R, _COLUMNS] in bf16. Filled: memory that was never written is one page of zeros, read from the cache."""
+    return torch.full((nbytes // (2 * _COLUMNS), _COLUMNS), 0.02, dtype=torch.bfloat16)
+
+
+def _weight_bytes_per_s(linear: Linear, weights: Tensor) -> float:
+    x_TI = torch.full((1, _COLUMNS), 0.5)
+    return weights.nbytes / _usual_s(lambda: linear.project(x_TI, weights), _WEIGHTS_S)
+
+
+def _panel_bytes_per_s(linear: Linear, weights: Tensor) -> float:
+    """With the same bytes as panels: what codes and scales are makes no difference in time."""
+    # Torch widens what it multiplies, a hundred times as slowly as memory is read: a whole buffer would take seconds.
+    part = weights.view(torch.uint8).flatten()
+    if not linear.native:
+        part = part[:_TORCH_PANEL_BYTES]
+    panel = PanelShape(_PANEL_BITS, PANEL, _COLUMNS)
+    panels = part.nbytes // panel.nbytes
+    rows = panels * PANEL
+    matrix = PanelMatrix(part, _PANEL_BITS, rows, _COLUMNS, rows, 0, transposed=False)
+    x_TI = torch.full((1, _COLUMNS), 0.5)
+    return panels * panel.nbytes / _usual_s(lambda: linear.project(x_TI, matrix), _PANELS_S)
+
+
+def _usual_s(work: Callable[[], object], limit_s: float) -> float:
+    """Seconds of one call, from as many calls as fit into `limit_s`: at least one after a first one that warms up,
+    or the first alone where it takes longer than that."""
+    started = time.perf_counter()
+    work()
+    times: list[float] = []
+    if (now := time.perf_counter()) - started > limit_s:
+        return now - started
+    while not times or now - started < limit_s:
+        before = now
+        work()
+        now = time.perf_counter()
+        times.append(now - before)
+    return sorted(times)[len(times) // 4]

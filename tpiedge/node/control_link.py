@@ -1,0 +1,119 @@
+"""A node's control thread: heartbeats out, the master's commands in.
+
+It alone owns the control endpoint. The engine thread takes commands from `commands` and posts messages from outside;
+both sides of that border are thread-safe.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+
+from tpiedge.clock import Clock
+from tpiedge.errors import TpiedgeError
+from tpiedge.node.liveness import ClusterLiveness, Progress
+from tpiedge.transport.endpoint import Endpoint
+from tpiedge.wire.control import (
+    AskStats,
+    Assign,
+    Cancel,
+    Connect,
+    Generate,
+    Heartbeat,
+    Hello,
+    Lost,
+    Pulse,
+    Shutdown,
+    Stats,
+)
+from tpiedge.wire.messages import Message
+
+__all__ = ["Command", "ControlLink"]
+
+Command = Assign | Connect | Generate | Shutdown | TpiedgeError
+"""What the engine thread acts on; an error means that the link itself failed."""
+
+_CONNECT_S = 10.0
+
+
+class ControlLink:
+    """Runs from `start` to `close`."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        clock: Clock,
+        liveness: ClusterLiveness,
+        heartbeat_s: float,
+        heartbeat: Callable[[], Heartbeat],
+        stats: Callable[[], Stats],
+        on_cancel: Callable[[str], None],
+    ) -> None:
+        self.commands: queue.Queue[Command] = queue.Queue()
+        self._endpoint = endpoint
+        self._clock = clock
+        self._liveness = liveness
+        self._heartbeat_s = heartbeat_s
+        self._heartbeat = heartbeat
+        self._stats = stats
+        self._on_cancel = on_cancel
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="control", daemon=True)
+
+    def start(self, hello: Hello) -> None:
+        """Introduce this node to the master, then keep the link alive. Raises Unreachable where there is no master."""
+        self._endpoint.send(hello, timeout_s=_CONNECT_S)
+        self._liveness.heard_master()
+        self._thread.start()
+
+    def post(self, message: Message) -> None:
+        """Send from any thread."""
+        self._endpoint.post(message)
+
+    def close(self) -> None:
+        """Send what was posted, then end the thread and the endpoint."""
+        self._closing.set()
+        self._endpoint.close()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            self._serve()
+        except TpiedgeError as error:
+            if not self._closing.is_set():
+                self._liveness.lose(0, f"the link to the master failed: {error}")
+                self.commands.put(error)
+
+    def _serve(self) -> None:
+        due = self._clock.now()
+        while not self._closing.is_set():
+            now = self._clock.now()
+            if now >= due:
+                self._endpoint.send(self._heartbeat())
+                due = now + self._heartbeat_s
+            envelope = self._endpoint.recv(max(0.0, due - now))
+            if envelope is None:
+                self._liveness.heard_nothing()
+            else:
+                self._liveness.heard_master()
+                self._handle(envelope.message)
+
+    def _handle(self, message: Message) -> None:
+        match message:
+            case Assign() | Connect() | Generate():
+                self.commands.put(message)
+            case Shutdown():
+                self._liveness.stop()
+                self.commands.put(message)
+            case Pulse(peers=peers):
+                for peer in peers:
+                    self._liveness.report(peer.rank, Progress(peer.step, peer.block, peer.bytes_read))
+            case Lost(rank=rank, cause=cause):
+                self._liveness.lose(rank, cause)
+            case Cancel(request=request):
+                self._on_cancel(request)
+            case AskStats():
+                self._endpoint.send(self._stats())
+            case _:
+                # The master sends nothing else to a node; a newer master's extra messages are refused at the handshake.
+                return

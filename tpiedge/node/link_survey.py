@@ -1,0 +1,216 @@
+"""The links between the nodes of an epoch, measured before its first step: one node at a time, so that measurements do
+not disturb each other, by echoes over the connections that the tensors will take.
+"""
+
+import math
+import platform
+from collections import Counter
+from collections.abc import Collection
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from tpiedge.clock import Clock
+from tpiedge.collectives.communicator import Liveness
+from tpiedge.collectives.peer_channel import node_name
+from tpiedge.errors import Misconduct, PeerLost
+from tpiedge.host.device import usable_cores
+from tpiedge.planner.network import NetworkFacts, PairFacts
+from tpiedge.transport.endpoint import Endpoint, LinkReset, MalformedMessage, Unreachable
+from tpiedge.units import KIB
+from tpiedge.wire.data import LinkReport, MeasuredLink, Survey
+from tpiedge.wire.epochs import Echo, Probe
+from tpiedge.wire.messages import Message
+from tpiedge.wire.probing import LinkSpeed, Probing
+
+__all__ = ["LinkSurvey"]
+
+_SLICE_S: Final = 0.05
+#: For all nodes to be there: the slowest of them may still be starting.
+_START_S: Final = 180.0
+#: For one node's turn, beside what its links to others than rank 0 may take, for each of which it has _PAIR_S.
+_TURN_S: Final = 60.0
+_PAIR_S: Final = 5.0
+_PAYLOAD_BYTES: Final = 48 * KIB
+_PAYLOADS: Final = 6
+#: Of one node in one survey; an honest one sends 11.
+_MOST_PROBES: Final = 32
+
+
+class LinkSurvey:
+    """One rank's part. `endpoint` has nothing else to receive until it is over.
+
+    Rank 0 begins once every other node answers; then each has its turn. A node receives
+    answers of rank 0, which it measures, and probes, which it answers. What others send out of turn is dropped; at
+    rank 0 it is Misconduct.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, liveness: Liveness, clock: Clock, epoch: int, rank: int, size: int
+    ) -> None:
+        self._endpoint = endpoint
+        self._liveness = liveness
+        self._clock = clock
+        self._epoch = epoch
+        self._rank = rank
+        self._size = size
+        self._ranks = {node_name(peer): peer for peer in range(size)}
+        #: By rank, in this survey.
+        self._probes: Counter[int] = Counter()
+
+    def run(self, reached: Collection[int]) -> NetworkFacts | None:
+        """Take part until it is over. `reached`: the ranks below this one to which it has a link. What rank 0 learns
+        it returns. Raises PeerLost, ProtocolError."""
+        self._probes.clear()
+        if self._rank == 0:
+            return self._lead()
+        deadline = self._clock.now() + _START_S + self._size * (_TURN_S + self._size * _PAIR_S)
+        while True:
+            message = self._await(0, "its turn in the survey of the links", deadline)
+            if isinstance(message, Survey):
+                if message.turn == 0:
+                    return None
+                if message.turn == self._rank:
+                    self._send(self._measured(reached), 0, self._clock.now() + _TURN_S)
+
+    def _lead(self) -> NetworkFacts:
+        self._await_all()
+        links: dict[tuple[int, int], PairFacts] = {}
+        hosts: list[str] = [_machine()]
+        cores: dict[str | int, int] = {hosts[0]: _cores()}
+        for turn in range(1, self._size):
+            deadline = self._clock.now() + _TURN_S + turn * _PAIR_S
+            self._send(Survey(self._epoch, turn), turn, deadline)
+            report = self._report_of(turn, deadline)
+            hosts.append(report.host)
+            cores.setdefault(report.host, max(1, report.cores))
+            for link in report.links:
+                links[link.rank, turn] = PairFacts.measured(link.round_trip_s, link.bytes_per_s)
+        for rank in range(1, self._size):
+            self._send(Survey(self._epoch, 0), rank, self._clock.now() + _TURN_S)
+        return NetworkFacts(links, tuple(hosts), cores)
+
+    def _await_all(self) -> None:
+        """Wait until every node answers, so that a node that starts late does not count as one behind a slow link."""
+        deadline = self._clock.now() + _START_S
+        for rank in range(1, self._size):
+            self._send(Probe(self._epoch, 0, 0, b""), rank, deadline)
+            while not isinstance(self._await(rank, f"the start of node {rank}", deadline), Echo):
+                pass
+
+    def _report_of(self, turn: int, deadline: float) -> LinkReport:
+        message = self._await(turn, f"the links of node {turn}", deadline)
+        if not isinstance(message, LinkReport):
+            raise Misconduct(turn, f"node {turn} sent {type(message).__name__} instead of its links")
+        ranks = [link.rank for link in message.links]
+        once = len(set(ranks)) == len(ranks)
+        if message.sender != turn or not once or 0 not in ranks or max(ranks) >= turn:
+            raise Misconduct(turn, f"node {turn} reports links that it cannot have: {message}")
+        return message
+
+    def _measured(self, reached: Collection[int]) -> LinkReport:
+        found = {rank: self._measure(rank) for rank in sorted(reached)}
+        links = tuple(
+            MeasuredLink(rank, link.round_trip_s, link.bytes_per_s)
+            for rank, link in found.items()
+            if link is not None
+        )
+        return LinkReport(self._epoch, self._rank, _machine(), _cores(), links)
+
+    def _measure(self, rank: int) -> LinkSpeed | None:
+        """None where the other does not answer; rank 0's silence is a loss."""
+        probing = Probing(_PAYLOAD_BYTES, _PAYLOADS, self._epoch)
+        what = f"an echo of node {rank}"
+        deadline = self._clock.now() + (_PAIR_S if rank else _TURN_S)
+        step: Probe | LinkSpeed | None = probing.begin(self._clock.now())
+        while not isinstance(step, LinkSpeed):
+            if step is not None and not self._try_send(step, rank, deadline):
+                break
+            echo = self._next(rank, what, deadline)
+            if echo is None:
+                break
+            step = probing.heard(echo, self._clock.now()) if isinstance(echo, Echo) else None
+        else:
+            return step
+        if rank == 0:
+            raise _silent(rank, what)
+        return None
+
+    def _await(self, rank: int, what: str, deadline: float) -> Message:
+        message = self._next(rank, what, deadline)
+        if message is None:
+            raise _silent(rank, what)
+        return message
+
+    def _send(self, message: Message, rank: int, deadline: float) -> None:
+        if not self._try_send(message, rank, deadline):
+            raise _silent(rank, f"sending {type(message).__name__} to it")
+
+    def _try_send(self, message: Message, rank: int, deadline: float) -> bool:
+        """False where it could not be sent by then. Raises PeerLost where a node is lost."""
+        while True:
+            try:
+                self._endpoint.send(message, to=node_name(rank), timeout_s=_SLICE_S)
+                return True
+            except Unreachable:
+                # Not `check`: a node that starts, or waits for its turn, has no progress to show.
+                self._liveness.check_idle(rank, f"sending {type(message).__name__} to it")
+                if self._clock.now() >= deadline:
+                    return False
+
+    def _next(self, rank: int, what: str, deadline: float) -> Message | None:
+        """The next message of `rank` that is no probe; None where there was none by then. Raises PeerLost where a node
+        is lost."""
+        while self._clock.now() < deadline:  # also where it sends something else without end
+            message = self._receive(rank, what)
+            if message is not None:
+                return message
+            self._liveness.check_idle(rank, what)
+        return None
+
+    def _receive(self, rank: int, what: str) -> Message | None:
+        """None where nothing of `rank` came for a moment; whatever else came has been seen to."""
+        try:
+            envelope = self._endpoint.recv(_SLICE_S)
+        except LinkReset as error:
+            raise PeerLost(self._ranks[error.peer], what, f"its connection {error.broke}") from error
+        except MalformedMessage as error:
+            raise Misconduct(self._ranks[error.peer], str(error)) from error
+        if envelope is None:
+            return None
+        sender, message = self._ranks[envelope.sender], envelope.message
+        if getattr(message, "epoch", self._epoch) != self._epoch:
+            return None
+        if isinstance(message, Probe):
+            self._answer(sender, message)
+            return None
+        if sender != rank and self._rank == 0:
+            raise Misconduct(sender, f"node {sender} sent {type(message).__name__} out of its turn")
+        return message if sender == rank else None
+
+    def _answer(self, sender: int, probe: Probe) -> None:
+        """Rank 0 gets its echo. Another node that asks without end, or reads nothing, costs no more than a moment."""
+        self._probes[sender] += 1
+        echo = Echo(self._epoch, probe.number, bytes(min(probe.answer_bytes, _PAYLOAD_BYTES)))
+        if sender == 0:
+            self._send(echo, 0, self._clock.now() + _TURN_S)
+        elif self._probes[sender] <= _MOST_PROBES:
+            with suppress(Unreachable):
+                self._endpoint.send(echo, to=node_name(sender), timeout_s=_SLICE_S)
+
+
+def _silent(rank: int, what: str) -> PeerLost:
+    return PeerLost(rank, what, "it does not answer")
+
+
+def _cores() -> int:
+    """Whole processors that this process may use."""
+    return max(1, math.floor(usable_cores()))
+
+
+def _machine() -> str:
+    """The same for all processes of a machine, its containers included; another one on every other machine."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return platform.node()[:256]

@@ -1,0 +1,301 @@
+"""A computing process, started and fed by a master.
+
+Its main thread is the engine thread; the control thread is `link`. It ends when the master says so, when the master
+or a peer is lost, or when its lifeline breaks.
+"""
+
+import functools
+import gc
+import os
+import queue
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+
+import torch
+
+from tpiedge import __version__
+from tpiedge.clock import MonotonicClock
+from tpiedge.collectives.communicator import Communicator
+from tpiedge.collectives.local import LocalCommunicator
+from tpiedge.collectives.route import Route
+from tpiedge.engine.assembly import Engine, kv_cache
+from tpiedge.engine.meter import Meter
+from tpiedge.engine.runner import Leader
+from tpiedge.engine.steps import StepLimits
+from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
+from tpiedge.host.usage import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.memory.planned import elastic_bytes, placed
+from tpiedge.memory.scheduler import Counts
+from tpiedge.memory.weights import NodeWeights
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import config_of_pack
+from tpiedge.node.control_link import ControlLink
+from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
+from tpiedge.node.liveness import ClusterLiveness
+from tpiedge.node.routing import route
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.arithmetic import check_compute
+from tpiedge.tracing.tracer import Tracer
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.control import (
+    Accused,
+    Assign,
+    Connect,
+    Failed,
+    Finished,
+    Generate,
+    Heartbeat,
+    Hello,
+    Loading,
+    Ready,
+    Stats,
+)
+from tpiedge.wire.messages import PROTOCOL
+
+__all__ = ["Node"]
+
+_ASSIGN_S = 180.0
+_IDLE_S = 0.5
+_SLOTS = 1  # sequences in the KV cache: requests are served one after the other
+
+
+class Node:
+    """One rank of one epoch. Everything it opens is closed by `close`, in reverse order."""
+
+    def __init__(self, bootstrap: NodeBootstrap) -> None:
+        self._bootstrap = bootstrap
+        self._clock = MonotonicClock()
+        self._keys = CurveKeys(bootstrap.public_key, bootstrap.secret_key)
+        self._liveness = ClusterLiveness(
+            self._clock, timeout_s=bootstrap.timeout_s, stall_s=bootstrap.stall_s
+        )
+        self._meter = Meter()
+        self._tracer = Tracer() if bootstrap.trace else None
+        self._epoch = 0
+        self._weights: NodeWeights | None = None
+        self._engine: Engine | None = None
+        self._data = DataPlane(LocalCommunicator())
+        self._route = Route()
+        self._request = ""
+        self._cancelled = ""
+        self._resources = ExitStack()
+        control = ZmqSpoke(
+            address=bootstrap.control_address,
+            server_key=bootstrap.master_key,
+            keys=self._keys,
+            name=bootstrap.name or f"node-{bootstrap.rank}",
+            hub_name="master",
+            plane=CONTROL,
+        )
+        self.link = ControlLink(
+            control,
+            self._clock,
+            self._liveness,
+            bootstrap.heartbeat_s,
+            self._heartbeat,
+            self._stats,
+            self._cancel,
+        )
+
+    def run(self) -> None:
+        """Join, load, compute until the master ends it. Raises what ends it otherwise."""
+        rank = self._bootstrap.rank
+        self.link.start(
+            Hello(self._epoch, rank, os.getpid(), PROTOCOL, __version__, self._bootstrap.threads, cpu_name())
+        )
+        assign = self._expect_assign()
+        self._epoch = assign.epoch
+        torch.set_num_threads(assign.threads)
+        engine = self._build(assign, self._join_data_plane(assign))
+        gc.freeze()  # what lives until the end is not worth another look in the middle of a step
+        if rank == 0:
+            self._lead(engine.leader(route=self._route))
+        else:
+            engine.follower().run()
+
+    def close(self) -> None:
+        """Send what is left to say and release everything."""
+        self.link.close()
+        self._resources.close()
+        if self._tracer is not None:  # now that nothing is read or computed any more
+            self._write_trace(self._tracer)
+
+    def report(self, error: TpiedgeError) -> None:
+        """Tell the master why this node ends, and first who is to blame."""
+        rank, cause = self._bootstrap.rank, str(error)[:2000]
+        if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
+            self.link.post(Accused(self._epoch, rank, error.rank, cause))
+        self.link.post(Failed(self._epoch, rank, self._request, type(error).__name__, cause))
+
+    def _write_trace(self, tracer: Tracer) -> None:
+        """A trace that is lost does not change how the node ended."""
+        rank, path = self._bootstrap.rank, Path(self._bootstrap.trace)
+        try:
+            tracer.write(path, rank)
+        except OSError as error:
+            sys.stderr.write(
+                f"tpiedge: the trace of node {rank} is lost: cannot write {path}: {error.strerror}\n"
+            )
+            sys.stderr.flush()
+
+    def _expect_assign(self) -> Assign:
+        command = self._next_command("the plan", self._clock.now() + _ASSIGN_S)
+        if not isinstance(command, Assign):
+            raise ProtocolError(f"the master sent {type(command).__name__} before the plan")
+        return command
+
+    def _expect_connect(self) -> Connect:
+        awaited = "the addresses of the other nodes"
+        command = self._next_command(awaited, self._clock.now() + _ASSIGN_S)
+        if not isinstance(command, Connect):
+            raise ProtocolError(f"the master sent {type(command).__name__} before {awaited}")
+        return command
+
+    def _next_command(self, awaited: str, deadline: float | None = None) -> Assign | Connect | Generate:
+        """Wait for the master; without a deadline as long as the master is heard."""
+        while True:
+            try:
+                command = self.link.commands.get(timeout=_IDLE_S)
+            except queue.Empty:
+                self._liveness.check_idle(0, "the master's next command")
+                if deadline is not None and self._clock.now() > deadline:
+                    raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s") from None
+                if self._engine is not None:
+                    self._engine.communicator.poll()
+                continue
+            if isinstance(command, TpiedgeError):
+                raise command
+            if isinstance(command, Assign | Connect | Generate):
+                return command
+            raise Cancelled("the master ended this node")
+
+    def _join_data_plane(self, assign: Assign) -> DataPlane:
+        join = DataPlaneJoin(
+            assign,
+            self._bootstrap,
+            self._liveness,
+            self._clock,
+            self.link.post,
+            self._expect_connect,
+            self._resources,
+        )
+        self._data = join.run()
+        return self._data
+
+    def _build(self, assign: Assign, plane: DataPlane) -> Engine:
+        communicator = plane.communicator
+        started = time.perf_counter()
+        pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
+        check_compute(pack.precision, assign.compute)
+        share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
+        config = config_of_pack(pack)
+        cache = kv_cache(config, share, assign.kv, _SLOTS, assign.capacity_tokens)
+        self._weights = NodeWeights(
+            pack,
+            share,
+            assign.rank == 0,
+            functools.partial(placed, assign.weights),
+            kv_bytes=elastic_bytes(assign.weights, cache.reserved_bytes),
+            direct=assign.weights.direct,
+            progress=functools.partial(self._loading, communicator),
+        )
+        self._resources.callback(self._weights.close)
+        if self._weights.streams:  # memory is short, and reading takes longer than page faults do
+            give_back_what_is_freed()
+        engine = self._engine = Engine.build(
+            config,
+            share,
+            self._weights,
+            cache,
+            communicator,
+            epoch=assign.epoch,
+            compute=assign.compute,
+            threads=assign.threads,
+            meter=self._meter,
+        )
+        self._resources.callback(engine.close)
+        if self._tracer is not None:
+            self._meter.trace(self._tracer)
+            self._weights.trace(self._tracer)
+        load_s = time.perf_counter() - started
+        self.link.post(self._ready(assign, config, plane, load_s))
+        return engine
+
+    def _ready(self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> Ready:
+        """What the master is told, and on rank 0 the decision on which way the all-reduces go."""
+        weight_bytes = self._weights.weight_bytes if self._weights else 0
+        if assign.rank != 0 or len(assign.nodes) == 1:
+            return Ready(assign.epoch, assign.rank, weight_bytes, load_s)
+        row_bytes = 4 * config.hidden_size
+        chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
+        size = len(assign.nodes)
+        self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
+        small, bulk = self._route.small, self._route.bulk
+        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000])
+
+    def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
+        self.link.post(Loading(self._epoch, communicator.rank, done_bytes, total_bytes))
+        if communicator.rank == 0:
+            communicator.poll()
+
+    def _lead(self, leader: Leader) -> None:
+        while True:
+            command = self._next_command("a request")
+            if not isinstance(command, Generate):
+                raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
+            self.link.post(self._generate(leader, command))
+
+    def _generate(self, leader: Leader, command: Generate) -> Finished | Failed:
+        self._request = command.request.id
+        try:
+            return leader.generate(
+                command.request, self.link.post, lambda: self._cancelled == command.request.id
+            )
+        except UserError as error:
+            return Failed(self._epoch, 0, self._request, type(error).__name__, str(error))
+        finally:
+            self._request = ""
+
+    def _cancel(self, request: str) -> None:
+        """Called by the control thread."""
+        self._cancelled = request  # first: a request that is not taken yet finds it when it begins
+        if request == self._request and self._engine is not None:
+            self._engine.communicator.request_cancel()
+
+    def _heartbeat(self) -> Heartbeat:
+        bytes_read = self._weights.bytes_read if self._weights else 0
+        return Heartbeat(self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read)
+
+    def _stats(self) -> Stats:
+        meter, weights, engine, links = self._meter, self._weights, self._engine, self._data.traffic
+        counts = weights.counts if weights else Counts()
+        return Stats(
+            epoch=self._epoch,
+            rank=self._bootstrap.rank,
+            peak_rss_bytes=peak_rss_bytes(),
+            weight_bytes=weights.weight_bytes if weights else 0,
+            kv_bytes=engine.cache.held_bytes if engine else 0,
+            disk_read_bytes=weights.embedding_bytes_read + weights.streamed_bytes if weights else 0,
+            bytes_sent=links.sent_bytes,
+            bytes_received=links.received_bytes,
+            compute_s=meter.compute_s,
+            attention_s=meter.attention_s,
+            ffn_s=meter.ffn_s,
+            reduce_wait_s=meter.reduce_wait_s,
+            weight_wait_s=counts.stall_s,
+            load_s=counts.load_s,
+            reads=counts.reads,
+            prefetch_hits=counts.hits,
+            stalls=counts.stalls,
+            steps=meter.steps,
+            tokens=meter.tokens,
+            head_s=meter.head_s,
+            dropped=links.dropped,
+            refused=links.refused,
+        )

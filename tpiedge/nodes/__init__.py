@@ -1,1 +1,0 @@
-"""The computing processes of a cluster: their supervision, control links and membership."""

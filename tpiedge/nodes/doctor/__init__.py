@@ -1,1 +1,0 @@
-"""`tpiedge doctor`: what this computer and its network would make difficult. Looks only; changes nothing."""

@@ -1,0 +1,1 @@
+"""Figures as PNG files: the `timeline` of a trace, the `roofline` of kernels. The only package that draws."""

@@ -1,0 +1,123 @@
+"""How a worker's agent gets the weights of its share: from the shard store, and what is missing from the master."""
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from tpiedge.clock import Clock
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.store.copy import ShardCopy
+from tpiedge.pack.store.store import ShardStore
+from tpiedge.shipping.fetcher import fetch
+from tpiedge.transport.framing import FILES
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqSpoke
+from tpiedge.wire.epochs import Prepare
+
+__all__ = ["FILES_HUB", "FilesMaster", "Provision", "Report"]
+
+FILES_HUB = "files"
+
+_REPORT_S = 0.3
+_log = logging.getLogger(__name__)
+
+Report = Callable[[int, int, float], None]
+"""(bytes done, bytes in all, bytes per second)"""
+
+
+@dataclass(frozen=True)
+class FilesMaster:
+    """Where the master ships from, and who this worker is to it."""
+
+    address: str
+    master_key: str
+    keys: CurveKeys
+    name: str
+
+
+class Provision:
+    """Called by one thread at a time. `local`: whole packs on this computer, whose blobs need no transfer."""
+
+    def __init__(
+        self, master: FilesMaster, store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
+    ) -> None:
+        self._master = master
+        self._store = store
+        self._clock = clock
+        self._local = local
+        self._told: set[str] = set()
+
+    def __call__(
+        self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool
+    ) -> ShardCopy:
+        """Everything of the share on disk, in use until the caller closes it.
+
+        `verify`: a node found damage, so what is there is compared with its checksums first. Raises as `fetch`.
+        """
+        share = NodeShare(Share(*order.attention), Share(*order.ffn))
+        master = self._master
+        if verify and self._store.has(order.pack):
+            self._forget_damaged(order.pack, share)
+        spoke = ZmqSpoke(
+            address=master.address,
+            server_key=master.master_key,
+            keys=master.keys,
+            name=master.name,
+            hub_name=FILES_HUB,
+            plane=FILES,
+        )
+        with spoke:
+            copy = fetch(
+                spoke,
+                self._store,
+                order.pack,
+                share,
+                _Rate(report, self._clock),
+                local=self._local,
+                stopped=cancelled.is_set,
+                clock=self._clock,
+            )
+        self._tell_of_strangers(copy)
+        return copy
+
+    def _tell_of_strangers(self, copy: ShardCopy) -> None:
+        """Once per pack: a folder that the user named in vain."""
+        if copy.id in self._told:
+            return
+        self._told.add(copy.id)
+        for pack in self._local:
+            if not copy.overlaps(pack):
+                _log.warning(
+                    "%s is not the model that the master serves (no layer is the same): the weights come from the "
+                    "master",
+                    pack.path,
+                )
+
+    def _forget_damaged(self, identity: str, share: NodeShare) -> None:
+        copy = self._store.open(identity)
+        try:
+            copy.forget(copy.verify(share, fast=True))
+        finally:
+            copy.close()
+
+
+class _Rate:
+    """Turns bytes done into reports with a rate, a few times a second."""
+
+    def __init__(self, report: Report, clock: Clock) -> None:
+        self._report = report
+        self._clock = clock
+        self._started = clock.now()
+        self._first: int | None = None
+        self._due = self._started
+
+    def __call__(self, done: int, total: int) -> None:
+        now = self._clock.now()
+        if self._first is None:
+            self._first = done
+        if now < self._due and done < total:
+            return
+        self._due = now + _REPORT_S
+        self._report(done, total, (done - self._first) / max(now - self._started, 1e-3))

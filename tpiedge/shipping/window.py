@@ -1,0 +1,198 @@
+"""Requests for bytes of files with several of them under way, and their answers in order.
+
+The window adapts: chunks grow while they arrive quickly and shrink where one takes half a second, so that a slow link
+stays responsive and a fast one is filled. What got lost with a broken connection or a restarted master is asked for
+again; where nothing arrives for `stall_s` the wait ends in words.
+"""
+
+import secrets
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from tpiedge.clock import Clock
+from tpiedge.errors import Cancelled, PeerError, ProtocolError
+from tpiedge.transport.endpoint import DuplicateName, Endpoint, Unreachable
+from tpiedge.wire.files import Fetch, FetchFailed, FileChunk, FilePart
+
+__all__ = ["ArrivedBytes", "CutRequest", "RequestWindow", "RequestedBytes"]
+
+_FIRST_CHUNK = 1 << 18
+_MIN_CHUNK = 1 << 16
+_MAX_CHUNK = 1 << 20
+_OPEN_REQUESTS = 8
+_QUICK_S = 0.1
+_SLOW_S = 0.5
+_WAIT_S = 0.1
+_REPEAT_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class RequestedBytes:
+    """Bytes of a file of the pack that is fetched; `layer` is the caller's own mark."""
+
+    part: FilePart
+    layer: int
+    blob: str
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class ArrivedBytes:
+    """What was requested, its bytes, and the size of the whole file according to the master."""
+
+    requested: RequestedBytes
+    data: memoryview
+    total: int
+
+
+CutRequest = Callable[[int], RequestedBytes | None]
+"""The next bytes to request, at most so many; None at the end."""
+
+
+@dataclass(slots=True)
+class _Request:
+    message: Fetch
+    requested: RequestedBytes
+    sent: bool = False
+    answer: ArrivedBytes | None = None
+
+
+class RequestWindow:
+    """Asks for bytes of the pack `pack` over `spoke`, which it uses alone during a `stream`.
+
+    `stopped` is asked several times per second: True ends a wait with Cancelled.
+    """
+
+    def __init__(
+        self, spoke: Endpoint, pack: str, clock: Clock, stall_s: float, stopped: Callable[[], bool]
+    ) -> None:
+        self._spoke = spoke
+        self._pack = pack
+        self._clock = clock
+        self._stall_s = stall_s
+        self._stopped = stopped
+        self._epoch = secrets.randbits(32)
+        self._number = 0
+        self._chunk = _FIRST_CHUNK
+        self._open: dict[int, _Request] = {}
+        self._heard_at = self._asked_at = clock.now()
+        self._duplicate: DuplicateName | None = None
+
+    def stream(self, cut: CutRequest) -> Iterator[ArrivedBytes]:
+        """The requested bytes that `cut` gives, in its order; at most 8 MiB of them are in memory.
+
+        Raises PeerError (refused, or silent for `stall_s`), Cancelled, EndpointClosed.
+        """
+        self._open.clear()  # of a stream that was given up: their answers are dropped
+        self._heard_at = self._asked_at = self._clock.now()
+        more = True
+        while True:
+            while more and len(self._open) < _OPEN_REQUESTS:
+                requested = cut(self._chunk)
+                more = requested is not None
+                if requested is not None:
+                    self._add(requested)
+            if not self._open:
+                return
+            self._check_stopped()
+            number, first = next(iter(self._open.items()))
+            if first.answer is None:
+                self._ask()
+                self._receive()
+                continue
+            del self._open[number]
+            self._ask()
+            yield first.answer
+            # What the caller did with it is not the master's silence.
+            self._heard_at = self._clock.now()
+
+    def _add(self, requested: RequestedBytes) -> None:
+        self._number = (self._number + 1) % (1 << 32)
+        message = Fetch(
+            self._epoch,
+            self._number,
+            self._pack,
+            requested.part,
+            requested.blob,
+            requested.offset,
+            requested.length,
+        )
+        self._open[self._number] = _Request(message, requested)
+
+    def _ask(self) -> None:
+        """Send what was not sent yet; where there is no connection, the next call tries again."""
+        for request in self._open.values():
+            if request.sent:
+                continue
+            try:
+                self._spoke.send(request.message, timeout_s=0.0)
+            except Unreachable:
+                return
+            request.sent = True
+            self._asked_at = self._clock.now()
+
+    def _receive(self) -> None:
+        try:
+            envelope = self._spoke.recv(_WAIT_S)
+        except DuplicateName as error:
+            # The master has yet to see that this worker's connection before has ended, unless another process has it.
+            self._duplicate = error
+            envelope = None
+        if envelope is None:
+            self._check_silence()
+            return
+        message = envelope.message
+        if not isinstance(message, FileChunk | FetchFailed) or message.epoch != self._epoch:
+            return
+        request = self._open.get(message.number)
+        if request is None or request.answer is not None:
+            return
+        if isinstance(message, FetchFailed):
+            raise PeerError(f"the master does not give {_words(request.requested)}: {message.message}")
+        self._answered(request, ArrivedBytes(request.requested, envelope.tensors[0], message.total))
+
+    def _answered(self, request: _Request, answer: ArrivedBytes) -> None:
+        requested, count = answer.requested, len(answer.data)
+        exact = requested.part == "blob"
+        expected = (
+            requested.length if exact else min(requested.length, max(0, answer.total - requested.offset))
+        )
+        if count != expected or not count:
+            raise ProtocolError(f"the master sent {count} bytes as {_words(requested)}, not {expected}")
+        request.answer = answer
+        self._duplicate = None
+        now = self._clock.now()
+        self._adapt(now - self._heard_at)
+        self._heard_at = now
+
+    def _adapt(self, took_s: float) -> None:
+        if took_s < _QUICK_S:
+            self._chunk = min(2 * self._chunk, _MAX_CHUNK)
+        elif took_s > _SLOW_S:
+            self._chunk = max(self._chunk // 2, _MIN_CHUNK)
+
+    def _check_silence(self) -> None:
+        now = self._clock.now()
+        if now - self._heard_at >= self._stall_s:
+            if self._duplicate is not None:
+                raise self._duplicate
+            raise PeerError(
+                f"no byte has come from the master for {now - self._heard_at:.0f} s ({self._spoke.address}): is it "
+                "running, and is its port for files reachable from here?"
+            )
+        if now - self._asked_at >= _REPEAT_S:
+            for request in self._open.values():
+                request.sent = request.answer is not None
+
+    def _check_stopped(self) -> None:
+        if self._stopped():
+            raise Cancelled("the transfer was stopped; what has arrived is kept")
+
+
+def _words(requested: RequestedBytes) -> str:
+    if requested.part == "manifest":
+        return "the manifest"
+    if requested.part == "hashes":
+        return f"the table of hashes of layer {requested.layer}"
+    return f"bytes {requested.offset} to {requested.offset + requested.length} of layer {requested.layer}"

@@ -1,0 +1,56 @@
+"""A link, measured by echoes: a few empty ones, then some with a payload."""
+
+from dataclasses import dataclass, field
+
+from tpiedge.wire.epochs import Echo, Probe
+from tpiedge.wire.limits import MAX_BLOB
+
+__all__ = ["LinkSpeed", "Probing"]
+
+_EMPTY = 5
+_SHORTEST_S = 1e-6
+
+
+@dataclass(frozen=True)
+class LinkSpeed:
+    """`bytes_per_s` is that of the direction from the peer that answers; what the connection adds counts in both."""
+
+    round_trip_s: float
+    bytes_per_s: float
+
+
+@dataclass
+class Probing:
+    """One measurement: `begin`, then `heard` for every Echo until it gives the LinkSpeed. Times are the caller's clock.
+
+    With several payloads the quickest counts: a connection that was idle begins slowly.
+    """
+
+    payload_bytes: int = MAX_BLOB
+    payloads: int = 1
+    epoch: int = 0
+    _number: int = 0
+    _sent: float = 0.0
+    _trips: list[float] = field(default_factory=list)
+    _payload_trips: list[float] = field(default_factory=list)
+
+    def begin(self, now: float) -> Probe:
+        """The next probe to send."""
+        self._number += 1
+        self._sent = now
+        return Probe(self.epoch, self._number, self.payload_bytes if self._number > _EMPTY else 0, b"")
+
+    def heard(self, echo: Echo, now: float) -> Probe | LinkSpeed | None:
+        """The next probe, or the result; None for an echo that was not asked for."""
+        if echo.number != self._number:
+            return None
+        took_s = max(now - self._sent, _SHORTEST_S)
+        if self._number <= _EMPTY:
+            self._trips.append(took_s)
+            return self.begin(now)
+        self._payload_trips.append(took_s)
+        if len(self._payload_trips) < self.payloads:
+            return self.begin(now)
+        self._number = -1
+        shortest = min(self._trips)
+        return LinkSpeed(shortest, len(echo.payload) / max(min(self._payload_trips) - shortest, _SHORTEST_S))

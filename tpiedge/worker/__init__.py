@@ -1,0 +1,5 @@
+"""A worker's agent, which outlives the nodes that it starts. No torch.
+
+`agent` keeps the link to the master, `preparation` fetches the weights of a coming epoch, `trusted_masters` stores the
+keys of known masters.
+"""

@@ -1,0 +1,296 @@
+"""A worker's agent: it keeps the link to the master and the shards, and starts a node for each epoch.
+
+It imports no torch and outlives its nodes: it reports the end of a node to the master with its cause, and waits for a
+master that goes away. One thread runs the loop; fetching has a thread of its own.
+"""
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from tpiedge import __version__
+from tpiedge.clock import Clock
+from tpiedge.errors import PeerError, ResourceError, TpiedgeError
+from tpiedge.host.addresses import listening_address
+from tpiedge.joining.connecting import introduction
+from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.measurements import Measurements
+from tpiedge.launch.slot import NodeSlot
+from tpiedge.launch.standby import Standby
+from tpiedge.launch.timing import Timing
+from tpiedge.sanitise import sanitised_line
+from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Echo,
+    Launch,
+    Leaving,
+    MasterPulse,
+    NodeEnded,
+    Offer,
+    Prepare,
+    Prepared,
+    Preparing,
+    Probe,
+    Release,
+    Spawned,
+)
+from tpiedge.wire.join import Enrolled, Refused
+from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.weights import Keeping
+from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
+
+__all__ = ["Agent", "AgentSettings", "JoinRefused"]
+
+_SLICE_S: Final = 0.1
+_REPORT_S: Final = 120.0
+_STOP_S: Final = 1.0
+
+
+class JoinRefused(PeerError):
+    """The master has revoked this worker, or does not admit it."""
+
+
+@dataclass(frozen=True)
+class AgentSettings:
+    """The master's address and key, this worker's names, and what it offers. Sizes in bytes."""
+
+    control_address: str
+    master_key: str
+    name: str
+    host: str
+    threads: int
+    memory_bytes: int
+    free_disk_bytes: int
+    disk_bytes_per_s: float
+    keeping: Keeping = field(default_factory=Keeping)
+    timing: Timing = field(default_factory=Timing)
+
+
+@dataclass(frozen=True)
+class _Running:
+    """The epoch of the node in the slot, and the shards that it uses."""
+
+    epoch: int
+    shards: Shards
+
+
+class Agent:
+    """One thread calls `run`; any may call `stop`. `say` gets lines for the user.
+
+    The worker has enrolled on `endpoint` already; the caller closes it.
+    """
+
+    def __init__(
+        self,
+        settings: AgentSettings,
+        endpoint: Endpoint,
+        fetch: FetchShards,
+        clock: Clock,
+        say: Callable[[str], None],
+        measurements: Measurements,
+        standby: Standby | None = None,
+    ) -> None:
+        """`standby` is a process that was started already; the agent owns it from now on."""
+        self._settings = settings
+        self._endpoint = endpoint
+        self._clock = clock
+        self._say = say
+        self._measurements = measurements
+        self._nonce = secrets.randbits(63)
+        self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes)
+        self._preparations = Preparations(fetch, self._progress)
+        self._running: _Running | None = None
+        self._distrust = False
+        self._report = measurements.recall()
+        self._heard = clock.now()
+        self._silent = False
+        self._stopping = threading.Event()
+
+    def run(self) -> None:
+        """Serves until `stop`; blocks. Raises JoinRefused, DuplicateName, PeerError."""
+        try:
+            self._slot.warm(measure=self._report is None)
+            self._serve()
+        finally:
+            self._close()
+
+    def stop(self) -> None:
+        """Ends the loop and with it the node. Returns at once."""
+        self._stopping.set()
+
+    def _offer(self) -> Offer:
+        """This machine's offer, measured once by the first standby node; blocks up to _REPORT_S for that."""
+        if self._report is None:
+            report = self._slot.warm(measure=True).report(self._clock.now() + _REPORT_S)
+            if report is None:
+                raise PeerError(
+                    f"the node process was not ready within {_REPORT_S:.0f} s: is the machine overloaded?"
+                )
+            self._report = report
+            self._measurements.keep(report)
+        settings, report = self._settings, self._report
+        return Offer(
+            epoch=0,
+            name=settings.name,
+            host=settings.host,
+            version=__version__,
+            protocol=PROTOCOL,
+            nonce=self._nonce,
+            cpu=report.cpu,
+            isa=report.isa,
+            threads=settings.threads,
+            memory_bytes=settings.memory_bytes,
+            free_disk_bytes=settings.free_disk_bytes,
+            capacity=report.capacity,
+            disk_bytes_per_s=settings.disk_bytes_per_s,
+            keeping=settings.keeping,
+        )
+
+    # --- serving
+
+    def _serve(self) -> None:
+        self._send(self._offer())
+        due = self._heard = self._clock.now()
+        while not self._stopping.is_set():
+            now = self._clock.now()
+            if now >= due:
+                due = now + self._settings.timing.heartbeat_s
+                self._send(AgentPulse(self._epoch))
+                self._watch(now)
+            try:
+                envelope = self._endpoint.recv(min(_SLICE_S, max(0.0, due - now)))
+            except EndpointClosed:
+                return
+            if envelope is not None:
+                self._hear(envelope.message)
+            self._take_fetched()
+
+    @property
+    def _epoch(self) -> int:
+        return 0 if self._running is None else self._running.epoch
+
+    def _hear(self, message: Message) -> None:
+        self._heard = self._clock.now()
+        if self._silent:
+            self._silent = False
+            self._say("the master is back")
+        match message:
+            case AskOffer():
+                # A restarted master may have another version or compute otherwise.
+                self._send(introduction(self._settings.host))
+                self._send(self._offer())
+            case Prepare():
+                self._prepare(message)
+            case Launch(epoch=epoch):
+                self._launch(epoch)
+            case Release(epoch=epoch):
+                self._release(epoch)
+            case Probe(number=number, answer_bytes=count):
+                self._send(Echo(message.epoch, number, bytes(count)))
+            case Refused(message=why):
+                raise JoinRefused(why)
+            case MasterPulse() | Enrolled():
+                return
+
+    def _prepare(self, order: Prepare) -> None:
+        try:
+            self._slot.warm_ahead()
+        except ResourceError as error:
+            self._cannot(order.epoch, error)
+            return
+        self._preparations.begin(order, verify=self._distrust)
+
+    def _cannot(self, epoch: int, error: TpiedgeError) -> None:
+        self._say(f"cannot prepare epoch {epoch}: {error}")
+        self._send(NodeEnded(epoch, type(error).__name__, sanitised_line(error)))
+
+    def _progress(self, epoch: int, done_bytes: int, total_bytes: int, bytes_per_s: float) -> None:
+        self._endpoint.post(Preparing(epoch, done_bytes, total_bytes, bytes_per_s))
+
+    def _take_fetched(self) -> None:
+        for preparation, error in self._preparations.finished():
+            if error is not None:
+                self._cannot(preparation.order.epoch, error)
+            else:
+                self._distrust = False
+                self._send(Prepared(preparation.order.epoch, preparation.keys.public))
+
+    def _launch(self, epoch: int) -> None:
+        claimed = self._preparations.claim(epoch)
+        if claimed is None:
+            self._send(NodeEnded(epoch, "", "it is not prepared (the agent was restarted)"))
+            return
+        preparation, shards = claimed
+        self._stop_node()
+        try:
+            pid = self._slot.start(self._bootstrap(preparation, shards.path), preparation.order.planned_bytes)
+        except ResourceError as error:
+            shards.close()
+            self._cannot(epoch, error)
+            return
+        self._running = _Running(epoch, shards)
+        order = preparation.order
+        self._send(Spawned(epoch, order.rank, pid))
+        share = f"heads {order.attention[0]}-{order.attention[1]}, FFN tiles {order.ffn[0]}-{order.ffn[1]}"
+        self._say(f"epoch {epoch}: rank {order.rank} of {order.ranks}, {share}")
+
+    def _release(self, epoch: int) -> None:
+        self._preparations.release(epoch)
+        if self._epoch == epoch:
+            self._stop_node()
+            self._send(NodeEnded(epoch, "", "the master released it"))
+
+    def _watch(self, now: float) -> None:
+        """Reports a node that has ended, and notices a silent master."""
+        cause = self._slot.exit_cause()
+        if cause is not None:
+            epoch = self._epoch
+            self._say(f"epoch {epoch}: the node ended: {cause}")
+            self._stop_node()
+            self._send(NodeEnded(epoch, "", sanitised_line(cause)))
+        if now - self._heard > self._settings.timing.timeout_s and not self._silent:
+            self._silent = True
+            # A preparation goes on: the master may not have noticed the silence, and wait for it.
+            self._say("the master is silent; waiting for it")
+
+    def _bootstrap(self, preparation: Preparation, folder: Path) -> NodeBootstrap:
+        settings, order = self._settings, preparation.order
+        return NodeBootstrap.of(
+            order.rank,
+            order.epoch,
+            settings.control_address,
+            settings.master_key,
+            preparation.keys,
+            order.threads,
+            Timing(order.heartbeat_s, order.timeout_s, order.stall_s),
+            listening_address(settings.control_address),
+            pack=str(folder),
+        )
+
+    def _send(self, message: Message) -> None:
+        """Sends without waiting. A message to a master that is gone is dropped: its silence is noticed anyway."""
+        with contextlib.suppress(Unreachable):
+            self._endpoint.send(message, timeout_s=0.0)
+
+    def _stop_node(self, grace_s: float = 0.0) -> None:
+        if self._running is not None:
+            # Whether the node ended by itself or by Release: its log says if the shards were bad.
+            tail = self._slot.log_tail()
+            self._distrust = "IntegrityError" in tail or "ReadFault" in tail
+            self._slot.stop(grace_s)
+            self._running.shards.close()
+            self._running = None
+
+    def _close(self) -> None:
+        with contextlib.suppress(EndpointClosed):
+            self._send(Leaving(self._epoch))
+        self._preparations.cancel()
+        self._stop_node(_STOP_S)
+        self._slot.close()
+        self._preparations.close()

@@ -1,0 +1,28 @@
+"""The masters that a worker trusts: the key at each address, from a token or a confirmed code, kept for restarts."""
+
+from pathlib import Path
+
+from tpiedge.host.addresses import Address
+from tpiedge.host.private_file import locked, read_private, replace_private
+from tpiedge.transport.keys import is_key
+
+__all__ = ["TrustedMasters"]
+
+
+class TrustedMasters:
+    """`folder`/masters.json maps addresses to public keys. Raises UserError if the file cannot be read or written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / "masters.json"
+
+    def key_of(self, address: Address) -> str | None:
+        key = (read_private(self._path) or {}).get(str(address))
+        return key if isinstance(key, str) and is_key(key) else None
+
+    def remember(self, address: Address, key: str) -> None:
+        with locked(self._path):
+            replace_private(self._path, {**(read_private(self._path) or {}), str(address): key})
+
+    def addresses(self) -> tuple[str, ...]:
+        """All known addresses, the latest last."""
+        return tuple(read_private(self._path) or {})
