@@ -5,7 +5,7 @@ from decimal import Decimal
 
 from tpiedge.errors import UserError
 
-__all__ = ["GIB", "KIB", "MIB", "format_bytes", "format_least", "format_seconds", "parse_bytes"]
+__all__ = ["GIB", "KIB", "MIB", "format_age", "format_bytes", "format_least", "format_seconds", "parse_bytes"]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -52,3 +52,14 @@ def format_seconds(seconds: float) -> str:
     if seconds < 60:
         return f"{seconds:.1f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60)} s"
+
+
+def format_age(seconds: float) -> str:
+    """20 -> 'just now', 180 -> '3 min ago', 7300 -> '2 h ago', 200_000 -> '2 days ago'."""
+    if seconds < 60:
+        return "just now"
+    if seconds < 3600:
+        return f"{int(seconds // 60)} min ago"
+    if seconds < 2 * 86_400:
+        return f"{int(seconds // 3600)} h ago"
+    return f"{int(seconds // 86_400)} days ago"

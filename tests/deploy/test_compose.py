@@ -147,7 +147,7 @@ def test_every_compose_takes_the_file(composes):
 
 def test_the_answer_is_that_of_one_computer(laptops):
     alone = run_command(
-        "run", "--model", "demo", "--nodes", 1, "--prompt", PROMPT, "--max-tokens", TOKENS,
+        "run", "--model", "demo", "--nodes", 1, "--raw", "--prompt", PROMPT, "--max-tokens", TOKENS,
         "--temperature", 0, "--json",
     )  # fmt: skip
     assert alone.status == 0, alone.err

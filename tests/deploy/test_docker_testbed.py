@@ -326,7 +326,7 @@ def test_a_cluster_answers_over_the_links(run, engine, bed, folder):
 @pytest.mark.skipif(os.geteuid() != 0, reason="without root there are no namespaces to need")
 def test_run_says_that_it_needs_namespaces(engine, bed):
     ended = run_command(
-        "run", "--testbed", bed, "--model", "demo", "--prompt", PROMPT, DOCKER_HOST=engine.url
+        "run", "--testbed", bed, "--model", "demo", "--raw", "--prompt", PROMPT, DOCKER_HOST=engine.url
     )
     assert ended.status == 2
     assert f"the testbed {bed} is one of containers" in ended.err

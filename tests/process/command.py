@@ -132,7 +132,8 @@ def wait_for(condition, limit_s: float) -> float:
 def text_of_one_node(prompt: str, tokens: int) -> str:
     """What the demo model says after `prompt`, greedily, where one node computes all."""
     ended = run_command(
-        "run", "--model", "demo", "--prompt", prompt, "--max-tokens", tokens, "--temperature", 0, "--threads", 1,
+        "run", "--model", "demo", "--raw", "--prompt", prompt, "--max-tokens", tokens, "--temperature", 0,
+        "--threads", 1,
         "--json",
     )  # fmt: skip
     assert ended.status == 0, ended.err

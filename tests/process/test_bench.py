@@ -20,7 +20,7 @@ def described(record: dict[str, Any]) -> dict[str, Any]:
 def test_a_run_and_the_benchmarks_describe_a_model_alike() -> None:
     few = ("--model", "demo", "--threads", 1)
     for arguments, find in [
-        (("run", *few, "--prompt", "once", "--max-tokens", 1), lambda record: record["plan"]),
+        (("run", *few, "--raw", "--prompt", "once", "--max-tokens", 1), lambda record: record["plan"]),
         (("bench", "memory", *few, "--tokens", 2, "--repeats", 1, "--budgets", "all"), lambda record: record),
     ]:
         ended = run_command(*arguments, "--json")

@@ -22,7 +22,7 @@ def answering(start, text_model):
 
     def begin(nodes):
         command = start(
-            "run", "--model", text_model, "--nodes", nodes, "--threads", 1, "--prompt", "ba be bi",
+            "run", "--model", text_model, "--nodes", nodes, "--threads", 1, "--raw", "--prompt", "ba be bi",
             "--max-tokens", 20_000, "--ignore-eos",
         )  # fmt: skip
         command.wait_for_output()
@@ -78,7 +78,18 @@ def test_an_impatient_second_ctrl_c_leaves_nothing_either(answering):
 
 def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
     command = start(
-        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
+        "run",
+        "--model",
+        text_model,
+        "--nodes",
+        2,
+        "--threads",
+        1,
+        "--raw",
+        "--prompt",
+        "ba",
+        "--max-tokens",
+        9,
     )
     ranks = command.wait_for_children(2)
     command.process.send_signal(signal.SIGINT)
@@ -105,7 +116,18 @@ def test_nodes_do_not_outlive_a_parent_killed_while_one_of_them_is_frozen(answer
 
 def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model):
     command = start(
-        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
+        "run",
+        "--model",
+        text_model,
+        "--nodes",
+        2,
+        "--threads",
+        1,
+        "--raw",
+        "--prompt",
+        "ba",
+        "--max-tokens",
+        9,
     )
     ranks = command.wait_for_children(2)
     command.process.kill()
@@ -135,7 +157,18 @@ def test_a_lost_node_is_named(patience, answering, nodes, harm, cause, rank):
 @pytest.mark.thin
 def test_a_node_killed_while_it_starts_is_named(start, text_model):
     command = start(
-        "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--prompt", "ba", "--max-tokens", 9
+        "run",
+        "--model",
+        text_model,
+        "--nodes",
+        2,
+        "--threads",
+        1,
+        "--raw",
+        "--prompt",
+        "ba",
+        "--max-tokens",
+        9,
     )
     ranks = command.wait_for_children(2)
     ranks[1].kill()

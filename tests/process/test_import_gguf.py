@@ -1,6 +1,7 @@
 """GGUF files and quantised checkpoints by the command: imported, run, refused."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -115,7 +116,7 @@ def test_a_text_model_with_its_tokenizer(tpiedge, generate, tmp_path):
     record, err = imported(tpiedge, path)
     assert record["notices"] == []
     assert "token ids only" not in err
-    arguments = ("--prompt", "The small boat", "--max-tokens", 24, "--temperature", 0)
+    arguments = ("--raw", "--prompt", "The small boat", "--max-tokens", 24, "--temperature", 0)
     ran = generate("--model", record["path"], *arguments)
     of_eight_bits = generate("--model", "demo", "--precision", "q8", *arguments)
     assert ran["text"] == of_eight_bits["text"]
@@ -189,23 +190,51 @@ def test_what_is_no_model_is_refused_in_one_line(tpiedge, tmp_path, data, messag
     assert ended.err.count("\n") == 1
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [
-        ("run", "--prompt", "x", "--model"),
-        ("master", "--model"),
-        ("pack",),
-        ("eval", "perplexity", "--model"),
-        ("eval", "agreement", "--model"),
-    ],
-)
-def test_other_verbs_name_the_one_that_imports(tpiedge, tmp_path, verb):
+def test_packing_a_file_names_the_verb_that_does_it(tpiedge, tmp_path):
     path = TinyGguf(layers=1).write(tmp_path / "tiny.gguf")
-    ended = tpiedge(*verb, path)
+    ended = tpiedge("pack", path)
     assert (ended.status, ended.out) == (2, "")
     assert ended.err == (
         f"tpiedge: {path} is a GGUF file: use tpiedge import-gguf {path} first, then give the pack that it writes\n"
     )
+
+
+def test_a_file_runs_as_a_model(tpiedge, generate, tmp_path):
+    """The first time it is imported into the cache; afterwards its pack is there, by file and by name."""
+    path = write_text_gguf_of(resolve_model(DEMO), tmp_path / "Small-boat.Q5_0.gguf", "Q5_0")
+    flags = (
+        "--raw",
+        "--prompt",
+        "The small boat",
+        "--max-tokens",
+        12,
+        "--threads",
+        1,
+        "--cache",
+        tmp_path / "c",
+    )
+    first = tpiedge("run", "--model", path, *flags)
+    assert first.status == 0, first.err
+    assert "packing Small-boat.Q5_0.gguf as q8" in first.err
+    assert "of Q5_0 are rounded to q8" in first.err
+    again = tpiedge("run", "--model", path, *flags)
+    assert "packing" not in again.err
+    assert "rounded" not in again.err
+    named = tpiedge("run", "--model", "small-boat-Q8", *flags)  # whatever the case
+    assert first.out == again.out == named.out
+    (pack,) = json.loads(tpiedge("ls", "--json", "--cache", tmp_path / "c").out)["packs"]
+    assert (pack["name"], pack["source"], pack["precision"]) == ("Small-boat-q8", str(path), "q8")
+
+
+def test_rounding_says_what_it_cost(tpiedge, tmp_path):
+    path = TinyGguf(kinds={"": "Q5_0"}, layers=1).write(tmp_path / "tiny.gguf")
+    record, err = imported(tpiedge, path, "--out", tmp_path / "pack")
+    assert re.search(r"tiny\.gguf: rounding added an error \d+ dB below the weights", err)
+    assert re.search(r"became .+; --precision f32 would lose nothing and take .+", err)
+    assert len(record["notices"]) == 4  # what, how much, the size, and that there is no tokenizer
+    whole, err = imported(tpiedge, path, "--out", tmp_path / "whole", "--precision", "f32")
+    assert whole["exact"]
+    assert "rounding" not in err
 
 
 def test_norms_that_bf16_has_not_stay_as_they_are(tpiedge, generate, tmp_path):

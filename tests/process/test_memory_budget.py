@@ -187,7 +187,7 @@ def streaming(start, tmp_path: Path):
         pack = shutil.copytree(tmp_path / "original", folder)
         os.sync()
         flags = ("--pin", "none", "--max-tokens", 1000, "--ignore-eos", "--threads", 1)
-        command = start("run", "--model", pack, "--prompt", "Once upon a time", *flags)
+        command = start("run", "--model", pack, "--raw", "--prompt", "Once upon a time", *flags)
         command.wait_for_output()
         return command, largest_blob(pack)
 

@@ -29,13 +29,13 @@ def hub(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 def test_pull_run_and_remove(
     hub: Hub, tpiedge: Callable[..., Ended], generate: Callable[..., dict], text_model: Path, tmp_path: Path
 ) -> None:
-    assert "tpiedge pull org/babbler" in tpiedge("run", "--model", NAME, "--prompt", "ba").err
+    assert "tpiedge pull org/babbler" in tpiedge("run", "--model", NAME, "--raw", "--prompt", "ba").err
     pulled = tpiedge("pull", NAME, "--json")
     assert pulled.status == 0, pulled.err
     assert json.loads(pulled.out)["fetched_bytes"] == sum(map(len, hub.repos[NAME].files.values()))
     assert "pulling org/babbler: " in pulled.err
     asked = len(hub.requests)
-    prompt = ("--nodes", 2, "--prompt", "ba zu", "--max-tokens", 4)
+    prompt = ("--nodes", 2, "--raw", "--prompt", "ba zu", "--max-tokens", 4)
     record = generate("--model", NAME, *prompt)
     assert record["token_ids"] == generate("--model", text_model, *prompt)["token_ids"]
     assert len(hub.requests) == asked
@@ -50,7 +50,7 @@ def test_pull_run_and_remove(
     assert tpiedge("rm", NAME, "--packs-only", "--yes").status == 0
     assert [pack["model"] for pack in json.loads(tpiedge("ls", "--json").out)["packs"]] == ["babbler"]
     assert tpiedge("rm", NAME, "--yes").status == 0
-    assert "not on this computer" in tpiedge("run", "--model", NAME, "--prompt", "ba").err
+    assert "not on this computer" in tpiedge("run", "--model", NAME, "--raw", "--prompt", "ba").err
     assert not list((tmp_path / "cache" / "hub").glob("models--*"))
     assert tpiedge("rm", text_model, "--yes").status == 0
     assert (text_model / "model.safetensors").is_file()
@@ -61,7 +61,17 @@ def test_a_model_in_use_is_not_removed(
 ) -> None:
     assert tpiedge("pull", NAME).status == 0
     running = start(
-        "run", "--model", NAME, "--prompt", "ba", "--max-tokens", 20000, "--ignore-eos", "--threads", 1
+        "run",
+        "--model",
+        NAME,
+        "--raw",
+        "--prompt",
+        "ba",
+        "--max-tokens",
+        20000,
+        "--ignore-eos",
+        "--threads",
+        1,
     )
     running.wait_for_output()
     refused = tpiedge("rm", NAME, "--yes")
@@ -138,7 +148,7 @@ def test_code_and_pickles_of_a_model_are_never_touched(
     tmp_path: Path,
 ) -> None:
     """By no process, even where they are named like what is imported and the user stands in the folder."""
-    prompt = ("--nodes", 2, "--prompt", "ba zu", "--max-tokens", 4)
+    prompt = ("--nodes", 2, "--raw", "--prompt", "ba zu", "--max-tokens", 4)
     expected = generate("--model", text_model, *prompt)["token_ids"]
     owned = f"open({str(tmp_path / 'owned')!r}, 'w')"
     code = {
@@ -186,7 +196,7 @@ def test_two_commands_share_an_empty_cache(
 ) -> None:
     """One packs, the other waits for it; both answer the same."""
     monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path / "cache"))
-    prompt = ("--prompt", "ba zu", "--max-tokens", 4)
+    prompt = ("--raw", "--prompt", "ba zu", "--max-tokens", 4)
     both = [start("run", "--model", text_model, *prompt, "--threads", 1, "--json") for _ in range(2)]
     ended = [one.finish() for one in both]
     assert [one.status for one in ended] == [0, 0], ended

@@ -47,7 +47,8 @@ def test_there_and_back_bit_for_bit(tpiedge, references, tmp_path, name, dtype):
     record = json.loads(packed.out)
     size = sum(path.stat().st_size for path in (tmp_path / "pack" / "blobs").iterdir())
     check_speed(record, folder)
-    assert record == {"path": str(tmp_path / "pack"), "bytes": size, "reused": False, "verified": True}
+    path = str(tmp_path / "pack")
+    assert record == {"path": path, "name": None, "bytes": size, "reused": False, "verified": True}
     unpacked = tpiedge("unpack", tmp_path / "pack", tmp_path / "back")
     assert unpacked.status == 0, unpacked.err
     source, back = tensors(folder), tensors(tmp_path / "back")
@@ -150,7 +151,7 @@ def test_a_random_pack_of_a_real_shape(tpiedge, tmp_path):
     # Random numbers are made, not read.
     assert [record.pop(name) for record in (one, two) for name in SPEED[1:]] == [None] * 4
     assert one == two
-    assert set(one) == {"path", "bytes", "verified"}
+    assert set(one) == {"path", "name", "bytes", "verified"}
     # One layer, the embedding and the head: 22 layers would take 2.2 GB.
     assert 340e6 < one["bytes"] < 360e6
     assert len(list((tmp_path / "pack" / "blobs").glob("*.hashes"))) == 3
@@ -169,7 +170,7 @@ def test_a_quantised_pack_says_what_was_lost(tpiedge, references, tmp_path, name
     record = json.loads(packed.out)
     quality = record.pop("quality")
     check_speed(record, folder)
-    assert set(record) == {"path", "bytes", "reused", "verified"}
+    assert set(record) == {"path", "name", "bytes", "reused", "verified"}
     by_matrix = {tensor["matrix"]: tensor["precision"] for tensor in quality["tensors"]}
     assert by_matrix == dict.fromkeys(("q", "k", "v", "o", "gate", "up", "down"), "q4") | others
     for tensor in quality["tensors"]:
@@ -275,7 +276,7 @@ def demo_or_babbler(text_model):
 
 def test_the_text_of_three_nodes_is_that_of_one(generate, demo_or_babbler):
     model, prompt = demo_or_babbler
-    arguments = ("--model", model, "--prompt", prompt, "--max-tokens", 24)
+    arguments = ("--model", model, "--raw", "--prompt", prompt, "--max-tokens", 24)
     alone = generate(*arguments)
     together = generate(*arguments, "--nodes", 3, "--shares", "3,1,2")
     assert together["text"] == alone["text"]
@@ -285,7 +286,7 @@ def test_the_text_of_three_nodes_is_that_of_one(generate, demo_or_babbler):
 
 
 def test_text_for_people(tpiedge, generate, text_model):
-    arguments = ("--model", text_model, "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
+    arguments = ("--model", text_model, "--raw", "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
     ended = tpiedge("run", *arguments, "--threads", 1, "--nodes", 2)
     assert ended.status == 0, ended.err
     assert ended.out == generate(*arguments)["text"] + "\n"
@@ -293,7 +294,7 @@ def test_text_for_people(tpiedge, generate, text_model):
 
 
 def test_a_stop_string_ends_the_answer_and_is_not_shown(generate, text_model):
-    arguments = ("--model", text_model, "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
+    arguments = ("--model", text_model, "--raw", "--prompt", "ba be bi", "--max-tokens", 8, "--ignore-eos")
     whole = generate(*arguments)["text"]
     word = whole.split()[4]
     record = generate(*arguments, "--stop", word)
@@ -315,7 +316,7 @@ def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
     assert ended.status == 0, ended.err
     assert [line for line in ended.err.splitlines() if not _is_progress(line)] == []
     first, second, cleared = ended.out.splitlines()
-    once = generate("--model", text_model, "--prompt", "ba be ", "--max-tokens", 5)
+    once = generate("--model", text_model, "--raw", "--prompt", "ba be ", "--max-tokens", 5)
     assert first == once["text"]
     twice = generate("--model", text_model, "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
     assert second == twice["text"]

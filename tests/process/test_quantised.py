@@ -16,14 +16,14 @@ TOKENS = 40
 def words(_session_cache) -> set[str]:
     """That the model knows: of a long answer without quantisation, with a temperature."""
     flags = ("--max-tokens", 300, "--ignore-eos", "--temperature", 1, "--seed", 1, "--json")
-    ended = run_command("run", "--model", "demo", "--prompt", PROMPT, *flags)
+    ended = run_command("run", "--model", "demo", "--raw", "--prompt", PROMPT, *flags)
     assert ended.status == 0, ended.err
     return set(re.findall("[a-z]+", json.loads(ended.out)["text"].lower()))
 
 
 @pytest.mark.parametrize("precision", ["q8", "q4"])
 def test_two_nodes_tell_a_story_and_tell_it_again(precision, generate, words):
-    flags = ("--model", "demo", "--precision", precision, "--prompt", PROMPT, "--max-tokens", TOKENS)
+    flags = ("--model", "demo", "--precision", precision, "--raw", "--prompt", PROMPT, "--max-tokens", TOKENS)
     first, again = (generate(*flags, "--nodes", 2, "--temperature", 0, "--logprobs", 3) for _ in range(2))
     assert first["precision"] == precision
     assert first["plan"]["compute"] == "int8"
@@ -35,7 +35,7 @@ def test_two_nodes_tell_a_story_and_tell_it_again(precision, generate, words):
 
 
 def test_fewer_bits_take_less_memory(generate):
-    flags = ("--model", "demo", "--prompt", PROMPT, "--max-tokens", 2)
+    flags = ("--model", "demo", "--raw", "--prompt", PROMPT, "--max-tokens", 2)
     held = {
         precision: generate(*flags, "--precision", precision)["nodes"][0]["weight_bytes"]
         for precision in ("bf16", "q8", "q4")
@@ -47,7 +47,7 @@ def test_fewer_bits_take_less_memory(generate):
 def test_a_pack_says_how_it_is_computed_with(tpiedge, generate, tmp_path):
     packed = tpiedge("pack", "demo", "--precision", "q4", "--out", tmp_path / "pack")
     assert packed.status == 0, packed.err
-    flags = ("--prompt", PROMPT, "--max-tokens", 12, "--temperature", 0)
+    flags = ("--raw", "--prompt", PROMPT, "--max-tokens", 12, "--temperature", 0)
     found = generate("--model", tmp_path / "pack", *flags)
     assert (found["precision"], found["plan"]["compute"]) == ("q4", "int8")
     assert found["token_ids"] == generate("--model", "demo", "--precision", "q4", *flags)["token_ids"]
@@ -67,7 +67,7 @@ def test_a_pack_says_how_it_is_computed_with(tpiedge, generate, tmp_path):
     ],
 )
 def test_an_arithmetic_that_does_not_go_with_the_weights(flags, words, tpiedge):
-    ended = tpiedge("run", "--model", "demo", "--prompt", PROMPT, *flags)
+    ended = tpiedge("run", "--model", "demo", "--raw", "--prompt", PROMPT, *flags)
     assert ended.status == USER
     assert len(ended.err.splitlines()) == 1
     assert words in ended.err

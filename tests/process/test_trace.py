@@ -15,7 +15,7 @@ from tpiedge.tracing.tracer import LANES
 TOKENS = 24
 RUN = (
     "run", "--model", "demo", "--nodes", 2, "--shares", "2,1", "--threads", 1, "--pin", "none",
-    "--prompt", "Once upon a time", "--max-tokens", TOKENS, "--ignore-eos", "--json",
+    "--raw", "--prompt", "Once upon a time", "--max-tokens", TOKENS, "--ignore-eos", "--json",
 )  # fmt: skip
 LAYERS = 6
 
@@ -164,7 +164,7 @@ def test_a_chat_is_traced_too(tpiedge, text_model, tmp_path):
 def endless(start, model, trace):
     """A run that has begun to answer, and is long from the end."""
     command = start(
-        "run", "--model", model, "--nodes", 2, "--threads", 1, "--prompt", "ba be bi",
+        "run", "--model", model, "--nodes", 2, "--threads", 1, "--raw", "--prompt", "ba be bi",
         "--max-tokens", 20_000, "--ignore-eos", "--trace", trace,
     )  # fmt: skip
     command.wait_for_output()

@@ -102,9 +102,9 @@ def _check_model(fields: BodyFields, service: Service) -> None:
     model = fields.text("model")
     if model is None:
         raise refused("you must provide a 'model'", "model", "missing_required_parameter")
-    name = service.model().name
-    if model != name:
-        message = f"the model {model[:100]!r} is not served here; {name!r} is"
+    served = service.model()
+    if model not in (served.name, *served.also_called):
+        message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
         raise ApiError(404, message, "model_not_found", param="model")
 
 

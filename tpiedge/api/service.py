@@ -44,11 +44,15 @@ class Unavailable(TpiedgeError):
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together."""
+    """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together.
+
+    Requests may name the model by any of `also_called`, too.
+    """
 
     name: str
     context_tokens: int
     created: int
+    also_called: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,8 +63,7 @@ class _LocalConversation:
     def turn(self, text: str) -> None:
         """One message and its answer; a message without an answer is forgotten."""
         messages = [*self._messages, {"role": "user", "content": text}]
-        rendered = self._model.template.render(messages)
-        prompt = tuple(self._model.tokenizer.encode(rendered, add_special=False))
+        prompt = self._model.message_ids(messages)
         if len(prompt) >= self._capacity:
             click.echo(
                 f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "

@@ -73,7 +73,7 @@ def agreement(
     layout = Layout(1, None, threads, memory)
     layout.check()
     other_name = reference_name or model_name
-    check_reference(other_name, reference_name is not None, reference)
+    check_reference(other_name, reference_name is not None, reference, cache)
     model = prepare(model_name, precision, compute, cache, kv)
     other = prepare(other_name, reference, None, cache)
     if reference_name is not None:

@@ -42,7 +42,7 @@ VERBS = (
     (
         "unpack",
         "tpiedge.cli.pack:unpack",
-        "Write PACK back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
+        "Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32.",
     ),
     (
         "import-gguf",

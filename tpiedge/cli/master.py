@@ -172,10 +172,10 @@ def master(
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
         with (
-            _serving(flags, model, model_name, keys, folder) as (running, api),
+            _serving(flags, model, keys, folder) as (running, api),
             _inviting(flags.listen, keys, folder, token_file),
         ):
-            click.echo(f"serving {model_name} at {_url(flags.http, api)}/v1", err=True)
+            click.echo(f"serving {model.name} at {_url(flags.http, api)}/v1", err=True)
             try:
                 watch(running)
             finally:
@@ -205,7 +205,7 @@ def _url(http: Address, api: ApiServer) -> str:
 
 @contextmanager
 def _serving(
-    flags: _Flags, model: PreparedModel, name: str, keys: CurveKeys, folder: Path
+    flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path
 ) -> Iterator[tuple[Master, ApiServer]]:
     """The running parts, put together; ended in reverse order."""
     capacity = check_context(
@@ -241,7 +241,7 @@ def _serving(
             timing=timing,
             known=entrance.members,
         )
-        service = MasterService(running, entrance, model, name, capacity)
+        service = MasterService(running, entrance, model, capacity)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,

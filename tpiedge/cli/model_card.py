@@ -1,19 +1,18 @@
 """Everything that is known of one model, for people and for programs."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from tpiedge.cli.inventory import packs_of
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
+from tpiedge.local.catalogue import Kind, find_model, packs_of
+from tpiedge.local.pack_label import load_label
 from tpiedge.model.aliases import Alias, aliases
 from tpiedge.model.config import ModelConfig
+from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import HubName, parse_hub_name
-from tpiedge.model.source import resolve_model
 from tpiedge.model.spec import config_of_pack, model_spec
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec
 from tpiedge.pack.storage import storage_of
@@ -35,7 +34,8 @@ _SHAPE = (
 
 @dataclass(frozen=True)
 class ModelCard:
-    """`folder` is None where the model is not on this computer; then its shape comes from the alias."""
+    """`folder` is a checkpoint's or a pack's, or a GGUF file; None where the model is not on this computer, whose shape
+    then comes from the alias."""
 
     name: str
     config: ModelConfig
@@ -47,19 +47,21 @@ class ModelCard:
     @staticmethod
     def of(name: str, cache: Path | None) -> "ModelCard":
         """Raises UserError for a model that is neither here nor an alias."""
-        if os.path.isfile(Path(name) / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
-            pack = Path(name)
-            return ModelCard(name, config_of_pack(Pack.open(pack)), pack, (pack,), None, None)
         hub_name = parse_hub_name(name)
         alias = aliases().get(name) or _alias_of(hub_name)
         try:
-            folder = resolve_model(name, cache)
+            found = find_model(name, cache)
         except UserError:
             if alias is None:
                 raise
             return ModelCard(name, alias.config, None, (), hub_name, alias)
         packs = tuple(packs_of(name, cache))
-        return ModelCard(name, ModelConfig.open(folder), folder, packs, hub_name, alias)
+        if found.kind is Kind.PACK:
+            config = config_of_pack(Pack.open(found.path))
+            return ModelCard(load_label(found.path).name, config, found.path, packs, None, None)
+        if found.kind is Kind.GGUF:
+            return ModelCard(name, GgufModel.open(found.path).config, found.path, packs, None, None)
+        return ModelCard(name, ModelConfig.open(found.path), found.path, packs, hub_name, alias)
 
     def record(self) -> dict[str, object]:
         """Plain JSON values; sizes in bytes."""
@@ -90,7 +92,7 @@ class ModelCard:
         found = [
             ("model", self.name if self.hub_name is None else f"{self.name} ({self.hub_name})"),
             ("where", str(self.folder) if self.folder else f"not on this computer: tpiedge pull {self.name}"),
-            *(("pack", str(path)) for path in self.packs),
+            *(("pack", f"{load_label(path).name}, {path}") for path in self.packs if path != self.folder),
         ]
         if alias is not None:
             gate = ", gated: accept it on the model's page and set HF_TOKEN" if alias.gated else ""

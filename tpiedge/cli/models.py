@@ -3,20 +3,22 @@
 import dataclasses
 import json
 import sys
+import time
 from pathlib import Path
 
 import click
 
-from tpiedge.cli.inventory import StoredPack, packs_of, stored_packs
 from tpiedge.cli.model_card import ModelCard
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
+from tpiedge.local.catalogue import StoredPack, packs_of, stored_packs
+from tpiedge.local.paths import packs_folder
 from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, Pulled, parse_hub_name
 from tpiedge.pack.use import remove_packs
 from tpiedge.sanitise import quote
-from tpiedge.units import format_bytes
+from tpiedge.units import format_age, format_bytes
 
 __all__ = ["ls", "rm", "show"]
 
@@ -30,31 +32,42 @@ _json_option = click.option(
 @_json_option
 @cache_option
 def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
-    """List the models that were pulled and the packs in the cache."""
+    """List the models that were pulled and the packs in the cache, by the names that every verb takes."""
     pulled, packs = HubCache(cache).pulled(), stored_packs(cache)
     offered = list(aliases().values()) if with_aliases else []
     if as_json:
         record = {
             "models": [_pulled_record(model) for model in pulled],
-            "packs": [dataclasses.asdict(pack) | {"path": str(pack.path)} for pack in packs],
+            "packs": [_pack_record(pack) for pack in packs],
         }
         if with_aliases:
             record["aliases"] = [dataclasses.asdict(alias) for alias in offered]
         click.echo(json.dumps(record))
         return
     rows = [
-        *([str(model.name), "checkpoint", "", format_bytes(model.nbytes)] for model in pulled),
-        *([pack.path.name, "pack", pack.precision or "", _size(pack)] for pack in packs),
-        *([alias.name, "alias", "gated" if alias.gated else "", alias.repo] for alias in offered),
+        *([pack.name, pack.precision or "", _size(pack), pack.source, _last_use(pack)] for pack in packs),
+        *([str(model.name), "checkpoint", format_bytes(model.nbytes), "the hub", ""] for model in pulled),
+        *(
+            [alias.name, "alias", "", f"{alias.repo}{', gated' if alias.gated else ''}", ""]
+            for alias in offered
+        ),
     ]
     if rows:
-        print_table(["model", "kind", "", "size"], rows)
+        print_table(["name", "precision", "size", "source", "last use"], rows)
     else:
         click.echo("no models yet: tpiedge ls --all lists what tpiedge pull knows by name", err=True)
 
 
 def _size(pack: StoredPack) -> str:
     return "damaged: tpiedge rm it" if pack.nbytes is None else format_bytes(pack.nbytes)
+
+
+def _last_use(pack: StoredPack) -> str:
+    return format_age(time.time() - pack.used_s)
+
+
+def _pack_record(pack: StoredPack) -> dict[str, object]:
+    return dataclasses.asdict(pack) | {"path": str(pack.path)}
 
 
 def _pulled_record(model: Pulled) -> dict[str, object]:
@@ -95,6 +108,13 @@ def _confirmed() -> bool:
         raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
 
 
+def _refuse_others(packs: list[Path], cache: Path | None) -> None:
+    """Raises UserError for a pack outside of the cache, which a user named by its path."""
+    for pack in packs:
+        if pack.resolve().parent != packs_folder(cache).resolve():
+            raise UserError(f"{pack} is not in the cache: delete the folder yourself")
+
+
 @click.command()
 @click.argument("model_name", metavar="MODEL")
 @click.option("--packs-only", is_flag=True, help="Keep the checkpoint that was pulled.")
@@ -104,6 +124,7 @@ def rm(model_name: str, packs_only: bool, yes: bool, cache: Path | None) -> None
     """Delete MODEL from the cache: what was pulled, and its packs. A folder of your own is never deleted."""
     hub_name, hub = parse_hub_name(model_name), HubCache(cache)
     packs = packs_of(model_name, cache)
+    _refuse_others(packs, cache)
     repo = hub_name.repo if hub_name is not None and not packs_only else None
     entry = hub.entry(repo) if repo is not None and hub.entry(repo).is_dir() else None
     if not packs and entry is None:

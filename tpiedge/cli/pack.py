@@ -8,20 +8,22 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.pack_names import name_option, say_name, wanted_name
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.kernels.quantise import QuantisationError
-from tpiedge.local.paths import packs_folder
-from tpiedge.local.prepare import (
-    TEXT_FOLDER,
+from tpiedge.local.catalogue import name_pack, the_pack_of
+from tpiedge.local.packing import (
     cached_pack,
-    keep_text_files,
+    name_checkpoint_pack,
     pack_checkpoint,
     run_packing,
     source_precision,
 )
+from tpiedge.local.paths import packs_folder
+from tpiedge.local.text_folder import TEXT_FOLDER, keep_text_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
@@ -60,10 +62,23 @@ class _Wish:
 
 
 @dataclass(frozen=True)
+class _Target:
+    """Where the flags want the pack, and how it is to be called."""
+
+    out: Path | None
+    name: str | None
+    cache: Path | None
+
+
+@dataclass(frozen=True)
 class _Packed:
-    """A pack that is there, and what it took; `source_bytes`: of a checkpoint's files of tensors."""
+    """A pack that is there, and what it took.
+
+    `name` is None outside the cache, `source_bytes` None unless a checkpoint's files of tensors were read.
+    """
 
     report: PackReport
+    name: str | None
     seconds: float
     source_bytes: int | None
 
@@ -101,6 +116,7 @@ class _Packed:
     "--search/--no-search", default=True, help="Choose the scales of q4 by their error.  [default: search]"
 )
 @click.option("--out", type=Location(), help="Folder to write.  [default: in the cache]")
+@name_option
 @click.option("--verify", is_flag=True, help="Read everything back and compare with the hashes.")
 @click.option(
     "--json",
@@ -119,20 +135,22 @@ def pack(
     head_precision: str | None,
     search: bool,
     out: Path | None,
+    name: str | None,
     verify: bool,
     as_json: bool,
     cache: Path | None,
 ) -> None:
     """Write MODEL (or a random model of a real shape) in the form that nodes read."""
     wish = _Wish(precision, embedding_precision, head_precision, search)
+    target = _Target(out, wanted_name(name, out), cache)
     if (model_name is None) == (preset_name is None):
         raise UserError("give either a MODEL or --random PRESET")
     if preset_name is not None:
-        packed = _pack_random(preset_name, distinct_layers, seed, wish, out, cache)
+        packed = _pack_random(preset_name, distinct_layers, seed, wish, target)
     else:
         if distinct_layers is not None:
             raise UserError("--distinct-layers needs --random: a real model has every layer of its own")
-        packed = _pack_model(model_name or "", wish, out, cache)
+        packed = _pack_model(model_name or "", wish, target)
     if verify:
         verify_pack(Pack.open(packed.report.path))
     _tell(packed, verify, as_json)
@@ -144,6 +162,7 @@ def _tell(packed: _Packed, verified: bool, as_json: bool) -> None:
     if as_json:
         record = {
             "path": str(report.path),
+            "name": packed.name,
             "bytes": report.nbytes,
             "reused": report.reused,
             "verified": verified,
@@ -160,6 +179,7 @@ def _tell(packed: _Packed, verified: bool, as_json: bool) -> None:
         *([f"SQNR {_decibels(quality.total)}"] if quality else []),
     ]
     click.echo(f"{report.path} ({', '.join(notes)})")
+    say_name(packed.name)
 
 
 def _rows(quality: Quality) -> list[list[str]]:
@@ -180,14 +200,16 @@ def _decibels(error: QuantisationError) -> str:
     return f"{error.sqnr_db:.1f} dB" if error.noise else "exact"
 
 
-def _pack_model(name: str, wish: _Wish, out: Path | None, cache: Path | None) -> _Packed:
-    checkpoint = Checkpoint.open(resolve_model(name, cache))
+def _pack_model(name: str, wish: _Wish, target: _Target) -> _Packed:
+    checkpoint = Checkpoint.open(resolve_model(name, target.cache))
     stored = wish.storage(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
-    folder = out or cached_pack(checkpoint, stored, cache)
+    folder = target.out or cached_pack(checkpoint, stored, target.cache)
     source_bytes = _source_bytes(checkpoint)
     started = time.perf_counter()
     report = pack_checkpoint(checkpoint, stored, folder)
-    return _Packed(report, time.perf_counter() - started, source_bytes)
+    seconds = time.perf_counter() - started
+    called = None if target.out else name_checkpoint_pack(checkpoint, stored, folder, target.name)
+    return _Packed(report, called, seconds, source_bytes)
 
 
 def _source_bytes(checkpoint: Checkpoint) -> int:
@@ -203,8 +225,7 @@ def _pack_random(
     distinct_layers: int | None,
     seed: int,
     wish: _Wish,
-    out: Path | None,
-    cache: Path | None,
+    target: _Target,
 ) -> _Packed:
     if not 0 <= seed < 1 << 64:
         raise UserError(f"--seed {seed} is out of range: 0 to {(1 << 64) - 1}")
@@ -213,25 +234,31 @@ def _pack_random(
     spec = model_spec(config)
     storage = wish.storage(Precision.BF16, spec.tied)
     label = storage.label(tied=spec.tied)
-    folder = out or packs_folder(cache) / f"random-{name}-{label}{layers}-s{seed}"
+    folder = target.out or packs_folder(target.cache) / f"random-{name}-{label}{layers}-s{seed}"
     request = PackRequest(spec, RandomTensors(seed), storage, folder, distinct_layers)
     started = time.perf_counter()
     report = run_packing(request, f"packing random {name} as {label}")
-    return _Packed(report, time.perf_counter() - started, source_bytes=None)
+    seconds = time.perf_counter() - started
+    called = None
+    if target.out is None:
+        called = name_pack(folder, f"random-{name}", storage.layers.value, "random numbers", target.name)
+    return _Packed(report, called, seconds, source_bytes=None)
 
 
 @click.command()
-@click.argument("pack_path", metavar="PACK", type=Location())
+@click.argument("model_name", metavar="MODEL")
 @click.argument("out", type=Location())
-def unpack(pack_path: Path, out: Path) -> None:
-    """Write PACK back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32."""
-    found = Pack.open(pack_path)
+@cache_option
+def unpack(model_name: str, out: Path, cache: Path | None) -> None:
+    """Write the pack MODEL back as a Hugging Face checkpoint in the new folder OUT, bit for bit; q8 and q4 as f32."""
+    path = the_pack_of(model_name, cache)
+    found = Pack.open(path)
     files = export_safetensors(found, out)
     if found.precision.quantised:
         click.echo(
             "note: quantised weights come back in f32 as they are used, not as they were before", err=True
         )
-    text = pack_path / TEXT_FOLDER
+    text = path / TEXT_FOLDER
     if text.is_dir():
         keep_text_files(text, out)
     click.echo(f"{out} ({len(files)} file{'s' if len(files) > 1 else ''} of tensors)")

@@ -28,7 +28,7 @@ from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.local.devices import emulated
 from tpiedge.local.launch import Layout
-from tpiedge.local.prepare import prepare
+from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 
 __all__ = ["run"]
@@ -36,7 +36,10 @@ __all__ = ["run"]
 
 @click.command()
 @click.option(
-    "--model", "model_name", required=True, help="'demo', a pulled model, a checkpoint's folder or a pack."
+    "--model",
+    "model_name",
+    required=True,
+    help="'demo', a name of `tpiedge ls`, a checkpoint's folder, a GGUF file or a pack.",
 )
 @click.option(
     "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
@@ -51,7 +54,13 @@ __all__ = ["run"]
 @click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk.")
 @keeping_options
 @click.option("--context", type=int, help="Positions of the KV cache.  [default: as needed; 4096 in a chat]")
-@click.option("--prompt", help="Text to continue. Without a prompt, a chat begins.")
+@click.option(
+    "--prompt",
+    help="One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
+)
+@click.option(
+    "--raw", is_flag=True, help="--prompt is text to continue, also for a model with a chat template."
+)
 @click.option("--prompt-ids", help="Token ids to continue: 1,2,3.")
 @click.option("--max-tokens", type=int, default=128, show_default=True)
 @click.option("--stop", multiple=True, help="End before this text; repeatable.")
@@ -85,6 +94,7 @@ def run(
     io: str,
     context: int | None,
     prompt: str | None,
+    raw: bool,
     prompt_ids: str | None,
     max_tokens: int,
     stop: tuple[str, ...],
@@ -97,6 +107,8 @@ def run(
 ) -> None:
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
+    if raw and prompt is None:
+        raise UserError("--raw says how --prompt is meant: give one")
     _check_together(prompt, prompt_ids, as_json, prompt_logprobs, sampling_flags["logprobs"])
     testbed = emulated(testbed_name, None if is_default("nodes") else nodes)
     nodes = len(testbed.devices) if testbed else nodes
@@ -109,11 +121,18 @@ def run(
         model = prepare(model_name, precision, compute, cache, kv)
         check_sampling(sampling, model.config.vocab_size)
         if ids is None and prompt is not None:
-            ids = tuple(model.tokenizer.encode(prompt))
+            ids = _ids(model, prompt, raw)
         if ids is None:
             chat(model, layout, context, ending, with_usual(sampling, model.usual_sampling), traces)
         else:
             once(model, layout, context, Prompt(ids, ending, sampling, prompt_logprobs), as_json, traces)
+
+
+def _ids(model: PreparedModel, prompt: str, raw: bool) -> tuple[int, ...]:
+    """The tokens of --prompt: of a message, or of text to continue. Raises UserError."""
+    if not raw and prompt and model.has_template:
+        return model.message_ids([{"role": "user", "content": prompt}])
+    return tuple(model.tokenizer.encode(prompt))
 
 
 def _check_together(

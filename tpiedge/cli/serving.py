@@ -18,13 +18,11 @@ __all__ = ["MasterService"]
 class MasterService:
     """A `Service` (tpiedge.api.service)."""
 
-    def __init__(
-        self, master: Master, entrance: Entrance, model: PreparedModel, name: str, max_sequence: int
-    ) -> None:
+    def __init__(self, master: Master, entrance: Entrance, model: PreparedModel, max_sequence: int) -> None:
         self._master = master
         self._entrance = entrance
         self._model = model
-        self._info = ModelInfo(name, max_sequence, int(time.time()))
+        self._info = ModelInfo(model.name, max_sequence, int(time.time()), model.also_called)
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None

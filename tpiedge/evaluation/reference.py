@@ -1,13 +1,12 @@
 """The model that another one is compared with: open, and fit to be compared."""
 
-import os
 from pathlib import Path
 
 from tpiedge.errors import UserError
+from tpiedge.local.catalogue import Kind, find_model
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
 from tpiedge.progress import say
 from tpiedge.sanitise import quote
@@ -15,13 +14,14 @@ from tpiedge.sanitise import quote
 __all__ = ["check_reference", "refuse_other_vocabulary"]
 
 
-def check_reference(name: str, named: bool, precision: str) -> None:
+def check_reference(name: str, named: bool, precision: str, cache: Path | None) -> None:
     """Raise UserError for a pack that is not in `precision`. Nothing is packed.
 
     `named`: by --reference-model; otherwise it is the model itself.
     """
-    if os.path.isfile(Path(name) / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
-        _refuse_precision(name, named, precision, Pack.open(Path(name)).precision)
+    found = find_model(name, cache)
+    if found.kind is Kind.PACK:
+        _refuse_precision(name, named, precision, Pack.open(found.path).precision)
 
 
 def refuse_other_vocabulary(model: PreparedModel, reference: PreparedModel) -> None:

@@ -1,63 +1,34 @@
 """Opens a model by name: its pack, which is made on first use, its tokenizer and its chat template."""
 
-import json
-import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
-from tpiedge.local.paths import packs_folder
+from tpiedge.local.catalogue import Kind, find_model
+from tpiedge.local.gguf_import import cached_gguf_pack, import_gguf_file
+from tpiedge.local.pack_label import load_label, mark_used
+from tpiedge.local.packing import cached_pack, name_checkpoint_pack, pack_checkpoint, source_precision
+from tpiedge.local.text_folder import TEXT_FOLDER
 from tpiedge.local.usual_sampling import usual_sampling
 from tpiedge.model.checkpoint import Checkpoint
-from tpiedge.model.folder import has_file, read_bytes, read_json
-from tpiedge.model.hub.cache import folder_label
-from tpiedge.model.int4_checkpoint import rounded_tensors
-from tpiedge.model.quantisation import QUANTISATION_KEY
-from tpiedge.model.source import resolve_model
-from tpiedge.model.spec import config_of_pack, model_spec
-from tpiedge.model.template import ChatTemplate
+from tpiedge.model.folder import has_file
+from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.spec import config_of_pack
+from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.use import PackHold
-from tpiedge.pack.writing.child import CheckpointTensors, PackRequest
-from tpiedge.pack.writing.parent import run_pack_child
-from tpiedge.pack.writing.quality import load_quality
-from tpiedge.pack.writing.writer import PackReport
 from tpiedge.planner.arithmetic import check_compute, usual_compute
-from tpiedge.progress import ByteProgress, say
+from tpiedge.progress import say
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import Sampling
 
-__all__ = [
-    "TEXT_FOLDER",
-    "Arithmetics",
-    "PreparedModel",
-    "cached_pack",
-    "choose_arithmetics",
-    "keep_text_files",
-    "pack_checkpoint",
-    "prepare",
-    "run_packing",
-    "source_precision",
-]
-
-
-TEXT_FOLDER = "text"
-
-_MAX_TEXT_BYTES = 64_000_000
-_TEXT_FILES = (
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.jinja",
-)
+__all__ = ["Arithmetics", "PreparedModel", "choose_arithmetics", "prepare"]
 
 
 @dataclass(frozen=True)
@@ -69,19 +40,30 @@ class Arithmetics:
 
 
 class PreparedModel:
-    """A model that is ready to run. `folder` is its checkpoint; None where only a pack was given."""
+    """A model that is ready to run.
+
+    `folder` has its text files; None where the pack has none. `also_called` are other names of it on this computer.
+    """
 
     def __init__(
-        self, name: str, pack: Pack, compute: Compute, folder: Path | None, kv: KVPrecision | None = None
+        self,
+        name: str,
+        pack: Pack,
+        compute: Compute,
+        folder: Path | None,
+        kv: KVPrecision | None = None,
+        also_called: tuple[str, ...] = (),
     ) -> None:
         """`kv` is the precision of keys and values; None: the usual one for `compute`."""
         self.name = name
+        self.also_called = also_called
         self.pack = pack
         self.compute = compute
         self.kv = kv or usual_kv(compute)
         self.config = config_of_pack(pack)
         self._folder = folder
         self._hold = PackHold(pack.path)
+        mark_used(pack.path)
 
     @property
     def context_tokens(self) -> int:
@@ -111,11 +93,20 @@ class PreparedModel:
     @cached_property
     def tokenizer(self) -> Tokenizer:
         """Raises UserError where the model has none."""
-        if self._folder is None:
+        if self._folder is None or (self._folder.parent == self.pack.path and not self.has_tokenizer):
             raise UserError(
                 f"the pack {self.name} has no tokenizer: give --prompt-ids, or the checkpoint's folder"
             )
         return Tokenizer.open(self._folder)
+
+    @cached_property
+    def has_template(self) -> bool:
+        """Whether the model was made to answer messages."""
+        return self.has_tokenizer and self._folder is not None and has_template(self._folder)
+
+    def message_ids(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """The prompt for a conversation's messages. Raises UserError where the model has no template."""
+        return tuple(self.tokenizer.encode(self.template.render(messages), add_special=False))
 
     @cached_property
     def usual_sampling(self) -> Sampling:
@@ -140,23 +131,35 @@ def prepare(
     kv: KVPrecision | None = None,
 ) -> PreparedModel:
     """Opens the model's pack, which it makes the first time, with progress on standard error; blocks."""
-    given = Path(name)
-    if os.path.isfile(given / MANIFEST_NAME):  # unlike Path.is_file, false for names too long
-        return _prepare_pack(name, given, precision, compute, kv)
-    folder = resolve_model(name, cache)
-    checkpoint = Checkpoint.open(folder)
+    found = find_model(name, cache)
+    if found.kind is Kind.PACK:
+        return _prepare_pack(name, found.path, precision, compute, kv)
+    if found.kind is Kind.GGUF:
+        return _prepare_gguf(found.path, precision, compute, cache, kv)
+    checkpoint = Checkpoint.open(found.path)
     choice = choose_arithmetics(source_precision(checkpoint), precision, compute)
     out = cached_pack(checkpoint, choice.precision, cache)
     if not (out / MANIFEST_NAME).is_file():
         pack_checkpoint(checkpoint, choice.precision, out)
-    return PreparedModel(name, Pack.open(out), choice.compute, folder, kv)
+    short = name_checkpoint_pack(checkpoint, choice.precision, out)
+    return PreparedModel(name, Pack.open(out), choice.compute, found.path, kv, also_called=(short,))
 
 
-def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
-    """The folder of a checkpoint's pack; it differs for another checkpoint or storage."""
-    name, spec = folder_label(checkpoint.folder), model_spec(checkpoint.config)
-    stored = storage_of(precision, spec).label(tied=spec.tied)
-    return packs_folder(cache) / f"{name}-{stored}-{checkpoint.fingerprint[:16]}"
+def _prepare_gguf(
+    path: Path, precision: str | None, compute: Compute | None, cache: Path | None, kv: KVPrecision | None
+) -> PreparedModel:
+    """The model is called like its pack, not by the path of the file."""
+    model = GgufModel.open(path)
+    choice = choose_arithmetics(model.storage(None).layers, precision, compute)
+    storage = model.storage(choice.precision)
+    out = cached_gguf_pack(model, storage, cache)
+    if not (out / MANIFEST_NAME).is_file():
+        for notice in import_gguf_file(model, storage, cache).notices:
+            say(f"tpiedge: {path.name}: {notice}")
+    name = load_label(out).name
+    return PreparedModel(
+        name, Pack.open(out), choice.compute, out / TEXT_FOLDER, kv, also_called=(str(path),)
+    )
 
 
 def _prepare_pack(
@@ -171,7 +174,8 @@ def _prepare_pack(
         )
     choice = choose_arithmetics(stored, None if stored.value == precision else precision, compute)
     text = path / TEXT_FOLDER
-    return PreparedModel(name, pack, choice.compute, text if text.is_dir() else None, kv)
+    folder = text if text.is_dir() else None
+    return PreparedModel(name, pack, choice.compute, folder, kv, also_called=(load_label(path).name,))
 
 
 def choose_arithmetics(source: Precision, precision: str | None, compute: Compute | None) -> Arithmetics:
@@ -187,61 +191,3 @@ def choose_arithmetics(source: Precision, precision: str | None, compute: Comput
     arithmetic = compute or usual_compute(stored)
     check_compute(stored, arithmetic)
     return Arithmetics(stored, arithmetic)
-
-
-def source_precision(checkpoint: Checkpoint) -> Precision:
-    """bf16 if every weight is bf16; for GPTQ and AWQ what holds their integers; else f32, which holds f16 exactly."""
-    if checkpoint.quantisation:
-        return checkpoint.quantisation.precision
-    dtypes = {info.dtype for info in checkpoint.tensors.values()}
-    return Precision.BF16 if dtypes == {"BF16"} else Precision.F32
-
-
-def pack_checkpoint(checkpoint: Checkpoint, precision: Precision | Storage, out: Path) -> PackReport:
-    """Writes the pack in a child process, with progress; blocks. Raises UserError, DiskFull, ReadFault."""
-    spec = model_spec(checkpoint.config)
-    checkpoint.check(spec)
-    request = PackRequest(spec, CheckpointTensors(checkpoint.tensors), precision, out)
-    label = storage_of(precision, spec).label(tied=spec.tied)
-    report = run_packing(request, f"packing {folder_label(checkpoint.folder)} as {label}")
-    keep_text_files(checkpoint.folder, out / TEXT_FOLDER)
-    if checkpoint.quantisation:
-        _say_plain(out / TEXT_FOLDER)
-        layers = storage_of(precision, spec).layers
-        for notice in rounded_tensors(checkpoint.tensors, checkpoint.quantisation, layers, load_quality(out)):
-            say(f"tpiedge: {folder_label(checkpoint.folder)}: {notice}")
-    return report
-
-
-def _say_plain(folder: Path) -> None:
-    """Removes GPTQ or AWQ from config.json: an export of the pack has plain numbers."""
-    config = dict(read_json(folder, "config.json", _MAX_TEXT_BYTES))
-    config.pop(QUANTISATION_KEY, None)
-    partial = folder / f".config.json.{os.getpid()}.partial"
-    partial.write_text(json.dumps(config, indent=2))
-    partial.replace(folder / "config.json")
-
-
-def run_packing(request: PackRequest, label: str) -> PackReport:
-    """Runs the request in a child process with a progress line; blocks."""
-    progress = ByteProgress(label)
-    written = 0
-    try:
-        report = run_pack_child(request, progress)
-        written = 0 if report.reused else report.nbytes
-    finally:
-        progress.finish(written)
-    return report
-
-
-def keep_text_files(source: Path, target: Path) -> None:
-    """Copies config, tokenizer and template, so that a pack is complete without its checkpoint."""
-    target.mkdir(exist_ok=True)
-    for name in _TEXT_FILES:
-        if has_file(source, name):
-            partial = target / f".{name}.{os.getpid()}.partial"  # another command may do the same
-            try:
-                partial.write_bytes(read_bytes(source, name, _MAX_TEXT_BYTES))
-                partial.replace(target / name)
-            finally:
-                partial.unlink(missing_ok=True)

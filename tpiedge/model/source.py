@@ -9,7 +9,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.hub.cache import HubCache, parse_hub_name
 from tpiedge.sanitise import quote
 
-__all__ = ["DEMO", "resolve_model"]
+__all__ = ["DEMO", "is_gguf", "resolve_model"]
 
 DEMO = "demo"
 
@@ -31,7 +31,7 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     is_folder = bool(name) and os.path.isdir(name)  # unlike Path.is_dir, false for NUL and for names too long
     if is_folder and (folder / "config.json").is_file():
         return folder
-    if _is_gguf(name) and os.path.isfile(name):
+    if is_gguf(name) and os.path.isfile(name):
         _refuse_gguf(folder)
     hub_name = parse_hub_name(name)
     if hub_name is not None:
@@ -45,19 +45,20 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
         _refuse_gguf_folder(folder)
         raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
     raise UserError(
-        f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, or a model of "
-        "the hub (org/name, or an alias from `tpiedge ls --all`)"
+        f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, a GGUF file, "
+        "a pack's name (`tpiedge ls`), or a model of the hub (org/name, or an alias from `tpiedge ls --all`)"
     )
 
 
-def _is_gguf(name: str) -> bool:
+def is_gguf(name: str) -> bool:
+    """Whether a file of that name is taken for a GGUF file."""
     return name.lower().endswith(_GGUF)
 
 
 def _refuse_gguf_folder(folder: Path) -> None:
     """Name the first GGUF file that lies there, if one does."""
     for file in sorted(folder.glob("*")):
-        if _is_gguf(file.name):
+        if is_gguf(file.name):
             _refuse_gguf(file)
 
 

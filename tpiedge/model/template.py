@@ -19,7 +19,7 @@ from tpiedge.model.folder import has_file, read_json, read_text
 from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import MIB
 
-__all__ = ["ChatTemplate", "RenderLimits"]
+__all__ = ["ChatTemplate", "RenderLimits", "has_template"]
 
 _CHILD = Path(__file__).parent / "template_child.py"
 _MAX_TEMPLATE_BYTES = 1_000_000
@@ -55,10 +55,7 @@ class ChatTemplate:
     @staticmethod
     def open(folder: Path, special_tokens: Mapping[str, str]) -> "ChatTemplate":
         """Reads `chat_template.jinja`, or `chat_template` in `tokenizer_config.json`. Raises UserError."""
-        if has_file(folder, "chat_template.jinja"):
-            templates = {"default": read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)}
-        else:
-            templates = _templates_of_config(folder)
+        templates = _templates_of(folder)
         if not templates:
             raise UserError(
                 f"{folder} has no chat template: use text completion, or an instruction-tuned model "
@@ -108,6 +105,17 @@ class ChatTemplate:
                 f"the model has no default chat template, only {quote(names)}; use text completion"
             )
         return self._templates["default"]
+
+
+def has_template(folder: Path) -> bool:
+    """Whether `ChatTemplate.open` finds one. Raises UserError for files that it cannot read."""
+    return bool(_templates_of(folder))
+
+
+def _templates_of(folder: Path) -> Mapping[str, str]:
+    if has_file(folder, "chat_template.jinja"):
+        return {"default": read_text(folder, "chat_template.jinja", _MAX_TEMPLATE_BYTES)}
+    return _templates_of_config(folder)
 
 
 def _templates_of_config(folder: Path) -> dict[str, str]:

@@ -33,7 +33,8 @@ def build_bulky_model(folder: Path) -> Path:
 def reference_text(model: Path) -> str:
     """What one node answers to PROMPT."""
     ended = run_command(
-        "run", "--model", model, "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0, "--threads", 1,
+        "run", "--model", model, "--raw", "--prompt", PROMPT, "--max-tokens", TOKENS, "--temperature", 0,
+        "--threads", 1,
         "--context", CONTEXT, "--json",
     )  # fmt: skip
     assert ended.status == 0, ended.err

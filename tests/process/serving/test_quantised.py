@@ -15,7 +15,7 @@ SHARES = "2,1"
 def expected(_session_cache) -> str:
     """The text of two local nodes with the same shares: the same sums, so the same bits."""
     ended = run_command(
-        "run", "--model", "demo", "--precision", "q4", "--nodes", 2, "--shares", SHARES, "--prompt", PROMPT,
+        "run", "--model", "demo", "--precision", "q4", "--nodes", 2, "--shares", SHARES, "--raw", "--prompt", PROMPT,
         "--max-tokens", TOKENS, "--temperature", 0, "--threads", 1, "--json",
     )  # fmt: skip
     assert ended.status == 0, ended.err

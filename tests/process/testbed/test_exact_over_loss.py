@@ -22,7 +22,7 @@ pytestmark = [
 LIMIT_S = 100.0
 _TRIES = 3
 ASK = (
-    "run", "--model", "demo", "--prompt", "Once upon a time", "--max-tokens", 6, "--temperature", 0,
+    "run", "--model", "demo", "--raw", "--prompt", "Once upon a time", "--max-tokens", 6, "--temperature", 0,
     "--threads", 1, "--json",
 )  # fmt: skip
 LOSSY = """

@@ -207,7 +207,7 @@ def test_who_is_not_root_is_told_so(bed: str) -> None:
         status, err = as_nobody("testbed", *arguments)
         assert status == (0 if arguments == ("ls",) else 2), err
         assert err == ("" if arguments == ("ls",) else f"tpiedge: {NEEDS_ROOT}\n")
-    status, err = as_nobody("run", "--model", "demo", "--prompt", "x", "--testbed", bed)
+    status, err = as_nobody("run", "--model", "demo", "--raw", "--prompt", "x", "--testbed", bed)
     assert (status, err) == (2, f"tpiedge: {NEEDS_ROOT}\n")
 
 

@@ -34,7 +34,7 @@ def answering(bed: str, tmp_path: Path, start: Callable[..., Started]) -> Pendin
     def begin(way: str) -> tuple[Started, list[psutil.Process]]:
         path = written(tmp_path, bed, FOUR)
         command = start(
-            "run", "--testbed", path, "--collective", way, "--model", "demo", "--prompt", "Once upon a time",
+            "run", "--testbed", path, "--collective", way, "--model", "demo", "--raw", "--prompt", "Once upon a time",
             "--max-tokens", 400, "--ignore-eos", "--temperature", 0, "--threads", 1,
         )  # fmt: skip
         command.wait_for_output()

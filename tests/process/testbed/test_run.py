@@ -15,7 +15,7 @@ from tpiedge.testbed.testbed import members
 REASON = why_no_testbed()
 pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(120)]
 
-ASK = ("--model", "demo", "--prompt", "Once upon a time", "--temperature", 0, "--threads", 1)
+ASK = ("--model", "demo", "--raw", "--prompt", "Once upon a time", "--temperature", 0, "--threads", 1)
 THREE = """
 [defaults]
 latency = "0.5 ms"

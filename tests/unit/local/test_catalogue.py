@@ -1,0 +1,148 @@
+"""What a model's name means on this computer."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.unit.model.gguf_files import TinyGguf
+from tpiedge.errors import UserError
+from tpiedge.local.catalogue import Kind, find_model, name_pack, packs_of, stored_packs, the_pack_of
+from tpiedge.local.gguf_import import import_gguf_file
+from tpiedge.local.pack_label import PackLabel, check_name, load_label, mark_used, save_label, short_name
+from tpiedge.model.gguf.model import GgufModel
+from tpiedge.pack.layout import Precision
+
+
+@pytest.fixture(scope="module")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file of eight bits."""
+    return TinyGguf(kinds={"": "Q8_0"}, layers=1).write(tmp_path_factory.mktemp("file") / "Tiny.Q8_0.gguf")
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    """An empty cache."""
+    return tmp_path / "cache"
+
+
+def pack_of(gguf: Path, cache: Path, precision: str | None = None, name: str | None = None) -> Path:
+    model = GgufModel.open(gguf)
+    storage = model.storage(Precision(precision) if precision else None)
+    return import_gguf_file(model, storage, cache, name=name).report.path
+
+
+@pytest.fixture
+def standing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder where the user stands."""
+    folder = tmp_path / "here"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("stem", "precision", "name"),
+    [
+        ("SmolLM2-135M-Instruct.Q4_1", "q8", "SmolLM2-135M-Instruct-q8"),
+        ("tinyllama-1.1b-chat-v1.0.Q4_K_M", "q8", "tinyllama-1.1b-chat-v1.0-q8"),
+        ("model-f16", "f32", "model-f32"),
+        ("Llama-2-70b", "q4", "Llama-2-70b-q4"),
+        ("größe / 7", "q4", "gr--e---7-q4"),
+        ("...", "q4", "model-q4"),
+        ("x" * 300, "q4", "x" * 80 + "-q4"),
+    ],
+)
+def test_short_names(stem: str, precision: str, name: str) -> None:
+    assert short_name(stem, precision) == name
+    assert check_name(name) == name
+
+
+@pytest.mark.parametrize("name", ["", "demo", "tinyllama", "a/b", "../x", "-x", ".x", "x" * 97, "a b", "a\n"])
+def test_names_that_would_mean_something_else_are_refused(name: str) -> None:
+    with pytest.raises(UserError, match="--name") as raised:
+        check_name(name)
+    assert str(raised.value).isprintable()
+
+
+def test_a_pack_is_found_by_name_path_and_file(gguf: Path, cache: Path) -> None:
+    pack = pack_of(gguf, cache)
+    assert load_label(pack) == PackLabel("Tiny-q8", str(gguf))
+    for name in ("Tiny-q8", "tiny-Q8", pack.name, str(pack)):
+        found = find_model(name, cache)
+        assert (found.kind, found.path) == (Kind.PACK, pack), name
+    assert find_model(str(gguf), cache).kind is Kind.GGUF
+    for name in ("tiny-q8", str(pack), str(gguf)):
+        assert packs_of(name, cache) == [pack], name
+
+
+def test_what_lies_at_a_path_counts_before_a_name(gguf: Path, cache: Path, standing: Path) -> None:
+    pack = pack_of(gguf, cache)
+    (standing / "Tiny-q8").mkdir()
+    assert find_model("Tiny-q8", cache).path == pack  # a folder of something else
+    (standing / "Tiny-q8" / "config.json").write_text("{}")
+    assert find_model("Tiny-q8", cache).kind is Kind.CHECKPOINT
+    assert find_model("demo", cache).kind is Kind.CHECKPOINT
+
+
+def test_a_name_belongs_to_one_pack(gguf: Path, cache: Path) -> None:
+    first, second = pack_of(gguf, cache), pack_of(gguf, cache, "q4")
+    assert [load_label(path).name for path in (first, second)] == ["Tiny-q8", "Tiny-q4"]
+    assert name_pack(second, "Tiny", "q8", "") == "Tiny-q4"  # it has one
+    (second / "label.json").unlink()
+    assert name_pack(second, "tiny", "q8", "") == "tiny-q8-2"
+    with pytest.raises(UserError, match="another pack is called TINY-Q8: "):
+        name_pack(second, "x", "q4", "", "TINY-Q8")
+    assert name_pack(second, "x", "q4", "", "mine") == "mine"
+    assert name_pack(second, "x", "q4", "", "mine") == "mine"
+    assert find_model("MINE", cache).path == second
+    save_label(second, PackLabel("Tiny-q8"))  # by a copy of the folder
+    with pytest.raises(UserError, match="several packs are called tiny-q8: give one of /"):
+        find_model("tiny-q8", cache)
+
+
+def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> None:
+    with pytest.raises(UserError, match=f"no pack was made of {gguf} yet"):
+        the_pack_of(str(gguf), cache)
+    first, second = pack_of(gguf, cache), pack_of(gguf, cache, "q4")
+    assert packs_of(str(gguf), cache) == sorted([first, second])
+    with pytest.raises(UserError, match="several packs: give one of Tiny-q4, Tiny-q8"):
+        the_pack_of(str(gguf), cache)
+    assert the_pack_of("tiny-q4", cache) == second
+
+
+@pytest.mark.parametrize(
+    "label", [None, b"", b"[]", b'{"name": 1, "source": ""}', b'{"name": "../x", "source": ""}']
+)
+def test_a_pack_without_a_label_is_called_like_its_folder(
+    gguf: Path, cache: Path, label: bytes | None
+) -> None:
+    pack = pack_of(gguf, cache)
+    (pack / "label.json").unlink()
+    if label is not None:
+        (pack / "label.json").write_bytes(label)
+    (stored,) = stored_packs(cache)
+    assert (stored.name, stored.source) == (pack.name, "")
+    assert find_model(pack.name, cache).path == pack
+
+
+def test_similar_names_are_suggested(gguf: Path, cache: Path) -> None:
+    pack_of(gguf, cache)
+    for slip in ("tiny", "Tiny-q9", "tinny-q8"):
+        with pytest.raises(UserError, match=r"; did you mean Tiny-q8\?$"):
+            find_model(slip, cache)
+    with pytest.raises(UserError) as raised:
+        find_model("entirely-different", cache)
+    assert "did you mean" not in str(raised.value)
+
+
+def test_use_is_noted(gguf: Path, cache: Path) -> None:
+    pack = pack_of(gguf, cache)
+    os.utime(pack / "label.json", (1000, 1000))
+    assert stored_packs(cache)[0].used_s == 1000
+    mark_used(pack)
+    assert stored_packs(cache)[0].used_s > 1_700_000_000
+    (pack / "label.json").unlink()
+    mark_used(pack)  # nowhere to note it
+    os.utime(pack / "manifest.json", (2000, 2000))
+    assert stored_packs(cache)[0].used_s == 2000

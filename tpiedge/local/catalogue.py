@@ -1,0 +1,178 @@
+"""Which models lie on this computer, and what a name means: every verb finds its model here."""
+
+import difflib
+import os
+import re
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tpiedge.errors import UserError
+from tpiedge.local.pack_label import PackLabel, last_use_s, load_label, save_label, short_name
+from tpiedge.local.paths import packs_folder
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.hub.cache import folder_label, parse_hub_name
+from tpiedge.model.source import DEMO, is_gguf, resolve_model
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.reader import Pack
+
+__all__ = [
+    "FoundModel",
+    "Kind",
+    "StoredPack",
+    "find_model",
+    "name_pack",
+    "packs_of",
+    "stored_packs",
+    "the_pack_of",
+]
+
+_PRECISION = "|".join(precision.value for precision in Precision)
+# As Storage.label writes it.
+_STORAGE = rf"(?:{_PRECISION})(?:-embedding-(?:{_PRECISION}))?(?:-head-(?:{_PRECISION}))?(?:-vectors-f32)?(?:-plain)?"
+_OF_MODEL = re.compile(rf"(.+?)-{_STORAGE}-[0-9a-f]{{16}}")
+_MANY_NAMES = 1000
+
+
+class Kind(Enum):
+    """What a model's name may lead to."""
+
+    PACK = "pack"
+    GGUF = "GGUF file"
+    CHECKPOINT = "checkpoint"
+
+
+@dataclass(frozen=True)
+class FoundModel:
+    """`path` is a pack's or a checkpoint's folder, or a GGUF file."""
+
+    kind: Kind
+    path: Path
+
+
+@dataclass(frozen=True)
+class StoredPack:
+    """A pack of the cache. `precision` and `nbytes` are None where it cannot be read; `used_s` as in last_use_s."""
+
+    path: Path
+    name: str
+    model: str
+    source: str
+    precision: str | None
+    nbytes: int | None
+    used_s: float
+
+
+def find_model(name: str, cache: Path | None) -> FoundModel:
+    """What `name` means: "demo"; a pack, a checkpoint's folder or a GGUF file by its path; a pack of the cache by its
+    name, whatever the case; a pulled model by its alias or "org/name". The first of these counts. Raises UserError.
+    """
+    given = Path(name)
+    if name != DEMO:
+        # Unlike Path.is_file, false for names too long.
+        if os.path.isfile(given / MANIFEST_NAME):
+            return FoundModel(Kind.PACK, given)
+        if is_gguf(name) and os.path.isfile(name):
+            return FoundModel(Kind.GGUF, given)
+        if not os.path.isfile(given / "config.json"):
+            named = _packs_called(name, cache)
+            if len(named) > 1:
+                places = ", ".join(map(str, named))
+                raise UserError(f"several packs are called {name}: give one of {places}")
+            if named:
+                return FoundModel(Kind.PACK, named[0])
+    try:
+        return FoundModel(Kind.CHECKPOINT, resolve_model(name, cache))
+    except UserError as error:
+        raise UserError(f"{error}{_suggestion(name, cache)}") from None
+
+
+def stored_packs(cache: Path | None) -> list[StoredPack]:
+    """Every complete pack of the cache, by name."""
+    found = (_describe(path.parent) for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
+    return sorted(found, key=lambda pack: (pack.name.lower(), pack.path))
+
+
+def packs_of(name: str, cache: Path | None) -> list[Path]:
+    """The pack that `name` means, or the packs in the cache that were made of the model `name`. Raises UserError."""
+    hub_name = parse_hub_name(name)
+    if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
+        return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
+    found = find_model(name, cache)
+    if found.kind is Kind.PACK:
+        return [found.path]
+    if found.kind is Kind.GGUF:
+        ending = GgufModel.open(found.path).fingerprint[:16]
+        of_model = re.compile(f".+-{_STORAGE}-{ending}")
+    else:
+        checkpoint = Checkpoint.open(found.path)
+        label, ending = folder_label(checkpoint.folder), checkpoint.fingerprint[:16]
+        of_model = re.compile(f"{re.escape(label)}-{_STORAGE}-{ending}")
+    made = (path.parent for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
+    return sorted(path for path in made if of_model.fullmatch(path.name))
+
+
+def the_pack_of(name: str, cache: Path | None) -> Path:
+    """The one pack that `packs_of` finds. Raises UserError for none, or for several."""
+    packs = packs_of(name, cache)
+    if not packs:
+        raise UserError(f"no pack was made of {name} yet: tpiedge pack {name}")
+    if len(packs) > 1:
+        names = ", ".join(load_label(path).name for path in packs)
+        raise UserError(f"{name} has several packs: give one of {names}")
+    return packs[0]
+
+
+def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | None = None) -> str:
+    """Label a pack of the cache: with `wanted`, or, where it has no label yet, with a short name that is free.
+
+    Returns its name. `stem` is what the model is called, `source` as in PackLabel. Raises UserError where another
+    pack is called `wanted`.
+    """
+    label = load_label(pack)
+    if wanted is None and label.name != pack.name:
+        return label.name
+    others = [path.parent for path in pack.parent.glob(f"*/{MANIFEST_NAME}") if path.parent != pack]
+    taken = {name.lower() for path in others for name in (load_label(path).name, path.name)}
+    if wanted is None:
+        wanted = _free_name(short_name(stem, precision), taken)
+    elif wanted.lower() in taken:
+        raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
+    save_label(pack, PackLabel(wanted, source))
+    return wanted
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    numbered = (f"{name}-{number}" for number in range(2, _MANY_NAMES))
+    return next(one for one in (name, *numbered) if one.lower() not in taken)
+
+
+def _packs_called(name: str, cache: Path | None) -> list[Path]:
+    """The packs of the cache with this name, or the one whose folder is called so."""
+    if not name or "/" in name or "\0" in name:
+        return []
+    folders = sorted(path.parent for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
+    by_folder = [path for path in folders if path.name == name]
+    return by_folder or [path for path in folders if load_label(path).name.lower() == name.lower()]
+
+
+def _suggestion(name: str, cache: Path | None) -> str:
+    """The packs whose names are like this one, as the end of a sentence; empty where there are none."""
+    names = {pack.name.lower(): pack.name for pack in stored_packs(cache)}
+    close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3)]
+    begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
+    found = dict.fromkeys([*begun, *close])
+    return f"; did you mean {' or '.join(found)}?" if found else ""
+
+
+def _describe(path: Path) -> StoredPack:
+    match = _OF_MODEL.fullmatch(path.name)
+    model = match[1].replace("--", "/", 1) if match else path.name
+    label, used_s = load_label(path), last_use_s(path)
+    try:
+        pack = Pack.open(path)
+    except UserError:
+        return StoredPack(path, label.name, model, label.source, None, None, used_s)
+    return StoredPack(path, label.name, model, label.source, pack.precision.value, pack.nbytes, used_s)
