@@ -4,6 +4,7 @@ import json
 import signal
 import struct
 from itertools import pairwise
+from statistics import median
 
 import pytest
 
@@ -103,7 +104,12 @@ def test_weights_are_read_while_others_are_computed_with(traced):
 def test_a_part_of_the_trace(traced):
     everything = summary(traced[1])
     token = summary(traced[1], "--steps", "2")
-    tokens = summary(traced[1], "--steps", f"2-{TOKENS}")
+    tokens = summary(traced[1], "--steps", "2:")
+    assert [found["steps"] for found in (everything, token, tokens)] == [
+        list(range(1, TOKENS + 1)),
+        [2],
+        list(range(2, TOKENS + 1)),
+    ]
     assert everything["from_s"] < token["from_s"] == tokens["from_s"] < token["to_s"] < tokens["to_s"]
     half = summary(traced[1], "--from", 0.01, "--to", everything["to_s"] / 2)
     assert (half["from_s"], half["to_s"]) == (0.01, everything["to_s"] / 2)
@@ -120,7 +126,7 @@ def test_figures_for_people(traced):
     assert [line.split()[0] for line in lines[4:]] == ["0", "1"]
 
 
-@pytest.mark.parametrize("arguments", [(), ("--steps", "3-5"), ("--from", 0.01, "--to", 0.02)], ids=str)
+@pytest.mark.parametrize("arguments", [(), ("--steps", "3:5"), ("--from", 0.01, "--to", 0.02)], ids=str)
 def test_a_picture(traced, tmp_path, arguments):
     png = tmp_path / "timeline.png"
     ended = run_command("trace", traced[1], "--png", png, *arguments)
@@ -131,6 +137,23 @@ def test_a_picture(traced, tmp_path, arguments):
     assert 1000 < width < 4000
     assert 400 < height < 2000
     assert list(tmp_path.iterdir()) == [png]
+
+
+def test_by_default_the_picture_is_of_three_typical_steps_and_the_figures_of_all(traced, tmp_path):
+    found = summary(traced[1], "--png", tmp_path / "timeline.png")
+    spent_s = {step: end - start for step, (start, end) in read_trace(traced[1]).steps.items()}
+    first = found["drawn_steps"][0]
+    assert found["drawn_steps"] == [first, first + 1, first + 2]
+    assert first > 1  # the prompt
+    usual_s = median(spent_s[step] for step in range(2, TOKENS + 1))
+
+    def off_s(first):
+        return max(abs(spent_s[step] - usual_s) for step in range(first, first + 3))
+
+    assert off_s(first) == min(map(off_s, range(2, TOKENS - 1)))
+    assert found["steps"] == list(range(1, TOKENS + 1))
+    chosen = summary(traced[1], "--png", tmp_path / "timeline.png", "--steps", "3:4")
+    assert chosen["steps"] == chosen["drawn_steps"] == [3, 4]
 
 
 @pytest.mark.parametrize("name", ["$\\frac$", "$x", "x" * 251 + ".png"], ids=["formula", "dollar", "long"])

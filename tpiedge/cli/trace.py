@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,61 +14,77 @@ from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes
 from tpiedge.tracing.chrome import Trace, read_trace
 from tpiedge.tracing.collection import writable
-from tpiedge.tracing.intervals import Interval
+from tpiedge.tracing.excerpt import (
+    Excerpt,
+    StepRange,
+    excerpt_of_steps,
+    excerpt_of_times,
+    parse_steps,
+    typical_excerpt,
+)
 from tpiedge.tracing.summary import NodeSummary, summarize
 from tpiedge.tracing.tracer import LANES
 from tpiedge.units import format_bytes, format_seconds
 
 __all__ = ["trace"]
 
-_STEPS = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
+class _Steps(click.ParamType[StepRange]):
+    name = "N|N:M|N:|:M"
 
-class _Steps(click.ParamType[tuple[int, int]]):
-    name = "N|N-M"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[int, int]:
-        if isinstance(value, tuple):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> StepRange:
+        if isinstance(value, StepRange):
             return value
-        found = _STEPS.fullmatch(str(value))
-        if found is None or int(found[2] or found[1]) < int(found[1]):
-            self.fail(f"{value!r} is neither a step nor a range of steps like 2-5", param, ctx)
-        return int(found[1]), int(found[2] or found[1])
+        try:
+            return parse_steps(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
 @click.command()
 @click.argument("file", type=Location(dir_okay=False))
-@click.option("--png", type=Location(dir_okay=False), metavar="OUT", help="Draw the timeline of every node.")
+@click.option(
+    "--png",
+    type=Location(dir_okay=False),
+    metavar="OUT",
+    help="Draw the timeline of every node: of three typical steps, or of the part that is asked for.",
+)
 @click.option("--from", "from_s", type=Number(min=0), help="Seconds since the start of the trace.")
 @click.option("--to", "to_s", type=Number(min=0), help="Seconds since the start of the trace.")
-@click.option("--steps", type=_Steps(), help="Only these: 1 is the prompt, each later one a token.")
+@click.option(
+    "--steps",
+    type=_Steps(),
+    help="Only these, both ends included: 40:44 is five steps, 40: all from 40 on, : all. The first is the prompt.",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 def trace(
     file: Path,
     png: Path | None,
     from_s: float | None,
     to_s: float | None,
-    steps: tuple[int, int] | None,
+    steps: StepRange | None,
     as_json: bool,
 ) -> None:
     """Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.
 
     Of every node: how long it computed, took part in collectives, read weights and waited for them, and how much of
-    the reading was hidden. With --png as a picture of it.
+    the reading was hidden. --png draws it: above, how long each step took; below, what the nodes did in three steps
+    in a row that took about as long as the median of all but the prompt's. --steps, or --from and --to, choose the part
+    that the figures are of, and that is drawn instead.
     """
-    if steps and (from_s is not None or to_s is not None):
+    by_times = from_s is not None or to_s is not None
+    if steps and by_times:
         raise UserError("give either --steps or --from and --to, not both")
     target = _target(png, file) if png else None
     found = read_trace(file, available_memory_bytes())
-    window = _of_steps(found, *steps) if steps else _of_times(found, from_s, to_s)
-    if target:
-        _draw(found, window, target)
+    part = _of_steps(found, steps, file) if steps else _of_times(found, from_s, to_s)
+    drawn = (part if steps or by_times else typical_excerpt(found)) if target else None
+    if target and drawn:
+        _draw(found, drawn, target)
     if as_json:
-        click.echo(json.dumps(_record(found, window, summarize(found, *window))))
+        click.echo(json.dumps(_record(part, drawn, summarize(found, *part.window))))
     elif not target:
-        _print(found, window, summarize(found, *window))
+        _print(part, summarize(found, *part.window))
 
 
 def _target(png: Path, file: Path) -> Path:
@@ -80,38 +95,42 @@ def _target(png: Path, file: Path) -> Path:
     return target
 
 
-def _of_times(found: Trace, from_s: float | None, to_s: float | None) -> Interval:
+def _of_times(found: Trace, from_s: float | None, to_s: float | None) -> Excerpt:
     start_s, end_s = from_s or 0.0, found.end_s if to_s is None else min(to_s, found.end_s)
     if start_s >= end_s:
         asked = f"--from {start_s:g}" + ("" if to_s is None else f" --to {to_s:g}")
         raise UserError(f"{asked} leaves nothing: the trace goes from 0 to {found.end_s:.3f} s")
-    return start_s, end_s
+    return excerpt_of_times(found, start_s, end_s)
 
 
-def _of_steps(found: Trace, first: int, last: int) -> Interval:
-    known = found.steps
-    asked = [span for step, span in known.items() if first <= step <= last]
-    if not asked:
-        there = f"steps {min(known)} to {max(known)}" if known else "no steps"
-        raise UserError(f"--steps {first}-{last} leaves nothing: the trace has {there}")
-    return min(start for start, _ in asked), max(end for _, end in asked)
+def _of_steps(found: Trace, asked: StepRange, file: Path) -> Excerpt:
+    known = sorted(found.steps)
+    if not known:
+        raise UserError(f"--steps {asked}: {file} has no steps: choose a part of it by --from and --to")
+    if not (steps := asked.of(known)):
+        there, example = StepRange(known[0], known[-1]), StepRange(known[-3:][0], known[-1])
+        raise UserError(
+            f"--steps {asked}: {file} has steps {there}: stay within them, as in --steps {example}"
+        )
+    return excerpt_of_steps(found, steps)
 
 
-def _draw(found: Trace, window: Interval, target: Path) -> None:
+def _draw(found: Trace, part: Excerpt, target: Path) -> None:
     try:
         from tpiedge.plots.timeline import draw
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("matplotlib"):
             raise
         raise UserError("--png needs matplotlib: pip install 'tpiedge[plot]'") from None
-    draw(found, window, target)
+    draw(found, part, target)
 
 
-def _record(found: Trace, window: Interval, nodes: Sequence[NodeSummary]) -> dict[str, object]:
+def _record(part: Excerpt, drawn: Excerpt | None, nodes: Sequence[NodeSummary]) -> dict[str, object]:
     return {
-        "from_s": window[0],
-        "to_s": window[1],
-        "steps": sorted(found.steps),
+        "from_s": part.start_s,
+        "to_s": part.end_s,
+        "steps": part.steps,
+        **({"drawn_steps": drawn.steps} if drawn else {}),
         "nodes": [
             {
                 "rank": node.rank,
@@ -129,10 +148,9 @@ def _record(found: Trace, window: Interval, nodes: Sequence[NodeSummary]) -> dic
     }
 
 
-def _print(found: Trace, window: Interval, nodes: Sequence[NodeSummary]) -> None:
-    spent_s = window[1] - window[0]
-    steps = [step for step, (start, end) in found.steps.items() if start < window[1] and end > window[0]]
-    click.echo(f"{format_seconds(spent_s)} from {window[0]:.3f} s on, {len(steps)} steps\n")
+def _print(part: Excerpt, nodes: Sequence[NodeSummary]) -> None:
+    spent_s = part.end_s - part.start_s
+    click.echo(f"{format_seconds(spent_s)} from {part.start_s:.3f} s on, {_counted(part.steps)}\n")
     rows = [
         [
             str(node.rank),
@@ -152,3 +170,9 @@ def _print(found: Trace, window: Interval, nodes: Sequence[NodeSummary]) -> None
     for node in nodes:
         if node.dropped:
             click.echo(f"\n{node.dropped} later events of node {node.rank} had no room in the trace")
+
+
+def _counted(steps: Sequence[int]) -> str:
+    if not steps:
+        return "no steps"
+    return f"step {steps[0]}" if len(steps) == 1 else f"{len(steps)} steps ({steps[0]}:{steps[-1]})"

@@ -1,4 +1,4 @@
-"""The timeline of a trace as a picture, as in figure 4 of TPI-LLM.."""
+"""The timeline of a part of a trace as a picture, as in figure 4 of TPI-LLM, below the times of all steps."""
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -10,10 +10,13 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
+from tpiedge.plots.step_strip import draw_strip
 from tpiedge.tracing.chrome import Trace
 from tpiedge.tracing.collection import cannot_write
+from tpiedge.tracing.excerpt import Excerpt
 from tpiedge.tracing.intervals import Interval, clip, rows, total, union
 from tpiedge.tracing.tracer import LANES, TraceEvent
+from tpiedge.units import format_seconds
 
 __all__ = ["draw", "save"]
 
@@ -22,6 +25,9 @@ _WIDTH_INCHES = 16.0
 _LANE_INCHES = 0.4
 _TOP_INCHES = 0.7
 _BOTTOM_INCHES = 0.6
+_STRIP_INCHES = 0.9
+_ABOVE_STRIP_INCHES = 0.55
+_BELOW_STRIP_INCHES = 0.45
 _SIDES = (0.08, 0.95)  # of the width: where the lanes begin and end
 _BAR = 0.84  # of a lane's height
 _GAP = 0.5  # between two nodes, in lanes
@@ -41,19 +47,31 @@ _COLOURS = {
 }
 
 
-def draw(trace: Trace, window: Interval, path: Path) -> None:
-    """Write a PNG with the lanes of every node between two times (seconds). Raises UserError, DiskFull."""
+def draw(trace: Trace, part: Excerpt, path: Path) -> None:
+    """Writes a PNG: the time of every step, and the lanes of every node in the part. Raises UserError, DiskFull."""
     lanes = len(LANES) * len(trace.nodes) + _GAP * (len(trace.nodes) - 1)
-    height = _TOP_INCHES + _LANE_INCHES * lanes + _BOTTOM_INCHES
-    figure = Figure(figsize=(_WIDTH_INCHES, height), dpi=_DPI)
+    strip_bottom = _BOTTOM_INCHES + _LANE_INCHES * lanes + _TOP_INCHES + _BELOW_STRIP_INCHES
+    top = (
+        strip_bottom + _STRIP_INCHES + _ABOVE_STRIP_INCHES
+        if trace.steps
+        else strip_bottom - _BELOW_STRIP_INCHES
+    )
+    figure = Figure(figsize=(_WIDTH_INCHES, top), dpi=_DPI)
     FigureCanvasAgg(figure)
-    left, right = _SIDES
-    axes = figure.add_axes((left, _BOTTOM_INCHES / height, right - left, _LANE_INCHES * lanes / height))
+    if trace.steps:
+        draw_strip(_add_axes(figure, strip_bottom, _STRIP_INCHES), trace, part.steps)
+    axes = _add_axes(figure, _BOTTOM_INCHES, _LANE_INCHES * lanes)
     for place, (rank, events) in enumerate(trace.nodes.items()):
-        _draw_node(axes, rank, events, place * (len(LANES) + _GAP), window)
-    _frame(axes, len(trace.nodes), lanes, window)
-    _mark_steps(axes, trace, window)
+        _draw_node(axes, rank, events, place * (len(LANES) + _GAP), part.window)
+    _frame(axes, len(trace.nodes), lanes, part.window)
+    _mark_steps(axes, trace, part)
     save(figure, path)
+
+
+def _add_axes(figure: Figure, bottom_inches: float, height_inches: float) -> Axes:
+    """Axes as wide as the lanes."""
+    (left, right), top = _SIDES, figure.get_figheight()
+    return figure.add_axes((left, bottom_inches / top, right - left, height_inches / top))
 
 
 def _draw_node(axes: Axes, rank: int, events: Sequence[TraceEvent], top: float, window: Interval) -> None:
@@ -139,6 +157,7 @@ def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:
     axes.set_ylim(lanes, 0)
     axes.set_yticks(list(ticks), list(ticks.values()))
     axes.tick_params(axis="y", length=0)
+    axes.ticklabel_format(axis="x", useOffset=False, style="plain")
     axes.set_xlabel("seconds since the start of the trace")
     for name in ("top", "right", "left"):
         axes.spines[name].set_visible(False)
@@ -149,18 +168,24 @@ def _frame(axes: Axes, nodes: int, lanes: float, window: Interval) -> None:
     )
 
 
-def _mark_steps(axes: Axes, trace: Trace, window: Interval) -> None:
+def _mark_steps(axes: Axes, trace: Trace, part: Excerpt) -> None:
     """A line where each step begins, if there are not too many to tell apart, named where there is room."""
-    starts = {step: start for step, (start, _) in trace.steps.items() if window[0] <= start < window[1]}
-    if len(starts) > _STEPS:
+    if len(part.steps) > _STEPS:
         return
-    free_from = window[0]
-    for step, start in sorted(starts.items()):
-        axes.axvline(start, color="black", linewidth=0.5, alpha=0.4, zorder=0)
-        if start >= free_from:
-            label = f"step {step}"
+    letter_s = _LETTER * (part.end_s - part.start_s)
+    free_from = part.start_s
+    for step in part.steps:
+        start, end = trace.steps[step]
+        if start >= part.start_s:
+            axes.axvline(start, color="black", linewidth=0.5, alpha=0.4, zorder=0)
+        if start < free_from:
+            continue
+        name = f"step {step}"
+        timed = f"{name}, {format_seconds(end - start)}"
+        label = timed if len(timed) * letter_s < end - start else name
+        if start + len(label) * letter_s <= part.end_s:
             axes.text(start, -0.06, label, fontsize=7, ha="left", va="bottom")
-            free_from = start + (len(label) + 1) * _LETTER * (window[1] - window[0])
+            free_from = start + (len(label) + 1) * letter_s
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -1,3 +1,3 @@
-"""What every node did when: `tracer` records, `collection` joins, `intervals` and `summary` make figures, `chrome`
-writes Chrome's trace format.
+"""What every node did when: `tracer` records, `collection` joins, `intervals` and `summary` make figures, `excerpt`
+chooses the part that is looked at, `chrome` writes Chrome's trace format.
 """

@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ _MAX_BYTES = 1 << 30
 #: Bytes of memory that a byte of the file takes while it is read: 6.6 were measured.
 _READING = 8
 _MAX_NODES = 64  # of 'tpiedge run'
+_MAX_STEP = (1 << 32) - 1  # a record's
 _LANE_THREADS = 100
 _NODE_THREADS = len(LANES) * _LANE_THREADS * 10
 
@@ -42,14 +44,14 @@ class Trace:
         """When the last event ends."""
         return max(event.end_s for events in self.nodes.values() for event in events)
 
-    @property
+    @cached_property
     def steps(self) -> Mapping[int, tuple[float, float]]:
-        """From when to when each step was computed, on any node."""
+        """From when to when each step was computed, on any node. Steps that took no time are not there."""
         found: dict[int, tuple[float, float]] = {}
         for event in (event for events in self.nodes.values() for event in events if event.step > 0):
             start, end = found.get(event.step, (math.inf, 0.0))
             found[event.step] = (min(start, event.start_s), max(end, event.end_s))
-        return found
+        return {step: (start, end) for step, (start, end) in found.items() if end > start}
 
 
 def write_trace(path: Path, parts: Iterable[TracePart], origin_s: float) -> None:
@@ -186,6 +188,8 @@ def _event(record: _Record) -> tuple[int, TraceEvent]:
         int(arguments.get("step", -1)),
         int(arguments.get("bytes", 0)),
     )
+    if not -1 <= event.step <= _MAX_STEP:
+        raise ValueError(f"an event of step {event.step}")
     return rank, event
 
 

@@ -63,9 +63,12 @@ def test_what_is_no_trace(fails, tmp_path, content, expected):
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
-        (("--steps", "2"), "--steps 2-2 leaves nothing: the trace has no steps"),
-        (("--steps", "5-2"), "'5-2' is neither a step nor a range of steps"),
+        (("--steps", "2"), "good.json has no steps: choose a part of it by --from and --to"),
+        (("--steps", ":"), "--steps :: "),
+        (("--steps", "5:2"), "'--steps': '5:2' ends before it begins: write 2:5"),
+        (("--steps", "2-5"), "'2-5' is neither a step nor a range of steps: write 40, 40:44, 40: or :44"),
         (("--steps", "two"), "'two' is neither a step nor a range of steps"),
+        (("--steps", ""), "'' is neither a step nor a range of steps"),
         (("--steps", "2", "--to", 3), "give either --steps or --from and --to"),
         (("--from", 6), "--from 6 leaves nothing: the trace goes from 0 to 6.000 s"),
         (("--from", 3, "--to", 2), "--from 3 --to 2 leaves nothing"),
@@ -78,6 +81,17 @@ def test_what_is_no_trace(fails, tmp_path, content, expected):
 )
 def test_what_cannot_be_shown(fails, good, flags, expected):
     assert expected in fails("trace", good, *flags)
+
+
+@pytest.mark.parametrize("asked", ["0", "0:7", "5", "9:12", "10:", ":10"])
+def test_steps_outside_of_the_trace(fails, good, asked):
+    """Of steps 6 to 9. A picture is not begun."""
+    args = [{"kind": "up", "step": step} for step in range(6, 10)]
+    events = [{**EVENT, "ts": 5e6 * place, "args": given} for place, given in enumerate(args)]
+    good.write_text(json.dumps({"traceEvents": events, "otherData": {"tpiedge_dropped": {}}}))
+    line = fails("trace", good, "--steps", asked, "--png", good.parent / "x.png")
+    assert line == f"--steps {asked}: {good} has steps 6:9: stay within them, as in --steps 7:9"
+    assert list(good.parent.iterdir()) == [good]
 
 
 @pytest.mark.parametrize("name", ["good.json", "./good.json", "link"])

@@ -175,6 +175,8 @@ def file_with(*events: object) -> str:
         (file_with({**GOOD, "ts": 10**400}), "OverflowError"),
         (file_with({**GOOD, "ts": "soon"}), "ValueError"),
         (file_with({**GOOD, "args": None}), "TypeError"),
+        (file_with({**GOOD, "args": {"kind": "up", "step": 1 << 32}}), "an event of step 4294967296"),
+        (file_with({**GOOD, "args": {"kind": "up", "step": -2}}), "an event of step -2"),
         (file_with({**GOOD, "pid": None}), "TypeError"),
     ],
 )
