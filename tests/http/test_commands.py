@@ -97,7 +97,7 @@ def test_a_lost_worker_ends_the_command_with_its_cause(command, service):
 
 def test_a_refusal_of_the_master_is_the_users_error(command):
     with pytest.raises(UserError, match="context"):
-        command(chat, "--prompt", "hi", "--max-tokens", "100000")
+        command(chat, "--prompt", "once " * 2000)
 
 
 def test_another_key_is_asked_for(serve):

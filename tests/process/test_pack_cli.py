@@ -318,7 +318,7 @@ def test_a_chat_through_a_pipe(tpiedge, generate, text_model):
     first, second, cleared = ended.out.splitlines()
     once = generate("--model", text_model, "--raw", "--prompt", "ba be ", "--max-tokens", 5)
     assert first == once["text"]
-    twice = generate("--model", text_model, "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
+    twice = generate("--model", text_model, "--raw", "--prompt", f"ba be {first} bi bo ", "--max-tokens", 5)
     assert second == twice["text"]
     assert cleared == first
 

@@ -113,6 +113,7 @@ class Api:
             "created": model.created,
             "owned_by": "tpiedge",
             "context_length": model.context_tokens,
+            "also_called": list(model.also_called),
         }
 
 

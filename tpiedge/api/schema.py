@@ -23,6 +23,7 @@ _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
 _MAX_TOKENS = 2**32 - 1
 _COMPLETION_TOKENS = 16  # OpenAI's default
+_ANSWER_TOKENS = 2048  # a model that never comes to an end is stopped
 
 _IGNORED = (
     "user",
@@ -70,7 +71,7 @@ def read_completion(
     given = fields.raw("prompt")
     ignore_eos = _rest(fields)
     prompt = _prompt_ids(given, fields, service)
-    limit = _limit("prompt", "max_tokens", maximum, len(prompt), service)
+    limit = _limit("prompt", maximum, len(prompt), service)
     return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
 
 
@@ -86,7 +87,7 @@ def read_chat(
         raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
     logprobs = (top or 0) if wanted else None
     reply = _reply(fields, logprobs, chat=True)
-    key, maximum = _chat_tokens(fields)
+    maximum = _chat_tokens(fields)
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     _only_text(fields)
     variables = _template_variables(fields)
@@ -94,7 +95,7 @@ def read_chat(
     ignore_eos = _rest(fields)
     check_characters("messages", sum(len(message["content"]) for message in messages), service)
     prompt = _render(messages, variables, service)
-    limit = _limit("messages", key, maximum, len(prompt), service)
+    limit = _limit("messages", maximum, len(prompt), service)
     return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
 
 
@@ -161,13 +162,13 @@ def _prompt_ids(value: object, fields: BodyFields, service: Service) -> tuple[in
     return tuple(value)
 
 
-def _chat_tokens(fields: BodyFields) -> tuple[str, int | None]:
-    """(the field's name, its value): the old and the new name of the same limit."""
+def _chat_tokens(fields: BodyFields) -> int | None:
+    """The limit of the answer, by the old or the new name of the field."""
     old = fields.integer("max_tokens", None, 1, _MAX_TOKENS)
     new = fields.integer("max_completion_tokens", None, 1, _MAX_TOKENS)
     if old is not None and new is not None and old != new:
         raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
-    return ("max_tokens", old) if new is None else ("max_completion_tokens", new)
+    return old if new is None else new
 
 
 def _only_text(fields: BodyFields) -> None:
@@ -204,22 +205,18 @@ def _render(
     return encode(text, service, "messages", add_special=False)
 
 
-def _limit(prompt: str, key: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Tokens of the answer: what was asked for, which must fit, or all that fits. `prompt` and `key` name fields."""
+def _limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
+    """Tokens of the answer: what was asked for, or the usual number, as far as they fit. `prompt` names a field."""
     if not prompt_tokens:
         raise refused("the prompt is empty: give at least one token", prompt)
     if prompt_tokens > MAX_PROMPT_TOKENS:
         message = f"the prompt has {prompt_tokens} tokens; a request may have {MAX_PROMPT_TOKENS}"
         raise refused(message, prompt, "context_length_exceeded")
     room = service.max_sequence - prompt_tokens
-    if room < 1 or (maximum or 0) > room:
-        asked = f" and {maximum} for the answer" if maximum is not None else ""
-        raise refused(
-            f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}{asked}",
-            prompt if room < 1 else key,
-            "context_length_exceeded",
-        )
-    return room if maximum is None else maximum
+    if room < 1:
+        message = f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}"
+        raise refused(message, prompt, "context_length_exceeded")
+    return min(room, maximum or _ANSWER_TOKENS)
 
 
 def _request(

@@ -1,22 +1,22 @@
 """An interactive chat with a local cluster."""
 
-import sys
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import converse
+from tpiedge.cli.conversation import ANSWER_TOKENS, Message, Settings, Spoken, TooLong, converse
 from tpiedge.cli.options import Ending
-from tpiedge.local.answer import Answer, collect
+from tpiedge.local.answer import collect
 from tpiedge.local.cluster import LocalCluster
 from tpiedge.local.launch import Layout, check_context, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel
+from tpiedge.local.usual_context import said_of_context, usual_context
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["chat"]
-
-_CONTEXT = 4096
 
 
 def chat(
@@ -25,20 +25,23 @@ def chat(
     context: int | None,
     ending: Ending,
     sampling: Sampling,
+    system: str | None,
     traces: tuple[Path, ...] = (),
 ) -> None:
     """Start a cluster and answer messages from standard input until its end. `traces` as in ClusterSpec."""
-    limit = model.context_tokens
-    capacity = min(_CONTEXT, limit) if context is None else check_context(model, context)
     _ = model.template  # a model without one is refused before anything starts
+    if context is None:
+        capacity = usual_context(model, layout)
+        click.echo(said_of_context(model, capacity), err=True)
+    else:
+        capacity = check_context(model, context)
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity, traces) as cluster:
-        conversation = _LocalConversation(cluster, model, capacity, ending, sampling)
-        converse(conversation.turn, conversation.clear)
+        converse(_LocalSpeaker(cluster, model, capacity, ending, sampling), system)
 
 
-class _LocalConversation:
-    """The messages so far. The KV cache keeps the common prefix of the turns."""
+class _LocalSpeaker:
+    """A `Speaker`. The KV cache keeps the common prefix of the turns."""
 
     def __init__(
         self,
@@ -48,56 +51,44 @@ class _LocalConversation:
         ending: Ending,
         sampling: Sampling,
     ) -> None:
+        self.name = model.name
         self._cluster = cluster
         self._model = model
         self._capacity = capacity
         self._ending = ending
         self._sampling = sampling
-        self._messages: list[dict[str, str]] = []
         self._turns = count(1)
 
-    def clear(self) -> None:
-        """Forget the messages so far."""
-        self._messages.clear()
-
-    def turn(self, text: str) -> None:
-        """One message and its answer; a message without an answer is forgotten."""
-        messages = [*self._messages, {"role": "user", "content": text}]
+    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
         prompt = self._model.message_ids(messages)
         if len(prompt) >= self._capacity:
-            click.echo(
+            raise TooLong(
                 f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
-                "again with a larger --context",
-                err=True,
+                "again with a larger --context"
             )
-            return
-        answer = self._speak(prompt)
-        if answer is not None:
-            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
-
-    def _speak(self, prompt: tuple[int, ...]) -> Answer | None:
-        """The answer, shown as it comes; None if the user stopped it."""
+        sampling, tokens = self._set(settings)
         request = GenerationRequest(
             id=f"turn-{next(self._turns)}",
             prompt_ids=prompt,
-            max_tokens=min(self._ending.max_tokens, self._capacity - len(prompt)),
-            sampling=self._sampling,
+            max_tokens=min(tokens, self._capacity - len(prompt)),
+            sampling=sampling,
             stop_ids=self._model.config.eos_ids,
             ignore_eos=self._ending.ignore_eos,
             keep_prefix=True,
         )
-        try:
-            answer = collect(
-                self._cluster,
-                request,
-                self._model.tokenizer,
-                self._ending.strings,
-                lambda text: click.echo(text, nl=False),
-            )
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
-            click.echo(" [stopped]")
-            return None
-        click.echo()
-        return answer
+        answer = collect(self._cluster, request, self._model.tokenizer, self._ending.strings, show)
+        return Spoken(answer.text, answer.finish_reason)
+
+    def _set(self, settings: Settings) -> tuple[Sampling, int]:
+        """How tokens are drawn, and how many at most, after what /set changed."""
+        usual = self._sampling
+        sampling = replace(
+            usual,
+            temperature=settings.get("temperature", usual.temperature),
+            top_k=int(settings.get("top_k", usual.top_k)),
+            top_p=settings.get("top_p", usual.top_p),
+            min_p=settings.get("min_p", usual.min_p),
+            repetition_penalty=settings.get("repetition_penalty", usual.repetition_penalty),
+            seed=int(settings.get("seed", usual.seed)),
+        )
+        return sampling, int(settings.get("max_tokens", self._ending.max_tokens or ANSWER_TOKENS))

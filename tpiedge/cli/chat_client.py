@@ -1,19 +1,22 @@
 """`tpiedge chat`: a conversation with a running master, over its HTTP API."""
 
 import json
-import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import converse
-from tpiedge.cli.path_options import state_option
+from tpiedge.cli.conversation import Message, Settings, Spoken, converse
+from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.reach import MasterClient, url_of
 from tpiedge.cli.types import Number
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
+from tpiedge.local.catalogue import packs_of
+from tpiedge.local.pack_label import load_label
+from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.sanitise import sanitised
 
 __all__ = ["chat"]
@@ -29,9 +32,10 @@ class _Answer:
 @click.command()
 @click.option("--url", help="Of the master.  [default: the one on this computer, or http://127.0.0.1:8080]")
 @click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where the master wants one.")
+@click.option("--model", help="Talk to this model only.  [default: whatever the master serves]")
 @click.option("--prompt", help="One message instead of a conversation.")
 @click.option("--system", help="What the model is told first.")
-@click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: what fits]")
+@click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: 2048, as far as they fit]")
 @click.option(
     "--temperature", type=Number(0, 2), help="0 is greedy.  [default: the model's, like the next four]"
 )
@@ -42,9 +46,11 @@ class _Answer:
 @click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="For the same answer again.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object (with --prompt).")
 @state_option
+@cache_option
 def chat(
     url: str | None,
     api_key: str | None,
+    model: str | None,
     prompt: str | None,
     system: str | None,
     max_tokens: int | None,
@@ -56,6 +62,7 @@ def chat(
     seed: int | None,
     as_json: bool,
     state: Path | None,
+    cache: Path | None,
 ) -> None:
     """Talk to a running master."""
     if as_json and prompt is None:
@@ -70,70 +77,79 @@ def chat(
         "seed": seed,
     }
     with MasterClient(url_of(url, state), api_key) as master:
-        conversation = _MasterConversation(master, system, options)
+        speaker = _MasterSpeaker(master, _served(master, model, cache), options)
         if prompt is None:
-            converse(conversation.turn, conversation.clear)
+            converse(speaker, system)
         else:
-            conversation.once(prompt, as_json)
+            _once(speaker, system, prompt, as_json)
 
 
-class _MasterConversation:
-    """The messages so far; the master keeps the common prefix of the turns in its cache."""
+class _MasterSpeaker:
+    """A `Speaker`. The master keeps the common prefix of the turns in its cache."""
 
-    def __init__(self, master: MasterClient, system: str | None, options: Mapping[str, object]) -> None:
+    def __init__(self, master: MasterClient, model: str, options: Mapping[str, object]) -> None:
+        self.name = model
         self._master = master
-        self._model = _model_of(master)
         self._options = {name: value for name, value in options.items() if value is not None}
-        self._start = [] if system is None else [{"role": "system", "content": system}]
-        self._messages = list(self._start)
 
-    def clear(self) -> None:
-        """Begin again."""
-        self._messages = list(self._start)
+    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+        answer = self.ask(messages, settings, show)
+        return Spoken(answer.text, answer.finish_reason)
 
-    def once(self, prompt: str, as_json: bool) -> None:
+    def ask(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> _Answer:
+        """As `speak`, with the master's count of tokens."""
         answer = _Answer()
-        self._ask([*self._start, {"role": "user", "content": prompt}], answer, show=not as_json)
-        if not as_json:
-            click.echo()
-            return
-        record = {"model": self._model, "text": answer.text, "finish_reason": answer.finish_reason}
-        click.echo(json.dumps(record | {"usage": answer.usage}))
-
-    def turn(self, text: str) -> None:
-        """One message and its answer; a message without a whole answer is forgotten."""
-        messages = [*self._messages, {"role": "user", "content": text}]
-        answer = _Answer()
-        try:
-            self._ask(messages, answer, show=True)
-        except KeyboardInterrupt:
-            if not sys.stdin.isatty():
-                raise
-            click.echo(" [stopped]")
-        except (PeerError, UserError) as error:
-            if not sys.stdin.isatty():
-                raise
-            click.echo(("\n" if answer.text else "") + f"tpiedge: {error}", err=True)
-        else:
-            click.echo()
-            self._messages = [*messages, {"role": "assistant", "content": answer.text}]
-
-    def _ask(self, messages: list[dict[str, str]], answer: _Answer, *, show: bool) -> None:
-        body = {"model": self._model, "messages": messages, "stream": True} | self._options
+        body = {"model": self.name, "messages": messages, "stream": True} | self._options | dict(settings)
         body["stream_options"] = {"include_usage": True}
         with self._master.stream("/v1/chat/completions", body) as events:
             for event in events:
                 text = _take(event, answer)
-                if text and show:
-                    click.echo(sanitised(text, "\n\t"), nl=False)
+                if text:
+                    show(text)
+        return answer
 
 
-def _model_of(master: MasterClient) -> str:
-    """The one model that a master serves."""
+def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: bool) -> None:
+    """One message and its answer."""
+
+    def show(text: str) -> None:
+        if not as_json:
+            click.echo(sanitised(text, "\n\t"), nl=False)
+
+    start = [] if system is None else [{"role": "system", "content": system}]
+    answer = speaker.ask([*start, {"role": "user", "content": prompt}], {}, show)
+    if not as_json:
+        click.echo()
+        return
+    record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
+    click.echo(json.dumps(record | {"usage": answer.usage}))
+
+
+def _served(master: MasterClient, wanted: str | None, cache: Path | None) -> str:
+    """What the master calls its one model. Raises UserError where that is not the one of --model."""
     match master.get("/v1/models"):
-        case {"data": [{"id": str(name)}, *_]}:
-            return name
-    raise UserError("there is no model: is that a master of tpiedge?")
+        case {"data": [{"id": str(served), **more}, *_]}:
+            names = {served, *_strings(more.get("also_called"))}
+        case _:
+            raise UserError("there is no model: is that a master of tpiedge?")
+    if wanted is not None and not names & _names(wanted, cache):
+        raise UserError(
+            f"the master serves {sanitised(served)}, not {wanted}: leave --model out, or start another"
+        )
+    return served
+
+
+def _strings(value: object) -> list[str]:
+    return [one for one in value if isinstance(one, str)] if isinstance(value, list) else []
+
+
+def _names(wanted: str, cache: Path | None) -> set[str]:
+    """What the model of --model is called, too, as far as this computer knows."""
+    hub_name = parse_hub_name(wanted)
+    names = {wanted, *([str(hub_name)] if hub_name else [])}
+    with suppress(UserError):  # another computer's model
+        names |= {load_label(path).name for path in packs_of(wanted, cache)}
+    return names
 
 
 def _take(event: str, answer: _Answer) -> str:

@@ -1,33 +1,204 @@
-"""What the two chats have in common: the keyboard."""
+"""What the two chats have in common: messages and answers, and the commands that begin with a slash."""
 
+import json
+import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
 
 import click
 
-__all__ = ["converse"]
+from tpiedge.cli.answer_text import LoopWatch
+from tpiedge.cli.keyboard import Keyboard, keyboard
+from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
+from tpiedge.errors import PeerError, UserError
+from tpiedge.sanitise import sanitised
+from tpiedge.wire.fields import Range
 
-_HELP = "Type a message and Enter. /clear forgets the conversation, /exit or Ctrl-D ends it, Ctrl-C stops an answer."
+__all__ = ["ANSWER_TOKENS", "Conversation", "Message", "Settings", "Speaker", "Spoken", "TooLong", "converse"]
+
+ANSWER_TOKENS = 2048
+"""Of an answer for which nobody gave another number: a model that never comes to an end is stopped."""
+
+_HELP = """\
+Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one message.
+/clear          forget the conversation
+/system TEXT    what the model is told first; without TEXT: nothing more
+/set NAME VALUE {names}
+/set            what is set
+/save FILE      write the conversation as JSON
+/bye            end (Ctrl-D); Ctrl-C stops an answer"""
+
+_WHOLE = (int, "a whole number")
+_NUMBER = (float, "a number")
+_SETTINGS: Mapping[str, tuple[Range, tuple[type, str]]] = {
+    "temperature": (Range(0.0, 2.0), _NUMBER),
+    "top_k": (Range(0, MAX_TOP_K), _WHOLE),
+    "top_p": (TOP_P, _NUMBER),
+    "min_p": (MIN_P, _NUMBER),
+    "repetition_penalty": (REPETITION_PENALTY, _NUMBER),
+    "seed": (Range(0, MAX_SEED), _WHOLE),
+    "max_tokens": (Range(1, 2**32 - 1), _WHOLE),
+}
+_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
+
+Message = dict[str, str]
+Settings = Mapping[str, float]
+"""What /set changed, by name."""
 
 
-def converse(turn: Callable[[str], None], clear: Callable[[], None]) -> None:
-    """Call `turn` with every message from standard input, until its end or /exit."""
-    if sys.stdin.isatty():
-        click.echo(_HELP, err=True)
-    while (line := _read_line()) is not None and line.strip() != "/exit":
-        if line.strip() == "/clear":
-            clear()
-        elif line.strip():
-            turn(line)
+class TooLong(UserError):
+    """The conversation does not fit into the context; a shorter one would."""
 
 
-def _read_line() -> str | None:
-    """One line of the user; None at the end of input or on Ctrl-C at the prompt."""
-    if not sys.stdin.isatty():
-        line = sys.stdin.readline()
-        return line.rstrip("\n") if line else None
-    try:
-        return input("> ")
-    except (EOFError, KeyboardInterrupt):
+@dataclass(frozen=True)
+class Spoken:
+    """An answer, and why it ended: "stop", or "length" for the number of tokens."""
+
+    text: str
+    finish_reason: str | None
+
+
+class Speaker(Protocol):
+    """A model that answers."""
+
+    name: str
+
+    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+        """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
+        ...
+
+
+def converse(speaker: Speaker, system: str | None) -> None:
+    """A conversation with standard input, until its end or /bye."""
+    keys = keyboard()
+    if keys.interactive:
+        click.echo(
+            f"talking to {sanitised(speaker.name)}; /help lists commands, /bye or Ctrl-D ends", err=True
+        )
+    conversation = Conversation(speaker, keys, system)
+    while (text := keys.read()) is not None and conversation.take(text):
+        pass
+
+
+class Conversation:
+    """The messages so far. A message without a whole answer is forgotten."""
+
+    def __init__(self, speaker: Speaker, keys: Keyboard, system: str | None) -> None:
+        self._speaker = speaker
+        self._keys = keys
+        self._system = system
+        self._messages: list[Message] = []
+        self._settings: dict[str, float] = {}
+
+    def take(self, text: str) -> bool:
+        """A message or a command; false where that ends the conversation."""
+        command = _COMMAND.fullmatch(text.strip())
+        if command is None:
+            if text.strip():
+                self._answer(text)
+            return True
+        name, rest = command[1], (command[2] or "").strip()
+        if name in ("bye", "exit"):
+            return False
+        try:
+            self._obey(name, rest)
+        except UserError as error:
+            _tell(str(error))
+        return True
+
+    def _obey(self, name: str, rest: str) -> None:
+        match name:
+            case "help" | "?":
+                click.echo(_HELP.format(names=", ".join(_SETTINGS)), err=True)
+            case "clear":
+                self._messages.clear()
+            case "system":
+                self._system = rest or None
+            case "set":
+                self._set(rest)
+            case "save":
+                self._save(rest)
+            case _:
+                raise UserError(f"there is no command /{name}: /help lists them")
+
+    def _set(self, rest: str) -> None:
+        name, _, value = rest.partition(" ")
+        if name:
+            key = name.replace("-", "_")
+            self._settings[key] = _parsed(key, value.strip())
+        elif not self._settings:
+            _tell("nothing is set: all is as usual for the model")
+        else:
+            _tell(", ".join(f"{one} {value}" for one, value in self._settings.items()))
+
+    def _save(self, name: str) -> None:
+        if not name:
+            raise UserError("/save needs the name of a file, like /save chat.json")
+        record = {"model": self._speaker.name, "messages": self._with_system()}
+        try:
+            with open(Path(name).expanduser(), "x", encoding="utf-8") as file:
+                json.dump(record, file, indent=1, ensure_ascii=False)
+        except FileExistsError:
+            raise UserError(f"{name} is there already: give another name") from None
+        except (OSError, ValueError) as error:
+            raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from None
+        _tell(f"saved {len(self._messages)} messages to {name}")
+
+    def _with_system(self) -> list[Message]:
+        return [*([_message("system", self._system)] if self._system else []), *self._messages]
+
+    def _answer(self, text: str) -> None:
+        messages = [*self._with_system(), _message("user", text)]
+        watch, wrap = LoopWatch(), self._keys.wrap()
+
+        def show(given: str) -> None:
+            piece = sanitised(given, "\n\t")
+            click.echo(wrap.push(piece) if wrap else piece, nl=False)
+            if watch.push(piece) and self._keys.interactive:
+                _tell("\nthe model repeats itself: Ctrl-C stops it, /set repetition_penalty 1.1 may help")
+
+        try:
+            with self._keys.waiting():
+                spoken = self._speaker.speak(messages, self._settings, show)
+        except KeyboardInterrupt:
+            if not self._keys.interactive:
+                raise
+            click.echo(" [stopped]")
+            return
+        except (PeerError, UserError) as error:
+            if not self._keys.interactive and not isinstance(error, TooLong):
+                raise
+            if watch.text_seen:
+                click.echo()
+            _tell(f"tpiedge: {error}")
+            return
         click.echo()
-        return None
+        if spoken.finish_reason == "length" and self._keys.interactive:
+            _tell("[cut: the answer has as many tokens as it may; /set max_tokens allows more]")
+        self._messages += [_message("user", text), _message("assistant", spoken.text)]
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def _parsed(name: str, value: str) -> float:
+    """The number that /set gives a setting. Raises UserError."""
+    if name not in _SETTINGS:
+        raise UserError(f"/set knows {', '.join(_SETTINGS)}, not {sanitised(name)[:40]}")
+    allowed, (kind, words) = _SETTINGS[name]
+    try:
+        number: float = kind(value)
+    except ValueError:
+        raise UserError(f"/set {name} needs {words}, like /set {name} {allowed.high:g}") from None
+    if not allowed.low <= number <= allowed.high:
+        raise UserError(f"/set {name}: give {words} from {allowed.low:g} to {allowed.high:g}")
+    return number
+
+
+def _tell(line: str) -> None:
+    sys.stdout.flush()
+    click.echo(line, err=True)

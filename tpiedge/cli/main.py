@@ -67,7 +67,11 @@ VERBS = (
         "tpiedge.cli.pull:pull",
         "Fetch MODEL from the hub: org/name, org/name@revision, or an alias (`tpiedge ls --all`).",
     ),
-    ("ls", "tpiedge.cli.models:ls", "List the models that were pulled and the packs in the cache."),
+    (
+        "ls",
+        "tpiedge.cli.models:ls",
+        "List the models that were pulled and the packs in the cache, by the names that every verb takes.",
+    ),
     ("show", "tpiedge.cli.models:show", "Say what is known of MODEL: shape, size, terms, where it lies."),
     ("rm", "tpiedge.cli.models:rm", "Delete MODEL from the cache: what was pulled, and its packs."),
     (

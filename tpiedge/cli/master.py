@@ -42,9 +42,10 @@ from tpiedge.joining.tokens import JoinToken
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
-from tpiedge.local.launch import check_context, model_facts_of
+from tpiedge.local.launch import Layout, check_context, model_facts_of
 from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.local.usual_context import said_of_context, usual_context
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
@@ -61,7 +62,6 @@ from tpiedge.wire.weights import Keeping
 __all__ = ["master"]
 
 _HTTP_PORT = 8080
-_CONTEXT = 4096
 _REPORT_S = 60.0
 _MOST_S = 1e9
 _ANYWHERE = "0.0.0.0"
@@ -106,7 +106,9 @@ class _Flags:
 @click.option("--threads", type=click.IntRange(1, 1024), help="Of rank 0.  [default: the cores]")
 @arithmetic_options
 @kv_option
-@click.option("--context", type=int, help=f"Positions of the KV cache.  [default: up to {_CONTEXT}]")
+@click.option(
+    "--context", type=int, help="Positions of the KV cache.  [default: the model's own, where memory allows]"
+)
 @collective_option
 @wire_option
 @click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
@@ -208,9 +210,7 @@ def _serving(
     flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path
 ) -> Iterator[tuple[Master, ApiServer]]:
     """The running parts, put together; ended in reverse order."""
-    capacity = check_context(
-        model, min(_CONTEXT, model.context_tokens) if flags.context is None else flags.context
-    )
+    capacity = _capacity(flags, model)
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
@@ -261,6 +261,16 @@ def _serving(
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
         yield running, api
+
+
+def _capacity(flags: _Flags, model: PreparedModel) -> int:
+    """--context, or what this machine has room for; which one it is, is said. Raises UserError."""
+    if flags.context is not None:
+        return check_context(model, flags.context)
+    alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
+    tokens = usual_context(model, alone)
+    click.echo(said_of_context(model, tokens), err=True)
+    return tokens
 
 
 def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> RankZeroSettings:

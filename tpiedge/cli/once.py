@@ -26,6 +26,7 @@ class Prompt:
     """What to continue, and how."""
 
     ids: tuple[int, ...]
+    max_tokens: int
     ending: Ending
     sampling: Sampling
     logprobs: bool
@@ -42,7 +43,7 @@ def once(
     """Start a cluster for the prompt, print the answer, end the cluster. Raises UserError before anything starts.
 
     `traces` as in ClusterSpec."""
-    capacity = positions(model, context, prompt.ids, prompt.ending.max_tokens)
+    capacity = positions(model, context, prompt.ids, prompt.max_tokens)
     tokenizer = model.tokenizer if model.has_tokenizer else None
     if tokenizer is None and prompt.ending.strings:
         raise UserError(f"--stop needs a tokenizer, which {model.name} lacks")

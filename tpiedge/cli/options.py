@@ -41,14 +41,17 @@ _TOO_LARGE = 1 << 63
 
 @dataclass(frozen=True)
 class Ending:
-    """When an answer ends: after so many tokens, before any of these strings, at an end token. Checked when made."""
+    """When an answer ends: after so many tokens (None: as usual), before any of these strings, at an end token.
 
-    max_tokens: int
+    Checked when made.
+    """
+
+    max_tokens: int | None
     strings: tuple[str, ...]
     ignore_eos: bool
 
     def __post_init__(self) -> None:
-        if not 1 <= self.max_tokens < _TOKEN_IDS:
+        if self.max_tokens is not None and not 1 <= self.max_tokens < _TOKEN_IDS:
             raise UserError(f"--max-tokens {self.max_tokens} is out of range: 1 to {_TOKEN_IDS - 1}")
         if "" in self.strings:
             raise UserError("--stop is empty: leave it out, or give some text")

@@ -1,11 +1,13 @@
 """`tpiedge run`: a whole local cluster for one prompt, or for a chat."""
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
 from tpiedge.cli.chat import chat
+from tpiedge.cli.conversation import ANSWER_TOKENS
 from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
@@ -33,6 +35,8 @@ from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, Wir
 
 __all__ = ["run"]
 
+_CONTINUED_TOKENS = 128
+
 
 @click.command()
 @click.option(
@@ -53,7 +57,11 @@ __all__ = ["run"]
 @kv_option
 @click.option("--memory", type=MEMORY, help="Limit per node; weights that do not fit stream from disk.")
 @keeping_options
-@click.option("--context", type=int, help="Positions of the KV cache.  [default: as needed; 4096 in a chat]")
+@click.option(
+    "--context",
+    type=int,
+    help="Positions of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
+)
 @click.option(
     "--prompt",
     help="One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
@@ -61,8 +69,13 @@ __all__ = ["run"]
 @click.option(
     "--raw", is_flag=True, help="--prompt is text to continue, also for a model with a chat template."
 )
+@click.option("--system", help="What the model is told first, in a chat.")
 @click.option("--prompt-ids", help="Token ids to continue: 1,2,3.")
-@click.option("--max-tokens", type=int, default=128, show_default=True)
+@click.option(
+    "--max-tokens",
+    type=int,
+    help=f"Of an answer.  [default: {_CONTINUED_TOKENS} of continued text, {ANSWER_TOKENS} of a chat]",
+)
 @click.option("--stop", multiple=True, help="End before this text; repeatable.")
 @click.option("--ignore-eos", is_flag=True, help="Go on after the end-of-text token.")
 @click.option("--prompt-logprobs", is_flag=True, help="Report the prompt's own log probabilities (--json).")
@@ -95,8 +108,9 @@ def run(
     context: int | None,
     prompt: str | None,
     raw: bool,
+    system: str | None,
     prompt_ids: str | None,
-    max_tokens: int,
+    max_tokens: int | None,
     stop: tuple[str, ...],
     ignore_eos: bool,
     prompt_logprobs: bool,
@@ -107,40 +121,62 @@ def run(
 ) -> None:
     """Answer a prompt with a cluster of local processes."""
     # Packing may take long: refuse before it what can be refused.
-    if raw and prompt is None:
-        raise UserError("--raw says how --prompt is meant: give one")
-    _check_together(prompt, prompt_ids, as_json, prompt_logprobs, sampling_flags["logprobs"])
+    asked = _Asked(prompt, raw, system, token_ids(prompt_ids) if prompt_ids is not None else None)
+    _check_json(asked, as_json, prompt_logprobs, sampling_flags["logprobs"])
     testbed = emulated(testbed_name, None if is_default("nodes") else nodes)
     nodes = len(testbed.devices) if testbed else nodes
     layout = Layout(nodes, shares, threads, memory, keeping_of(window, pin, io), testbed, collective, wire)
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)
-    ids = token_ids(prompt_ids) if prompt_ids is not None else None
     with recording(trace, nodes) as traces:
         model = prepare(model_name, precision, compute, cache, kv)
         check_sampling(sampling, model.config.vocab_size)
-        if ids is None and prompt is not None:
-            ids = _ids(model, prompt, raw)
-        if ids is None:
-            chat(model, layout, context, ending, with_usual(sampling, model.usual_sampling), traces)
-        else:
-            once(model, layout, context, Prompt(ids, ending, sampling, prompt_logprobs), as_json, traces)
+        if asked.chats:
+            usual = with_usual(sampling, model.usual_sampling)
+            chat(model, layout, context, ending, usual, system, traces)
+            return
+        found, tokens = asked.tokens(model)
+        wanted = Prompt(found, ending.max_tokens or tokens, ending, sampling, prompt_logprobs)
+        once(model, layout, context, wanted, as_json, traces)
 
 
-def _ids(model: PreparedModel, prompt: str, raw: bool) -> tuple[int, ...]:
-    """The tokens of --prompt: of a message, or of text to continue. Raises UserError."""
-    if not raw and prompt and model.has_template:
-        return model.message_ids([{"role": "user", "content": prompt}])
-    return tuple(model.tokenizer.encode(prompt))
+@dataclass(frozen=True)
+class _Asked:
+    """What the flags give the model: a message, or text or tokens to continue; with none of them, a chat."""
+
+    prompt: str | None
+    raw: bool
+    system: str | None
+    ids: tuple[int, ...] | None
+
+    def __post_init__(self) -> None:
+        if self.prompt is not None and self.ids is not None:
+            raise UserError("give either --prompt or --prompt-ids, not both")
+        if self.raw and self.prompt is None:
+            raise UserError("--raw says how --prompt is meant: give one")
+        if self.system is not None and (self.raw or self.ids is not None):
+            raise UserError("--system goes before a message: not with --raw or --prompt-ids")
+
+    @property
+    def chats(self) -> bool:
+        return self.prompt is None and self.ids is None
+
+    def tokens(self, model: PreparedModel) -> tuple[tuple[int, ...], int]:
+        """The tokens, and how many an answer has where nobody says. Raises UserError."""
+        if self.ids is not None:
+            return self.ids, _CONTINUED_TOKENS
+        prompt = self.prompt or ""
+        if prompt and not self.raw and model.has_template:
+            start = [{"role": "system", "content": self.system}] if self.system else []
+            return model.message_ids([*start, {"role": "user", "content": prompt}]), ANSWER_TOKENS
+        if self.system is not None:
+            raise UserError(f"--system goes before a message, for which {model.name} has no chat template")
+        return tuple(model.tokenizer.encode(prompt)), _CONTINUED_TOKENS
 
 
-def _check_together(
-    prompt: str | None, prompt_ids: str | None, as_json: bool, prompt_logprobs: bool, logprobs: int
-) -> None:
-    if prompt is not None and prompt_ids is not None:
-        raise UserError("give either --prompt or --prompt-ids, not both")
-    if as_json and prompt is None and prompt_ids is None:
+def _check_json(asked: _Asked, as_json: bool, prompt_logprobs: bool, logprobs: int) -> None:
+    if as_json and asked.chats:
         raise UserError("--json needs --prompt or --prompt-ids")
     if (prompt_logprobs or logprobs) and not as_json:
         raise UserError("--logprobs and --prompt-logprobs need --json, which prints them")

@@ -14,7 +14,7 @@ def test_an_interrupt_is_not_an_input_that_has_ended(tmp_path, monkeypatch, end,
     def ask(_prompt):
         raise end
 
-    monkeypatch.setattr("tpiedge.cli.models.packs_of", lambda *_: [tmp_path / "pack"])
+    monkeypatch.setattr("tpiedge.cli.models.packs_of", lambda *_: [tmp_path / "packs" / "one"])
     monkeypatch.setattr("click.termui.visible_prompt_func", ask)
     with pytest.raises(expected):
         rm.main(["demo", "--cache", str(tmp_path)], standalone_mode=False)

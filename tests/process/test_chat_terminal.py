@@ -1,0 +1,155 @@
+"""The chat on a real terminal: what is typed, pasted, called back and stopped."""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pexpect
+import pyte
+import pytest
+
+from tests.process.command import COMMAND
+
+# A terminal that answers no questions about its cursor is not waited for.
+_ENVIRONMENT = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+_PASTE = "\x1b[200~{}\x1b[201~"
+_UP = "\x1b[A"
+_COLUMNS = 60
+_LINES = 40
+_LIMIT_S = 60
+
+
+class Terminal:
+    """A terminal of 60 columns in which `tpiedge run` talks to the model."""
+
+    def __init__(self, model: Path, folder: Path) -> None:
+        flags = ["--threads", "1", "--temperature", "0", "--max-tokens", "6", "--ignore-eos"]
+        self.folder = folder
+        self.child = pexpect.spawn(
+            COMMAND,
+            ["run", "--model", str(model), *flags],
+            env=os.environ | _ENVIRONMENT,
+            cwd=folder,
+            encoding="utf-8",
+            dimensions=(_LINES, _COLUMNS),
+        )
+        self._screen = pyte.HistoryScreen(_COLUMNS, _LINES, history=10_000)
+        self._stream = pyte.Stream(self._screen)
+        self.until(lambda lines: any("/help lists commands" in line for line in lines))
+        self.until_prompt()
+
+    def lines(self) -> list[str]:
+        """What is to be seen, and what has gone off the top."""
+        gone = ["".join(row[column].data for column in range(_COLUMNS)) for row in self._screen.history.top]
+        return [line.rstrip() for line in (*gone, *self._screen.display)]
+
+    def until(self, there: Callable[[list[str]], bool]) -> None:
+        """Waits until the lines are so."""
+        deadline = time.monotonic() + _LIMIT_S
+        while not there(self.lines()):
+            if time.monotonic() > deadline:
+                pytest.fail("\n".join(line for line in self.lines() if line))
+            try:
+                self._stream.feed(self.child.read_nonblocking(4096, timeout=0.1))
+            except pexpect.TIMEOUT:
+                continue
+            except pexpect.EOF:
+                pytest.fail("the command has ended: " + "\n".join(line for line in self.lines() if line))
+
+    def until_prompt(self) -> None:
+        """Waits for an empty line to type on."""
+        self.until(lambda _: self._screen.display[self._screen.cursor.y].rstrip() == ">")
+
+    def say(self, keys: str) -> None:
+        """Types the keys and Enter, and waits for the next prompt."""
+        before = len([line for line in self.lines() if line])
+        self.child.send(keys + "\r")
+        self.until(lambda lines: len([line for line in lines if line]) > before)
+        self.until_prompt()
+
+    def saved(self, name: str = "talk.json") -> list[str]:
+        """The contents of the messages so far."""
+        self.child.send(f"/save {name}\r")
+        self.until(lambda lines: any(f"messages to {name}" in line for line in lines))
+        self.until_prompt()
+        return [message["content"] for message in json.loads((self.folder / name).read_text())["messages"]]
+
+    def ended(self) -> int:
+        """Waits for the command's end; its exit status."""
+        self.child.expect(pexpect.EOF, timeout=_LIMIT_S)
+        self.child.wait()
+        status: int = self.child.exitstatus
+        return status
+
+
+@pytest.fixture
+def terminal(text_model: Path, tmp_path: Path) -> Iterator[Terminal]:
+    opened = Terminal(text_model, tmp_path)
+    yield opened
+    opened.child.close(force=True)
+
+
+@pytest.mark.thin
+def test_lines_are_edited_and_called_back(terminal: Terminal) -> None:
+    terminal.say("ba bex\x7f")
+    terminal.say("bi bo\x01zu ")  # at the beginning of the line
+    terminal.say(_UP + _UP)
+    assert terminal.saved()[0::2] == ["ba be", "zu bi bo", "ba be"]
+    terminal.child.send("/bye\r")
+    assert terminal.ended() == 0
+
+
+def test_what_is_pasted_is_one_message_and_so_are_lines_of_alt_enter(terminal: Terminal) -> None:
+    terminal.say(_PASTE.format("ba be\rbi\r\rbo"))
+    terminal.say("ba\x1b\rzu")
+    assert terminal.saved()[0::2] == ["ba be\nbi\n\nbo", "ba\nzu"]
+
+
+def test_what_is_typed_during_an_answer_waits(terminal: Terminal) -> None:
+    """It is the next messages, and stands nowhere in the answer before them."""
+    terminal.say("/set max_tokens 3000")
+    terminal.child.send("ba be\r")
+    terminal.until(lambda lines: any(len(line) > 30 for line in lines[-_LINES + 6 :]))
+    terminal.child.send("gu gu gu\r" + _PASTE.format("zu\rzu") + "\r")
+    terminal.until(lambda lines: "> gu gu gu" in lines)
+    terminal.child.sendcontrol("c")
+    terminal.until(lambda lines: "> zu" in lines)
+    terminal.child.sendcontrol("c")
+    terminal.until_prompt()
+    (asked, answer, *_) = terminal.saved()
+    assert asked == "ba be"
+    assert len(answer.split()) > 2000  # all of it, but for tokens without text
+    assert not [line for line in terminal.lines() if "gu gu gu" in line and line != "> gu gu gu"]
+
+
+def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal) -> None:
+    terminal.say("/set max_tokens 20000")
+    terminal.child.send("ba be\r")
+    terminal.until(lambda lines: any(len(line) > 30 for line in lines[-_LINES + 6 :]))
+    terminal.child.sendcontrol("c")
+    terminal.until(lambda lines: any("[stopped]" in line for line in lines))
+    terminal.until_prompt()
+    terminal.child.send("half a line")
+    terminal.until(lambda lines: "> half a line" in lines)
+    terminal.child.sendcontrol("c")
+    terminal.until_prompt()
+    assert terminal.saved() == []
+    terminal.child.sendcontrol("c")
+    assert terminal.ended() == 0
+
+
+def test_words_are_wrapped(terminal: Terminal) -> None:
+    """Each line of an answer is as many whole words as it can hold."""
+    terminal.say("/set max_tokens 120")
+    terminal.say("ba be")
+    answer = terminal.saved()[1].split()
+    (begin,) = [at for at, line in enumerate(terminal.lines()) if line == "> ba be"]
+    lines = terminal.lines()[begin + 1 :]
+    shown = [line.split() for line in lines[: next(at for at, line in enumerate(lines) if line[:1] in "[>")]]
+    assert len(shown) > 3
+    assert [word for line in shown for word in line] == answer
+    for line, after in pairwise(shown):
+        assert len(" ".join(line)) < _COLUMNS <= len(" ".join([*line, after[0]])) + 1

@@ -1,0 +1,194 @@
+"""A conversation's messages and commands, with a model that says what it is told to."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tpiedge.cli.conversation import Conversation, Message, Settings, Spoken, TooLong
+from tpiedge.errors import PeerError, UserError
+
+
+class Keys:
+    """A keyboard on which nobody types."""
+
+    def __init__(self, interactive: bool) -> None:
+        self.interactive = interactive
+
+    def read(self) -> None:
+        return None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        yield
+
+    def wrap(self) -> None:
+        return None
+
+
+class Parrot:
+    """Says `answer`, or raises it; notes what it was asked."""
+
+    name = "parrot"
+
+    def __init__(self) -> None:
+        self.answer: str | BaseException = "hello"
+        self.reason = "stop"
+        self.asked: list[tuple[list[Message], Settings]] = []
+
+    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+        self.asked.append((messages, dict(settings)))
+        if isinstance(self.answer, BaseException):
+            raise self.answer
+        show(self.answer)
+        return Spoken(self.answer, self.reason)
+
+
+@pytest.fixture
+def parrot() -> Parrot:
+    return Parrot()
+
+
+@pytest.fixture
+def talk(parrot: Parrot) -> Conversation:
+    return Conversation(parrot, Keys(interactive=True), None)
+
+
+def said(messages: list[Message]) -> list[tuple[str, str]]:
+    return [(message["role"], message["content"]) for message in messages]
+
+
+def test_the_turns_go_with_the_next_message(talk: Conversation, parrot: Parrot) -> None:
+    assert talk.take("hi")
+    assert talk.take("two\nlines")
+    assert said(parrot.asked[1][0]) == [("user", "hi"), ("assistant", "hello"), ("user", "two\nlines")]
+    assert talk.take("   ")
+    assert len(parrot.asked) == 2
+
+
+def test_the_end(talk: Conversation, parrot: Parrot) -> None:
+    assert not talk.take("/bye")
+    assert not talk.take(" /exit ")
+    assert not parrot.asked
+
+
+def test_clear_keeps_what_the_model_is_told_first(talk: Conversation, parrot: Parrot) -> None:
+    talk.take("/system be kind to all")
+    talk.take("hi")
+    talk.take("/clear")
+    talk.take("again")
+    assert said(parrot.asked[1][0]) == [("system", "be kind to all"), ("user", "again")]
+    talk.take("/system")
+    talk.take("more")
+    assert said(parrot.asked[2][0])[0] == ("user", "again")
+
+
+def test_set_changes_the_next_answers(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for line in (
+        "/set temperature 0.5",
+        "/set top-k 7",
+        "/set max_tokens 20",
+        "/set seed 18446744073709551615",
+    ):
+        talk.take(line)
+    assert capsys.readouterr().err == ""
+    talk.take("hi")
+    assert parrot.asked[0][1] == {"temperature": 0.5, "top_k": 7, "max_tokens": 20, "seed": 2**64 - 1}
+    talk.take("/set")
+    assert "temperature 0.5, top_k 7, max_tokens 20, seed 18446744073709551615" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("/set nonsense 1", "/set knows temperature, top_k"),
+        ("/set top_k 1.5", "a whole number"),
+        ("/set temperature hot", "needs a number"),
+        ("/set temperature nan", "from 0 to 2"),
+        ("/set temperature 3", "from 0 to 2"),
+        ("/set max_tokens 0", "from 1 to"),
+        ("/set temperature", "needs a number"),
+        ("/frobnicate", "no command /frobnicate: /help"),
+        ("/save", "needs the name"),
+        ("/save /nowhere/at/all", "cannot write /nowhere/at/all: No such file"),
+        ("/save a\0b", "cannot write"),
+    ],
+)
+def test_what_cannot_be_done_is_said_and_changes_nothing(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str], line: str, words: str
+) -> None:
+    assert talk.take(line)
+    assert words in capsys.readouterr().err
+    talk.take("hi")
+    assert parrot.asked == [([{"role": "user", "content": "hi"}], {})]
+
+
+def test_a_path_is_a_message(talk: Conversation, parrot: Parrot) -> None:
+    talk.take("/etc/hosts is what?")
+    assert said(parrot.asked[0][0]) == [("user", "/etc/hosts is what?")]
+
+
+def test_help_names_every_command(talk: Conversation, capsys: pytest.CaptureFixture[str]) -> None:
+    talk.take("/help")
+    told = capsys.readouterr().err
+    for name in ("/clear", "/system", "/set", "/save", "/bye", "repetition_penalty", "Ctrl-C"):
+        assert name in told
+
+
+def test_save(talk: Conversation, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    talk.take("/system be kind")
+    talk.take("größe?")
+    path = tmp_path / "chat.json"
+    talk.take(f"/save {path}")
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    assert saved["model"] == "parrot"
+    assert said(saved["messages"]) == [("system", "be kind"), ("user", "größe?"), ("assistant", "hello")]
+    talk.take(f"/save {path}")
+    assert "is there already: give another name" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("failure", [PeerError("the master is gone"), UserError("no"), KeyboardInterrupt()])
+def test_a_message_without_an_answer_is_forgotten(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str], failure: BaseException
+) -> None:
+    parrot.answer = failure
+    assert talk.take("lost")
+    told = capsys.readouterr()
+    assert (str(failure) or "[stopped]") in told.err + told.out
+    parrot.answer = "yes"
+    talk.take("again")
+    assert said(parrot.asked[1][0]) == [("user", "again")]
+
+
+def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:
+    talk = Conversation(parrot, Keys(interactive=False), None)
+    for failure in (PeerError("gone"), UserError("no"), KeyboardInterrupt()):
+        parrot.answer = failure
+        with pytest.raises(type(failure)):
+            talk.take("hi")
+    parrot.answer = TooLong("the conversation has 9 tokens")
+    assert talk.take("hi")  # /clear may follow
+
+
+def test_an_answer_that_was_cut_says_so(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    talk.take("hi")
+    assert capsys.readouterr().err == ""
+    parrot.reason = "length"
+    talk.take("hi")
+    assert "/set max_tokens" in capsys.readouterr().err
+
+
+def test_loops_and_control_characters(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parrot.answer = "again and again, \x1b[2J" * 40
+    talk.take("hi")
+    told = capsys.readouterr()
+    assert told.err.count("the model repeats itself") == 1
+    assert "\x1b" not in told.out

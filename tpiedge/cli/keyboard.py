@@ -1,0 +1,114 @@
+"""The keyboard of a chat: lines with editing and history on a terminal, plain lines from a pipe."""
+
+import contextlib
+import os
+import sys
+import termios
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from tpiedge.cli.answer_text import WordWrap
+
+if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
+    from prompt_toolkit import PromptSession
+
+__all__ = ["Keyboard", "Pipe", "Terminal", "keyboard"]
+
+_BRACKETED_PASTE = "\x1b[?2004h"
+_LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
+_INPUT_FLAGS = 0
+
+
+class Pipe:
+    """Standard input that is not a terminal: a message is a line."""
+
+    interactive = False
+
+    def read(self) -> str | None:
+        """The next message; None at the end."""
+        line = sys.stdin.readline()
+        return line.rstrip("\n") if line else None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While an answer comes."""
+        yield
+
+    def wrap(self) -> WordWrap | None:
+        """What puts an answer's words on lines; None where nobody looks."""
+        return _wrap()
+
+
+class Terminal:
+    """A terminal: lines can be edited and called back, and what is pasted is one message."""
+
+    interactive = True
+
+    def __init__(self) -> None:
+        self._session = _session()
+
+    def read(self) -> str | None:
+        """The next message; None after Ctrl-D or Ctrl-C on an empty line."""
+        while True:
+            try:
+                return self._session.prompt("> ")
+            except EOFError:
+                return None
+            except KeyboardInterrupt:
+                if not self._session.default_buffer.text:
+                    return None
+
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """While an answer comes, what is typed waits for the next line, and is not shown in the middle of it."""
+        fd = sys.stdin.fileno()
+        before = termios.tcgetattr(fd)
+        quiet = termios.tcgetattr(fd)
+        quiet[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
+        quiet[_INPUT_FLAGS] &= ~termios.ICRNL  # Enter stays Enter for the line editor
+        termios.tcsetattr(fd, termios.TCSANOW, quiet)
+        click.echo(_BRACKETED_PASTE, nl=False, err=True)
+        try:
+            yield
+        finally:
+            termios.tcsetattr(fd, termios.TCSANOW, before)
+
+    def wrap(self) -> WordWrap | None:
+        """What puts an answer's words on lines; None where nobody looks."""
+        return _wrap()
+
+
+Keyboard = Pipe | Terminal
+
+
+def keyboard() -> Keyboard:
+    """That of this process."""
+    return Terminal() if sys.stdin.isatty() else Pipe()
+
+
+def _wrap() -> WordWrap | None:
+    if not sys.stdout.isatty():
+        return None
+    from prompt_toolkit.utils import get_cwidth
+
+    return WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns, get_cwidth)
+
+
+def _session() -> "PromptSession[str]":
+    """Enter ends a message, Alt-Enter a line of it."""
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    keys = KeyBindings()
+
+    @keys.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @keys.add("escape", "enter")
+    def _break_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    return PromptSession(key_bindings=keys, multiline=True, prompt_continuation="  ")
