@@ -1,11 +1,21 @@
-"""Byte sizes as people write and read them."""
+"""Byte sizes, times and counts as people write and read them."""
 
 import re
 from decimal import Decimal
 
 from tpiedge.errors import UserError
 
-__all__ = ["GIB", "KIB", "MIB", "format_age", "format_bytes", "format_least", "format_seconds", "parse_bytes"]
+__all__ = [
+    "GIB",
+    "KIB",
+    "MIB",
+    "counted",
+    "format_age",
+    "format_bytes",
+    "format_least",
+    "format_seconds",
+    "parse_bytes",
+]
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -63,3 +73,8 @@ def format_age(seconds: float) -> str:
     if seconds < 2 * 86_400:
         return f"{int(seconds // 3600)} h ago"
     return f"{int(seconds // 86_400)} days ago"
+
+
+def counted(count: int, noun: str, plural: str | None = None) -> str:
+    """Puts the number before its noun: '1 node', '3 nodes'; `plural` is for nouns that do not just take an s."""
+    return f"{count} {noun if count == 1 else plural or f'{noun}s'}"

@@ -1,8 +1,8 @@
-"""Sizes and times as people read them."""
+"""Sizes, times and counts as people read them."""
 
 import pytest
 
-from tpiedge.units import format_seconds
+from tpiedge.units import counted, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -21,3 +21,17 @@ from tpiedge.units import format_seconds
 )
 def test_seconds_have_two_digits_at_least(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "words", "text"),
+    [
+        (0, ("node",), "0 nodes"),
+        (1, ("node",), "1 node"),
+        (2, ("FFN tile",), "2 FFN tiles"),
+        (1, ("process", "processes"), "1 process"),
+        (3, ("process", "processes"), "3 processes"),
+    ],
+)
+def test_one_is_no_plural(count: int, words: tuple[str, ...], text: str) -> None:
+    assert counted(count, *words) == text

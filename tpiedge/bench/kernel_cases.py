@@ -33,6 +33,7 @@ from tpiedge.kernels.panels import PanelShape, join_panels, split_panels
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kernels.swiglu import swiglu
 from tpiedge.pack.layout import whole_pages
+from tpiedge.units import counted
 from tpiedge.wire.fields import KVPrecision
 
 __all__ = ["KERNELS", "Case", "cases_of", "random_panels"]
@@ -68,7 +69,7 @@ class Case:
         return Arithmetic.INT8 if self.int8 else Arithmetic.F32
 
     def __str__(self) -> str:
-        return f"{self.kernel} {self.shape} {self.precision}, {self.tokens} tokens"
+        return f"{self.kernel} {self.shape} {self.precision}, {counted(self.tokens, 'token')}"
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import KernelLibrary
+from tpiedge.units import counted
 
 __all__ = ["Bench", "last_level_cache_bytes"]
 
@@ -59,7 +60,7 @@ class Bench:
         found = []
         for case in make():
             for count in threads:
-                self._say(f"{case}, {count} threads")
+                self._say(f"{case}, {counted(count, 'thread')}")
                 found.append(self._measure(case, count, repeats))
         return found
 

@@ -10,6 +10,7 @@ from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.testbed.description import Link
 from tpiedge.testbed.measuring import rtts_s
 from tpiedge.testbed.running import RunningTestbed, describe
+from tpiedge.units import counted
 
 __all__ = ["AS_THEY_ARE", "Dial", "LinkSetting", "LoadedTrips", "check_devices", "latencies", "rates"]
 
@@ -126,7 +127,7 @@ def check_devices(name: str, nodes: int) -> None:
     """Raises UserError unless the testbed has as many devices, and two at least."""
     devices = len(describe(name).devices)
     if devices < max(2, nodes):
-        raise UserError(f"the testbed {name} has {devices} devices: {max(2, nodes)} are needed")
+        raise UserError(f"the testbed {name} has {counted(devices, 'device')}: {max(2, nodes)} are needed")
 
 
 def _numbers(flag: str, text: str, unit: str) -> list[float]:

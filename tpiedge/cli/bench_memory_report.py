@@ -7,7 +7,7 @@ import click
 
 from tpiedge.bench.figures import milliseconds
 from tpiedge.cli.table import print_table
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.units import counted, format_bytes, format_seconds
 
 __all__ = ["print_report"]
 
@@ -82,7 +82,8 @@ def _print_group(name: str, found: Mapping[str, Any]) -> None:
     if group is not None:
         click.echo(
             f"{name}: the control group used at most {format_bytes(group['peak_bytes'])} of "
-            f"{format_bytes(group['limit_bytes'])}, {group['oom_kills']} processes killed for memory"
+            f"{format_bytes(group['limit_bytes'])}, {counted(group['oom_kills'], 'process', 'processes')} killed "
+            "for memory"
         )
 
 

@@ -15,7 +15,7 @@ from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import prepare
 from tpiedge.model.source import DEMO
 from tpiedge.planner.solve import Plan
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.units import counted, format_bytes, format_seconds
 from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import Compute
 from tpiedge.wire.requests import GenerationRequest
@@ -60,14 +60,14 @@ def demo(
         stats = cluster.stats()
     _print_nodes(plan, stats)
     if answer.s_per_token:
-        click.echo(f"\n{len(answer.token_ids)} tokens, {1 / answer.s_per_token:.0f} tokens/s")
+        click.echo(f"\n{counted(len(answer.token_ids), 'token')}, {1 / answer.s_per_token:.0f} tokens/s")
 
 
 def _print_nodes(plan: Plan, stats: list[Stats]) -> None:
     rows = [
         [
             str(node.rank),
-            f"{len(share.attention)} heads, {len(share.ffn)} FFN tiles",
+            f"{counted(len(share.attention), 'head')}, {counted(len(share.ffn), 'FFN tile')}",
             format_bytes(node.peak_rss_bytes),
             format_bytes(node.bytes_sent),
             format_seconds(node.compute_s),

@@ -21,6 +21,7 @@ from tpiedge.evaluation.text import EvalText, read_text
 from tpiedge.local.launch import Layout
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.pack.layout import Precision
+from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
 
 if TYPE_CHECKING:  # imports torch, which takes seconds
@@ -101,7 +102,9 @@ def _print(model: PreparedModel, other: PreparedModel, text: EvalText, found: "C
         f"divergence {mean} nats on average, {p95} at the 95th percentile, {largest} at most"
     )
     click.echo(f"perplexity {of_model}, of the reference {of_reference}")
-    click.echo(f"{_words(model)}, against {_words(other)}; {text.name}, {text.documents} documents")
+    click.echo(
+        f"{_words(model)}, against {_words(other)}; {text.name}, {counted(text.documents, 'document')}"
+    )
 
 
 def _figure(value: float | None, form: str) -> str:

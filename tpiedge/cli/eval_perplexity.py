@@ -20,6 +20,7 @@ from tpiedge.evaluation.perplexity import Likelihood, likelihood_of
 from tpiedge.evaluation.text import EvalText, read_text
 from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
 
 __all__ = ["perplexity"]
@@ -88,6 +89,7 @@ def _print(model: PreparedModel, text: EvalText, found: Likelihood) -> None:
     click.echo(
         f"{model.name}, weights in {model.pack.precision.value}, {model.compute} arithmetic, KV in {model.kv}; "
         f"{text.name}: "
-        f"{text.scored} tokens scored, {text.scored_bytes} bytes, {text.documents} documents, "
+        f"{counted(text.scored, 'token')} scored, {counted(text.scored_bytes, 'byte')}, "
+        f"{counted(text.documents, 'document')}, "
         f"context {text.context}, stride {text.stride}"
     )

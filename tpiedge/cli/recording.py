@@ -8,6 +8,7 @@ import click
 
 from tpiedge.errors import TpiedgeError
 from tpiedge.tracing.collection import Collection, Joined
+from tpiedge.units import counted
 
 __all__ = ["recording"]
 
@@ -43,7 +44,7 @@ def _rescue(path: Path, collection: Collection, nodes: int) -> None:
 
 
 def _tell(path: Path, joined: Joined) -> None:
-    written = f"{joined.events} events in {path}" if joined.events else "nothing was recorded"
-    lost = f"; {joined.dropped} later ones had no room" if joined.dropped else ""
+    written = f"{counted(joined.events, 'event')} in {path}" if joined.events else "nothing was recorded"
+    lost = f"; {counted(joined.dropped, 'later one')} had no room" if joined.dropped else ""
     absent = "".join(f"; node {rank} left none" for rank in joined.missing)
     click.echo(f"trace: {written}{lost}{absent}", err=True)

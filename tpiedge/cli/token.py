@@ -17,6 +17,7 @@ from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import JoinToken, Redemption, TokenRecord
 from tpiedge.local.paths import master_state
+from tpiedge.units import counted
 
 __all__ = ["token"]
 
@@ -110,7 +111,7 @@ def _own_address() -> str:
 
 
 def _count(left: int | None) -> str:
-    return "any number of workers" if left is None else f"{left} worker{'s' if left != 1 else ''}"
+    return "any number of workers" if left is None else counted(left, "worker")
 
 
 def _left(left: int | None) -> str:

@@ -24,7 +24,7 @@ from tpiedge.tracing.excerpt import (
 )
 from tpiedge.tracing.summary import NodeSummary, summarize
 from tpiedge.tracing.tracer import LANES
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.units import counted, format_bytes, format_seconds
 
 __all__ = ["trace"]
 
@@ -169,7 +169,8 @@ def _print(part: Excerpt, nodes: Sequence[NodeSummary]) -> None:
     print_table(["node", *LANES, "read", "I/O hidden", "travel hidden"], rows)
     for node in nodes:
         if node.dropped:
-            click.echo(f"\n{node.dropped} later events of node {node.rank} had no room in the trace")
+            lost = counted(node.dropped, "later event")
+            click.echo(f"\n{lost} of node {node.rank} had no room in the trace")
 
 
 def _counted(steps: Sequence[int]) -> str:

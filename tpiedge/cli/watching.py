@@ -7,6 +7,7 @@ import click
 
 from tpiedge.master.master import Master
 from tpiedge.master.status import ClusterStatus, collective_names
+from tpiedge.units import counted
 
 __all__ = ["watch"]
 
@@ -43,4 +44,4 @@ def _summary(status: ClusterStatus) -> str:
     parts = [node for node in status.nodes if node.rank is not None]
     names = ", ".join(node.host or node.name for node in parts)
     way = f", {collective_names(status.collective, status.bulk_collective)}" if status.collective else ""
-    return f"ready: {len(parts)} node{'s' if len(parts) > 1 else ''} ({names}){way}"
+    return f"ready: {counted(len(parts), 'node')} ({names}){way}"

@@ -13,7 +13,7 @@ from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import available_memory_bytes, default_threads, free_disk_bytes, usable_cores
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
 from tpiedge.host.usage import cpu_name
-from tpiedge.units import GIB, MIB, format_bytes
+from tpiedge.units import GIB, MIB, counted, format_bytes
 
 __all__ = [
     "check_clock",
@@ -42,7 +42,7 @@ def check_processor() -> Sequence[Finding]:
     physical = psutil.cpu_count(logical=False) or psutil.cpu_count() or 1
     usable = usable_cores()
     quotas = Cgroups.own().cpu_quotas()
-    cores = f"{physical} physical, {usable:g} usable, {default_threads()} threads by default"
+    cores = f"{physical} physical, {usable:g} usable, {counted(default_threads(), 'thread')} by default"
     findings = [judge_features(platform.machine(), _features())]
     if quotas and min(quotas) < 1:
         advice = "raise the container's CPU quota (docker: --cpus): every node waits for the slowest"

@@ -21,6 +21,7 @@ from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
+from tpiedge.units import counted
 from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.data import Segment, StepPlan
 from tpiedge.wire.requests import GenerationRequest
@@ -119,7 +120,8 @@ class Leader:
         needed = len(request.prompt_ids) + max(request.max_tokens - 1, 0)
         if needed > self._cache.capacity:
             raise UserError(
-                f"{len(request.prompt_ids)} prompt tokens and {request.max_tokens} new ones need {needed} positions, "
+                f"{counted(len(request.prompt_ids), 'prompt token')} and {counted(request.max_tokens, 'new one')} need "
+                f"{counted(needed, 'position')}, "
                 f"the KV cache has {self._cache.capacity}: shorten the prompt or raise --context"
             )
 

@@ -19,6 +19,7 @@ from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import ShareWeight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
 from tpiedge.progress import ByteProgress
+from tpiedge.units import counted
 from tpiedge.wire.control import Ready
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
@@ -144,7 +145,7 @@ def _check_this_computer(model: PreparedModel, plan: Plan) -> None:
         precision = model_facts_of(model).smaller_precision
         smaller = f", or --precision {precision}" if precision else ""
         raise OutOfMemory(
-            f"{model.name} on {len(plan.needs)} nodes needs {needed / 1e9:.1f} GB in all, this computer has "
+            f"{model.name} on {counted(len(plan.needs), 'node')} needs {needed / 1e9:.1f} GB in all, this computer has "
             f"{available / 1e9:.1f} GB free: use fewer nodes, a smaller --memory or --context{smaller}"
         )
 

@@ -9,6 +9,7 @@ from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, NodeNeed
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
+from tpiedge.units import counted
 from tpiedge.wire.epochs import Offer
 
 __all__ = ["OWN_NAME", "NodePlacement"]
@@ -41,7 +42,9 @@ class NodePlacement:
         if self.weights is not None:
             wanted = len(self.weights) - 1
             if len(machines) < wanted:
-                return f"{len(machines)} of the {wanted} workers of --shares are here: waiting for the others"
+                return (
+                    f"{len(machines)} of {counted(wanted, 'worker')} of --shares here: waiting for the rest"
+                )
             spare = {machine.name: "beyond the machines of --shares" for machine in machines[wanted:]}
             machines = machines[:wanted]
         found = self._allocate(machines)

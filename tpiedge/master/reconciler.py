@@ -15,6 +15,7 @@ from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
 from tpiedge.master.status import ClusterStatus
+from tpiedge.units import counted
 from tpiedge.wire.limits import MAX_NODES
 
 __all__ = ["NotServing", "PlaceNodes", "Reconciler"]
@@ -161,7 +162,7 @@ class Reconciler:
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
         elif coming is None or coming.assignments != assignments:
-            self._reason = f"preparing {len(assignments)} node{'s' if len(assignments) > 1 else ''}"
+            self._reason = f"preparing {counted(len(assignments), 'node')}"
             self._begun = self._clock.now()
             self._retries.begun()
             self._sessions.begin(assignments)

@@ -16,6 +16,7 @@ from tpiedge.model.folder import has_file, read_json
 from tpiedge.model.quantisation import Quantisation
 from tpiedge.model.rope import RopeConfig
 from tpiedge.sanitise import quote
+from tpiedge.units import counted
 
 __all__ = ["ModelConfig"]
 
@@ -266,7 +267,9 @@ def _windows_by_layer(config: ConfigFields, layers: int) -> tuple[int | None, ..
         return tuple(window if layer >= first else None for layer in range(layers))
     types = config.sequence("layer_types", _MAX_LAYERS)
     if len(types) != layers:
-        config.refuse("layer_types", f"has {len(types)} entries for {layers} layers")
+        config.refuse(
+            "layer_types", f"has {counted(len(types), 'entry', 'entries')} for {counted(layers, 'layer')}"
+        )
     for name in types:
         if name not in ("full_attention", "attention", "sliding_attention"):
             config.refuse("layer_types", f"holds {quote(name)}; supported: full_attention, sliding_attention")

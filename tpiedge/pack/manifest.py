@@ -15,6 +15,7 @@ from tpiedge.pack.files import open_regular
 from tpiedge.pack.hashes import is_blob_id
 from tpiedge.pack.specs import JSON, BlobSpec, MatrixSpec, ModelSpec, VectorSpec
 from tpiedge.pack.storage import Storage
+from tpiedge.units import counted
 
 __all__ = [
     "BLOB_FOLDER",
@@ -117,7 +118,9 @@ def _parse(document: JSON) -> Manifest:
     spec = model_spec_from_json(_get(body, "spec"))
     layers = tuple(_id(layer) for layer in _sequence(_get(blobs, "layers"), "blobs.layers"))
     if len(layers) != len(spec.layers):
-        raise UserError(f"{len(layers)} blobs for {len(spec.layers)} layers: pack again")
+        raise UserError(
+            f"{counted(len(layers), 'blob')} for {counted(len(spec.layers), 'layer')}: pack again"
+        )
     distinct = _get(body, "distinct_layers")
     if not isinstance(distinct, int) or not 1 <= distinct <= len(layers):
         raise UserError(f"distinct_layers is not a number from 1 to {len(layers)}: pack again")

@@ -25,7 +25,7 @@ from tpiedge.planner.prediction import (
     with_speeds,
 )
 from tpiedge.planner.solve import Plan
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.units import counted, format_bytes, format_seconds
 
 __all__ = ["Allocation", "Allotment", "allocate"]
 
@@ -67,7 +67,7 @@ def allocate(
     missing = demand.min_workers - (len(machines) - 1)
     if missing > 0:
         return Infeasible(
-            f"{len(machines) - 1} of {demand.min_workers} workers are here: waiting for {missing} more"
+            f"{len(machines) - 1} of {counted(demand.min_workers, 'worker')} here: waiting for {missing} more"
         )
     filled = with_speeds(machines)
     if weights is None:

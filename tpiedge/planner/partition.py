@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from tpiedge.errors import UserError
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.units import counted
 
 __all__ = [
     "LayerShape",
@@ -106,7 +107,8 @@ def parse_shares(text: str, nodes: int) -> tuple[ShareWeight, ...]:
     """
     items = text.split(",")
     if len(items) != nodes:
-        raise UserError(f"--shares {text!r} gives {len(items)} weights for {nodes} nodes: give one per node")
+        given, wanted = counted(len(items), "weight"), counted(nodes, "node")
+        raise UserError(f"--shares {text!r} gives {given} for {wanted}: give one per node")
     weights = tuple(_parse_weight(item, text) for item in items)
     for part, values in (("attention", [w.attention for w in weights]), ("FFN", [w.ffn for w in weights])):
         if not any(values):

@@ -11,6 +11,7 @@ from matplotlib.lines import Line2D
 
 from tpiedge.errors import UserError
 from tpiedge.plots.timeline import save
+from tpiedge.units import counted
 
 __all__ = ["draw"]
 
@@ -66,9 +67,7 @@ def _panel(axes: Axes, threads: int, results: Sequence[Result]) -> None:
     axes.set_xscale("log")
     axes.set_yscale("log")
     axes.set_xlim(*ends)
-    axes.set_title(
-        f"{threads} thread{'s' if threads > 1 else ''}: memory reads {read / 1e9:.1f} GB/s", fontsize=10
-    )
+    axes.set_title(f"{counted(threads, 'thread')}: memory reads {read / 1e9:.1f} GB/s", fontsize=10)
     axes.set_xlabel("operations per byte moved")
     axes.set_ylabel("GOP/s")
     axes.grid(alpha=0.3, which="both")

@@ -14,6 +14,7 @@ from tpiedge.testbed.namespaces import NAMESPACES, add_namespace, members_of, re
 from tpiedge.testbed.processes import end_all
 from tpiedge.testbed.scenarios import Scenario
 from tpiedge.testbed.state import Network, Owner, TestbedState, locked, prefix_of, read_state
+from tpiedge.units import counted
 
 __all__ = ["change_link", "down", "known_names", "members", "namespaces_of", "up"]
 
@@ -117,7 +118,7 @@ def _clear(name: str, say: Say) -> None:
 
 def _build(made: TestbedState, say: Say) -> None:
     topology, namespaces = made.topology, namespaces_of(made)
-    say(f"{made.name}: {len(topology.description.devices)} devices, network by {made.network}")
+    say(f"{made.name}: {counted(len(topology.description.devices), 'device')}, network by {made.network}")
     for path in namespaces.values():
         add_namespace(path.name)
     _make_groups(made, say)

@@ -72,7 +72,7 @@ def _check_loss(cluster: NetworkCluster) -> None:
     assert re.fullmatch(_SILENT, worker_of(lost)["why"])
     words = words_of_loss(r"\d", _SILENT, "its preparation")
     assert re.search(words, cluster.master.log)
-    with pytest.raises(openai.InternalServerError, match="1 of 2 workers are here"):
+    with pytest.raises(openai.InternalServerError, match="1 of 2 workers here"):
         cluster.ask(PROMPT, TOKENS)
 
 

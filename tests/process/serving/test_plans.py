@@ -64,7 +64,7 @@ def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
     cluster = clusters("--shares", "2,1,1")
     cluster.start_master()
     cluster.start_worker("ann")
-    reason = "1 of the 2 workers of --shares are here: waiting for the others"
+    reason = "1 of 2 workers of --shares here: waiting for the rest"
     cluster.wait_until(lambda status: status["reason"] == reason)
     assert cluster.ready().json() == {"ready": False}
     cluster.start_worker("bob")

@@ -47,4 +47,4 @@ def test_what_was_recorded_before_an_error_is_kept(
     with pytest.raises(PeerLost):
         lose_a_node()
     assert [path.name for path in tmp_path.iterdir()] == ["t"]
-    assert capsys.readouterr().err == f"trace: 1 events in {tmp_path / 't'}; node 1 left none\n"
+    assert capsys.readouterr().err == f"trace: 1 event in {tmp_path / 't'}; node 1 left none\n"

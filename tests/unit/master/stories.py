@@ -18,6 +18,7 @@ from tpiedge.transport.admission import Admission
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.units import counted
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -77,7 +78,7 @@ class Story:
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
         self.planned.append(tuple(machine.name for machine in machines))
         if len(machines) < self.min_workers:
-            return f"{len(machines)} of {self.min_workers} workers are here"
+            return f"{len(machines)} of {counted(self.min_workers, 'worker')} here"
         return assignments_of(*(machine.name for machine in machines))
 
     def join(self, name: str) -> FakeAgent:

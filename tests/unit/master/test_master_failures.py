@@ -77,10 +77,10 @@ def test_too_few_workers_is_said_at_once(story: Story) -> None:
     story.min_workers = 1
     early = story.submit()
     story.settle()
-    assert "0 of 1 workers are here" in str(failure(early))
+    assert "0 of 1 worker here" in str(failure(early))
     assert not story.ready
-    assert "0 of 1 workers are here" in story.master.status.reason
-    with pytest.raises(NotServing, match="0 of 1 workers are here"):
+    assert "0 of 1 worker here" in story.master.status.reason
+    with pytest.raises(NotServing, match="0 of 1 worker here"):
         story.submit()
     story.turn(1)
     assert story.master.status.totals.refused == 1

@@ -104,7 +104,7 @@ def test_a_plan_that_serves_is_kept_unless_another_is_clearly_faster() -> None:
 
 
 def test_too_few_workers_is_said_in_words() -> None:
-    assert placement(min_workers=2)((machine(),), ()) == "1 of 2 workers are here: waiting for 1 more"
+    assert placement(min_workers=2)((machine(),), ()) == "1 of 2 workers here: waiting for 1 more"
 
 
 def test_a_model_that_does_not_fit_is_said_in_words() -> None:
@@ -115,7 +115,7 @@ def test_a_model_that_does_not_fit_is_said_in_words() -> None:
 
 def test_given_shares_wait_for_as_many_workers_and_leave_more_spare() -> None:
     given_shares = placement(weights=parse_shares("1,1", 2))
-    assert given_shares((), ()) == "0 of the 1 workers of --shares are here: waiting for the others"
+    assert given_shares((), ()) == "0 of 1 worker of --shares here: waiting for the rest"
     found = arranged(given_shares((machine("w-1"), machine("w-2")), ()))
     assert [assignment.machine for assignment in found.assignments] == ["", "w-1"]
     assert found.spare == {"w-2": "beyond the machines of --shares"}

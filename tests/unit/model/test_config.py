@@ -200,7 +200,7 @@ def test_impossible_values_are_refused_in_one_line(
 @pytest.mark.parametrize(
     ("changes", "named"),
     [
-        ({"layer_types": ["full_attention"]}, "layer_types has 1 entries for 2"),
+        ({"layer_types": ["full_attention"]}, "layer_types has 1 entry for 2"),
         ({"layer_types": ["full_attention", "mamba"]}, "mamba"),
         ({"layer_types": ["sliding_attention"] * 2}, "use_sliding_window"),
         ({"use_sliding_window": 1}, "use_sliding_window"),

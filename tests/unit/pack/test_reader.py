@@ -141,7 +141,7 @@ def _edit(path: Path, change: Callable[[dict[str, Any]], None], *, sign: bool = 
         (lambda m: m["blobs"].update(head="../../etc/passwd"), "not the id of a blob"),
         (lambda m: m["blobs"].update(head="A" * 64), "not the id of a blob"),
         (lambda m: m["blobs"].update(head=m["blobs"]["head"] + "\n"), "not the id of a blob"),
-        (lambda m: m["blobs"]["layers"].pop(), "1 blobs for 2 layers"),
+        (lambda m: m["blobs"]["layers"].pop(), "1 blob for 2 layers"),
         (lambda m: m.update(distinct_layers=9), "distinct_layers"),
         (lambda m: m.update(source=1), "source is not a text"),
     ],

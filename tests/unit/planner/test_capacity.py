@@ -121,7 +121,7 @@ def test_the_link_s_bandwidth_counts():
 
 def test_min_workers_are_waited_for():
     found = allocate(replace(DEMAND, min_workers=2), [MASTER, worker("pi", GIB)])
-    assert found == Infeasible("1 of 2 workers are here: waiting for 1 more")
+    assert found == Infeasible("1 of 2 workers here: waiting for 1 more")
 
 
 def test_min_workers_take_part_whatever_they_cost():

@@ -85,6 +85,8 @@ def test_every_unit_is_covered_once(weights: list[float], kv_heads: int, group: 
     ("text", "nodes", "complaint"),
     [
         ("1,2", 3, "gives 2 weights for 3 nodes"),
+        ("1,2", 1, "gives 2 weights for 1 node:"),
+        ("1", 2, "gives 1 weight for 2 nodes"),
         ("", 1, "is not a weight"),
         ("1,-2", 2, "out of range"),
         ("0,0", 2, "to nobody"),

@@ -23,6 +23,7 @@ from tpiedge.pack.writing.target import (
     sync_folder,
 )
 from tpiedge.progress import ProgressCallback
+from tpiedge.units import counted
 
 __all__ = ["PackReport", "pack_bytes", "write_pack"]
 
@@ -151,7 +152,7 @@ def _check_distinct(spec: ModelSpec, storage: Storage, distinct_layers: int | No
     distinct = count if distinct_layers is None else distinct_layers
     if not 1 <= distinct <= count:
         raise UserError(
-            f"--distinct-layers {distinct}: the model has {count} layers; give a number from 1 to {count}"
+            f"--distinct-layers {distinct}: the model has {counted(count, 'layer')}; give a number from 1 to {count}"
         )
     layouts = [storage.layout(key, layer) for key, layer in enumerate(spec.layers)]
     for layer, layout in enumerate(layouts):

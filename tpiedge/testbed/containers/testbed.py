@@ -34,6 +34,7 @@ from tpiedge.testbed.reading import parse_description
 from tpiedge.testbed.scenarios import Scenario
 from tpiedge.testbed.state import Owner
 from tpiedge.testbed.topology import Topology
+from tpiedge.units import counted
 
 __all__ = [
     "Containers",
@@ -113,7 +114,7 @@ def bring_up(engine: ContainerEngine, scenario: Scenario, image: str, say: Say) 
     name, description = scenario.name, scenario.description
     _clear(engine, name, say)
     engine.require_image(image)
-    say(f"{name}: {len(description.devices)} containers of {image}, network by switch")
+    say(f"{name}: {counted(len(description.devices), 'container')} of {image}, network by switch")
     switch = _create(engine, switch_spec(name, scenario.text, image, _self()), say)
     try:
         pids = {}
