@@ -1,6 +1,7 @@
 """The process that the user starts stays light: torch lives in the nodes only."""
 
 import json
+import os
 import subprocess
 import sys
 
@@ -26,9 +27,10 @@ WORKING = HEAVY | {
 }  # fmt: skip
 
 
-def run(*arguments, without=HEAVY):
+def run(*arguments, without=HEAVY, **variables):
     ended = subprocess.run(
         [sys.executable, "-c", PROGRAM, *map(str, arguments)],
+        env=os.environ | variables,
         capture_output=True,
         text=True,
         timeout=50,
@@ -67,3 +69,10 @@ def test_what_asks_for_no_work_loads_no_library_for_it(arguments):
 
 def test_tokens_are_listed_with_little(tmp_path):
     run("token", "list", "--state", tmp_path, without=WORKING - {"msgpack", "psutil", "zmq"})
+
+
+@pytest.mark.parametrize(("flag", "name"), [("--model", "tinyllama"), ("--testbed", "paper-8")])
+def test_names_are_completed_without_torch(flag, name):
+    line = f"tpiedge run {flag} {name[:4]}"
+    shown = run(_TPIEDGE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="3")
+    assert f"plain,{name}" in shown.splitlines()

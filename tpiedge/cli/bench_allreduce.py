@@ -22,6 +22,7 @@ from tpiedge.bench.links import (
     rates,
 )
 from tpiedge.cli.table import print_table
+from tpiedge.cli.testbed_names import TESTBED
 from tpiedge.errors import UserError
 from tpiedge.launch.child import Place
 from tpiedge.planner.network import NetworkFacts, predict
@@ -58,7 +59,13 @@ class _Case:
     help="all, or a list: star,mesh,two-shot,tree,ring.",
 )
 @click.option("--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8.")
-@click.option("--testbed", "testbed_name", metavar="NAME", help="Over the links of this testbed; root only.")
+@click.option(
+    "--testbed",
+    "testbed_name",
+    type=TESTBED,
+    metavar="NAME",
+    help="Over the links of this testbed; root only.",
+)
 @click.option(
     "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
 )

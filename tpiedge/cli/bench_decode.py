@@ -21,9 +21,11 @@ from tpiedge.bench.links import (
     latencies,
     rates,
 )
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
+from tpiedge.cli.testbed_names import TESTBED
 from tpiedge.errors import UserError
 from tpiedge.launch.child import Place
 from tpiedge.local.devices import Emulated, emulated
@@ -123,7 +125,9 @@ class _Bench:
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
+@click.option(
+    "--model", "model_name", required=True, type=MODEL, help="'demo', a checkpoint's folder or a pack."
+)
 @click.option(
     "--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, measured in alternation."
 )
@@ -131,7 +135,13 @@ class _Bench:
     "--collective", "names", default="auto", show_default=True, help="A list: auto,star,mesh,two-shot."
 )
 @click.option("--wire", default="f32", show_default=True, help="How parts travel, a list: f32,bf16,int8.")
-@click.option("--testbed", "testbed_name", metavar="NAME", help="On the devices of this testbed; root only.")
+@click.option(
+    "--testbed",
+    "testbed_name",
+    type=TESTBED,
+    metavar="NAME",
+    help="On the devices of this testbed; root only.",
+)
 @click.option(
     "--latency", help="Vary the testbed's latency: one way from device to device, in ms: 0.5,1,3,5."
 )

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.conversation import Message, Settings, Spoken, converse
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.reach import MasterClient, url_of
 from tpiedge.cli.types import Number
@@ -32,7 +33,7 @@ class _Answer:
 @click.command()
 @click.option("--url", help="Of the master.  [default: the one on this computer, or http://127.0.0.1:8080]")
 @click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where the master wants one.")
-@click.option("--model", help="Talk to this model only.  [default: whatever the master serves]")
+@click.option("--model", type=MODEL, help="Talk to this model only.  [default: whatever the master serves]")
 @click.option("--prompt", help="One message instead of a conversation.")
 @click.option("--system", help="What the model is told first.")
 @click.option("--max-tokens", type=click.IntRange(1), help="Per answer.  [default: 2048, as far as they fit]")

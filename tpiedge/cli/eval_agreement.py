@@ -14,6 +14,7 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.evaluation.reference import check_reference, refuse_other_vocabulary
@@ -31,7 +32,9 @@ __all__ = ["agreement"]
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, help="'demo', a checkpoint's folder or a pack.")
+@click.option(
+    "--model", "model_name", required=True, type=MODEL, help="'demo', a checkpoint's folder or a pack."
+)
 @arithmetic_options
 @kv_option
 @click.option(
@@ -42,7 +45,10 @@ __all__ = ["agreement"]
     help="The precision to compare with.",
 )
 @click.option(
-    "--reference-model", "reference_name", help="Another model to compare with.  [default: --model]"
+    "--reference-model",
+    "reference_name",
+    type=MODEL,
+    help="Another model to compare with.  [default: --model]",
 )
 @threads_option
 @memory_option

@@ -13,6 +13,7 @@ from tpiedge.api.guard import check_bind
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
@@ -89,7 +90,13 @@ class _Flags:
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, help="An alias, ORG/REPO, a folder, a pack, or 'demo'.")
+@click.option(
+    "--model",
+    "model_name",
+    required=True,
+    type=MODEL,
+    help="An alias, ORG/REPO, a folder, a pack, or 'demo'.",
+)
 @click.option(
     "--listen",
     default=f"{_ANYWHERE}:{CONTROL_PORT}",

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.model_card import ModelCard
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
@@ -82,7 +83,7 @@ def _pulled_record(model: Pulled) -> dict[str, object]:
 
 
 @click.command()
-@click.argument("model_name", metavar="MODEL")
+@click.argument("model_name", metavar="MODEL", type=MODEL)
 @_json_option
 @cache_option
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:
@@ -116,7 +117,7 @@ def _refuse_others(packs: list[Path], cache: Path | None) -> None:
 
 
 @click.command()
-@click.argument("model_name", metavar="MODEL")
+@click.argument("model_name", metavar="MODEL", type=MODEL)
 @click.option("--packs-only", is_flag=True, help="Keep the checkpoint that was pulled.")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @cache_option

@@ -4,6 +4,7 @@ from typing import get_args
 
 import click
 
+from tpiedge.cli.testbed_names import TESTBED
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 
 __all__ = ["collective_option", "testbed_option", "wire_option"]
@@ -25,6 +26,7 @@ wire_option = click.option(
 testbed_option = click.option(
     "--testbed",
     "testbed_name",
+    type=TESTBED,
     metavar="NAME",
     help="Run the nodes on the devices of this testbed (see 'tpiedge testbed ls'); root only.",
 )

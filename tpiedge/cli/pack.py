@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.pack_names import name_option, say_name, wanted_name
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
@@ -91,7 +92,7 @@ class _Packed:
 
 
 @click.command()
-@click.argument("model_name", metavar="[MODEL]", required=False)
+@click.argument("model_name", metavar="[MODEL]", required=False, type=MODEL)
 @click.option(
     "--random", "preset_name", metavar="PRESET", help=f"Random weights: {', '.join(sorted(PRESETS))}."
 )
@@ -246,7 +247,7 @@ def _pack_random(
 
 
 @click.command()
-@click.argument("model_name", metavar="MODEL")
+@click.argument("model_name", metavar="MODEL", type=MODEL)
 @click.argument("out", type=Location())
 @cache_option
 def unpack(model_name: str, out: Path, cache: Path | None) -> None:

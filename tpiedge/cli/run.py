@@ -8,6 +8,7 @@ import click
 
 from tpiedge.cli.chat import chat
 from tpiedge.cli.conversation import ANSWER_TOKENS
+from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
@@ -43,6 +44,7 @@ _CONTINUED_TOKENS = 128
     "--model",
     "model_name",
     required=True,
+    type=MODEL,
     help="'demo', a name of `tpiedge ls`, a checkpoint's folder, a GGUF file or a pack.",
 )
 @click.option(

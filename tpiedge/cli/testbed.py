@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
+from tpiedge.cli.testbed_names import RUNNING_TESTBED, TESTBED
 from tpiedge.cli.testbed_report import print_check, print_status
 from tpiedge.errors import UserError
 from tpiedge.testbed.backends import (
@@ -83,7 +84,7 @@ def testbed() -> None:
 
 
 @testbed.command("up")
-@click.argument("given", metavar="FILE_OR_NAME")
+@click.argument("given", metavar="FILE_OR_NAME", type=TESTBED)
 @click.option("--name", help="Of the testbed.  [default: that of the file]")
 @_backend_option
 @click.option("--image", help=f"Of containers.  [default: {DEFAULT_IMAGE}]")
@@ -99,7 +100,7 @@ def bring_up(given: str, name: str | None, backend: str, image: str | None, netw
 
 
 @testbed.command("down")
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=RUNNING_TESTBED)
 @click.option("--all", "everything", is_flag=True, help="All testbeds, and all that is left of any.")
 def take_down(name: str | None, everything: bool) -> None:
     """End all processes in a testbed and remove it, also what a command that was killed left of one."""
@@ -112,7 +113,7 @@ def take_down(name: str | None, everything: bool) -> None:
 
 
 @testbed.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, type=RUNNING_TESTBED)
 @_json_option
 def status(name: str | None, as_json: bool) -> None:
     """Show devices, links and what each pair of devices should have, of one testbed or of all."""
@@ -137,7 +138,7 @@ def status(name: str | None, as_json: bool) -> None:
 
 
 @testbed.command("exec")
-@click.argument("name")
+@click.argument("name", type=RUNNING_TESTBED)
 @click.argument("device", metavar="NODE")
 @click.argument("command", nargs=-1, required=True)
 def execute(name: str, device: str, command: tuple[str, ...]) -> NoReturn:
@@ -168,7 +169,7 @@ def ls(as_json: bool) -> None:
 
 
 @testbed.command()
-@click.argument("name")
+@click.argument("name", type=RUNNING_TESTBED)
 @click.argument("member", metavar="DEVICE_OR_ROUTER")
 @click.option("--latency", type=_Quantity("TIME", parse_time), help="One way, like 2ms.")
 @click.option("--jitter", type=_Quantity("TIME", parse_time), help="At most so much is added.")
@@ -196,7 +197,7 @@ def link(
 
 
 @testbed.command()
-@click.argument("name")
+@click.argument("name", type=RUNNING_TESTBED)
 @click.option("--all", "everything", is_flag=True, help="Every pair, not only those of the first device.")
 @_json_option
 def check(name: str, everything: bool, as_json: bool) -> None:

@@ -1,12 +1,15 @@
 """Types of flags and arguments that click's own ones take too lightly."""
 
 import math
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-__all__ = ["Location", "Number"]
+__all__ = ["CompletedName", "Location", "Number"]
 
 
 class Location(click.Path):
@@ -29,3 +32,24 @@ class Number(click.FloatRange):
         if math.isnan(found):
             self.fail(f"{value} is not a number", param, ctx)
         return found
+
+
+class CompletedName(click.types.StringParamType):
+    """The name or the path of something. A shell completes the names that `sources` give; where none begins so, a path.
+
+    A source that fails, as for a damaged cache, has no names.
+    """
+
+    def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
+        self._sources = sources
+
+    def shell_complete(
+        self, ctx: click.Context, _param: click.Parameter, incomplete: str
+    ) -> list[CompletionItem[str]]:
+        found: list[str] = []
+        for source in self._sources:
+            with suppress(Exception):  # a traceback would spoil the line that is being typed
+                found += source(ctx)
+        names = [name for name in dict.fromkeys(found) if name.startswith(incomplete)]
+        # The request for paths comes first: it makes bash forget what came before.
+        return [CompletionItem(incomplete, type="file"), *map(CompletionItem, names)]
