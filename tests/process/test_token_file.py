@@ -1,4 +1,4 @@
-"""`--token-file`, on both sides: a worker that waits for it, a master that is killed beside it."""
+"""The token of a master's start: a worker that waits for its file, masters that are killed and restarted."""
 
 import json
 import signal
@@ -26,18 +26,20 @@ def test_a_worker_that_is_stopped_while_it_waits_has_done_its_work(start, tmp_pa
 
 @pytest.fixture
 def master(start, tmp_path):
-    """Start it; returns when its token is in the file."""
+    """Start it; returns when its token is in the file, or else printed, and the line that says so."""
     measured(tmp_path / "state" / "master")
 
-    def begin(path):
+    def begin(*flags):
         port = free_ports()
         began = start(
             "master", "--model", "demo", "--threads", 1, "--listen", f"127.0.0.1:{port}",
-            "--http", f"127.0.0.1:{port + 4}", "--token-file", path, "--state", tmp_path / "state",
+            "--http", f"127.0.0.1:{port + 4}", *flags, "--state", tmp_path / "state",
         )  # fmt: skip
+        said = []
         for line in began.process.stderr:
+            said.append(line.decode())
             if line.startswith(b"serving "):
-                return began
+                return began, next(line for line in said if "tpiedge worker" in line)
         raise AssertionError(began.finish().err)
 
     return begin
@@ -46,13 +48,13 @@ def master(start, tmp_path):
 @pytest.mark.parametrize("same", [True, False], ids=["same file", "another file"])
 def test_the_token_of_a_killed_master_is_void_when_it_is_back(tmp_path, tpiedge, master, same):
     path, store = tmp_path / "token", TokenStore(tmp_path / "state" / "master")
-    killed = master(path)
+    killed, _ = master("--token-file", path)
     old = parse_token(path.read_text())
     killed.process.kill()
     killed.finish()
     assert store.redeem(old.secret) == "ok"
     again = path if same else tmp_path / "other"
-    running = master(again)
+    running, _ = master("--token-file", again)
     assert store.redeem(old.secret) == "unknown"
     assert store.redeem(parse_token(again.read_text()).secret) == "ok"
     listed = json.loads(tpiedge("token", "list", "--json", "--state", tmp_path / "state").out)
@@ -61,3 +63,19 @@ def test_the_token_of_a_killed_master_is_void_when_it_is_back(tmp_path, tpiedge,
     assert running.process.wait(START_S) == 0
     wait_for(lambda: not again.exists(), 1.0)
     assert store.list() == ()
+
+
+def test_three_starts_and_one_token(tmp_path, tpiedge, master):
+    """The last one's: the first was killed, the second stopped."""
+    store = TokenStore(tmp_path / "state" / "master")
+    secrets = []
+    for end in (signal.SIGKILL, signal.SIGTERM, None):
+        running, line = master()
+        secrets.append(parse_token(line.split()[-1]).secret)
+        assert len(store.list()) == 1
+        if end is not None:
+            running.process.send_signal(end)
+            running.finish()
+    listed = json.loads(tpiedge("token", "list", "--json", "--state", tmp_path / "state").out)
+    assert [token["state"] for token in listed] == ["usable"]
+    assert [store.redeem(secret) for secret in secrets] == ["unknown", "unknown", "ok"]

@@ -18,7 +18,7 @@ from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.serving import MasterService
-from tpiedge.cli.token_file import offered, withdraw
+from tpiedge.cli.token_file import invitation, offered
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
 from tpiedge.clock import MonotonicClock
@@ -38,7 +38,6 @@ from tpiedge.host.ports import holder, port_state
 from tpiedge.host.private_file import replace_private
 from tpiedge.joining.entrance import Entrance
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import JoinToken
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.readiness import NOT_MEASURED
@@ -322,22 +321,18 @@ def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
 
 @contextmanager
 def _inviting(listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None) -> Iterator[None]:
-    """Writes a token for every worker into the file, void afterwards.
-
-    Without a file prints one worker's line to paste.
-    """
+    """Writes a token for every worker into the file, or prints one worker's line to paste. Void afterwards."""
     address = Address(_lan_host(listen), listen.port)
-    withdraw(folder)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
             click.echo(f"workers join with: tpiedge worker --token-file {token_file}", err=True)
             yield
         return
-    _, secret = TokenStore(folder).create()
-    token = JoinToken(keys.public, secret, address)
-    click.echo(f"on another machine:  tpiedge worker --connect {address} --token {token.text}", err=True)
-    click.echo("one worker per token; more with: tpiedge token create", err=True)
-    yield
+    with invitation(folder) as secret:
+        token = JoinToken(keys.public, secret, address)
+        click.echo(f"on another machine:  tpiedge worker --connect {address} --token {token.text}", err=True)
+        click.echo("one worker per token; more with: tpiedge token create", err=True)
+        yield
 
 
 def _lan_host(listen: Address) -> str:

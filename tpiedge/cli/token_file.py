@@ -1,4 +1,7 @@
-"""A token that workers read from a file: how containers join that start together with their master."""
+"""The token that a master makes at its start: printed for a worker, or in a file that workers wait for.
+
+It is void when the master ends. Where a master was killed, the next one makes it void.
+"""
 
 import os
 import time
@@ -15,7 +18,7 @@ from tpiedge.joining.token_store import DAY_S, TokenStore
 from tpiedge.joining.tokens import JoinToken
 from tpiedge.pack.store.locks import FileLock, holder_of
 
-__all__ = ["await_token", "offered", "withdraw"]
+__all__ = ["await_token", "invitation", "offered"]
 
 _NOTE = "offered.json"
 _LOCK = ".offered.lock"
@@ -27,44 +30,49 @@ _MAX_BYTES = 4096
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Meanwhile `path` has a token for any number of workers, which only its owner may read. Raises UserError, also
-    where another master of `folder` does the same.
-
-    The token is noted in `folder`, so that it can be withdrawn from a master that was killed."""
+    """Keeps a token for any number of workers in `path`, which only its owner may read. Raises UserError, also where
+    another master of `folder` has made its own."""
     with FileLock(private_folder(folder) / _LOCK) as lock:
         if not lock.try_alone():
             who = holder_of(lock.path)
             raise UserError(
                 f"the master of process {who} offers a token from {folder}: end it, or give another --state"
             )
-        _withdraw(folder)
-        with _offered(path, folder, master_key, address):
-            yield
-
-
-def withdraw(folder: Path) -> None:
-    """Make the token void that the last master of `folder` offered in a file and, being killed, left behind."""
-    with FileLock(private_folder(folder) / _LOCK) as lock:
-        if lock.try_alone():  # else it lives
-            _withdraw(folder)
+        with _noted(folder, _EXPIRES_S, None) as secret:
+            _write(path, JoinToken(master_key, secret, address).text)
+            try:
+                yield
+            finally:
+                with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
+                    path.unlink()
 
 
 @contextmanager
-def _offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    record, secret = TokenStore(folder).create(_EXPIRES_S, None)
+def invitation(folder: Path) -> Iterator[str]:
+    """Gives the secret of a token for one worker. Where another master of `folder` runs, its token stays, and this one
+    lasts its day. Raises UserError."""
+    with FileLock(private_folder(folder) / _LOCK) as lock:
+        if not lock.try_alone():
+            yield TokenStore(folder).create()[1]
+            return
+        with _noted(folder, DAY_S, 1) as secret:
+            yield secret
+
+
+@contextmanager
+def _noted(folder: Path, expires_s: float, uses: int | None) -> Iterator[str]:
+    """Gives the secret of a new token, which is noted, so that the next master can withdraw it if need be."""
+    _withdraw(folder)
+    record, secret = TokenStore(folder).create(expires_s, uses)
     try:
         replace_private(folder / _NOTE, {"token": record.id})
-        _write(path, JoinToken(master_key, secret, address).text)
-        try:
-            yield
-        finally:
-            with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
-                path.unlink()
+        yield secret
     finally:
         _withdraw(folder)
 
 
 def _withdraw(folder: Path) -> None:
+    """Make the noted token void, if there is one."""
     note, store = folder / _NOTE, TokenStore(folder)
     token_id = (read_private(note) or {}).get("token")
     for record, _ in store.list():

@@ -1,4 +1,4 @@
-"""The token in a file: there as long as the master runs, for its owner alone, and waited for."""
+"""The token of a master's start: there as long as the master runs; in a file for its owner alone, and waited for."""
 
 import os
 import stat
@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from tpiedge.cli.token_file import await_token, offered, withdraw
+from tpiedge.cli.token_file import await_token, invitation, offered
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.token_store import TokenStore
@@ -91,8 +91,8 @@ def left_behind(tmp_path, state):
 
 def test_a_killed_masters_token_is_void_once_the_next_one_starts(tmp_path, state, store, left_behind):
     assert store.redeem(left_behind.secret) == "ok"
-    withdraw(state)
-    assert store.redeem(left_behind.secret) == "unknown"
+    with invitation(state):
+        assert store.redeem(left_behind.secret) == "unknown"
     with offered(tmp_path / "token", state, KEY, HERE):
         token = parse_token(await_token(tmp_path / "token", 0.0))
         assert store.redeem(token.secret) == "ok"
@@ -103,19 +103,37 @@ def test_other_tokens_stay(state, store, left_behind):
     _, secret = store.create()
     (one,) = [record.id for record, _ in store.list() if record.left is None]
     store.revoke(one)  # by hand, before the master came back
-    withdraw(state)
-    withdraw(state)
+    for _ in range(2):
+        with invitation(state):
+            assert len(store.list()) == 2
     assert store.redeem(secret) == "ok"
 
 
 def test_another_master_of_the_same_folder_leaves_the_token_alone(tmp_path, state, store):
     with offered(tmp_path / "token", state, KEY, HERE):
         token = parse_token(await_token(tmp_path / "token", 0.0))
-        withdraw(state)
+        with invitation(state) as secret:
+            assert store.redeem(secret) == "ok"
         with (
             pytest.raises(UserError, match=f"process {os.getpid()} offers a token from {state}"),
             offered(tmp_path / "other", state, KEY, HERE),
         ):
             pass
         assert store.redeem(token.secret) == "ok"
+    assert [record.left for record, _ in store.list()] == [0]  # the other one's, used
+
+
+def test_a_start_invites_one_worker_until_the_master_ends(state, store):
+    with invitation(state) as secret:
+        assert [outcome for _, outcome in store.list()] == ["ok"]
+        assert store.redeem(secret) == "ok"
+        assert store.redeem(secret) == "used"
+    assert store.list() == ()
+
+
+def test_starts_leave_no_tokens_behind(state, store):
+    for _ in range(3):
+        with invitation(state) as secret:
+            assert len(store.list()) == 1
+            assert store.redeem(secret) == "ok"
     assert store.list() == ()
