@@ -122,6 +122,38 @@ def test_nodes_as_json(tmp_path, command, service):
     assert record["pending"][0]["name"] == "attic"
 
 
+def lost(name, host, seen_s):
+    cause = f"silent for {host}"
+    return NodeStatus(name, None, "lost", (0, 0), (0, 0), 2, 0, 0.0, 0, seen_s, cause, host)
+
+
+GONE = (lost("w-1111", "porch", 59.0), lost("w-2222", "shed", 61.0))
+
+
+def test_who_has_been_gone_for_a_minute_is_not_listed(command, service):
+    service._nodes = (*NODES, *GONE)
+    out = command(nodes)
+    assert "w-1111 (porch): silent for porch" in out
+    assert "w-4567 (attic)" in out  # not lost, however long it has said nothing
+    assert "shed" not in out
+    assert "cellar" not in out
+    assert "1 worker away for more than a minute: tpiedge nodes --all" in out
+    record = json.loads(command(nodes, "--json"))
+    assert [node["name"] for node in record["nodes"]] == ["w-0123", "w-4567", "w-1111"]
+    assert "members" not in record
+
+
+def test_all_lists_also_who_has_not_come_since_the_start(command, service):
+    service._nodes = (*NODES, *GONE)
+    lines = command(nodes, "--all").splitlines()
+    assert sum(line.startswith("w-2222 (shed)") for line in lines) == 2  # in the table, and why
+    assert [line.split()[:4] for line in lines if "cellar" in line] == [["w-89ab", "(cellar)", "-", "away"]]
+    assert not any("--all" in line for line in lines)
+    record = json.loads(command(nodes, "--all", "--json"))
+    assert [node["name"] for node in record["nodes"]] == ["w-0123", "w-4567", "w-1111", "w-2222"]
+    assert record["members"][-1] == {"name": "w-89ab", "host": "cellar"}
+
+
 def test_approving_and_revoking(tmp_path, command, service):
     service._nodes = NODES
 
@@ -134,6 +166,8 @@ def test_approving_and_revoking(tmp_path, command, service):
     assert service.revoked == ["w-0123"]
     assert isinstance(run("revoke", "nobody").exception, UserError)
     assert isinstance(run("approve", "wrong").exception, UserError)
+    assert "--all is for the list" in str(run("--all", "approve", "K7Q2").exception)
+    assert service.approved == ["K7Q2"]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])

@@ -27,6 +27,7 @@ class Admin:
         return [
             Route("/admin/nodes", self._nodes, methods=["GET"]),
             Route("/admin/nodes/pending", self._pending, methods=["GET"]),
+            Route("/admin/nodes/members", self._members, methods=["GET"]),
             Route("/admin/nodes/approve", self._approve, methods=["POST"]),
             Route("/admin/nodes/revoke", self._revoke, methods=["POST"]),
         ]
@@ -37,6 +38,10 @@ class Admin:
     async def _pending(self, _request: Request) -> Response:
         found = await self._intake.run(self._service.pending)
         return JSONResponse({"pending": [asdict(join) for join in found]})
+
+    async def _members(self, _request: Request) -> Response:
+        found = await self._intake.run(self._service.members)
+        return JSONResponse({"members": [asdict(member) for member in found]})
 
     async def _approve(self, request: Request) -> Response:
         code = await self._word(request, "code")

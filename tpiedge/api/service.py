@@ -19,6 +19,7 @@ __all__ = [
     "AnswerEvent",
     "Busy",
     "ClusterStatus",
+    "EnrolledWorker",
     "Generation",
     "ModelInfo",
     "NodeStatus",
@@ -61,6 +62,14 @@ class PendingJoin:
 
     name: str
     address: str
+
+
+@dataclass(frozen=True, slots=True)
+class EnrolledWorker:
+    """A worker that may come without a token, whether it is here or not. `host` is its computer's name."""
+
+    name: str
+    host: str
 
 
 class Generation(Protocol):
@@ -122,6 +131,10 @@ class Service(Protocol):
 
     def pending(self) -> tuple[PendingJoin, ...]:
         """Workers that wait to be let in."""
+        ...
+
+    def members(self) -> tuple[EnrolledWorker, ...]:
+        """All workers of the cluster, in the order in which they were let in."""
         ...
 
     def approve(self, code: str) -> str:

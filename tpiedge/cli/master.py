@@ -245,7 +245,7 @@ def _serving(
             rank_zero,
             entrance,
             timing=timing,
-            known=entrance.members,
+            known=[member.name for member in entrance.members],
         )
         service = MasterService(running, entrance, model, capacity)
         secret = secrets.token_urlsafe(32)

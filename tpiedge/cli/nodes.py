@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from tpiedge.cli.options import on_either_side
 from tpiedge.cli.path_options import state_option
@@ -14,24 +15,32 @@ from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.master.status import collective_names
 from tpiedge.sanitise import sanitised
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.units import counted, format_bytes, format_seconds
 
 __all__ = ["nodes"]
 
 _HEADER = ("node", "rank", "state", "attention", "ffn", "threads", "memory", "speed", "weights", "seen")
 
 
+#: Who has been lost for longer is not listed, unless all are.
+_GONE_S = 60.0
+
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
 @click.group(invoke_without_command=True)
+@click.option(
+    "--all", "everybody", is_flag=True, help="Also workers that have been away for a minute or more."
+)
 @_json_option
 @state_option
 @click.pass_context
-def nodes(context: click.Context, as_json: bool, state: Path | None) -> None:
+def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | None) -> None:
     """Show who has which share of the model, and why; let waiting workers in; shut nodes out."""
     if context.invoked_subcommand is None:
-        _show(as_json, state)
+        _show(everybody, as_json, state)
+    elif context.get_parameter_source("everybody") is ParameterSource.COMMANDLINE:
+        raise UserError(f"--all is for the list of nodes: leave it out before '{context.invoked_subcommand}'")
 
 
 @nodes.command()
@@ -69,21 +78,30 @@ def _order(
     return None
 
 
-def _show(as_json: bool, state: Path | None) -> None:
+def _show(everybody: bool, as_json: bool, state: Path | None) -> None:
     with admin_of(state) as master:
-        status = master.get("/admin/nodes")
-        pending = master.get("/admin/nodes/pending")
-    if as_json:
-        click.echo(json.dumps(status | pending))
-        return
+        status: dict[str, Any] = master.get("/admin/nodes") | master.get("/admin/nodes/pending")
+        if everybody:
+            status |= master.get("/admin/nodes/members")
     try:
-        _print(status, pending)
+        away = [] if everybody else [node["name"] for node in status["nodes"] if _is_gone(node)]
+        status["nodes"] = [node for node in status["nodes"] if node["name"] not in away]
+        click.echo(json.dumps(status)) if as_json else _print(status, len(away))
     except (KeyError, TypeError, ValueError):
         raise UserError("the master answers in another form: is it of another version?") from None
 
 
-def _print(status: dict[str, Any], pending: dict[str, Any]) -> None:
-    print_table(_HEADER, [_row(node) for node in status["nodes"]])
+def _is_gone(node: dict[str, Any]) -> bool:
+    return bool(node["state"] == "lost" and node["last_seen_s"] > _GONE_S)
+
+
+def _print(status: dict[str, Any], away: int) -> None:
+    """`away`: workers that are left out."""
+    listed = {node["name"] for node in status["nodes"]}
+    absent = [member for member in status.get("members", []) if member["name"] not in listed]
+    print_table(_HEADER, [*map(_row, status["nodes"]), *map(_absent_row, absent)])
+    if away:
+        click.echo(f"{counted(away, 'worker')} away for more than a minute: tpiedge nodes --all")
     for node in status["nodes"]:
         if node["why"]:
             click.echo(f"{_title(node)}: {sanitised(node['why'])}")
@@ -92,7 +110,7 @@ def _print(status: dict[str, Any], pending: dict[str, Any]) -> None:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
         click.echo(f"all-reduces: {ways}" + _because(status["collective_why"]))
     click.echo(f"{status['running']} running, {status['queued']} queued")
-    for join in pending["pending"]:
+    for join in status["pending"]:
         place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
         click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
 
@@ -120,6 +138,11 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         format_bytes(node["weight_bytes"]),
         f"{format_seconds(node['last_seen_s'])} ago",
     )
+
+
+def _absent_row(member: dict[str, Any]) -> tuple[str, ...]:
+    """Of a worker that has not come since the master's start."""
+    return (_title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-")
 
 
 def _interval(units: Sequence[int]) -> str:

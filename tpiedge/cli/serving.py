@@ -2,7 +2,7 @@
 
 import time
 
-from tpiedge.api.service import Busy, ModelInfo, PendingJoin, Unavailable
+from tpiedge.api.service import Busy, EnrolledWorker, ModelInfo, PendingJoin, Unavailable
 from tpiedge.joining.entrance import Entrance
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.master.master import Master, NotServing
@@ -59,6 +59,9 @@ class MasterService:
 
     def pending(self) -> tuple[PendingJoin, ...]:
         return tuple(PendingJoin(one.host, one.address) for one in self._entrance.pending())
+
+    def members(self) -> tuple[EnrolledWorker, ...]:
+        return tuple(EnrolledWorker(one.name, one.host) for one in self._entrance.members)
 
     def approve(self, code: str) -> str:
         return self._entrance.approve(code)

@@ -9,6 +9,7 @@ from tpiedge.clock import Clock
 from tpiedge.host.addresses import FILES_OFFSET, PAIRING_OFFSET, Address
 from tpiedge.joining.connecting import MASTER
 from tpiedge.joining.front_door import FrontDoor, guest_policy
+from tpiedge.joining.members import KnownWorker
 from tpiedge.joining.pairing import Pending
 from tpiedge.joining.pairing_link import PairingHub
 from tpiedge.shipping.provision import FILES_HUB
@@ -56,9 +57,9 @@ class Entrance:
             self._stack = stack.pop_all()
 
     @property
-    def members(self) -> tuple[str, ...]:
+    def members(self) -> tuple[KnownWorker, ...]:
         """The workers that may come without a token, in the order in which they were let in."""
-        return tuple(member.name for member in self._door.journal.table.members)
+        return self._door.journal.table.members
 
     def is_member(self, peer: str) -> bool:
         """Whether a peer that is connected is more than a guest."""

@@ -9,6 +9,7 @@ from tpiedge.api.service import (
     AnswerEvent,
     Busy,
     ClusterStatus,
+    EnrolledWorker,
     ModelInfo,
     NodeStatus,
     PendingJoin,
@@ -142,6 +143,12 @@ class FakeService:
 
     def pending(self) -> tuple[PendingJoin, ...]:
         return (PendingJoin("attic", "192.0.2.7"),)
+
+    def members(self) -> tuple[EnrolledWorker, ...]:
+        return (
+            *(EnrolledWorker(node.name, node.host) for node in self._nodes if node.host),
+            EnrolledWorker("w-89ab", "cellar"),
+        )
 
     def approve(self, code: str) -> str:
         if code != "K7Q2":

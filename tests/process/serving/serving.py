@@ -150,7 +150,7 @@ class Serving:
         return read_private(self.state / "master" / "admin.json")
 
     def status(self) -> dict:
-        """What `tpiedge nodes --json` prints, without starting a process."""
+        """What the master tells `tpiedge nodes`, without starting a process."""
         secret = (self._admin() or {}).get("secret", "")
         answer = self._http.get(f"{self.url}/admin/nodes", headers={"Authorization": f"Bearer {secret}"})
         answer.raise_for_status()

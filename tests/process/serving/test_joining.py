@@ -2,6 +2,7 @@
 
 import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from tpiedge import __version__
 from tpiedge.host.addresses import Address
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.identity import load_or_create_keys, peer_name
+from tpiedge.joining.members import KnownWorker, MemberJournal
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import JoinToken, parse_token
 from tpiedge.transport.keys import CurveKeys
@@ -161,6 +163,19 @@ def test_a_known_worker_needs_no_token(cluster: Serving):
     cluster.wait_until(lambda status: not status["ready"])
     cluster.start_worker("ann", token=False)
     cluster.wait_ready(2)
+
+
+def test_a_worker_that_has_not_come_since_the_start_is_shown_on_request(clusters: Callable[..., Serving]):
+    cluster = clusters()
+    away = KnownWorker(CurveKeys.generate().public, "cellar", 0.0, "token")
+    MemberJournal(cluster.state / "master").admit(away)
+    cluster.start_master()
+    variables = {"TPIEDGE_STATE": str(cluster.state)}
+    assert "cellar" not in run_command("nodes", **variables).out
+    (line,) = [
+        line for line in run_command("nodes", "--all", **variables).out.splitlines() if away.name in line
+    ]
+    assert line.split()[:4] == [away.name, "(cellar)", "-", "away"]
 
 
 def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, patience: float):

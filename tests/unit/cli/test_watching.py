@@ -34,12 +34,12 @@ def test_a_master_says_how_nodes_add_up() -> None:
 def test_nodes_shows_it_and_why(
     changes: dict[str, str], line: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _print(asdict(replace(STATUS, **changes)), {"pending": []})  # type: ignore[arg-type]
+    _print(asdict(replace(STATUS, **changes)) | {"pending": []}, 0)  # type: ignore[arg-type]
     shown = capsys.readouterr().out
     assert line.rstrip("?") in shown
     assert "\x07" not in shown
 
 
 def test_nodes_says_nothing_of_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None:
-    _print(asdict(replace(STATUS, collective="", bulk_collective="")), {"pending": []})
+    _print(asdict(replace(STATUS, collective="", bulk_collective="")) | {"pending": []}, 0)
     assert "all-reduces" not in capsys.readouterr().out
