@@ -69,7 +69,7 @@ class Owner:
 
 @dataclass(frozen=True)
 class TestbedState:
-    """`maker` brings it up; once `ready`, it belongs to `owner`, with which it ends, or to no process.
+    """`maker` brings it up. It belongs to `owner`, with which it ends, or, once `ready`, to no process.
 
     `links`: member -> (up, down), where they differ from what the description says.
     """
@@ -100,6 +100,11 @@ class TestbedState:
             return True
         keeper = self.owner if self.ready else self.maker
         return keeper is not None and not keeper.alive
+
+    @property
+    def orphaned(self) -> bool:
+        """Whether it belonged to a process that has ended: nobody is to end it any more."""
+        return self.owner is not None and not self.owner.alive
 
     def write(self) -> None:
         """Writes the file in one step: a reader sees the old state or the new one."""

@@ -19,22 +19,25 @@ from tpiedge.units import counted
 __all__ = ["change_link", "down", "known_names", "members", "namespaces_of", "up"]
 
 _POLITE_S = 3.0
+_REMOVED = "removed what an earlier command left of {}"
 
 
 def up(scenario: Scenario, network: Network | None, say: Say, owner: Owner | None = None) -> TestbedState:
-    """It stays until `down`, or as long as `owner` lives. What a killed command left of it is removed before.
+    """It stays until `down`, or as long as `owner` lives. Before, what a killed command left of it is removed, and so
+    is every testbed whose owner has ended.
 
     Raises UserError where it is up already or this computer cannot have it, ResourceError; then nothing is left.
     """
     name = scenario.name
+    _clear_orphans(say)  # before the lock: nobody waits for a lock who holds one
     with locked(name):
         _clear(name, say)
         chosen = network or forwarding.best_network()
-        made = TestbedState(name, scenario.text, chosen, maker=Owner.own())
+        made = TestbedState(name, scenario.text, chosen, maker=Owner.own(), owner=owner)
         made.write()
         try:
             _build(made, say)
-            made = replace(made, owner=owner, ready=True)
+            made = replace(made, ready=True)
             made.write()
         except BaseException:
             _remove(name)
@@ -101,12 +104,28 @@ def _is_name(name: str) -> bool:
         return False
 
 
+def _clear_orphans(say: Say) -> None:
+    """Removes every testbed whose owner has ended: perhaps nobody will ever use its name again."""
+    for name in filter(_is_orphan, state.names()):
+        try:
+            with locked(name):
+                if _is_orphan(name) and _remove(name):
+                    say(_REMOVED.format(name))
+        except ResourceError as error:  # no reason not to make another
+            say(f"cannot remove what an earlier command left of {name}: {error}")
+
+
+def _is_orphan(name: str) -> bool:
+    found = read_state(name)
+    return found is not None and found.orphaned
+
+
 def _clear(name: str, say: Say) -> None:
     """Room for a new one. Raises UserError if there is one."""
     found = read_state(name)
     if found is None or found.abandoned:
         if _remove(name):
-            say(f"removed what an earlier command left of {name}")
+            say(_REMOVED.format(name))
         return
     if found.owner is not None:
         raise UserError(

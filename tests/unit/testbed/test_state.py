@@ -83,7 +83,16 @@ def test_when_only_its_removal_is_left(changes: dict[str, object], abandoned: bo
 
 
 def test_one_with_a_living_owner_is_its_owners() -> None:
-    assert not made(maker=GONE, ready=True, owner=Owner.own()).abandoned
+    found = made(maker=GONE, ready=True, owner=Owner.own())
+    assert not found.abandoned
+    assert not found.orphaned
+
+
+@pytest.mark.parametrize("gone", [GONE, LATER, BEFORE], ids=["gone", "another has its number", "restart"])
+@pytest.mark.parametrize("ready", [False, True])
+def test_one_whose_owner_is_gone_is_nobodys(gone: Owner, ready: bool) -> None:
+    assert made(owner=gone, ready=ready).orphaned
+    assert not made(maker=gone, ready=ready).orphaned  # made to stay, or left to its name
 
 
 def test_setting_the_clock_makes_no_owner_another(monkeypatch: pytest.MonkeyPatch) -> None:
