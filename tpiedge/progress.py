@@ -4,9 +4,9 @@ Everything goes to standard error, so that standard output carries results alone
 """
 
 import sys
-import time
 from collections.abc import Callable
 
+from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
 __all__ = ["ByteProgress", "ProgressCallback", "Say", "say"]
@@ -31,21 +31,22 @@ def say(line: str) -> None:
 class ByteProgress:
     """Bytes done of a total. Use as a callback `progress(done, total)`, then `finish()`."""
 
-    def __init__(self, label: str) -> None:
+    def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label
-        self._started = self._shown = time.monotonic()
+        self._clock = clock or MonotonicClock()
+        self._started = self._shown = self._clock.now()
         self._live = sys.stderr.isatty()
         self._last = ""
 
     def __call__(self, done: int, total: int) -> None:
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._shown >= (_LIVE_S if self._live else _PLAIN_S):
             self._shown = now
             self._write(self._line(done, total, now - self._started))
 
     def finish(self, done: int) -> None:
         """Say what was done, if anything was."""
-        elapsed = time.monotonic() - self._started
+        elapsed = self._clock.now() - self._started
         if self._live and self._last:
             _write("\r" + " " * len(self._last) + "\r")
         if done:
