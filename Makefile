@@ -9,11 +9,33 @@ NATIVE := $(wildcard tpiedge/*/native/*.cpp tpiedge/*/native/*.h tpiedge/*/nativ
 
 setup: $(STAMP)
 
+# Minutes pass here: every part says what it is. What `pip` says beside that are warnings and errors.
+STARTED := $(shell date +%s)
+PIP = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+# The dependencies of tpiedge and of its extras, apart from tpiedge, so that downloading and compiling are told apart.
+DEPENDENCIES = $(BIN)/python -c 'import tomllib; project = tomllib.load(open("pyproject.toml", "rb"))["project"]; \
+	lists = [project["dependencies"], *project["optional-dependencies"].values()]; \
+	print(*(one for some in lists for one in some if not one.startswith("tpiedge[")))'
+
 $(STAMP): pyproject.toml setup.py constraints.txt $(NATIVE)
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "tpiedge needs Python 3.11 or newer: PYTHON=/path/to/python make setup"; exit 1; }
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
-	touch $@
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	echo "setup: $(PYTHON) is no Python 3.11 or newer: PYTHON=/path/to/python make setup" >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || { \
+	echo "setup: creating the virtual environment $(VENV) with $(PYTHON)"; \
+	$(PYTHON) -m venv $(VENV) >/dev/null 2>&1 || { \
+	echo "setup: '$(PYTHON) -m venv $(VENV)' failed (Debian, Ubuntu: apt install python3-venv; run it to see why)" >&2; \
+	exit 1; }; }
+	@echo "setup: installing the dependencies, torch among them: some minutes the first time"
+	@dependencies=$$($(DEPENDENCIES)) && $(PIP) $$dependencies || { \
+	echo "setup: not all dependencies were installed, as pip says above: make setup tries again" >&2; exit 1; }
+	@echo "setup: compiling the native kernels and installing tpiedge"
+	@$(PIP) --editable '.[dev]' || { \
+	echo "setup: tpiedge was not installed, as pip says above: make setup tries again" >&2; exit 1; }
+	@ls tpiedge/kernels/_native*.so >/dev/null 2>&1 || \
+	echo "setup: the native kernels did not compile (is there a C++ compiler?): torch computes in their place, slower"
+	@touch $@
+	@spent=$$(($$(date +%s) - $(STARTED))); \
+	echo "setup: done after $$((spent / 60)) min $$((spent % 60)) s: 'make demo' shows it"
 
 demo: $(STAMP)
 	$(BIN)/tpiedge demo
