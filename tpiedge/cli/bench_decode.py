@@ -29,7 +29,7 @@ from tpiedge.cli.testbed_names import TESTBED
 from tpiedge.errors import UserError
 from tpiedge.launch.child import Place
 from tpiedge.local.devices import Emulated, emulated
-from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.testbed.running import RunningTestbed, open_testbed
 from tpiedge.units import format_bytes
@@ -184,10 +184,10 @@ def decode(
     given = itertools.product(_sizes(settings), collectives, wires, links)
     wanted = list(dict.fromkeys(_Setting(nodes, threads, *rest) for (nodes, threads), *rest in given))
     described = emulated(testbed_name, max(setting.nodes for setting in wanted))
-    for setting in wanted:
-        setting.layout(described)
+    layouts = [setting.layout(described) for setting in wanted]
     if testbed_name is not None:
         check_devices(testbed_name, max(setting.nodes for setting in wanted))
+    say_crowding(layouts)
     model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     with ExitStack() as stack:

@@ -21,7 +21,7 @@ from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.errors import OutOfMemory
 from tpiedge.lifeline import guard
-from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.launch import Layout, plan_cluster, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import format_bytes
 from tpiedge.wire.fields import Compute, KVPrecision, Pin
@@ -103,6 +103,7 @@ def memory(
     # The same split in every setting: by itself the planner would move weights to nodes with more room.
     layout = Layout(nodes, shares or ",".join(["1"] * nodes), threads, None)
     layout.check()
+    say_crowding([layout])
     model = prepare(model_name, precision, compute, cache, kv)
     check_lengths(model, prompt_tokens, tokens)
     capacity = prompt_tokens + tokens

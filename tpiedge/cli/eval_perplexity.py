@@ -19,7 +19,7 @@ from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.evaluation.perplexity import Likelihood, likelihood_of
 from tpiedge.evaluation.text import EvalText, read_text
-from tpiedge.local.launch import Layout, launch, plan_cluster
+from tpiedge.local.launch import Layout, launch, plan_cluster, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.units import counted
 from tpiedge.wire.fields import Compute, KVPrecision
@@ -63,6 +63,7 @@ def perplexity(
     """
     layout = Layout(nodes, shares, threads, memory)
     layout.check()
+    say_crowding([layout])
     model = prepare(model_name, precision, compute, cache, kv)
     wanted = read_text(model, text, context, stride)
     capacity = wanted.longest

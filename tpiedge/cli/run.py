@@ -30,7 +30,7 @@ from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
 from tpiedge.local.devices import emulated
-from tpiedge.local.launch import Layout
+from tpiedge.local.launch import Layout, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 
@@ -131,6 +131,7 @@ def run(
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)
+    say_crowding([layout])
     with recording(trace, nodes) as traces:
         model = prepare(model_name, precision, compute, cache, kv)
         check_sampling(sampling, model.config.vocab_size)

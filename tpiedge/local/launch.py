@@ -1,7 +1,7 @@
 """Makes a plan for a prepared model within the user's limits, and runs a cluster for it."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,11 +15,11 @@ from tpiedge.local.cluster import ClusterSpec, LocalCluster
 from tpiedge.local.devices import Emulated, places_on
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.facts import model_facts
-from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts, bytes_beside_weights
 from tpiedge.planner.partition import ShareWeight, parse_shares
 from tpiedge.planner.solve import Plan, evaluate, solve
-from tpiedge.progress import ByteProgress
-from tpiedge.units import counted
+from tpiedge.progress import ByteProgress, say
+from tpiedge.units import counted, format_bytes
 from tpiedge.wire.control import Ready
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 from tpiedge.wire.weights import Keeping
@@ -27,13 +27,16 @@ from tpiedge.wire.weights import Keeping
 __all__ = [
     "Layout",
     "check_context",
+    "crowding",
     "launch",
     "model_facts_of",
     "plan_cluster",
     "plan_json",
+    "say_crowding",
 ]
 
 _MAX_NODES = 64
+_CROWD = 2  # so many nodes per core still take turns well
 _DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same disk
 
 
@@ -72,6 +75,31 @@ class Layout:
         if self.threads is not None and not 1 <= self.threads <= 1024:
             raise UserError(f"--threads {self.threads} is out of range: 1 to 1024")
         return None if self.shares is None else parse_shares(self.shares, self.nodes)
+
+
+def say_crowding(layouts: Iterable[Layout]) -> None:
+    """Warn in one line where the largest of the layouts crowds this computer: it starts nevertheless, if it fits.
+
+    A testbed is left alone: its devices have processors and memory of their own sizes.
+    """
+    nodes = max((layout.nodes for layout in layouts if layout.testbed is None), default=1)
+    warning = crowding(nodes, default_threads(), _available_bytes())
+    if warning is not None:
+        say(f"tpiedge: {warning}")
+
+
+def crowding(nodes: int, cores: int, free_bytes: int) -> str | None:
+    """What to expect where nodes are far more than the cores, or do not fit even without weights; None elsewhere."""
+    if nodes > _CROWD * cores:
+        shared, fit = ("one core", "one") if cores == 1 else (f"{cores} cores", f"{cores} side by side")
+        return f"{nodes} nodes take turns on {shared} here: expect far slower answers than from {fit}"
+    needed = bytes_beside_weights(nodes)
+    if nodes > 1 and needed > free_bytes:
+        return (
+            f"{nodes} nodes take {format_bytes(needed)} of memory beside the weights, and {format_bytes(free_bytes)} "
+            "are free here: expect a refusal, and use fewer nodes"
+        )
+    return None
 
 
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:

@@ -15,6 +15,7 @@ __all__ = [
     "NodeFacts",
     "NodeNeed",
     "base_bytes",
+    "bytes_beside_weights",
     "layer_bytes",
     "pieces_of_blocks",
     "whole_need",
@@ -110,6 +111,11 @@ def base_bytes(model: ModelFacts, node: NodeFacts, capacity_tokens: int) -> int:
     """What the node takes whatever its share."""
     activations = min(_ACTIVATION_BYTES, model.row_bytes * capacity_tokens)
     return NODE_BASE_BYTES - (_COMPANION_BYTES if node.alone else 0) + activations
+
+
+def bytes_beside_weights(nodes: int) -> int:
+    """What so many nodes on one computer take at least, with the process that started them all."""
+    return nodes * (NODE_BASE_BYTES - _COMPANION_BYTES) + _COMPANION_BYTES
 
 
 def whole_need(
