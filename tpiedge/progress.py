@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
-__all__ = ["ByteProgress", "ProgressCallback", "Say", "say"]
+__all__ = ["ByteProgress", "ProgressCallback", "Say", "StepProgress", "say"]
 
 _LIVE_S = 0.1
 _PLAIN_S = 5.0
@@ -34,26 +34,22 @@ class ByteProgress:
     def __init__(self, label: str, clock: Clock | None = None) -> None:
         self._label = label
         self._clock = clock or MonotonicClock()
-        self._started = self._shown = self._clock.now()
-        self._live = sys.stderr.isatty()
-        self._last = ""
+        self._started = self._clock.now()
+        self._line = _StatusLine(self._clock)
 
     def __call__(self, done: int, total: int) -> None:
-        now = self._clock.now()
-        if now - self._shown >= (_LIVE_S if self._live else _PLAIN_S):
-            self._shown = now
-            self._write(self._line(done, total, now - self._started))
+        if self._line.is_due():
+            self._line.show(self._told(done, total, self._clock.now() - self._started))
 
     def finish(self, done: int) -> None:
         """Say what was done, if anything was."""
         elapsed = self._clock.now() - self._started
-        if self._live and self._last:
-            _write("\r" + " " * len(self._last) + "\r")
+        self._line.wipe()
         if done:
             rate = format_bytes(done / max(elapsed, 1e-3))
             say(f"{self._label}: {format_bytes(done)} in {format_seconds(elapsed)} ({rate}/s)")
 
-    def _line(self, done: int, total: int, elapsed: float) -> str:
+    def _told(self, done: int, total: int, elapsed: float) -> str:
         rate = done / max(elapsed, 1e-3)
         share = done / max(total, 1)
         told = f"{self._label}: {100 * share:.0f}% of {format_bytes(total)}, {format_bytes(rate)}/s"
@@ -61,12 +57,52 @@ class ByteProgress:
             return told
         return f"{told}, {format_seconds((total - done) / rate)} left"
 
-    def _write(self, line: str) -> None:
-        if self._live:
+
+class StepProgress:
+    """Steps of known number, each of which has a name: `begin(name)` for each, then `finish()`."""
+
+    def __init__(self, label: str, steps: int, clock: Clock | None = None) -> None:
+        self._label = label
+        self._steps = steps
+        self._begun = 0
+        self._line = _StatusLine(clock or MonotonicClock())
+
+    def begin(self, name: str) -> None:
+        """Tell of the step that begins. On a terminal each is told of, for it may take long."""
+        self._begun += 1
+        if self._line.live or self._line.is_due():
+            self._line.show(f"{self._label} {self._begun} of {self._steps}: {name}")
+
+    def finish(self) -> None:
+        """Clear the terminal's line."""
+        self._line.wipe()
+
+
+class _StatusLine:
+    """A line that is replaced by the next one where `live`, on a terminal; elsewhere every one stays."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._shown = clock.now()
+        self.live = sys.stderr.isatty()
+        self._last = ""
+
+    def is_due(self) -> bool:
+        """Whether the line before has been there for long enough."""
+        return self._clock.now() - self._shown >= (_LIVE_S if self.live else _PLAIN_S)
+
+    def show(self, line: str) -> None:
+        self._shown = self._clock.now()
+        if self.live:
             _write("\r" + line.ljust(len(self._last)))
             self._last = line
         else:
             say(line)
+
+    def wipe(self) -> None:
+        if self._last:
+            _write("\r" + " " * len(self._last) + "\r")
+            self._last = ""
 
 
 def _write(text: str) -> None:

@@ -61,6 +61,7 @@ def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
     assert {(found["kernel"], found["precision"]) for found in results} == wanted
     assert len(results) == len(wanted)
     for found in results:
+        assert found["repeats"] == 1
         assert found["seconds"]["median"] > 0
         assert (found["of_read_bandwidth"] is not None) == ((found["kernel"], found["precision"]) in products)
         assert found["of_peak"]["median"] > 0
@@ -74,7 +75,7 @@ def test_without_native_kernels() -> None:
     )
     assert ended.status == 0, ended.err
     assert "project 64x192 (torch)" in ended.out
-    assert "none, torch computes" in ended.out
+    assert "repeats: 1; instruction set: none, torch computes" in ended.out
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """What `tpiedge bench` measures and how it is summed up; `cli` has a short file per verb.
 
 `figures`: what all have in common. all-reduces: `reduce_root`, `reduce_leaf`, `links`. Memory: `budgets`, `disk`,
-`group`, `streaming`, `steady`, `memory_report`. Kernels: `kernel_cases`, `kernel_memory`, `kernel_times`.
+`group`, `streaming`, `steady`, `memory_report`. Kernels: `kernel_cases`, `kernel_memory`, `kernel_times`,
+`repeats`.
 """

@@ -36,7 +36,7 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.units import counted
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["KERNELS", "Case", "cases_of", "random_panels"]
+__all__ = ["KERNELS", "Case", "case_count", "cases_of", "random_panels"]
 
 _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -153,9 +153,32 @@ def cases_of(
         for precision in precisions:
             wanted = _Wanted(hidden, columns, precision, tokens, rotation)
             for kernel in kernels:
-                # Activations are f32, whatever the weights are.
-                if kernel in _OF_WEIGHTS or kernel == "attention" or precision == precisions[0]:
+                if _is_measured(kernel, precision, precisions):
                     yield functools.partial(KERNELS[kernel], wanted)
+
+
+def case_count(
+    kernels: Sequence[str],
+    shapes: Sequence[tuple[int, int]],
+    precisions: Sequence[KVPrecision],
+    tokens: Sequence[int],
+) -> int:
+    """How many cases the makers of `cases_of` make in all."""
+    return len(shapes) * sum(
+        len(_attended(tokens) if kernel == "attention" else tokens)
+        for precision in precisions
+        for kernel in kernels
+        if _is_measured(kernel, precision, precisions)
+    )
+
+
+def _is_measured(kernel: str, precision: KVPrecision, precisions: Sequence[KVPrecision]) -> bool:
+    """Activations are f32, whatever the weights are: they are measured with the first precision alone."""
+    return kernel in _OF_WEIGHTS or kernel == "attention" or precision == precisions[0]
+
+
+def _attended(tokens: Sequence[int]) -> list[int]:
+    return [count for count in tokens if count <= POSITIONS]
 
 
 def _project(wanted: _Wanted) -> list[Case]:
@@ -222,7 +245,7 @@ def _attention(wanted: _Wanted) -> list[Case]:
             "attention", tokens, moved, 4 * seen * heads * width, run, count, f"{heads}/{kv_heads}x{width}"
         )
 
-    return [of(tokens) for tokens in wanted.tokens if tokens <= POSITIONS]
+    return [of(tokens) for tokens in _attended(wanted.tokens)]
 
 
 def _rows(stored: KVFormat, kv_heads: int) -> Rows:

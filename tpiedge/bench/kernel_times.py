@@ -1,5 +1,6 @@
 """Kernels timed beside torch's, the memory and the processor's peak, in alternation."""
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -11,6 +12,7 @@ import torch
 
 from tpiedge.bench.figures import spread
 from tpiedge.bench.kernel_cases import Case
+from tpiedge.bench.repeats import Repeats
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
@@ -19,8 +21,9 @@ from tpiedge.units import counted
 
 __all__ = ["Bench", "last_level_cache_bytes"]
 
-_SAMPLE_S = 0.03
+_SAMPLE_S = 0.01
 _SLOW_S = 0.25
+_QUICKEST_S = 1e-7
 _CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 _LARGE_CACHE_BYTES = 32 << 20
 _UNITS = {"K": 1 << 10, "M": 1 << 20}
@@ -46,7 +49,7 @@ class _Samples:
 
 
 class Bench:
-    """`library` None: torch alone, without a bound to compare with. `say` gets a line of progress now and then."""
+    """`library` None: torch alone, without a bound to compare with. `say` gets a line as each case begins."""
 
     def __init__(self, library: KernelLibrary | None, buffer_bytes: int, say: Callable[[str], None]) -> None:
         self._library = library
@@ -54,7 +57,7 @@ class Bench:
         self._say = say
 
     def measure(
-        self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: int
+        self, make: Callable[[], list[Case]], threads: Sequence[int], repeats: Repeats
     ) -> list[dict[str, Any]]:
         """Cases with the same operands, each with every number of threads, as JSON tells of them."""
         found = []
@@ -64,7 +67,7 @@ class Bench:
                 found.append(self._measure(case, count, repeats))
         return found
 
-    def _measure(self, case: Case, threads: int, repeats: int) -> dict[str, Any]:
+    def _measure(self, case: Case, threads: int, repeats: Repeats) -> dict[str, Any]:
         torch.set_num_threads(threads)
         samples = _Samples()
         with ExitStack() as pools:
@@ -73,16 +76,17 @@ class Bench:
                 for library in (self._library, None)
             )
             native = own.native and _is_native(case)
-            own_passes, _ = _warmed(case, own)
-            peer_passes, peer_s = _warmed(case, peer)
-            for _ in range(repeats):
+            own_timer, peer_timer = _CallTimer(case, own), _CallTimer(case, peer)
+            for _ in repeats.of_next_case():
                 if self._probes is not None:
                     # The peak first: torch's threads spin for some milliseconds after their work.
-                    samples.peak_per_s.append(self._probes.operations_per_s(threads, int8=case.int8))
+                    peak = self._probes.operations_per_s(threads, int8=case.int8, seconds=_SAMPLE_S)
+                    samples.peak_per_s.append(peak)
                     samples.read_bytes_per_s.append(self._probes.bytes_per_s(threads))
-                samples.own_s.append(_timed(case, own, own_passes))
+                samples.own_s.append(own_timer.sample())
                 # Where torch takes long it is compared with, not studied.
-                samples.torch_s.append(_timed(case, peer, peer_passes) if peer_passes else peer_s)
+                slow = peer_timer.first_s > _SLOW_S
+                samples.torch_s.append(peer_timer.first_s if slow else peer_timer.sample())
         return _report(case, threads, native, samples)
 
 
@@ -91,23 +95,34 @@ def _is_native(case: Case) -> bool:
     return case.int8 or case.kernel == "attention" or case.tokens <= NATIVE_TOKENS
 
 
-def _warmed(case: Case, linear: Linear) -> tuple[int, float]:
-    """How often to go through the copies in a sample (0: one call is slow enough) and how long a first one took."""
-    started = time.perf_counter()
-    case.run(linear, 0)
-    seconds = time.perf_counter() - started
-    if seconds > _SLOW_S:
-        return 0, seconds
-    return max(1, round(_SAMPLE_S / (max(seconds, 1e-7) * case.copies))), seconds
+class _CallTimer:
+    """One way to compute a case, timed by as many calls at a time as take about _SAMPLE_S.
 
+    The calls use the copies of the operands in turn, and a sample begins where the one before it ended: to go through
+    all of them takes many times as long where a call is slow. `first_s` is what the first call took, with all that is
+    loaded and allocated in it.
+    """
 
-def _timed(case: Case, linear: Linear, passes: int) -> float:
-    """Seconds of a call."""
-    copies = [*range(case.copies)] * passes or [0]
-    started = time.perf_counter()
-    for copy in copies:
-        case.run(linear, copy)
-    return (time.perf_counter() - started) / len(copies)
+    def __init__(self, case: Case, linear: Linear, now: Callable[[], float] = time.perf_counter) -> None:
+        self._case = case
+        self._linear = linear
+        self._now = now
+        self._copies = itertools.cycle(range(case.copies))
+        self._calls = 1
+        self.first_s = self.sample()
+        if self.first_s <= _SLOW_S:  # one more call says better how many a sample needs
+            self._calls = 1
+            self.sample()
+
+    def sample(self) -> float:
+        """Seconds of a call."""
+        copies = list(itertools.islice(self._copies, self._calls))
+        started = self._now()
+        for copy in copies:
+            self._case.run(self._linear, copy)
+        seconds = (self._now() - started) / len(copies)
+        self._calls = max(1, round(_SAMPLE_S / max(seconds, _QUICKEST_S)))
+        return seconds
 
 
 def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[str, Any]:
@@ -119,6 +134,7 @@ def _report(case: Case, threads: int, native: bool, samples: _Samples) -> dict[s
         "tokens": case.tokens,
         "threads": threads,
         "native": native,
+        "repeats": len(samples.own_s),
         "bytes": case.nbytes,
         "operations": case.operations,
         "seconds": spread(samples.own_s),

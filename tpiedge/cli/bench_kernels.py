@@ -1,6 +1,7 @@
 """`tpiedge bench kernels`: how near every kernel comes to what memory and processor allow."""
 
 import json
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,10 +11,13 @@ import click
 
 from tpiedge.bench.figures import check_names, milliseconds
 from tpiedge.bench.kernel_memory import Rotation, check_room, largest
+from tpiedge.bench.repeats import Repeats
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
+from tpiedge.clock import MonotonicClock
 from tpiedge.errors import UserError
 from tpiedge.host.device import available_memory_bytes, default_threads
+from tpiedge.progress import StepProgress
 from tpiedge.tracing.collection import writable
 from tpiedge.wire.fields import KVPrecision
 
@@ -27,6 +31,9 @@ _MOST_TOKENS = 8192
 _MOST_THREADS = 1024
 _CACHES = 3  # so many times the largest cache lies between two uses of an operand
 _LEAST_BYTES = 128 << 20
+_LEAST_REPEATS = 3
+_MOST_REPEATS = 5
+_REPEATS_S = 40.0  # beside imports and slow cases: a small shape is to be measured within a minute
 
 
 @click.command()
@@ -40,7 +47,11 @@ _LEAST_BYTES = 128 << 20
 @click.option("--precisions", default="f32,bf16,q8,q4", show_default=True, help="Of weights or KV, a list.")
 @click.option("--threads", help="A list.  [default: 1, and the cores that this process may use]")
 @click.option("--kernels", "names", default=",".join(_KERNELS), show_default=True, help="A list.")
-@click.option("--repeats", type=click.IntRange(1, 100), default=5, show_default=True)
+@click.option(
+    "--repeats",
+    type=click.IntRange(1, 100),
+    help=f"Of each case.  [default: {_LEAST_REPEATS} to {_MOST_REPEATS}, as time allows]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @click.option(
     "--png", type=Location(dir_okay=False), metavar="FILE", help="Draw the products below the roofline."
@@ -51,14 +62,15 @@ def kernels(
     precisions: str,
     threads: str | None,
     names: str,
-    repeats: int,
+    repeats: int | None,
     as_json: bool,
     png: Path | None,
 ) -> None:
     """Time, bytes and operations per second of the kernels.
 
-    Every repeat also measures what the same number of threads reads from memory and multiplies in registers, and
-    torch's way to the same result. Weights are rotated so that they come from memory, as in a step of a model.
+    Each case is repeated 5 times, or 3 times at least where that would take longer than 40 s in all. Every repeat also
+    measures what the same number of threads reads from memory and multiplies in registers, and torch's way to the same
+    result. Weights are rotated so that they come from memory, as in a step of a model.
     """
     wanted = _shapes(shapes)
     chosen, given = names.split(","), precisions.split(",")
@@ -83,9 +95,9 @@ def _measure(
     precisions: Sequence[KVPrecision],
     tokens: Sequence[int],
     threads: Sequence[int],
-    repeats: int,
+    repeats: int | None,
 ) -> dict[str, Any]:
-    from tpiedge.bench.kernel_cases import cases_of  # imports torch
+    from tpiedge.bench.kernel_cases import case_count, cases_of  # imports torch
     from tpiedge.bench.kernel_times import Bench, last_level_cache_bytes
     from tpiedge.kernels.shared_library import kernel_library
 
@@ -94,17 +106,29 @@ def _measure(
     rotated_bytes = max(_LEAST_BYTES, _CACHES * cache_bytes)
     rotation = Rotation(rotated_bytes)
     check_room(largest(names, shapes, precisions, tokens, rotation), rotation, available_memory_bytes())
-    bench = Bench(library, rotated_bytes, lambda line: click.echo(line, err=True))
+    count = case_count(names, shapes, precisions, tokens) * len(threads)
+    progress = StepProgress("measuring", count)
+    bench = Bench(library, rotated_bytes, progress.begin)
+    timed = _repeats(repeats, count)
     found: list[dict[str, Any]] = []
-    for make in cases_of(names, shapes, precisions, tokens, rotation):
-        found += bench.measure(make, threads, repeats)
+    try:
+        for make in cases_of(names, shapes, precisions, tokens, rotation):
+            found += bench.measure(make, threads, timed)
+    finally:
+        progress.finish()
     return {
         "instruction_set": library.isa if library else None,
         "last_level_cache_bytes": cache_bytes,
         "rotated_bytes": rotated_bytes,
-        "repeats": repeats,
         "results": found,
     }
+
+
+def _repeats(asked: int | None, cases: int) -> Repeats:
+    """As many as asked for; else as many as the time allows."""
+    if asked is not None:
+        return Repeats(cases, math.inf, MonotonicClock(), least=asked, most=asked)
+    return Repeats(cases, _REPEATS_S, MonotonicClock(), least=_LEAST_REPEATS, most=_MOST_REPEATS)
 
 
 def _picture(path: Path) -> Callable[[dict[str, Any]], None]:
@@ -176,7 +200,10 @@ def _print(record: dict[str, Any]) -> None:
         for found in record["results"]
     ]
     print_table(columns, rows)
+    repeats = [found["repeats"] for found in record["results"]]
+    low, high = min(repeats, default=0), max(repeats, default=0)
     click.echo(
+        f"repeats: {low if low == high else f'{low} to {high}'}; "
         f"instruction set: {record['instruction_set'] or 'none, torch computes'}; GB/s of what is read and written "
         "once; of reading, of peak: medians of the parts of what was measured in the same repeat"
     )

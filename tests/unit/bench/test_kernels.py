@@ -1,19 +1,22 @@
 """What the kernels are measured with, and what is told of it."""
 
 import math
+from collections.abc import Callable
 
 import pytest
 import torch
 
-from tpiedge.bench.kernel_cases import KERNELS, Case, cases_of, random_panels
+from tpiedge.bench.kernel_cases import KERNELS, Case, case_count, cases_of, random_panels
 from tpiedge.bench.kernel_memory import Rotation
-from tpiedge.bench.kernel_times import Bench, last_level_cache_bytes
+from tpiedge.bench.kernel_times import Bench, _CallTimer, last_level_cache_bytes
+from tpiedge.bench.repeats import Repeats
 from tpiedge.cli.bench_kernels import _numbers, _shapes
 from tpiedge.errors import UserError
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import kernel_library
+from tpiedge.testing.clock import ManualClock
 
 BUFFER_BYTES = 1 << 20
 SHAPE = (64, 192)
@@ -103,6 +106,56 @@ def test_activations_are_measured_once_whatever_the_weights_are() -> None:
     ]
 
 
+@pytest.mark.parametrize("kernels", [["rms_norm", "attention"], list(KERNELS)])
+def test_cases_are_counted_before_they_are_made(kernels: list[str]) -> None:
+    wanted = (kernels, [SHAPE, (64, 32)], ["q8", "f32"], [1, 2048, 2049])
+    made = [case for make in cases_of(*wanted, Rotation(1)) for case in make()]
+    assert case_count(*wanted) == len(made)
+
+
+class Sampled:
+    """A timer of a case each call of which takes so long, and the copies that its calls were given."""
+
+    def __init__(self, call_s: Callable[[int], float], copies: int) -> None:
+        self.copies: list[int] = []
+        clock = ManualClock()
+
+        def run(_linear: Linear, copy: int) -> None:
+            clock.advance(call_s(len(self.copies)))
+            self.copies.append(copy)
+
+        case = Case("project", "1x1", "f32", 1, 1, 1, int8=False, streams=True, copies=copies, run=run)
+        with Linear(Arithmetic.F32, 1, None) as linear:
+            self.timer = _CallTimer(case, linear, clock.now)
+
+    def calls(self) -> int:
+        """Of one more sample."""
+        before = len(self.copies)
+        self.timer.sample()
+        return len(self.copies) - before
+
+
+def test_a_sample_of_slow_calls_is_one_call_however_many_copies_there_are() -> None:
+    slow = Sampled(lambda _: 0.2, copies=32)
+    assert [slow.calls() for _ in range(3)] == [1, 1, 1]
+    assert slow.copies == [0, 1, 2, 3, 4]
+    slower = Sampled(lambda _: 0.3, copies=32)
+    assert slower.copies == [0], "nothing is to be learnt from a second call"
+    assert slower.calls() == 1
+
+
+def test_a_sample_of_fast_calls_lasts_and_uses_the_copies_in_turn() -> None:
+    fast = Sampled(lambda number: 0.008 if number == 0 else 0.001, copies=3)
+    assert fast.timer.first_s == pytest.approx(0.008)
+    assert fast.calls() == 10
+    assert fast.copies == [index % 3 for index in range(len(fast.copies))]
+
+
+def test_a_sample_fits_itself_to_what_calls_take_now() -> None:
+    disturbed = Sampled(lambda number: 0.005 if number < 2 else 0.0001, copies=2)
+    assert [disturbed.calls() for _ in range(2)] == [2, 100]
+
+
 @needs_native
 @pytest.mark.parametrize("threads", [1, 2])
 def test_probes_measure_something(threads: int) -> None:
@@ -116,17 +169,19 @@ def test_probes_measure_something(threads: int) -> None:
 def test_a_report() -> None:
     said: list[str] = []
     bench = Bench(library, BUFFER_BYTES, said.append)
+    repeats = Repeats(4, 0.0, ManualClock(), least=2, most=2)
     results = [
         found
         for kernel in ("project", "rms_norm")
         for make in cases_of([kernel], [SHAPE], ["f32"], [1, 32], Rotation(BUFFER_BYTES))
-        for found in bench.measure(make, [1], repeats=2)
+        for found in bench.measure(make, [1], repeats)
     ]
     assert len(said) == len(results) == 4
     one, many, norm, _ = results
     assert (one["kernel"], one["tokens"], one["native"]) == ("project", 1, library is not None)
     assert many["native"] is False
     for found in results:
+        assert found["repeats"] == 2
         for name in ("seconds", "bytes_per_s", "operations_per_s", "torch_seconds", "times_torch"):
             assert 0 < found[name]["min"] <= found[name]["median"] <= found[name]["max"] < math.inf
     assert norm["of_read_bandwidth"] is None
