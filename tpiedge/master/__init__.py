@@ -5,5 +5,6 @@ and `quarantine` the excluded ones, `debounce` says when to plan, `placement` as
 answer, `reconciler` compares the actual state with the desired one, `session_manager` runs a `session` per plan, each
 with its `epoch` and `membership`, `rank_zero` owns this machine's own node, `retries` says when to plan again after a
 failure, `outbox` sends without waiting, `request_queue` queues requests and `request_watch` finds stuck ones, `blame`
-says which node caused a loss, `snapshot` makes the `status` that other threads read. `master` puts them together.
+says which node caused a loss, `notices` which workers hear that they are spare, `snapshot` makes the `status` that
+other threads read. `master` puts them together.
 """

@@ -6,12 +6,13 @@ from pathlib import Path
 
 from tpiedge.launch.timing import Timing
 from tpiedge.pack.share import NodeShare
+from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Assign
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
 
-__all__ = ["Assignment", "Assignments", "Fetching", "Served"]
+__all__ = ["Assignment", "Assignments", "Fetching", "NoPlan", "Served"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,15 @@ class Assignments:
     """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part."""
 
     assignments: tuple[Assignment, ...]
-    spare: Mapping[str, str] = field(default_factory=dict)
+    spare: Mapping[str, SpareReason] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """Why there are no assignments, in one line; `spare` says of machines why no plan can have a part for them."""
+
+    reason: str
+    spare: Mapping[str, SpareReason] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

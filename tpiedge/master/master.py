@@ -66,7 +66,9 @@ class Master:
         self._requests = RequestQueue(queue_limit, self._cancel, hub.wake)
         self._sessions = SessionManager(hub, outbox, rank_zero, served, timing, clock, self._requests.tell)
         self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions)
-        self._reconciler = Reconciler(clock, plan, roster, reputation, self._sessions, self._requests)
+        self._reconciler = Reconciler(
+            clock, plan, roster, reputation, self._sessions, self._requests, outbox.send
+        )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due
         self._closing = threading.Event()

@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass
 
-from tpiedge.master.assignments import Assignment, Assignments
+from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, NodeNeed
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
+from tpiedge.planner.reasons import SpareReason, slower
 from tpiedge.units import counted
 from tpiedge.wire.epochs import Offer
 
@@ -36,46 +37,53 @@ class NodePlacement:
     threads: int
     weights: tuple[ShareWeight, ...] | None = None
 
-    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | str:
-        """The assignments, or one line that says why there are none. `serving`: the workers of the serving plan."""
-        spare: dict[str, str] = {}
+    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+        """The assignments, or why there are none. `serving`: the workers of the serving plan."""
+        spare: dict[str, SpareReason] = {}
         if self.weights is not None:
             wanted = len(self.weights) - 1
             if len(machines) < wanted:
-                return (
-                    f"{len(machines)} of {counted(wanted, 'worker')} of --shares here: waiting for the rest"
-                )
-            spare = {machine.name: "beyond the machines of --shares" for machine in machines[wanted:]}
+                present = f"{len(machines)} of {counted(wanted, 'worker')} of --shares here"
+                return NoPlan(f"{present}: waiting for the rest")
+            beyond = SpareReason(
+                "shares", "others came first, and the master's --shares have no part for more"
+            )
+            spare = {machine.name: beyond for machine in machines[wanted:]}
             machines = machines[:wanted]
-        found = self._allocate(machines)
-        if isinstance(found, Infeasible):
-            return found.reason
-        kept = tuple(machine for machine in machines if machine.name in serving)
-        if self.weights is None and serving and len(kept) == len(serving) < len(machines):
-            present = self._allocate(kept)
-            if isinstance(present, Allocation) and (
-                present.prediction.step_s <= _WORTH * found.prediction.step_s
-            ):
-                others = set(machines) - set(kept)
-                spare = dict.fromkeys((machine.name for machine in others), "the plan is as fast without it")
-                found = present
-        return self._assignments_of(found, machines, spare)
+        best = self._allocate(machines)
+        if isinstance(best, Infeasible):
+            return NoPlan(best.reason, spare)
+        kept = self._kept(machines, serving, best)
+        if kept is None:
+            return self._assignments_of(best, machines, spare)
+        return self._assignments_of(kept, machines, spare | _not_worth(best, kept))
+
+    def _kept(
+        self, machines: tuple[Machine, ...], serving: tuple[str, ...], best: Allocation
+    ) -> Allocation | None:
+        """The serving plan, if it is complete, leaves machines out, and is hardly slower than the best one."""
+        there = tuple(machine for machine in machines if machine.name in serving)
+        if self.weights is not None or not len(there) == len(serving) < len(machines) or not serving:
+            return None
+        kept = self._allocate(there)
+        if isinstance(kept, Infeasible) or kept.prediction.step_s > _WORTH * best.prediction.step_s:
+            return None
+        return kept
 
     def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
         offered = [_offered(machine, self.demand.model.quantised) for machine in machines]
         return allocate(self.demand, [self.own, *offered], self.weights)
 
     def _assignments_of(
-        self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, str]
+        self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, SpareReason]
     ) -> Assignments:
         assigned = sorted(
             (allotment for allotment in found.allotments if allotment.rank is not None),
             key=lambda allotment: allotment.rank or 0,
         )
-        left_out = {one.name: one.reason for one in found.allotments if one.rank is None}
         offers = {machine.name: machine.offer for machine in machines}
         assignments = tuple(self._assignment(allotment, offers.get(allotment.name)) for allotment in assigned)
-        return Assignments(assignments, spare | left_out)
+        return Assignments(assignments, _left_out(found) | spare)
 
     def _assignment(self, allotment: Allotment, offer: Offer | None) -> Assignment:
         """One machine's assignment; `offer` is None for the master's own."""
@@ -93,6 +101,22 @@ class NodePlacement:
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
             speed=self.own.weight_bytes_per_s if offer is None else offer.capacity.speed(quantised),
         )
+
+
+def _left_out(found: Allocation) -> dict[str, SpareReason]:
+    """Why each machine that the planner left out was."""
+    return {one.name: SpareReason(one.kind, one.reason) for one in found.allotments if one.kind is not None}
+
+
+def _not_worth(best: Allocation, kept: Allocation) -> dict[str, SpareReason]:
+    """Why the machines that are not in the `kept` plan are spare: most of them would be in the `best` one, too late."""
+    workers = sum(one.kind != "no room" for one in best.allotments) - 1
+    little = slower(
+        best.prediction.step_s, kept.prediction.step_s, "not worth starting every node anew", workers
+    )
+    members = {one.name for one in kept.allotments}
+    joined = {one.name: little for one in best.allotments if one.name not in members}
+    return joined | {name: why for name, why in _left_out(best).items() if name not in members}
 
 
 def _offered(machine: Machine, quantised: bool) -> prediction.MachineFacts:

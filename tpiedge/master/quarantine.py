@@ -11,6 +11,7 @@ Laws:
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
 """
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -56,6 +57,10 @@ class Exclusion:
 
     until: float
     cause: str
+
+    def why(self, now: float) -> str:
+        """The cause, and how long the worker is left out from `now` on."""
+        return f"{self.cause} (for another {max(1, math.ceil(self.until - now))} s)"
 
 
 @dataclass(frozen=True)

@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, ProtocolError, UserError
-from tpiedge.master.assignments import Assignment, Assignments
+from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
+from tpiedge.master.notices import Notices
 from tpiedge.master.quarantine import Exclusion, Reputation
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.retries import Retries
@@ -15,7 +17,10 @@ from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
 from tpiedge.master.status import ClusterStatus
+from tpiedge.planner.reasons import SpareReason
+from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted
+from tpiedge.wire.epochs import Spare
 from tpiedge.wire.limits import MAX_NODES
 
 __all__ = ["NotServing", "PlaceNodes", "Reconciler"]
@@ -29,8 +34,13 @@ _NAMED = 3
 _PATIENCE_S = 10.0
 _MEASURED_AFTER_S = 2.0
 
-PlaceNodes = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | str]
-"""(present machines, workers that serve now) -> assignments, or one line that says why there are none."""
+#: Beside the master's own machine.
+_MOST_WORKERS = MAX_NODES - 1
+_TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
+_FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
+
+PlaceNodes = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | NoPlan]
+"""(present machines, workers that serve now) -> assignments, or why there are none."""
 
 
 class NotServing(PeerError):
@@ -50,7 +60,9 @@ class Reconciler:
         reputation: Reputation,
         sessions: SessionManager,
         requests: RequestQueue,
+        tell: Callable[[Spare, str], None],
     ) -> None:
+        """`tell(message, machine)` sends without waiting."""
         #: Whether nothing is served nor about to be. For any thread, like `status`.
         self.hopeless = False
         self._clock = clock
@@ -59,12 +71,14 @@ class Reconciler:
         self._reputation = reputation
         self._sessions = sessions
         self._requests = requests
+        self._tell = tell
+        self._notices = Notices()
         self._retries = Retries()
         self._debounce = Debounce(roster)
         self._resting: tuple[str, ...] = ()  # flapping workers that the last plan leaves out
         self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
         self._begun = 0.0  # when the coming session began
-        self._spare: Mapping[str, str] = {}
+        self._spare: Mapping[str, SpareReason] = {}
         self._reason = "starting"
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
@@ -133,28 +147,43 @@ class Reconciler:
     def _replan(self) -> None:
         self._debounce.planned()
         found = self._find()
-        if isinstance(found, str):
+        if isinstance(found, NoPlan):
             self.hopeless = self._sessions.serving is None
             self._give_up(found)
-            return
-        self._spare = found.spare
-        self._apply(found.assignments)
-        serving = self._sessions.serving
-        self.hopeless = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
+        else:
+            self._spare = found.spare
+            self._apply(found.assignments)
+            serving = self._sessions.serving
+            self.hopeless = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
+        self._notify()
 
-    def _find(self) -> Assignments | str:
+    def _notify(self) -> None:
+        """Tells the workers that the plan has no part for why that is so. The plan is of this moment: what it says of
+        a worker is about its latest offer."""
+        now = self._clock.now()
+        excluded = {
+            name: SpareReason("excluded", exclusion.why(now)) for name, exclusion in self._left_out().items()
+        }
+        busy = {name for session in self._sessions.active for name in session.machines}
+        idle = [machine for machine in self._roster.present if machine.name not in busy]
+        for name, reason in self._notices.due(idle, {**self._spare, **excluded}):
+            self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), name)
+
+    def _find(self) -> Assignments | NoPlan:
         """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
         flapping = tuple(name for name in self._reputation.flapping if name not in serving)
         present = [one for one in self._roster.present if one.name not in self._reputation.left_out]
         steady = [one for one in present if one.name not in flapping and one.name not in self._slow]
         found, self._resting = self._plan_for(steady, serving), flapping
-        if isinstance(found, str) and len(steady) < len(present):
+        if isinstance(found, NoPlan) and len(steady) < len(present):
             found, self._resting = self._plan_for(present, serving), ()
-        return found
+        return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare})
 
-    def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | str:
-        return self._plan(tuple(machines[: MAX_NODES - 1]), serving)  # beside the master's own
+    def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
+        found = self._plan(tuple(machines[:_MOST_WORKERS]), serving)
+        beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
+        return replace(found, spare={**found.spare, **beyond})
 
     def _apply(self, assignments: tuple[Assignment, ...]) -> None:
         """Makes sure that a session with these assignments serves or is coming."""
@@ -167,10 +196,12 @@ class Reconciler:
             self._retries.begun()
             self._sessions.begin(assignments)
 
-    def _give_up(self, reason: str) -> None:
+    def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
+        waiting = SpareReason("no plan", found.reason)
+        self._spare = {**{machine.name: waiting for machine in self._roster.present}, **found.spare}
         lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
-        self._reason = "; ".join([reason, *lost[-_NAMED:]])
+        self._reason = "; ".join([found.reason, *lost[-_NAMED:]])
         self._sessions.abandon()
         if self._sessions.serving is None:
             self._requests.fail_all(self.not_serving())

@@ -1,6 +1,5 @@
 """Makes the status that other threads read, from the control thread's state."""
 
-import math
 from collections.abc import Mapping
 
 from tpiedge.master.assignments import Fetching
@@ -11,6 +10,7 @@ from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus, NodeStatus
+from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Stats
 
 __all__ = ["snapshot"]
@@ -23,7 +23,7 @@ def snapshot(
     sessions: SessionManager,
     requests: RequestQueue,
     left_out: Mapping[str, Exclusion],
-    spare: Mapping[str, str],
+    spare: Mapping[str, SpareReason],
     reason: str,
     now: float,
 ) -> ClusterStatus:
@@ -32,13 +32,7 @@ def snapshot(
     ready = serving is not None and serving.phase is Phase.READY
     routing = serving.routing if ready and serving is not None else None
     workers = [
-        _worker(
-            machine,
-            sessions,
-            left_out.get(machine.name),
-            spare.get(machine.name, "the plan has no part for it"),
-            now,
-        )
+        _worker(machine, sessions, left_out.get(machine.name), spare.get(machine.name), now)
         for machine in roster.machines
     ]
     return ClusterStatus(
@@ -80,17 +74,17 @@ def _worker(
     machine: Machine,
     sessions: SessionManager,
     exclusion: Exclusion | None,
-    why_spare: str,
+    spare: SpareReason | None,
     now: float,
 ) -> NodeStatus:
     serving, coming = sessions.serving, sessions.coming
     rank = _rank(machine.name, serving)
     assignment = serving.assignments[rank] if serving is not None and rank is not None else None
     fetching = coming.fetching.get(machine.name, _NOTHING) if coming is not None else _NOTHING
-    state, why = _situation(machine, serving, coming, rank, why_spare)
+    state, reason = _situation(machine, serving, coming, rank, spare)
     if exclusion is not None:
-        rest_s = max(1, math.ceil(exclusion.until - now))
-        state, why = "left out", f"{exclusion.cause} (for another {rest_s} s)"
+        state, reason = "left out", SpareReason("excluded", exclusion.why(now))
+    why = reason.why if isinstance(reason, SpareReason) else reason
     return NodeStatus(
         name=machine.name,
         rank=rank,
@@ -110,12 +104,17 @@ def _worker(
         fetch_total_bytes=fetching.total_bytes,
         fetch_bytes_per_s=fetching.bytes_per_s,
         counters=_counters(serving, rank),
+        spare=reason.kind if isinstance(reason, SpareReason) else "",
     )
 
 
 def _situation(
-    machine: Machine, serving: Session | None, coming: Session | None, rank: int | None, why_spare: str
-) -> tuple[str, str]:
+    machine: Machine,
+    serving: Session | None,
+    coming: Session | None,
+    rank: int | None,
+    spare: SpareReason | None,
+) -> tuple[str, SpareReason | str]:
     """(state, reason); "" where the state needs no reason."""
     if not machine.present:
         return "lost", machine.cause
@@ -123,7 +122,7 @@ def _situation(
         return coming.progress(machine.name), ""
     if rank is not None:
         return _state(serving, rank), ""
-    return "spare", why_spare
+    return "spare", spare or "the plan has no part for it"
 
 
 def _state(serving: Session | None, rank: int) -> str:

@@ -1,8 +1,10 @@
 """Snapshots of a master's state, made by its control thread, read by any thread."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from tpiedge.wire.control import Stats
+from tpiedge.wire.fields import SpareKind
 
 __all__ = ["ClusterStatus", "NodeStatus", "Totals", "collective_names"]
 
@@ -11,11 +13,11 @@ __all__ = ["ClusterStatus", "NodeStatus", "Totals", "collective_names"]
 class NodeStatus:
     """One machine of the cluster and its part of the plan.
 
-    `rank` is None for a machine that takes no part; `why` explains that, or the size of its share. `attention` and
-    `ffn` are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its measured bytes per
-    second of weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it
-    fetches, `fetch_total_bytes` is not 0. `counters` are its node's latest, None unless they were asked for
-    (Master.observe).
+    `rank` is None for a machine that takes no part; `why` explains that, or the size of its share; `spare` is the kind
+    of reason for which the plan has no part for it, "" where it has, or where none was made yet. `attention` and `ffn`
+    are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its measured bytes per second of
+    weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it fetches,
+    `fetch_total_bytes` is not 0. `counters` are its node's latest, None unless they were asked for (Master.observe).
     """
 
     name: str
@@ -35,6 +37,7 @@ class NodeStatus:
     fetch_total_bytes: int = 0
     fetch_bytes_per_s: float = 0.0
     counters: Stats | None = None
+    spare: SpareKind | Literal[""] = ""
 
 
 @dataclass(frozen=True, slots=True)

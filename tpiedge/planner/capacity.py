@@ -5,14 +5,13 @@ the sets to begin with are the machines within each round trip. Who is left out 
 an empty share alone it would still be waited for in every allreduce.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 from typing import TypeAlias
 
 from tpiedge.errors import InternalError
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.planner.fractions import fraction_limit, pinned_limit
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import (
@@ -20,12 +19,14 @@ from tpiedge.planner.prediction import (
     MachineFacts,
     Prediction,
     least_step_s,
-    node_facts,
     predict,
     with_speeds,
+    worker_limit,
 )
+from tpiedge.planner.reasons import SpareReason, why_in, why_out
 from tpiedge.planner.solve import Plan
-from tpiedge.units import counted, format_bytes, format_seconds
+from tpiedge.units import counted
+from tpiedge.wire.fields import SpareKind
 
 __all__ = ["Allocation", "Allotment", "allocate"]
 
@@ -37,7 +38,8 @@ _NOTHING = NodeShare(Share(0, 0), Share(0, 0))
 
 @dataclass(frozen=True)
 class Allotment:
-    """What one machine gets, and in one sentence why. `rank` is None for a machine that is left out."""
+    """What one machine gets, and in one sentence why. `rank` is None for a machine that is left out, and `kind` for one
+    that is not."""
 
     name: str
     rank: int | None
@@ -45,6 +47,7 @@ class Allotment:
     need: NodeNeed | None
     fraction: float
     reason: str
+    kind: SpareKind | None = None
 
 
 @dataclass(frozen=True)
@@ -78,15 +81,16 @@ def allocate(
     prediction = predict(demand, _pick(filled, members), [weights[index] for index in members])
     if isinstance(prediction, Infeasible):
         return prediction
-    reasons = dict.fromkeys(range(len(machines)), "left out: its weight in --shares is 0")
-    reasons |= dict.fromkeys(members, "as --shares says")
-    return _allocation(demand, machines, members, prediction, reasons)
+    spare = dict.fromkeys(range(len(machines)), SpareReason("shares", "its weight in --shares is 0"))
+    return _allocation(
+        demand, machines, members, prediction, dict.fromkeys(members, "as --shares says"), spare
+    )
 
 
 def _fastest(
     demand: Demand, machines: Sequence[MachineFacts], filled: Sequence[MachineFacts]
 ) -> Allocation | Infeasible:
-    able = [index for index, machine in enumerate(filled) if index == 0 or _limit(demand, machine) > 0]
+    able = [index for index, machine in enumerate(filled) if index == 0 or worker_limit(demand, machine) > 0]
     if len(able) - 1 < demand.min_workers:
         able = list(range(len(filled)))  # refused below, with the numbers
     found = _best_set(demand, filled, able)
@@ -97,16 +101,16 @@ def _fastest(
         raise InternalError("the planner's search missed a set of machines that holds the model")
     members, prediction = found
     fractions = _fractions(demand.model, prediction.plan.shares)
-    reasons = {
-        index: _why_out(demand, filled, members, prediction, index)
+    spare = {
+        index: why_out(demand, filled, members, prediction, index, len(able) - 1)
         for index in range(len(machines))
         if index not in members
     }
-    reasons |= {
-        index: _why_in(demand, machines[index], filled, members, index, fraction, need)
+    reasons = {
+        index: why_in(demand, machines[index], filled, members, index, fraction, need)
         for index, fraction, need in zip(members, fractions, prediction.plan.needs, strict=True)
     }
-    return _allocation(demand, machines, members, prediction, reasons)
+    return _allocation(demand, machines, members, prediction, reasons, spare)
 
 
 def _best_set(demand: Demand, machines: Sequence[MachineFacts], able: Sequence[int]) -> _Option | None:
@@ -172,11 +176,6 @@ def _cost(option: _Option) -> tuple[float, int]:
     return option[1].step_s, len(option[0])
 
 
-def _limit(demand: Demand, machine: MachineFacts) -> float:
-    """The part of the layers that fits on a worker; not positive if not even an empty share does."""
-    return fraction_limit(demand.model, 1, node_facts([machine])[0], demand.capacity_tokens)
-
-
 def _pick(machines: Sequence[MachineFacts], members: Sequence[int]) -> list[MachineFacts]:
     return [machines[index] for index in members]
 
@@ -191,69 +190,18 @@ def _allocation(
     machines: Sequence[MachineFacts],
     members: Sequence[int],
     prediction: Prediction,
-    reasons: dict[int, str],
+    reasons: Mapping[int, str],
+    spare: Mapping[int, SpareReason],
 ) -> Allocation:
     plan = prediction.plan
     fractions = _fractions(demand.model, plan.shares)
 
     def allotment(index: int) -> Allotment:
-        name, reason = machines[index].name, reasons[index]
+        name = machines[index].name
         if index not in members:
-            return Allotment(name, None, _NOTHING, None, 0.0, reason)
+            out = spare[index]
+            return Allotment(name, None, _NOTHING, None, 0.0, out.why, out.kind)
         rank = members.index(index)
-        return Allotment(name, rank, plan.shares[rank], plan.needs[rank], fractions[rank], reason)
+        return Allotment(name, rank, plan.shares[rank], plan.needs[rank], fractions[rank], reasons[index])
 
     return Allocation(tuple(members), prediction, tuple(map(allotment, range(len(machines)))))
-
-
-def _why_in(
-    demand: Demand,
-    machine: MachineFacts,
-    filled: Sequence[MachineFacts],
-    members: Sequence[int],
-    index: int,
-    fraction: float,
-    need: NodeNeed,
-) -> str:
-    speed = filled[index].weight_bytes_per_s
-    assumed = "" if machine.weight_bytes_per_s > 0 else " (assumed, not measured)"
-    by_speed = speed / sum(filled[member].weight_bytes_per_s for member in members)
-    limit = _limiting(demand, filled[index], members.index(index), by_speed)
-    if need.streamed_bytes:
-        limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
-    return f"{format_bytes(speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
-
-
-def _limiting(demand: Demand, machine: MachineFacts, rank: int, by_speed: float) -> str:
-    """What keeps a machine from the part that its speed alone would give it."""
-    (node,) = node_facts([machine])
-    limits = [
-        (pinned_limit(demand.model, rank, alone, demand.capacity_tokens), words, nbytes)
-        for words, nbytes, alone in (
-            ("memory", node.memory_bytes, replace(node, free_disk_bytes=None)),
-            ("free disk", node.free_disk_bytes, replace(node, memory_bytes=None)),
-        )
-        if nbytes is not None
-    ]
-    limit, words, nbytes = min(limits, default=(1.0, "", 0))
-    return f"; limited by {words} {format_bytes(nbytes)}" if limit < by_speed else ""
-
-
-def _why_out(
-    demand: Demand, machines: Sequence[MachineFacts], members: Sequence[int], chosen: Prediction, index: int
-) -> str:
-    machine = machines[index]
-    if _limit(demand, machine) <= 0:
-        return "left out: its memory or disk does not hold even an empty share"
-    widened = sorted({*members, index})
-    wider = predict(demand, _pick(machines, widened))
-    if isinstance(wider, Infeasible):
-        return f"left out: {wider.reason}"
-    share = wider.plan.shares[widened.index(index)]
-    if not share.attention and not share.ffn:
-        speed = format_bytes(machine.weight_bytes_per_s)
-        return f"left out: for its {speed}/s of weights the smallest piece of work is too much"
-    return (
-        f"left out: a round trip of {format_seconds(machine.round_trip_s)} for {2 * demand.model.num_layers} "
-        f"allreduces: {format_seconds(wider.step_s)} per step with it, {format_seconds(chosen.step_s)} without"
-    )

@@ -10,13 +10,23 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
+from tpiedge.planner.fractions import fraction_limit
 from tpiedge.planner.needs import Infeasible, ModelFacts, NodeFacts
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.solve import Plan, evaluate, least_seconds, solve
 from tpiedge.planner.streaming import head_seconds
 from tpiedge.wire.weights import Keeping
 
-__all__ = ["Demand", "MachineFacts", "Prediction", "least_step_s", "node_facts", "predict", "with_speeds"]
+__all__ = [
+    "Demand",
+    "MachineFacts",
+    "Prediction",
+    "least_step_s",
+    "node_facts",
+    "predict",
+    "with_speeds",
+    "worker_limit",
+]
 
 #: Bytes per second of a disk that was not measured.
 _USUAL_DISK = 2e8
@@ -114,6 +124,11 @@ def node_facts(machines: Sequence[MachineFacts]) -> list[NodeFacts]:
         )
         for machine in with_speeds(machines)
     ]
+
+
+def worker_limit(demand: Demand, machine: MachineFacts) -> float:
+    """The part of the layers that fits on a worker; not positive if not even an empty share does."""
+    return fraction_limit(demand.model, 1, node_facts([machine])[0], demand.capacity_tokens)
 
 
 def with_speeds(machines: Sequence[MachineFacts]) -> list[MachineFacts]:

@@ -21,6 +21,7 @@ from tpiedge.wire.fields import (
     Range,
     Rank,
     Seconds,
+    SpareKind,
     Text,
     UnitRange,
 )
@@ -44,6 +45,7 @@ __all__ = [
     "Probe",
     "Rate",
     "Release",
+    "Spare",
     "Spawned",
 ]
 
@@ -174,6 +176,16 @@ class Release:
     """Master to agent: end the node of this epoch, or stop preparing it."""
 
     epoch: U32
+
+
+@dataclass(frozen=True, slots=True)
+class Spare:
+    """Master to agent, and again when `kind` changes: the plan has no part for this worker. `why` is a sentence about
+    "it", the worker's machine."""
+
+    epoch: U32
+    kind: SpareKind
+    why: Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 6
+PROTOCOL = 7
 
 Message = (
     data.StepPlan
@@ -61,6 +61,7 @@ Message = (
     | epochs.Prepared
     | epochs.Launch
     | epochs.Leaving
+    | epochs.Spare
 )
 
 TAGS: dict[int, type[Message]] = {
@@ -115,4 +116,5 @@ TAGS: dict[int, type[Message]] = {
     107: epochs.Prepared,
     108: epochs.Launch,
     109: epochs.Leaving,
+    110: epochs.Spare,
 }

@@ -5,6 +5,7 @@ master that goes away. One thread runs the loop; fetching has a thread of its ow
 """
 
 import contextlib
+import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -38,14 +39,18 @@ from tpiedge.wire.epochs import (
     Preparing,
     Probe,
     Release,
+    Spare,
     Spawned,
 )
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
+from tpiedge.worker.wording import computing_line, spare_line
 
 __all__ = ["Agent", "AgentSettings", "JoinRefused"]
+
+_log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.1
 _REPORT_S: Final = 120.0
@@ -110,6 +115,8 @@ class Agent:
         self._report = measurements.recall()
         self._heard = clock.now()
         self._silent = False
+        #: What the user was last told that this machine is for.
+        self._standing = ""
         self._stopping = threading.Event()
 
     def run(self) -> None:
@@ -193,6 +200,8 @@ class Agent:
                 self._release(epoch)
             case Probe(number=number, answer_bytes=count):
                 self._send(Echo(message.epoch, number, bytes(count)))
+            case Spare():
+                self._stand(message.kind, spare_line(message))
             case Refused(message=why):
                 raise JoinRefused(why)
             case MasterPulse() | Enrolled():
@@ -237,8 +246,21 @@ class Agent:
         self._running = _Running(epoch, shards)
         order = preparation.order
         self._send(Spawned(epoch, order.rank, pid))
-        share = f"heads {order.attention[0]}-{order.attention[1]}, FFN tiles {order.ffn[0]}-{order.ffn[1]}"
-        self._say(f"epoch {epoch}: rank {order.rank} of {order.ranks}, {share}")
+        _log.info(
+            "epoch %d: rank %d of %d, heads %s, FFN tiles %s",
+            epoch,
+            order.rank,
+            order.ranks,
+            order.attention,
+            order.ffn,
+        )
+        self._stand(f"one of {order.ranks}", computing_line(order.ranks))
+
+    def _stand(self, standing: str, line: str) -> None:
+        """Says what this machine is for from now on, unless that is what the user was told last."""
+        if standing != self._standing:
+            self._standing = standing
+            self._say(line)
 
     def _release(self, epoch: int) -> None:
         self._preparations.release(epoch)
@@ -251,11 +273,12 @@ class Agent:
         cause = self._slot.exit_cause()
         if cause is not None:
             epoch = self._epoch
+            self._standing = ""
             self._say(f"epoch {epoch}: the node ended: {cause}")
             self._stop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:
-            self._silent = True
+            self._silent, self._standing = True, ""
             # A preparation goes on: the master may not have noticed the silence, and wait for it.
             self._say("the master is silent; waiting for it")
 

@@ -12,6 +12,7 @@ from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, rank_of
 
 SLOW = 1e6
+FAST = 1e12
 
 
 @pytest.fixture
@@ -57,6 +58,29 @@ def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
 
     cluster.workers["zoe"].agent.kill()
     cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
+    exact(cluster)
+
+
+def test_a_worker_that_is_not_needed_is_told_and_what_it_is_told_to_type_takes_it_in(clusters, exact):
+    """It adds next to nothing to such a fast master."""
+    cluster = clusters(bytes_per_s=FAST)
+    cluster.start_master()
+    ann = cluster.start_worker("ann", bytes_per_s=FAST)
+    why = (
+        r"a token takes about [\d.]+ m?s with it and [\d.]+ m?s without it \(12 exchanges a token; its link's "
+        r"round trip takes [\d.]+ m?s\); the master's (--min-workers 1) takes it in\n"
+    )
+    spare = rf"this machine is not needed now: {why}"
+    wait_for(lambda: re.search(spare, ann.log), START_S)
+    wait_for(lambda: re.search(rf"ann waits as a spare: {why}", cluster.master.log), START_S)
+    assert cluster.node("ann")["spare"] == "slower"
+
+    assert cluster.master.end() == 0
+    cluster.options = tuple(re.search(spare, ann.log)[1].split())
+    cluster.start_master()
+    cluster.wait_ready(2)
+    assert "now computing as one of 2 machines\n" in ann.log
+    assert len(re.findall(spare, ann.log)) == 1
     exact(cluster)
 
 

@@ -1,11 +1,11 @@
-"""What a master and `tpiedge nodes` say of the way that all-reduces go."""
+"""What a master says while it runs, and what it and `tpiedge nodes` say of the way that all-reduces go."""
 
 from dataclasses import asdict, replace
 
 import pytest
 
 from tpiedge.cli.nodes import _print
-from tpiedge.cli.watching import _summary
+from tpiedge.cli.watching import _Changes, _summary
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
 NODES = tuple(
@@ -19,6 +19,41 @@ def test_a_master_says_how_nodes_add_up() -> None:
     assert _summary(STATUS) == "ready: 2 nodes (master, ann), mesh (prompts: two-shot)"
     assert _summary(replace(STATUS, bulk_collective="mesh")) == "ready: 2 nodes (master, ann), mesh"
     assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
+
+
+def beside(**changes: object) -> ClusterStatus:
+    """A third machine waits."""
+    spare = NodeStatus("w-9", None, "spare", (0, 0), (0, 0), 2, 0, 0.0, 0, 0.1, "a reason", "bob")
+    return replace(STATUS, nodes=(*NODES, replace(spare, **changes)))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("changes", "line"),
+    [
+        ({"spare": "slower"}, "bob waits as a spare: a reason"),
+        ({"spare": "excluded", "state": "left out"}, "bob is left out: a reason"),
+        (
+            {"spare": "no room", "why": "its disk\n\x1b[2J is full"},
+            "bob cannot be used now: its disk \\x1b[2J is full",
+        ),
+    ],
+)
+def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object], line: str) -> None:
+    said: list[str] = []
+    show = _Changes(said.append)
+    for status in (STATUS, beside(), beside(**changes), beside(**{**changes, "why": "another number"})):
+        show(status)
+    assert said == [_summary(STATUS), line]
+    show(beside())
+    show(beside(**changes))
+    assert said[2:] == [line], "it had a part, and has none again"
+
+
+def test_of_what_the_whole_cluster_waits_for_one_line_is_enough() -> None:
+    said: list[str] = []
+    waiting = replace(beside(spare="no plan"), ready=False, reason="1 of 2 workers are here")
+    _Changes(said.append)(waiting)
+    assert said == ["not ready: 1 of 2 workers are here"]
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ from typing import cast
 
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
-from tpiedge.master.assignments import Assignment, Assignments, Served
+from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
 from tpiedge.master.master import Master
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.request_queue import PendingAnswer
 from tpiedge.master.roster import Machine
 from tpiedge.master.status import NodeStatus
 from tpiedge.pack.share import NodeShare, Share
+from tpiedge.planner.reasons import SpareReason
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.framing import CONTROL
@@ -61,6 +62,8 @@ class Story:
         self.min_workers = 0
         self.planned: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
+        #: Why the plan has no part for a machine.
+        self.spare: dict[str, SpareReason] = {}
         self.master = Master(
             self.hub,
             self.clock,
@@ -71,9 +74,11 @@ class Story:
             queue_limit=queue_limit,
         )
 
-    def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | str:
+    def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | NoPlan:
         found = self.plan(machines)
-        return found if isinstance(found, str) else Assignments(found)
+        if isinstance(found, str):
+            return NoPlan(found, self.spare)
+        return Assignments(found, self.spare)
 
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
         self.planned.append(tuple(machine.name for machine in machines))

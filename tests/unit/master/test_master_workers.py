@@ -7,8 +7,10 @@ import pytest
 from tests.unit.master.players import FakeAgent, offer
 from tests.unit.master.stories import Story, assignments_of, failure, outcome, two_machines
 from tpiedge.master.master import NotServing
+from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Pulse, Shutdown
-from tpiedge.wire.epochs import Launch, Leaving, MasterPulse, Prepare, Prepared
+from tpiedge.wire.epochs import Launch, Leaving, MasterPulse, Prepare, Prepared, Spare
+from tpiedge.wire.limits import MAX_NODES
 
 
 def test_the_next_plan_is_prepared_while_the_first_serves_and_taken_between_two_requests(
@@ -78,6 +80,7 @@ def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_fo
     slow = fetching(story, 100)
     story.wait_for(lambda: story.ready, 5.0)
     assert story.members() == ("master", "w-1")
+    assert told(slow) == [("fetching", "its weights take long to come, and the others begin without it")]
     assert slow.count(Prepare) == 2, "it goes on while the others serve"
     story.answer()
     slow.prepared()
@@ -122,6 +125,67 @@ def test_a_worker_without_a_part_is_spare(story: Story) -> None:
     assert (story.worker().state, story.worker().rank) == ("spare", None)
 
 
+def told(agent: FakeAgent) -> list[tuple[str, str]]:
+    """(kind, words) of every reason for which the plan has no part for it, as it was told."""
+    return [(message.kind, message.why) for message in agent.heard if isinstance(message, Spare)]
+
+
+def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: Story) -> None:
+    """Taken in, and then a spare once more."""
+    story.plan = lambda machines: assignments_of()
+    story.spare = {"w-1": SpareReason("slower", "2 s with it,\n1 s without it")}
+    agent = story.join("w-1")
+    story.settle()
+    assert told(agent) == [("slower", "2 s with it, 1 s without it")]
+    story.join("w-2")
+    story.settle()
+    assert len(told(agent)) == 1, "another plan, the same kind of reason"
+    assert told(story.agents["w-2"]) == [], "the plan gave none"
+
+    story.plan, slow, story.spare = lambda machines: assignments_of("w-1"), story.spare, {}
+    agent.say(offer("w-1", memory_bytes=5))
+    story.settle()
+    assert story.members() == ("master", "w-1")
+    assert len(told(agent)) == 1
+    story.plan, story.spare = lambda machines: assignments_of(), slow
+    agent.say(offer("w-1", memory_bytes=6))
+    story.settle()
+    assert told(agent) == 2 * [("slower", "2 s with it, 1 s without it")]
+
+
+def test_a_worker_that_starts_anew_is_told_again(story: Story) -> None:
+    story.plan = lambda machines: assignments_of()
+    story.spare = {"w-1": SpareReason("slower", "words")}
+    agent = story.join("w-1")
+    story.settle()
+    agent.say(offer("w-1", nonce=2))
+    story.settle()
+    assert told(agent) == 2 * [("slower", "words")]
+
+
+def test_workers_are_told_what_the_master_waits_for(story: Story) -> None:
+    story.min_workers = 2
+    agent = story.join("w-1")
+    story.settle()
+    assert told(agent) == [("no plan", "1 of 2 workers are here")]
+    story.join("w-2")
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    assert len(told(agent)) == 1
+    assert told(story.agents["w-2"]) == []
+
+
+def test_workers_beyond_the_most_are_told(story: Story) -> None:
+    for number in range(MAX_NODES):
+        story.join(f"w-{number:03}")
+    story.wait_for(lambda: story.ready)
+    assert len(story.members()) == MAX_NODES
+    (spare,) = [agent for agent in story.agents.values() if told(agent)]
+    assert told(spare) == [
+        ("too many", f"the cluster has {MAX_NODES - 1} other workers, and can have no more")
+    ]
+
+
 def test_everybody_hears_of_the_master(story: Story) -> None:
     agent = two_machines(story)
     pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
@@ -162,9 +226,13 @@ def test_a_worker_that_is_lost_again_and_again_is_left_out_for_a_while(story: St
     assert story.ready
     assert story.members() == ("master",)
     assert story.worker().state == "left out"
+    assert story.worker().spare == "excluded"
     assert re.fullmatch(
         r"it was lost 3 times within 10 min, the last time: .* \(for another 2\d s\)", story.worker().why
     )
+    ((kind, why),) = told(story.agents["w-1"])
+    assert kind == "excluded"
+    assert re.fullmatch(r"it was lost 3 times within 10 min, the last time: .* \(for another \d+ s\)", why)
     story.wait(30.0)
     assert story.members() == ("master", "w-1")
     cut(story)

@@ -4,8 +4,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.unit.master.players import offer
 from tests.unit.master.stories import SERVED, Story, assignments_of
 from tpiedge.master.status import NodeStatus
+from tpiedge.planner.reasons import SpareReason
 
 
 def worker(story: Story, name: str = "w-1") -> NodeStatus:
@@ -71,7 +73,13 @@ def test_a_spare_worker_has_no_rank(story: Story) -> None:
     story.plan = lambda machines: assignments_of()
     story.join("w-1")
     story.settle()
-    assert (worker(story).state, worker(story).why) == ("spare", "the plan has no part for it")
+    found = worker(story)
+    assert (found.state, found.why, found.spare) == ("spare", "the plan has no part for it", "")
+    story.spare = {"w-1": SpareReason("slower", "words")}
+    story.agents["w-1"].say(offer("w-1", memory_bytes=5))
+    story.settle()
+    found = worker(story)
+    assert (found.state, found.why, found.spare) == ("spare", "words", "slower")
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,11 @@ def reasons(found: Allocation | Infeasible) -> dict[str, str]:
     return {one.name: one.reason for one in allocated(found).allotments}
 
 
+def kinds(found: Allocation | Infeasible) -> dict[str, str]:
+    """Of those that are left out."""
+    return {one.name: one.kind for one in allocated(found).allotments if one.kind is not None}
+
+
 def test_shares_follow_measured_speed():
     found = allocated(allocate(DEMAND, [MASTER, worker("pi", GIB)]))
     assert found.members == (0, 1)
@@ -90,9 +95,19 @@ def test_a_worker_that_costs_more_than_it_computes_is_left_out(round_trip_s, tak
 def test_who_is_left_out_is_told_the_numbers():
     found = allocate(DEMAND, [MASTER, worker("pi", GIB, 0.020)])
     assert reasons(found)["pi"] == (
-        "left out: a round trip of 20 ms for 64 allreduces: 1.4 s per step with it, 1.0 s without"
+        "a token takes about 1.4 s with it and 1.0 s without it (64 exchanges a token; its link's round trip takes "
+        "20 ms); the master's --min-workers 1 takes it in"
     )
+    assert kinds(found) == {"pi": "slower"}
     assert reasons(found)["laptop"] == "3.2 GB/s of weights, 100% of the cluster"
+
+
+def test_what_the_user_is_told_to_type_takes_in_everybody_who_is_left_out():
+    machines = [MASTER, worker("pi", GIB, 0.020), worker("zero", GIB, 0.030)]
+    found = allocate(DEMAND, machines)
+    assert kinds(found) == {"pi": "slower", "zero": "slower"}
+    assert all("the master's --min-workers 2 takes it in" in reasons(found)[name] for name in kinds(found))
+    assert allocated(allocate(replace(DEMAND, min_workers=2), machines)).members == (0, 1, 2)
 
 
 def test_slow_links_that_help_only_together_are_found():
@@ -183,7 +198,8 @@ def test_disk_overrides_speed_and_is_named():
 def test_a_worker_without_room_for_the_program_is_left_out():
     found = allocated(allocate(DEMAND, [MASTER, worker("tiny", GIB, memory_bytes=100 * MIB)]))
     assert found.members == (0,)
-    assert reasons(found)["tiny"] == "left out: its memory or disk does not hold even an empty share"
+    assert reasons(found)["tiny"] == "its memory or disk does not hold even an empty share"
+    assert kinds(found) == {"tiny": "no room"}
 
 
 def test_a_slow_link_is_taken_where_the_memory_is_needed():
@@ -194,7 +210,15 @@ def test_a_slow_link_is_taken_where_the_memory_is_needed():
 def test_a_worker_too_slow_for_one_unit_is_left_out():
     found = allocate(DEMAND, [MASTER, worker("clock", 1e6)])
     assert reasons(found)["clock"] == (
-        "left out: for its 1.0 MB/s of weights the smallest piece of work is too much"
+        "for its 1.0 MB/s of weights even the smallest piece of work is too much"
+    )
+    assert kinds(found) == {"clock": "slower"}
+
+
+def test_memory_for_less_than_the_smallest_piece_of_work_is_not_called_slow():
+    tight = worker("tight", GIB, memory_bytes=NODE_BASE_BYTES + MIB, keeping=ALL)
+    assert reasons(allocate(DEMAND, [MASTER, tight]))["tight"].endswith(
+        "even the smallest piece of work is too much; limited by memory 345.0 MB"
     )
 
 
@@ -223,7 +247,8 @@ def test_given_shares_override_the_measurement():
     assert found.members == (0, 2)
     assert [len(one.share.ffn) for one in found.allotments] == [16, 0, 48]
     assert reasons(found)["pi"] == "as --shares says"
-    assert reasons(found)["spare"] == "left out: its weight in --shares is 0"
+    assert reasons(found)["spare"] == "its weight in --shares is 0"
+    assert kinds(found) == {"spare": "shares"}
 
 
 def test_given_shares_that_do_not_fit_are_refused_with_the_name():
@@ -267,7 +292,7 @@ def test_any_machines_are_refused_or_get_a_plan_that_holds(machines, min_workers
     assert sum(one.fraction for one in found.allotments) == pytest.approx(1)
     for index, (machine, one) in enumerate(zip(machines, found.allotments, strict=True)):
         assert one.reason
-        assert (one.rank is not None) == (index in found.members)
+        assert (one.rank is not None) == (one.kind is None) == (index in found.members)
         if one.need is not None and machine.memory_bytes is not None:
             assert one.need.total_bytes <= machine.memory_bytes
 

@@ -30,6 +30,7 @@ from tpiedge.wire.epochs import (
     Preparing,
     Probe,
     Release,
+    Spare,
     Spawned,
 )
 from tpiedge.wire.join import Refused
@@ -285,6 +286,42 @@ def test_a_standby_that_dies_while_it_measures_is_followed_by_one_that_measures(
 def test_a_probe_is_answered(worker: Worker) -> None:
     worker.say(Probe(0, 3, 1000, b""))
     assert worker.expect(Echo) == Echo(0, 3, bytes(1000))
+
+
+# --- what its user is told
+
+
+@pytest.mark.parametrize(
+    ("spare", "line"),
+    [
+        (Spare(0, "slower", "2 s with it"), "this machine is not needed now: 2 s with it"),
+        (Spare(0, "too many", "a\n\x07b"), "this machine is not needed now: a \\x07b"),
+        (Spare(0, "excluded", "it was lost"), "this machine is left out for now: it was lost"),
+        (Spare(0, "no plan", "1 of 2"), "the master cannot use this machine yet: 1 of 2"),
+        (Spare(0, "no room", "full"), "this machine cannot be used now: full"),
+        (Spare(0, "fetching", "slow"), "this machine comes later: slow"),
+    ],
+)
+def test_a_worker_without_a_part_says_why(worker: Worker, spare: Spare, line: str) -> None:
+    worker.say(spare)
+    assert worker.said.get(timeout=WAIT_S) == line
+
+
+def test_what_a_worker_is_for_is_said_when_it_changes(worker: Worker) -> None:
+    slow = Spare(0, "slower", "2 s with it")
+    worker.say(slow)
+    worker.say(Spare(0, "slower", "3 s with it"))
+    worker.launched(5)
+    worker.launched(6)  # the same part again: a machine beside it was lost and is back
+    worker.say(Release(6))
+    worker.say(slow)
+    worker.sync()
+    said = [worker.said.get(timeout=WAIT_S) for _ in range(worker.said.qsize())]
+    assert said == [
+        "this machine is not needed now: 2 s with it",
+        "now computing as one of 2 machines",
+        "this machine is not needed now: 2 s with it",
+    ]
 
 
 # --- the life of an epoch

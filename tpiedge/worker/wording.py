@@ -1,0 +1,28 @@
+"""What an agent says to the user of its machine, in plain words. Pure."""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tpiedge.sanitise import sanitised_line
+from tpiedge.wire.epochs import Spare
+from tpiedge.wire.fields import SpareKind
+
+__all__ = ["computing_line", "spare_line"]
+
+_USELESS: Final = "this machine is not needed now"
+_SPARE: Final[Mapping[SpareKind, str]] = {
+    "no plan": "the master cannot use this machine yet",
+    "excluded": "this machine is left out for now",
+    "fetching": "this machine comes later",
+    "no room": "this machine cannot be used now",
+}
+
+
+def spare_line(spare: Spare) -> str:
+    """Why the machine computes nothing."""
+    return f"{_SPARE.get(spare.kind, _USELESS)}: {sanitised_line(spare.why)}"
+
+
+def computing_line(ranks: int) -> str:
+    """The machine has a part in the plan from now on."""
+    return f"now computing as one of {ranks} machines"
