@@ -53,6 +53,7 @@ from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, MachineFacts
+from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.server import ShipServer
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
@@ -64,6 +65,7 @@ __all__ = ["master"]
 _HTTP_PORT = 8080
 _REPORT_S = 60.0
 _MOST_S = 1e9
+_NAME_CHARACTERS = 200
 _ANYWHERE = "0.0.0.0"
 _THIS_COMPUTER = "127.0.0.1"
 _PURPOSES = {0: "workers", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
@@ -303,7 +305,7 @@ def _placement(
         keeping=flags.keeping,
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
-    demand = Demand(facts, capacity, flags.min_workers)
+    demand = Demand(facts, capacity, flags.min_workers, sanitised_line(model.name, _NAME_CHARACTERS))
     return NodePlacement(demand, own, flags.threads, weights)
 
 

@@ -15,7 +15,7 @@ from tpiedge.wire.fields import SpareKind
 __all__ = ["watch"]
 
 _WATCH_S = 0.1
-_SPARE = {"excluded": "is left out", "no room": "cannot be used now"}
+_SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small": "cannot be used"}
 
 
 def watch(running: Master) -> None:

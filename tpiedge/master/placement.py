@@ -1,6 +1,6 @@
 """Turns the present machines into assignments, by asking the planner."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
@@ -9,7 +9,7 @@ from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, NodeNeed
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
-from tpiedge.planner.reasons import SpareReason, slower
+from tpiedge.planner.reasons import SpareReason, slower, too_small
 from tpiedge.units import counted
 from tpiedge.wire.epochs import Offer
 
@@ -39,6 +39,17 @@ class NodePlacement:
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """The assignments, or why there are none. `serving`: the workers of the serving plan."""
+        small = self._small(machines)
+        found = self._of_fit(tuple(one for one in machines if one.name not in small), serving)
+        return replace(found, spare={**small, **found.spare})
+
+    def _small(self, machines: tuple[Machine, ...]) -> dict[str, SpareReason]:
+        """The machines whose memory holds no share at all."""
+        found = {one.name: too_small(self.demand, self._offered(one)) for one in machines}
+        return {name: reason for name, reason in found.items() if reason is not None}
+
+    def _of_fit(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+        """The assignments of machines that hold some share, or why there are none."""
         spare: dict[str, SpareReason] = {}
         if self.weights is not None:
             wanted = len(self.weights) - 1
@@ -71,8 +82,22 @@ class NodePlacement:
         return kept
 
     def _allocate(self, machines: tuple[Machine, ...]) -> Allocation | Infeasible:
-        offered = [_offered(machine, self.demand.model.quantised) for machine in machines]
+        offered = [self._offered(machine) for machine in machines]
         return allocate(self.demand, [self.own, *offered], self.weights)
+
+    def _offered(self, machine: Machine) -> prediction.MachineFacts:
+        """The machine's numbers for the planner."""
+        offer, link = machine.offer, machine.link
+        return prediction.MachineFacts(
+            name=machine.name,
+            weight_bytes_per_s=offer.capacity.speed(self.demand.model.quantised),
+            memory_bytes=offer.memory_bytes,
+            free_disk_bytes=offer.free_disk_bytes,
+            round_trip_s=link.round_trip_s if link is not None else 0.0,
+            link_bytes_per_s=link.bytes_per_s if link is not None else None,
+            disk_bytes_per_s=offer.disk_bytes_per_s,
+            keeping=offer.keeping,
+        )
 
     def _assignments_of(
         self, found: Allocation, machines: tuple[Machine, ...], spare: dict[str, SpareReason]
@@ -117,18 +142,3 @@ def _not_worth(best: Allocation, kept: Allocation) -> dict[str, SpareReason]:
     members = {one.name for one in kept.allotments}
     joined = {one.name: little for one in best.allotments if one.name not in members}
     return joined | {name: why for name, why in _left_out(best).items() if name not in members}
-
-
-def _offered(machine: Machine, quantised: bool) -> prediction.MachineFacts:
-    """The machine's numbers for the planner, for a model whose layers are `quantised` or not."""
-    offer, link = machine.offer, machine.link
-    return prediction.MachineFacts(
-        name=machine.name,
-        weight_bytes_per_s=offer.capacity.speed(quantised),
-        memory_bytes=offer.memory_bytes,
-        free_disk_bytes=offer.free_disk_bytes,
-        round_trip_s=link.round_trip_s if link is not None else 0.0,
-        link_bytes_per_s=link.bytes_per_s if link is not None else None,
-        disk_bytes_per_s=offer.disk_bytes_per_s,
-        keeping=offer.keeping,
-    )

@@ -151,7 +151,7 @@ class Reconciler:
             self.hopeless = self._sessions.serving is None
             self._give_up(found)
         else:
-            self._spare = found.spare
+            self._spare = {**self._departed(), **found.spare}
             self._apply(found.assignments)
             serving = self._sessions.serving
             self.hopeless = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
@@ -168,6 +168,11 @@ class Reconciler:
         idle = [machine for machine in self._roster.present if machine.name not in busy]
         for name, reason in self._notices.due(idle, {**self._spare, **excluded}):
             self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), name)
+
+    def _departed(self) -> Mapping[str, SpareReason]:
+        """The reasons of the machines that have left, for those who wonder why."""
+        present = {machine.name for machine in self._roster.present}
+        return {name: reason for name, reason in self._spare.items() if name not in present}
 
     def _find(self) -> Assignments | NoPlan:
         """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""
@@ -199,7 +204,8 @@ class Reconciler:
     def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
         waiting = SpareReason("no plan", found.reason)
-        self._spare = {**{machine.name: waiting for machine in self._roster.present}, **found.spare}
+        present = {machine.name: waiting for machine in self._roster.present}
+        self._spare = {**self._departed(), **present, **found.spare}
         lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
         self._reason = "; ".join([found.reason, *lost[-_NAMED:]])
         self._sessions.abandon()

@@ -117,6 +117,8 @@ def _situation(
 ) -> tuple[str, SpareReason | str]:
     """(state, reason); "" where the state needs no reason."""
     if not machine.present:
+        if spare is not None and spare.kind == "too small":  # it left when it heard that
+            return "lost", spare
         return "lost", machine.cause
     if coming is not None and machine.name in coming.machines:
         return coming.progress(machine.name), ""

@@ -62,6 +62,8 @@ class Demand:
     model: ModelFacts
     capacity_tokens: int
     min_workers: int = 0
+    #: What the user calls the model.
+    model_name: str = "the model"
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,16 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.fractions import pinned_limit
 from tpiedge.planner.needs import Infeasible, NodeNeed
+from tpiedge.planner.partition import LayerShape
 from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, node_facts, predict, worker_limit
-from tpiedge.units import format_bytes, format_seconds
+from tpiedge.planner.streaming import smallest_bytes
+from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["SpareReason", "slower", "why_in", "why_out"]
+__all__ = ["SpareReason", "slower", "too_small", "why_in", "why_out"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,31 @@ def slower(with_s: float, without_s: float, because: str, workers: int) -> Spare
     )
 
 
+def too_small(demand: Demand, machine: MachineFacts) -> SpareReason | None:
+    """Why no plan has a part for a worker with so little memory; None where one can."""
+    (node,) = node_facts([machine])
+    least = min(
+        smallest_bytes(demand.model, 1, share, node, demand.capacity_tokens)
+        for share in _smallest_shares(demand.model.shape)
+    )
+    if node.memory_bytes is None or node.memory_bytes >= least:
+        return None
+    return SpareReason(
+        "too small",
+        f"it offers {format_bytes(node.memory_bytes)}, but the least that works for {demand.model_name} is "
+        f"{format_least(least)}: start it again with --memory {format_least(least).replace(' ', '')} or more",
+    )
+
+
+def _smallest_shares(shape: LayerShape) -> tuple[NodeShare, ...]:
+    """The last tile, which may be a short one, and the heads of one KV head."""
+    nothing = Share(0, 0)
+    return (
+        NodeShare(nothing, Share(shape.ffn_tiles - 1, shape.ffn_tiles)),
+        NodeShare(Share(0, shape.group_size), nothing),
+    )
+
+
 def why_in(
     demand: Demand,
     machine: MachineFacts,
@@ -41,7 +69,8 @@ def why_in(
     """Why machine `index` of the `filled`, which has a speed, gets `fraction` of the layers beside the `members`."""
     speed = filled[index].weight_bytes_per_s
     assumed = "" if machine.weight_bytes_per_s > 0 else " (assumed, not measured)"
-    limit = _limiting(demand, filled[index], members.index(index), _by_speed(filled, members, index))
+    by_speed = speed / sum(filled[member].weight_bytes_per_s for member in members)
+    limit = _limiting(demand, filled[index], members.index(index), by_speed)
     if need.streamed_bytes:
         limit = f"; {format_bytes(need.streamed_bytes)} of them stream from its disk"
     return f"{format_bytes(speed)}/s of weights{assumed}, {fraction:.0%} of the cluster{limit}"
@@ -57,28 +86,25 @@ def why_out(
 ) -> SpareReason:
     """Why machine `index` is not among the `members`, for which `chosen` was predicted, though `workers` could be."""
     machine = machines[index]
+    small = too_small(demand, machine)
+    if small is not None:
+        return small
     if worker_limit(demand, machine) <= 0:
-        return SpareReason("no room", "its memory or disk does not hold even an empty share")
+        free = format_bytes(machine.free_disk_bytes or 0)
+        return SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
     widened = sorted({*members, index})
     wider = predict(demand, [machines[member] for member in widened])
     if isinstance(wider, Infeasible):
         return SpareReason("no room", wider.reason)
-    rank = widened.index(index)
-    share = wider.plan.shares[rank]
+    share = wider.plan.shares[widened.index(index)]
     if not share.attention and not share.ffn:
-        limit = _limiting(demand, machine, rank, _by_speed(machines, widened, index))
         speed = format_bytes(machine.weight_bytes_per_s)
         return SpareReason(
-            "slower", f"for its {speed}/s of weights even the smallest piece of work is too much{limit}"
+            "slower", f"for its {speed}/s of weights even the smallest piece of work is too much"
         )
     trip = format_seconds(machine.round_trip_s)
     because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
     return slower(wider.step_s, chosen.step_s, because, workers)
-
-
-def _by_speed(machines: Sequence[MachineFacts], members: Sequence[int], index: int) -> float:
-    """The part of the layers that its speed alone would give to a machine."""
-    return machines[index].weight_bytes_per_s / sum(machines[one].weight_bytes_per_s for one in members)
 
 
 def _limiting(demand: Demand, machine: MachineFacts, rank: int, by_speed: float) -> str:

@@ -15,7 +15,7 @@ from typing import Final
 
 from tpiedge import __version__
 from tpiedge.clock import Clock
-from tpiedge.errors import PeerError, ResourceError, TpiedgeError
+from tpiedge.errors import OutOfMemory, PeerError, ResourceError, TpiedgeError
 from tpiedge.host.addresses import listening_address
 from tpiedge.joining.connecting import introduction
 from tpiedge.launch.bootstrap import NodeBootstrap
@@ -120,7 +120,8 @@ class Agent:
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Serves until `stop`; blocks. Raises JoinRefused, DuplicateName, PeerError."""
+        """Serves until `stop`; blocks. Raises JoinRefused, DuplicateName, PeerError; OutOfMemory where the memory that
+        this machine offers holds no share of the master's model."""
         try:
             self._slot.warm(measure=self._report is None)
             self._serve()
@@ -200,6 +201,8 @@ class Agent:
                 self._release(epoch)
             case Probe(number=number, answer_bytes=count):
                 self._send(Echo(message.epoch, number, bytes(count)))
+            case Spare(kind="too small"):
+                raise OutOfMemory(spare_line(message))
             case Spare():
                 self._stand(message.kind, spare_line(message))
             case Refused(message=why):

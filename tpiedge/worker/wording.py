@@ -15,6 +15,7 @@ _SPARE: Final[Mapping[SpareKind, str]] = {
     "excluded": "this machine is left out for now",
     "fetching": "this machine comes later",
     "no room": "this machine cannot be used now",
+    "too small": "this machine cannot be used",
 }
 
 

@@ -13,6 +13,7 @@ from tests.process.serving.serving import START_S, Serving, rank_of
 
 SLOW = 1e6
 FAST = 1e12
+RESOURCE = 4
 
 
 @pytest.fixture
@@ -111,6 +112,28 @@ def test_too_little_memory_is_refused_with_numbers(clusters):
         cluster.ask(PROMPT, TOKENS)
     assert caught.value.status_code == 503
     assert status["reason"] in caught.value.message
+
+
+def test_a_worker_whose_memory_holds_no_share_ends_and_says_what_to_type(clusters, exact):
+    """The master says it, too, and serves when the worker comes with what it was told to offer."""
+    cluster = clusters("--min-workers", 1)
+    cluster.start_master()
+    ann = cluster.start_worker("ann", "--memory", "100MB")
+    assert ann.process.wait() == RESOURCE
+    words = (
+        r"it offers 100\.0 MB, but the least that works for demo is (\d+) MB: "
+        r"start it again with --memory \1MB or more\n"
+    )
+    last = ann.log.splitlines(keepends=True)[-1]
+    told = re.fullmatch(rf"tpiedge: this machine cannot be used: {words}", last)
+    assert told, ann.log
+    wait_for(lambda: re.search(rf"ann cannot be used: {words}", cluster.master.log), START_S)
+    assert re.fullmatch(words, cluster.node("ann")["why"] + "\n")
+
+    ann.options = ("--memory", f"{told[1]}MB")
+    cluster.start_worker("ann", token=False)
+    cluster.wait_ready(2)
+    exact(cluster)
 
 
 def test_two_masters_share_a_cache(clusters, tmp_path, exact):

@@ -31,6 +31,7 @@ def beside(**changes: object) -> ClusterStatus:
     ("changes", "line"),
     [
         ({"spare": "slower"}, "bob waits as a spare: a reason"),
+        ({"spare": "too small", "state": "lost"}, "bob cannot be used: a reason"),
         ({"spare": "excluded", "state": "left out"}, "bob is left out: a reason"),
         (
             {"spare": "no room", "why": "its disk\n\x1b[2J is full"},

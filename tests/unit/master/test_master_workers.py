@@ -175,6 +175,28 @@ def test_workers_are_told_what_the_master_waits_for(story: Story) -> None:
     assert told(story.agents["w-2"]) == []
 
 
+def test_what_is_wrong_with_a_machine_that_is_too_small_is_known_after_it_left(story: Story) -> None:
+    """With more memory it is welcome, and hears nothing of the old offer."""
+    story.plan = lambda machines: assignments_of()
+    story.spare = {"w-1": SpareReason("too small", "it offers 1 MB")}
+    agent = story.join("w-1")
+    story.settle()
+    assert told(agent) == [("too small", "it offers 1 MB")]
+    story.spare = {}
+    agent.offers = False  # it is gone
+    agent.say(Leaving(0))
+    story.settle()
+    found = story.worker()
+    assert (found.state, found.spare, found.why) == ("lost", "too small", "it offers 1 MB")
+    agent.say(offer("w-1", nonce=2))
+    story.settle()
+    assert len(told(agent)) == 1
+    assert (story.worker().state, story.worker().spare) == ("spare", "")
+    agent.say(Leaving(0))
+    story.settle()
+    assert (story.worker().state, story.worker().why) == ("lost", "it was stopped there")
+
+
 def test_workers_beyond_the_most_are_told(story: Story) -> None:
     for number in range(MAX_NODES):
         story.join(f"w-{number:03}")

@@ -130,6 +130,23 @@ def test_of_two_that_came_too_late_each_is_told_its_own_reason() -> None:
     assert "its link's round trip takes 1.0 s" in found.spare["w-3"].why
 
 
+@pytest.mark.parametrize(("min_workers", "weights"), [(0, None), (1, None), (1, "1,1")])
+def test_a_worker_whose_memory_holds_no_share_is_told_so_whatever_becomes_of_the_plan(
+    min_workers: int, weights: str | None
+) -> None:
+    """It does not count as a worker either."""
+    small = machine("w-1")
+    small = replace(small, offer=replace(small.offer, memory_bytes=100 * MIB))
+    place = placement(min_workers=min_workers, weights=parse_shares(weights, 2) if weights else None)
+    found = place((small,), ())
+    assert isinstance(found, NoPlan) == bool(min_workers)
+    ((kind, why),) = spare(found).values()
+    assert kind == "too small"
+    assert "the least that works for the model is" in why
+    if weights is None:
+        assert len(arranged(place((small, machine("w-2")), ())).assignments) == 2
+
+
 def test_too_few_workers_is_said_in_words() -> None:
     assert refused(placement(min_workers=2)((machine(),), ())) == "1 of 2 workers here: waiting for 1 more"
 

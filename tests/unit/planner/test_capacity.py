@@ -13,6 +13,7 @@ from tpiedge.planner.capacity import Allocation, allocate
 from tpiedge.planner.needs import NODE_BASE_BYTES, Infeasible, ModelFacts
 from tpiedge.planner.partition import LayerShape, ShareWeight
 from tpiedge.planner.prediction import Demand, MachineFacts, Prediction, least_step_s, predict
+from tpiedge.planner.reasons import too_small
 from tpiedge.planner.streaming import node_need
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.weights import Keeping
@@ -198,8 +199,41 @@ def test_disk_overrides_speed_and_is_named():
 def test_a_worker_without_room_for_the_program_is_left_out():
     found = allocated(allocate(DEMAND, [MASTER, worker("tiny", GIB, memory_bytes=100 * MIB)]))
     assert found.members == (0,)
-    assert reasons(found)["tiny"] == "its memory or disk does not hold even an empty share"
-    assert kinds(found) == {"tiny": "no room"}
+    assert reasons(found)["tiny"] == (
+        "it offers 104.9 MB, but the least that works for the model is 347 MB: start it again with --memory 347MB or "
+        "more"
+    )
+    assert kinds(found) == {"tiny": "too small"}
+
+
+def test_a_worker_without_room_on_its_disk_is_left_out():
+    resident = replace(DEMAND, model=replace(MODEL, resident_bytes=MIB))
+    found = allocated(allocate(resident, [MASTER, worker("full", GIB, free_disk_bytes=MIB)]))
+    assert found.members == (0,)
+    assert reasons(found)["full"] == "its disk has 1.0 MB for weights, which is too little for any share"
+    assert kinds(found) == {"full": "no room"}
+
+
+@pytest.mark.parametrize(
+    "keeping", [Keeping(), ALL, Keeping("none"), Keeping("auto", window_bytes=100 * MIB), Keeping("auto", 3)]
+)
+@pytest.mark.parametrize("resident_bytes", [0, MIB])
+def test_the_least_memory_that_a_worker_is_told_works_and_less_does_not(keeping, resident_bytes):
+    demand = Demand(replace(MODEL, resident_bytes=resident_bytes), 100, min_workers=1, model_name="demo")
+    refusal = too_small(demand, worker("tiny", GIB, memory_bytes=100 * MIB, keeping=keeping))
+    assert refusal is not None
+    assert refusal.kind == "too small"
+    (least,) = re.findall(r"the least that works for demo is (\d+) MB: .* --memory \1MB or more", refusal.why)
+    enough = worker("tiny", GIB, memory_bytes=int(least) * 10**6, keeping=keeping)
+    assert too_small(demand, enough) is None
+    found = allocated(allocate(demand, [MASTER, enough]))
+    assert found.members == (0, 1)
+    assert found.plan.shares[1].ffn, "it works, and is not merely there"
+    assert too_small(demand, replace(enough, memory_bytes=(int(least) - 1) * 10**6)) is not None
+
+
+def test_a_machine_without_a_limit_is_never_too_small():
+    assert too_small(DEMAND, MASTER) is None
 
 
 def test_a_slow_link_is_taken_where_the_memory_is_needed():
@@ -213,13 +247,6 @@ def test_a_worker_too_slow_for_one_unit_is_left_out():
         "for its 1.0 MB/s of weights even the smallest piece of work is too much"
     )
     assert kinds(found) == {"clock": "slower"}
-
-
-def test_memory_for_less_than_the_smallest_piece_of_work_is_not_called_slow():
-    tight = worker("tight", GIB, memory_bytes=NODE_BASE_BYTES + MIB, keeping=ALL)
-    assert reasons(allocate(DEMAND, [MASTER, tight]))["tight"].endswith(
-        "even the smallest piece of work is too much; limited by memory 345.0 MB"
-    )
 
 
 def test_what_was_not_measured_is_assumed():

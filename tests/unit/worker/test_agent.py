@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from tpiedge.errors import Cancelled, DiskFull, ResourceError, TpiedgeError
+from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, ResourceError, TpiedgeError
 from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
@@ -22,6 +22,7 @@ from tpiedge.wire.epochs import (
     Capacity,
     Echo,
     Launch,
+    Leaving,
     MasterPulse,
     NodeEnded,
     Offer,
@@ -305,6 +306,16 @@ def test_a_probe_is_answered(worker: Worker) -> None:
 def test_a_worker_without_a_part_says_why(worker: Worker, spare: Spare, line: str) -> None:
     worker.say(spare)
     assert worker.said.get(timeout=WAIT_S) == line
+
+
+def test_a_worker_whose_memory_holds_no_share_ends_with_what_to_type(worker: Worker) -> None:
+    worker.say(Spare(0, "too small", "it offers 1 MB,\nstart it again with --memory 2MB or more"))
+    worker.thread.join(WAIT_S)
+    assert isinstance(worker.error, OutOfMemory)
+    assert str(worker.error) == (
+        "this machine cannot be used: it offers 1 MB, start it again with --memory 2MB or more"
+    )
+    worker.expect(Leaving)
 
 
 def test_what_a_worker_is_for_is_said_when_it_changes(worker: Worker) -> None:
