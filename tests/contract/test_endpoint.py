@@ -164,6 +164,18 @@ def test_sending_to_an_unknown_peer_ends(network: Any) -> None:
         hub.send(Shutdown(1), timeout_s=0.0)
 
 
+def test_a_spoke_that_reaches_nobody_names_its_hub(network: Any) -> None:
+    hub, spoke = network.hub(), network.spoke()
+    meet(hub, spoke)
+    (name,) = spoke.peers
+    hub.close()
+    deadline = time.monotonic() + WAIT_S
+    while _takes(spoke, None) and time.monotonic() < deadline:
+        spoke.recv(0.01)
+    with pytest.raises(Unreachable, match=rf"^{name} cannot be reached \(waited 0\.1 s\)$"):
+        spoke.send(Shutdown(1), timeout_s=0.1)
+
+
 def test_sending_to_a_closed_peer_ends(network: Any) -> None:
     hub, spoke = network.hub(), network.spoke()
     meet(hub, spoke)
@@ -175,9 +187,9 @@ def test_sending_to_a_closed_peer_ends(network: Any) -> None:
         hub.send(Shutdown(1), to="node-1", timeout_s=0.0)
 
 
-def _takes(hub: Endpoint, name: str) -> bool:
+def _takes(end: Endpoint, name: str | None) -> bool:
     try:
-        hub.send(Shutdown(1), to=name, timeout_s=0.0)
+        end.send(Shutdown(1), to=name, timeout_s=0.0)
     except Unreachable:
         return False
     return True

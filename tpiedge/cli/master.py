@@ -111,7 +111,7 @@ class _Flags:
 @click.option("--shares", help="Relative weights: the master's, then the workers' as they join.")
 @own_memory_option
 @keeping_options
-@click.option("--threads", type=click.IntRange(1, 1024), help="Of rank 0.  [default: the cores]")
+@click.option("--threads", type=click.IntRange(1, 1024), help="Of this machine's node.  [default: the cores]")
 @arithmetic_options
 @kv_option
 @click.option(

@@ -99,6 +99,6 @@ class Distrust:
             return ""
         minutes = round(STAR_S / 60)
         return (
-            f"the star for {minutes} minutes, because one worker's word stands against another's; past rank 0 "
-            f"nothing goes unseen: {self._cause}"
+            f"the star for {minutes} minutes, because one worker's word stands against another's; there the master "
+            f"sees every message: {self._cause}"
         )[:2000]

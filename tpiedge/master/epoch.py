@@ -226,7 +226,7 @@ class Epoch:
             # It was sent a wrong part to add up, and cannot tell by which node.
             self._reports[rank] = sanitised_line(failed.message)
             self._disputing.add(rank)
-        self.lose(rank, f"{failed.kind}: {failed.message}")
+        self.lose(rank, failed.message)
 
     def _is_of_a_worker(self, rank: int, message: str) -> bool:
         """Whether the error of the node `rank` names a node other than rank 0 and itself."""

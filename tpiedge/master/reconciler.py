@@ -233,7 +233,8 @@ class Reconciler:
 
     def _end_serving(self, session: Session) -> None:
         error = session.failure.error if session.failure else PeerError("the cluster was stopped")
-        _log.warning("epoch %d ended: %s", session.number, error)
+        _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
+        _log.warning("stopped serving: %s", error)
         self._sessions.end_serving()
         self._reason = str(error)
         if self._retries.false_starts:  # a single one may be bad luck
@@ -257,7 +258,8 @@ class Reconciler:
 
     def _drop_coming(self, session: Session) -> None:
         error = session.failure.error if session.failure else None
-        _log.warning("epoch %d was not prepared: %s", session.number, error)
+        _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
+        _log.warning("the new plan failed: %s", error)
         self._reason = str(error)
         self._exclude(session)
         self._sessions.abandon()

@@ -275,7 +275,7 @@ class Session:
         wanted, found = self._served.collective, {ready.collective, ready.bulk_collective}
         level = logging.INFO if wanted == "auto" or found == {wanted} else logging.WARNING
         names = collective_names(ready.collective, ready.bulk_collective)
-        _log.log(level, "epoch %d: all-reduces go by %s: %s", self.number, names, ready.why or "as wanted")
+        _log.log(level, "all-reduces go by %s: %s", names, ready.why or "as wanted")
 
     def _look_after_request(self, epoch: Epoch) -> None:
         """Loses a rank 0 that lives but makes no progress: the other nodes wait for it, or have nothing to do."""

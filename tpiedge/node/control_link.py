@@ -81,7 +81,7 @@ class ControlLink:
             self._serve()
         except TpiedgeError as error:
             if not self._closing.is_set():
-                self._liveness.lose(0, f"the link to the master failed: {error}")
+                self._liveness.lose(0, f"its link failed: {error}")
                 self.commands.put(error)
 
     def _serve(self) -> None:

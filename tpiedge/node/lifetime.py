@@ -34,7 +34,7 @@ def _end(node: Node, error: TpiedgeError) -> int:
     # Written first: the master's answer to the report may be the end of this process.
     if not isinstance(error, PeerLost):
         traceback.print_exception(error)
-    sys.stderr.write(f"{type(error).__name__}: {error}\n")
+    sys.stderr.write(f"{error}\n")
     sys.stderr.flush()
     node.report(error)
     return error.exit_code

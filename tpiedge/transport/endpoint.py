@@ -35,7 +35,7 @@ class Unreachable(PeerError):
     """The peer `peer` is not connected, or does not take any more."""
 
     def __init__(self, peer: str, waited_s: float) -> None:
-        super().__init__(f"{peer} is not connected or takes no more messages (waited {waited_s:.1f} s)")
+        super().__init__(f"{peer} cannot be reached (waited {waited_s:.1f} s)")
         self.peer = peer
 
 

@@ -134,7 +134,7 @@ class _InProcessEndpoint(Messaging):
         wait_s = SEND_TIMEOUT_S if timeout_s is None else timeout_s
         peer = self._find(to, time.monotonic() + wait_s)
         if peer is None or peer._mailbox.closed:
-            raise Unreachable(str(to), wait_s)
+            raise Unreachable(to or ("nobody" if peer is None else peer.name), wait_s)
         self.carry(self.name, peer, frame)
         self.bytes_sent += len(frame)
 

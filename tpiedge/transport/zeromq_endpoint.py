@@ -44,6 +44,9 @@ DUPLICATE = b"duplicate"
 class ZmqEndpoint(Messaging):
     """What hub and spoke share. The lock makes `close` safe during a wait; the wake-up ends the wait."""
 
+    #: Whom a message without an address is for: a spoke names its hub, a hub has nobody.
+    _hub_name = "nobody"
+
     def __init__(
         self,
         kind: int,
@@ -207,7 +210,7 @@ class ZmqEndpoint(Messaging):
         while not self._try_send(frame, to):
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0:
-                raise Unreachable(to or "the hub", timeout_s)
+                raise Unreachable(to or self._hub_name, timeout_s)
             self._wait_to_send(min(remaining_s, SLICE_S))
             if self._closed:
                 raise EndpointClosed(f"the connection of {self.name} was closed")

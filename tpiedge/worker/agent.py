@@ -46,7 +46,7 @@ from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
-from tpiedge.worker.wording import computing_line, spare_line
+from tpiedge.worker.wording import computing_line, spare_line, stopped_line
 
 __all__ = ["Agent", "AgentSettings", "JoinRefused"]
 
@@ -219,7 +219,9 @@ class Agent:
         self._preparations.begin(order, verify=self._distrust)
 
     def _cannot(self, epoch: int, error: TpiedgeError) -> None:
-        self._say(f"cannot prepare epoch {epoch}: {error}")
+        _log.debug("epoch %d cannot be prepared: %s: %s", epoch, type(error).__name__, error)
+        self._standing = ""
+        self._say(f"this machine cannot take its part: {error}")
         self._send(NodeEnded(epoch, type(error).__name__, sanitised_line(error)))
 
     def _progress(self, epoch: int, done_bytes: int, total_bytes: int, bytes_per_s: float) -> None:
@@ -249,7 +251,7 @@ class Agent:
         self._running = _Running(epoch, shards)
         order = preparation.order
         self._send(Spawned(epoch, order.rank, pid))
-        _log.info(
+        _log.debug(
             "epoch %d: rank %d of %d, heads %s, FFN tiles %s",
             epoch,
             order.rank,
@@ -277,7 +279,8 @@ class Agent:
         if cause is not None:
             epoch = self._epoch
             self._standing = ""
-            self._say(f"epoch {epoch}: the node ended: {cause}")
+            _log.debug("the node of epoch %d ended: %s", epoch, cause)
+            self._say(stopped_line(cause))
             self._stop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:

@@ -1,14 +1,18 @@
 """What an agent says to the user of its machine, in plain words. Pure."""
 
+import re
 from collections.abc import Mapping
 from typing import Final
 
+from tpiedge.errors import PeerLost
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Spare
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["computing_line", "spare_line"]
+__all__ = ["computing_line", "spare_line", "stopped_line"]
 
+#: The last words of a process, as `launch/child.py` puts them.
+_ENDED: Final = re.compile(r"its process ended with status \d+ \((.*)\)")
 _USELESS: Final = "this machine is not needed now"
 _SPARE: Final[Mapping[SpareKind, str]] = {
     "no plan": "the master cannot use this machine yet",
@@ -27,3 +31,14 @@ def spare_line(spare: Spare) -> str:
 def computing_line(ranks: int) -> str:
     """The machine has a part in the plan from now on."""
     return f"now computing as one of {ranks} machines"
+
+
+def stopped_line(cause: str) -> str:
+    """The machine's node ended, which it does whenever another one is lost. `cause` has the node's last words."""
+    words = sanitised_line(cause)
+    ended = _ENDED.fullmatch(words)
+    words = ended[1] if ended else words
+    lost = PeerLost.read(words)
+    if lost is not None:
+        words = f"{'another machine' if lost.rank else 'the master'} was lost: {lost.cause}"
+    return f"computing stopped: {words}"

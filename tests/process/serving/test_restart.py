@@ -1,12 +1,18 @@
 """The master ends and comes back: its workers wait for it, and what they hold is not shipped again."""
 
+import re
 import signal
 
 import openai
 import pytest
 
+from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT
-from tests.process.serving.serving import Serving, unfinished
+from tests.process.serving.serving import START_S, Serving, unfinished
+
+STOPPED = "computing stopped: the master was lost: "
+#: Words of the code, which are for those who debug.
+INTERNALS = re.compile(r"epoch|\brank\b|PeerLost|\bhub\b", re.IGNORECASE)
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +60,10 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
         with pytest.raises(openai.APIConnectionError):
             list(unfinished(answer))
     assert cluster.master.wait() == -signal.SIGKILL
+    for worker in cluster.workers.values():
+        wait_for(lambda log=worker.process: STOPPED in log.log, START_S)
+    for process in (cluster.master, *(worker.process for worker in cluster.workers.values())):
+        assert not INTERNALS.search(process.log), process.log
 
 
 def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):

@@ -49,6 +49,23 @@ def test_a_worker_lost_while_its_node_starts_ends_the_epoch_and_the_master_serve
     assert story.members() == ("master",)
 
 
+def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.LogCaptureFixture) -> None:
+    """Numbers and names of classes are for those who debug."""
+    caplog.set_level("DEBUG")
+    agent = two_machines(story)
+    serving = story.epoch
+    agent.prepares = False
+    story.node(1, serving).fail("ProtocolError", "a part is missing")
+    story.settle()
+    agent.failed("the disk is full")
+    story.turn()
+    told = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
+    assert "stopped serving: node 1 (pi) was lost during the work: a part is missing" in told
+    assert "the new plan failed: node 1 (pi) was lost during its preparation: the disk is full" in told
+    assert not [line for line in told if "epoch" in line or "PeerLost" in line]
+    assert f"epoch {serving} ended: PeerLost" in caplog.messages
+
+
 def test_a_worker_lost_under_a_request_fails_it_in_words_and_the_next_one_is_served(story: Story) -> None:
     agent = two_machines(story)
     running, waiting = story.submit("r-1"), story.submit("r-2")

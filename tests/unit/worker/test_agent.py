@@ -8,11 +8,12 @@ from typing import TypeVar
 
 import pytest
 
-from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, ResourceError, TpiedgeError
+from tpiedge.errors import Cancelled, DiskFull, OutOfMemory, PeerLost, ResourceError, TpiedgeError
 from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.readiness import NOT_MEASURED, NodeReport
+from tpiedge.sanitise import sanitised_line
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.inprocess import InProcessHub
@@ -306,6 +307,60 @@ def test_a_probe_is_answered(worker: Worker) -> None:
 def test_a_worker_without_a_part_says_why(worker: Worker, spare: Spare, line: str) -> None:
     worker.say(spare)
     assert worker.said.get(timeout=WAIT_S) == line
+
+
+@pytest.mark.parametrize(
+    ("cause", "line"),
+    [
+        ("its process was killed by SIGKILL", "its process was killed by SIGKILL"),
+        ("it ran out of memory (killed by the system's OOM killer)",) * 2,
+        ("its process ended with status 3", "its process ended with status 3"),
+        (
+            f"its process ended with status 3 ({PeerLost(0, 'the plan', 'its link failed: it (1) cannot be reached')})",
+            "the master was lost: its link failed: it (1) cannot be reached",
+        ),
+        (
+            f"its process ended with status 3 ({PeerLost(2, 'allreduce of step 4', 'killed by SIGKILL')})",
+            "another machine was lost: killed by SIGKILL",
+        ),
+        ("its process ended with status 4 (layer 3 is\n\x07 damaged)", "layer 3 is \\x07 damaged"),
+    ],
+)
+def test_the_end_of_a_node_is_told_in_plain_words(worker: Worker, cause: str, line: str) -> None:
+    """The master gets the whole cause."""
+    worker.launched(5).child.cause = cause
+    worker.clock.advance(0.31)
+    assert worker.expect(NodeEnded).cause == sanitised_line(cause)
+    said = [worker.said.get(timeout=WAIT_S) for _ in range(2)]
+    assert said == ["now computing as one of 2 machines", f"computing stopped: {line}"]
+    worker.launched(6)
+    assert worker.said.get(timeout=WAIT_S) == "now computing as one of 2 machines", "it is news again"
+
+
+def test_what_keeps_a_worker_from_its_part_is_told_without_numbers(worker: Worker) -> None:
+    worker.launched(4)
+    worker.fetch.errors[5] = DiskFull("the disk is full")
+    worker.fetch.let(5)
+    worker.say(order(5))
+    worker.expect(NodeEnded)
+    worker.launched(6)
+    said = [worker.said.get(timeout=WAIT_S) for _ in range(3)]
+    assert said == [
+        "now computing as one of 2 machines",
+        "this machine cannot take its part: the disk is full",
+        "now computing as one of 2 machines",
+    ]
+
+
+def test_epochs_are_for_those_who_debug(worker: Worker, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG")
+    child = worker.launched(5).child
+    child.cause = "its process ended with status 3 (node 0 was lost during the plan: silent)"
+    worker.clock.advance(0.31)
+    worker.expect(NodeEnded)
+    assert "epoch 5: rank 1 of 2, heads (0, 4), FFN tiles (4, 8)" in caplog.messages
+    assert f"the node of epoch 5 ended: {child.cause}" in caplog.messages
+    assert {record.levelname for record in caplog.records} == {"DEBUG"}
 
 
 def test_a_worker_whose_memory_holds_no_share_ends_with_what_to_type(worker: Worker) -> None:
