@@ -71,6 +71,18 @@ def test_what_is_not_said_of_sampling_is_the_models_own(command, service):
     assert service.generations.get(timeout=5).request.sampling == said
 
 
+@pytest.mark.parametrize("name", ["babbler", "Chatterbox-q8", "org/babbler", "org/babbler@main"])
+def test_the_model_may_be_called_by_any_of_its_names(command, service, name):
+    service.also_called = ("Chatterbox-q8", "org/babbler")
+    text = answers(service, "Hello there")
+    assert command(chat, "--prompt", "hi", "--model", name) == text + "\n"
+
+
+def test_another_model_than_the_masters_is_refused(command):
+    with pytest.raises(UserError, match=r"the master serves babbler, not demo: leave --model out"):
+        command(chat, "--prompt", "hi", "--model", "demo")
+
+
 def test_a_conversation_keeps_its_turns(command, service):
     text = answers(service, "Hello there")
     out = command(chat, "--system", "be kind", stdin="hi\nand\n/clear\nnew\n/exit\nnever\n")

@@ -1,5 +1,6 @@
 """Opens a model by name: its pack, which is made on first use, its tokenizer and its chat template."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -16,6 +17,7 @@ from tpiedge.local.usual_sampling import usual_sampling
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file
 from tpiedge.model.gguf.model import GgufModel
+from tpiedge.model.hub.cache import parse_hub_name
 from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
@@ -141,8 +143,11 @@ def prepare(
     out = cached_pack(checkpoint, choice.precision, cache)
     if not (out / MANIFEST_NAME).is_file():
         pack_checkpoint(checkpoint, choice.precision, out)
-    short = name_checkpoint_pack(checkpoint, choice.precision, out)
-    return PreparedModel(name, Pack.open(out), choice.compute, found.path, kv, also_called=(short,))
+    names = [name_checkpoint_pack(checkpoint, choice.precision, out)]
+    hub_name = parse_hub_name(name)
+    if hub_name is not None and not os.path.isdir(name):
+        names.append(str(hub_name))
+    return PreparedModel(name, Pack.open(out), choice.compute, found.path, kv, also_called=tuple(names))
 
 
 def _prepare_gguf(

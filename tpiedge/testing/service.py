@@ -118,9 +118,10 @@ class FakeService:
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
         self._lock = threading.Lock()
+        self.also_called: tuple[str, ...] = ()
 
     def model(self) -> ModelInfo:
-        return ModelInfo("babbler", self.max_sequence, int(time.time()))
+        return ModelInfo("babbler", self.max_sequence, int(time.time()), self.also_called)
 
     def status(self) -> ClusterStatus:
         return ClusterStatus(not self.unavailable, self.unavailable, self._nodes, 0, len(self._running))

@@ -74,6 +74,17 @@ def test_an_answer_has_at_most_the_tokens_that_fit(service, ask, wanted):
     assert fits.max_tokens == request.max_tokens - 1
 
 
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_the_model_has_other_names(ask):
+    """Of the master's machine: an alias or a pack's name."""
+    known = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=VOCABULARY)
+    known.also_called = ("Babbler-q8",)
+    assert ask(known, model="Babbler-q8")
+    with pytest.raises(ApiError, match="'babbler' is") as raised:
+        ask(known, model="Babbler-q4")
+    assert raised.value.status == 404
+
+
 def test_a_chats_answer_comes_to_an_end(service):
     """2048 tokens where nobody says."""
     roomy = FakeService(service.tokenizer, service.template, vocab_size=VOCABULARY)

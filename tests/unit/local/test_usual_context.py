@@ -1,0 +1,74 @@
+"""How long a context is where nobody says."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.model.gguf_files import TinyGguf
+from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.local.usual_context import said_of_context, usual_context
+from tpiedge.wire.weights import Keeping
+
+# Keys and values of a token: 8 layers, 8 KV heads of 64 numbers in bf16.
+KV_TOKEN_BYTES = 8 * 2 * 8 * 64 * 2
+
+
+def model_of(folder: Path, positions: int) -> PreparedModel:
+    shape = TinyGguf(hidden=512, heads=8, kv_heads=8, head_dim=64, layers=8, ffn=320, kinds={"": "Q8_0"})
+    shape.keys = {"llama.context_length": positions}
+    return prepare(str(shape.write(folder / "tiny.gguf")), None, None, folder / "cache")
+
+
+@pytest.fixture(scope="module")
+def long(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
+    """A model of 128 Ki positions, whose KV cache would take 2.1 GB."""
+    return model_of(tmp_path_factory.mktemp("long"), 131_072)
+
+
+def test_a_short_context_is_the_models_own(tmp_path: Path) -> None:
+    model = model_of(tmp_path, 2000)
+    assert usual_context(model, Layout(1, None, 1, 600_000_000)) == 2000
+    assert said_of_context(model, 2000) == "context: 2000 tokens, all that the model has"
+
+
+@pytest.mark.parametrize(("memory_gb", "tokens"), [(40, 131_072), (16, 65_536), (4, 16_384), (1, 4096)])
+def test_the_cache_takes_an_eighth_of_the_memory(
+    long: PreparedModel, monkeypatch: pytest.MonkeyPatch, memory_gb: int, tokens: int
+) -> None:
+    monkeypatch.setattr("tpiedge.local.launch.available_memory_bytes", lambda: 100_000_000_000)
+    memory = memory_gb * 1_000_000_000
+    found = usual_context(long, Layout(1, None, 1, memory))
+    assert found == tokens
+    assert (
+        found == 4096 or found * KV_TOKEN_BYTES <= memory / 8 < 2 * found * KV_TOKEN_BYTES or memory_gb == 40
+    )
+    assert f"context: {tokens} of the model's 131072" in said_of_context(long, tokens) or tokens == 131_072
+
+
+def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where more context would make weights stream, there is less of it."""
+    monkeypatch.setattr("tpiedge.local.launch.available_memory_bytes", lambda: 100_000_000_000)
+    monkeypatch.setattr("tpiedge.local.usual_context._PART_OF_MEMORY", 1)
+    layout = Layout(1, None, 1, 700_000_000)
+
+    def streamed(tokens: int) -> int:
+        return sum(need.streamed_bytes for need in plan_cluster(long, layout, tokens).needs)
+
+    found = usual_context(long, layout)
+    assert 4096 <= found < 131_072
+    assert streamed(found) == streamed(4096)
+    with_more = None
+    try:
+        with_more = streamed(2 * found)
+    except OutOfMemory:
+        return
+    assert with_more > streamed(4096)
+
+
+def test_what_does_not_fit_at_all_is_left_to_the_plan_to_say(long: PreparedModel) -> None:
+    layout = Layout(1, None, 1, 64_000_000, Keeping(pin="all"))
+    assert usual_context(long, layout) == 4096
+    with pytest.raises(UserError.__bases__[0]):
+        plan_cluster(long, layout, 4096)
