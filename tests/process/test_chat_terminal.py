@@ -38,7 +38,7 @@ class Terminal:
         )
         self._screen = pyte.HistoryScreen(_COLUMNS, _LINES, history=10_000)
         self._stream = pyte.Stream(self._screen)
-        self.until(lambda lines: any("/help lists commands" in line for line in lines))
+        self.until(lambda lines: "/help lists commands" in "".join(lines))  # wherever a long path cuts it
         self.until_prompt()
 
     def lines(self) -> list[str]:
@@ -110,19 +110,16 @@ def test_what_is_pasted_is_one_message_and_so_are_lines_of_alt_enter(terminal: T
 
 def test_what_is_typed_during_an_answer_waits(terminal: Terminal) -> None:
     """It is the next messages, and stands nowhere in the answer before them."""
-    terminal.say("/set max_tokens 3000")
+    terminal.say("/set max_tokens 1500")
     terminal.child.send("ba be\r")
     terminal.until(lambda lines: any(len(line) > 30 for line in lines[-_LINES + 6 :]))
-    terminal.child.send("gu gu gu\r" + _PASTE.format("zu\rzu") + "\r")
-    terminal.until(lambda lines: "> gu gu gu" in lines)
-    terminal.child.sendcontrol("c")
+    terminal.child.send("What now?\r" + _PASTE.format("zu\rzu") + "\r")
+    terminal.until(lambda lines: "> What now?" in lines)
     terminal.until(lambda lines: "> zu" in lines)
-    terminal.child.sendcontrol("c")
-    terminal.until_prompt()
-    (asked, answer, *_) = terminal.saved()
-    assert asked == "ba be"
-    assert len(answer.split()) > 2000  # all of it, but for tokens without text
-    assert not [line for line in terminal.lines() if "gu gu gu" in line and line != "> gu gu gu"]
+    messages = terminal.saved()
+    assert messages[0::2] == ["ba be", "What now?", "zu\nzu"]
+    assert all(len(answer.split()) > 1000 for answer in messages[1::2])  # whole, but for tokens without text
+    assert not [line for line in terminal.lines() if "What now?" in line and line != "> What now?"]
 
 
 def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal) -> None:
@@ -130,7 +127,7 @@ def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal)
     terminal.child.send("ba be\r")
     terminal.until(lambda lines: any(len(line) > 30 for line in lines[-_LINES + 6 :]))
     terminal.child.sendcontrol("c")
-    terminal.until(lambda lines: any("[stopped]" in line for line in lines))
+    terminal.until(lambda lines: "[stopped]" in "".join(lines))
     terminal.until_prompt()
     terminal.child.send("half a line")
     terminal.until(lambda lines: "> half a line" in lines)

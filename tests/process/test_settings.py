@@ -81,7 +81,7 @@ def test_show_names_every_source(tpiedge, settings):
     assert found["stop"]["value"] == ["a b", "c"]
     assert found["threads"] == {"value": "2", "source": "TPIEDGE_RUN_THREADS"}
     assert found["cache"] == {"value": "/c", "source": "TPIEDGE_CACHE"}
-    assert found["max-tokens"] == {"value": 128, "source": "default"}
+    assert found["max-tokens"] == {"value": None, "source": "default"}
     assert found["shares"] == {"value": None, "source": "default"}
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, Message, Settings, Spoken, TooLong, converse
+from tpiedge.cli.conversation import ANSWER_TOKENS, ChatMessage, Settings, Spoken, TooLong, converse
 from tpiedge.cli.options import Ending
 from tpiedge.local.answer import collect
 from tpiedge.local.cluster import LocalCluster
@@ -59,7 +59,7 @@ class _LocalSpeaker:
         self._sampling = sampling
         self._turns = count(1)
 
-    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         prompt = self._model.message_ids(messages)
         if len(prompt) >= self._capacity:
             raise TooLong(

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import Message, Settings, Spoken, converse
+from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse
 from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.reach import MasterClient, url_of
+from tpiedge.cli.screen import Screen
 from tpiedge.cli.types import Number
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
@@ -93,11 +94,11 @@ class _MasterSpeaker:
         self._master = master
         self._options = {name: value for name, value in options.items() if value is not None}
 
-    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         answer = self.ask(messages, settings, show)
         return Spoken(answer.text, answer.finish_reason)
 
-    def ask(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> _Answer:
+    def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> _Answer:
         """As `speak`, with the master's count of tokens."""
         answer = _Answer()
         body = {"model": self.name, "messages": messages, "stream": True} | self._options | dict(settings)
@@ -112,10 +113,11 @@ class _MasterSpeaker:
 
 def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: bool) -> None:
     """One message and its answer."""
+    screen = Screen()
 
     def show(text: str) -> None:
         if not as_json:
-            click.echo(sanitised(text, "\n\t"), nl=False)
+            screen.show(text)
 
     start = [] if system is None else [{"role": "system", "content": system}]
     answer = speaker.ask([*start, {"role": "user", "content": prompt}], {}, show)

@@ -12,12 +12,22 @@ import click
 
 from tpiedge.cli.answer_text import LoopWatch
 from tpiedge.cli.keyboard import Keyboard, keyboard
+from tpiedge.cli.screen import Screen
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
 from tpiedge.errors import PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
 
-__all__ = ["ANSWER_TOKENS", "Conversation", "Message", "Settings", "Speaker", "Spoken", "TooLong", "converse"]
+__all__ = [
+    "ANSWER_TOKENS",
+    "ChatMessage",
+    "Conversation",
+    "Settings",
+    "Speaker",
+    "Spoken",
+    "TooLong",
+    "converse",
+]
 
 ANSWER_TOKENS = 2048
 """Of an answer for which nobody gave another number: a model that never comes to an end is stopped."""
@@ -44,7 +54,7 @@ _SETTINGS: Mapping[str, tuple[Range, tuple[type, str]]] = {
 }
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
 
-Message = dict[str, str]
+ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
 """What /set changed, by name."""
 
@@ -66,7 +76,7 @@ class Speaker(Protocol):
 
     name: str
 
-    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
         ...
 
@@ -90,7 +100,7 @@ class Conversation:
         self._speaker = speaker
         self._keys = keys
         self._system = system
-        self._messages: list[Message] = []
+        self._messages: list[ChatMessage] = []
         self._settings: dict[str, float] = {}
 
     def take(self, text: str) -> bool:
@@ -147,16 +157,15 @@ class Conversation:
             raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from None
         _tell(f"saved {len(self._messages)} messages to {name}")
 
-    def _with_system(self) -> list[Message]:
+    def _with_system(self) -> list[ChatMessage]:
         return [*([_message("system", self._system)] if self._system else []), *self._messages]
 
     def _answer(self, text: str) -> None:
         messages = [*self._with_system(), _message("user", text)]
-        watch, wrap = LoopWatch(), self._keys.wrap()
+        watch, screen = LoopWatch(), Screen()
 
-        def show(given: str) -> None:
-            piece = sanitised(given, "\n\t")
-            click.echo(wrap.push(piece) if wrap else piece, nl=False)
+        def show(piece: str) -> None:
+            screen.show(piece)
             if watch.push(piece) and self._keys.interactive:
                 _tell("\nthe model repeats itself: Ctrl-C stops it, /set repetition_penalty 1.1 may help")
 
@@ -181,7 +190,7 @@ class Conversation:
         self._messages += [_message("user", text), _message("assistant", spoken.text)]
 
 
-def _message(role: str, content: str) -> Message:
+def _message(role: str, content: str) -> ChatMessage:
     return {"role": role, "content": content}
 
 

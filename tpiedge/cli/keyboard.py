@@ -1,15 +1,12 @@
 """The keyboard of a chat: lines with editing and history on a terminal, plain lines from a pipe."""
 
 import contextlib
-import os
 import sys
 import termios
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import click
-
-from tpiedge.cli.answer_text import WordWrap
 
 if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
     from prompt_toolkit import PromptSession
@@ -35,10 +32,6 @@ class Pipe:
     def waiting(self) -> Iterator[None]:
         """While an answer comes."""
         yield
-
-    def wrap(self) -> WordWrap | None:
-        """What puts an answer's words on lines; None where nobody looks."""
-        return _wrap()
 
 
 class Terminal:
@@ -75,10 +68,6 @@ class Terminal:
         finally:
             termios.tcsetattr(fd, termios.TCSANOW, before)
 
-    def wrap(self) -> WordWrap | None:
-        """What puts an answer's words on lines; None where nobody looks."""
-        return _wrap()
-
 
 Keyboard = Pipe | Terminal
 
@@ -86,14 +75,6 @@ Keyboard = Pipe | Terminal
 def keyboard() -> Keyboard:
     """That of this process."""
     return Terminal() if sys.stdin.isatty() else Pipe()
-
-
-def _wrap() -> WordWrap | None:
-    if not sys.stdout.isatty():
-        return None
-    from prompt_toolkit.utils import get_cwidth
-
-    return WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns, get_cwidth)
 
 
 def _session() -> "PromptSession[str]":

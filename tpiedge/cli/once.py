@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from tpiedge.cli.options import Ending
+from tpiedge.cli.screen import Screen
 from tpiedge.errors import UserError
 from tpiedge.host.usage import peak_rss_bytes
 from tpiedge.local.answer import Answer, collect
@@ -57,10 +58,11 @@ def once(
         ignore_eos=prompt.ending.ignore_eos,
         prompt_scores=prompt.logprobs,
     )
+    screen = Screen()
 
     def show(text: str) -> None:
         if not as_json:
-            click.echo(text, nl=False)
+            screen.show(text)
 
     with launch(model, layout, plan, capacity, traces) as cluster:
         answer = collect(cluster, request, tokenizer, prompt.ending.strings, show)

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import Kind, find_model
+from tpiedge.local.catalogue import ModelKind, find_model
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision
@@ -20,7 +20,7 @@ def check_reference(name: str, named: bool, precision: str, cache: Path | None) 
     `named`: by --reference-model; otherwise it is the model itself.
     """
     found = find_model(name, cache)
-    if found.kind is Kind.PACK:
+    if found.kind is ModelKind.PACK:
         _refuse_precision(name, named, precision, Pack.open(found.path).precision)
 
 

@@ -20,7 +20,7 @@ from tpiedge.pack.reader import Pack
 
 __all__ = [
     "FoundModel",
-    "Kind",
+    "ModelKind",
     "StoredPack",
     "find_model",
     "name_pack",
@@ -36,7 +36,7 @@ _OF_MODEL = re.compile(rf"(.+?)-{_STORAGE}-[0-9a-f]{{16}}")
 _MANY_NAMES = 1000
 
 
-class Kind(Enum):
+class ModelKind(Enum):
     """What a model's name may lead to."""
 
     PACK = "pack"
@@ -48,7 +48,7 @@ class Kind(Enum):
 class FoundModel:
     """`path` is a pack's or a checkpoint's folder, or a GGUF file."""
 
-    kind: Kind
+    kind: ModelKind
     path: Path
 
 
@@ -73,18 +73,18 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
     if name != DEMO:
         # Unlike Path.is_file, false for names too long.
         if os.path.isfile(given / MANIFEST_NAME):
-            return FoundModel(Kind.PACK, given)
+            return FoundModel(ModelKind.PACK, given)
         if is_gguf(name) and os.path.isfile(name):
-            return FoundModel(Kind.GGUF, given)
+            return FoundModel(ModelKind.GGUF, given)
         if not os.path.isfile(given / "config.json"):
             named = _packs_called(name, cache)
             if len(named) > 1:
                 places = ", ".join(map(str, named))
                 raise UserError(f"several packs are called {name}: give one of {places}")
             if named:
-                return FoundModel(Kind.PACK, named[0])
+                return FoundModel(ModelKind.PACK, named[0])
     try:
-        return FoundModel(Kind.CHECKPOINT, resolve_model(name, cache))
+        return FoundModel(ModelKind.CHECKPOINT, resolve_model(name, cache))
     except UserError as error:
         raise UserError(f"{error}{_suggestion(name, cache)}") from None
 
@@ -101,9 +101,9 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
     if hub_name is not None and not os.path.isdir(name) and not _packs_called(name, cache):
         return [pack.path for pack in stored_packs(cache) if pack.model == hub_name.repo]
     found = find_model(name, cache)
-    if found.kind is Kind.PACK:
+    if found.kind is ModelKind.PACK:
         return [found.path]
-    if found.kind is Kind.GGUF:
+    if found.kind is ModelKind.GGUF:
         ending = GgufModel.open(found.path).fingerprint[:16]
         of_model = re.compile(f".+-{_STORAGE}-{ending}")
     else:

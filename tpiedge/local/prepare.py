@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
-from tpiedge.local.catalogue import Kind, find_model
+from tpiedge.local.catalogue import ModelKind, find_model
 from tpiedge.local.gguf_import import cached_gguf_pack, import_gguf_file
 from tpiedge.local.pack_label import load_label, mark_used
 from tpiedge.local.packing import cached_pack, name_checkpoint_pack, pack_checkpoint, source_precision
@@ -134,9 +134,9 @@ def prepare(
 ) -> PreparedModel:
     """Opens the model's pack, which it makes the first time, with progress on standard error; blocks."""
     found = find_model(name, cache)
-    if found.kind is Kind.PACK:
+    if found.kind is ModelKind.PACK:
         return _prepare_pack(name, found.path, precision, compute, kv)
-    if found.kind is Kind.GGUF:
+    if found.kind is ModelKind.GGUF:
         return _prepare_gguf(found.path, precision, compute, cache, kv)
     checkpoint = Checkpoint.open(found.path)
     choice = choose_arithmetics(source_precision(checkpoint), precision, compute)

@@ -89,15 +89,20 @@ def why_out(
     small = too_small(demand, machine)
     if small is not None:
         return small
+    free = format_bytes(machine.free_disk_bytes or 0)
+    no_disk = SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
     if worker_limit(demand, machine) <= 0:
-        free = format_bytes(machine.free_disk_bytes or 0)
-        return SpareReason("no room", f"its disk has {free} for weights, which is too little for any share")
+        return no_disk
     widened = sorted({*members, index})
+    rank = widened.index(index)
     wider = predict(demand, [machines[member] for member in widened])
     if isinstance(wider, Infeasible):
         return SpareReason("no room", wider.reason)
-    share = wider.plan.shares[widened.index(index)]
-    if not share.attention and not share.ffn:
+    if _has_nothing(wider, rank):
+        roomy = [replace(machines[member], free_disk_bytes=None) for member in widened]
+        with_room = predict(demand, roomy)
+        if isinstance(with_room, Prediction) and not _has_nothing(with_room, rank):
+            return no_disk
         speed = format_bytes(machine.weight_bytes_per_s)
         return SpareReason(
             "slower", f"for its {speed}/s of weights even the smallest piece of work is too much"
@@ -105,6 +110,11 @@ def why_out(
     trip = format_seconds(machine.round_trip_s)
     because = f"{2 * demand.model.num_layers} exchanges a token; its link's round trip takes {trip}"
     return slower(wider.step_s, chosen.step_s, because, workers)
+
+
+def _has_nothing(prediction: Prediction, rank: int) -> bool:
+    share = prediction.plan.shares[rank]
+    return not share.attention and not share.ffn
 
 
 def _limiting(demand: Demand, machine: MachineFacts, rank: int, by_speed: float) -> str:

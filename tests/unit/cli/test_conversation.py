@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.cli.conversation import Conversation, Message, Settings, Spoken, TooLong
+from tpiedge.cli.conversation import ChatMessage, Conversation, Settings, Spoken, TooLong
 from tpiedge.errors import PeerError, UserError
 
 
@@ -24,9 +24,6 @@ class Keys:
     def waiting(self) -> Iterator[None]:
         yield
 
-    def wrap(self) -> None:
-        return None
-
 
 class Parrot:
     """Says `answer`, or raises it; notes what it was asked."""
@@ -36,9 +33,9 @@ class Parrot:
     def __init__(self) -> None:
         self.answer: str | BaseException = "hello"
         self.reason = "stop"
-        self.asked: list[tuple[list[Message], Settings]] = []
+        self.asked: list[tuple[list[ChatMessage], Settings]] = []
 
-    def speak(self, messages: list[Message], settings: Settings, show: Callable[[str], None]) -> Spoken:
+    def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         self.asked.append((messages, dict(settings)))
         if isinstance(self.answer, BaseException):
             raise self.answer
@@ -56,7 +53,7 @@ def talk(parrot: Parrot) -> Conversation:
     return Conversation(parrot, Keys(interactive=True), None)
 
 
-def said(messages: list[Message]) -> list[tuple[str, str]]:
+def said(messages: list[ChatMessage]) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in messages]
 
 

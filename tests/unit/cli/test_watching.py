@@ -52,9 +52,9 @@ def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object]
 
 def test_of_what_the_whole_cluster_waits_for_one_line_is_enough() -> None:
     said: list[str] = []
-    waiting = replace(beside(spare="no plan"), ready=False, reason="1 of 2 workers are here")
+    waiting = replace(beside(spare="no plan"), ready=False, reason="1 of 2 workers here")
     _Changes(said.append)(waiting)
-    assert said == ["not ready: 1 of 2 workers are here"]
+    assert said == ["not ready: 1 of 2 workers here"]
 
 
 @pytest.mark.parametrize(

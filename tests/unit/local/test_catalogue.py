@@ -7,7 +7,7 @@ import pytest
 
 from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import Kind, find_model, name_pack, packs_of, stored_packs, the_pack_of
+from tpiedge.local.catalogue import ModelKind, find_model, name_pack, packs_of, stored_packs, the_pack_of
 from tpiedge.local.gguf_import import import_gguf_file
 from tpiedge.local.pack_label import PackLabel, check_name, load_label, mark_used, save_label, short_name
 from tpiedge.model.gguf.model import GgufModel
@@ -70,8 +70,8 @@ def test_a_pack_is_found_by_name_path_and_file(gguf: Path, cache: Path) -> None:
     assert load_label(pack) == PackLabel("Tiny-q8", str(gguf))
     for name in ("Tiny-q8", "tiny-Q8", pack.name, str(pack)):
         found = find_model(name, cache)
-        assert (found.kind, found.path) == (Kind.PACK, pack), name
-    assert find_model(str(gguf), cache).kind is Kind.GGUF
+        assert (found.kind, found.path) == (ModelKind.PACK, pack), name
+    assert find_model(str(gguf), cache).kind is ModelKind.GGUF
     for name in ("tiny-q8", str(pack), str(gguf)):
         assert packs_of(name, cache) == [pack], name
 
@@ -81,8 +81,8 @@ def test_what_lies_at_a_path_counts_before_a_name(gguf: Path, cache: Path, stand
     (standing / "Tiny-q8").mkdir()
     assert find_model("Tiny-q8", cache).path == pack  # a folder of something else
     (standing / "Tiny-q8" / "config.json").write_text("{}")
-    assert find_model("Tiny-q8", cache).kind is Kind.CHECKPOINT
-    assert find_model("demo", cache).kind is Kind.CHECKPOINT
+    assert find_model("Tiny-q8", cache).kind is ModelKind.CHECKPOINT
+    assert find_model("demo", cache).kind is ModelKind.CHECKPOINT
 
 
 def test_a_name_belongs_to_one_pack(gguf: Path, cache: Path) -> None:

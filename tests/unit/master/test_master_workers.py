@@ -167,7 +167,7 @@ def test_workers_are_told_what_the_master_waits_for(story: Story) -> None:
     story.min_workers = 2
     agent = story.join("w-1")
     story.settle()
-    assert told(agent) == [("no plan", "1 of 2 workers are here")]
+    assert told(agent) == [("no plan", "1 of 2 workers here")]
     story.join("w-2")
     story.settle()
     assert story.members() == ("master", "w-1", "w-2")

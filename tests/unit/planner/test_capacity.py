@@ -232,6 +232,15 @@ def test_the_least_memory_that_a_worker_is_told_works_and_less_does_not(keeping,
     assert too_small(demand, replace(enough, memory_bytes=(int(least) - 1) * 10**6)) is not None
 
 
+@pytest.mark.parametrize("free", [MIB, 20 * MIB])
+def test_a_disk_that_holds_no_piece_is_told_from_a_machine_that_is_too_slow(free):
+    """The layers alone may have no part that is small enough for it."""
+    found = allocated(allocate(DEMAND, [MASTER, worker("full", 3 * GIB, free_disk_bytes=free)]))
+    assert found.members == (0,)
+    assert "for weights, which is too little for any share" in reasons(found)["full"]
+    assert kinds(found) == {"full": "no room"}
+
+
 def test_a_machine_without_a_limit_is_never_too_small():
     assert too_small(DEMAND, MASTER) is None
 

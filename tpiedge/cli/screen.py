@@ -1,0 +1,29 @@
+"""Standard output, where answers appear as they come."""
+
+import os
+import sys
+
+import click
+
+from tpiedge.cli.answer_text import WordWrap
+from tpiedge.sanitise import sanitised
+
+__all__ = ["Screen"]
+
+
+class Screen:
+    """Shows one answer, which begins at the start of a line: on a terminal its words are wrapped."""
+
+    def __init__(self) -> None:
+        self._wrap = _wrap() if sys.stdout.isatty() else None
+
+    def show(self, text: str) -> None:
+        """The next piece of the answer, without what could command a terminal."""
+        clean = sanitised(text, "\n\t")
+        click.echo(self._wrap.push(clean) if self._wrap else clean, nl=False)
+
+
+def _wrap() -> WordWrap:
+    from prompt_toolkit.utils import get_cwidth  # takes a tenth of a second, for which a pipe need not wait
+
+    return WordWrap(os.get_terminal_size(sys.stdout.fileno()).columns, get_cwidth)
