@@ -1,0 +1,1 @@
+"""What tools/record_terminal.py is made of."""
