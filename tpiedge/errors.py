@@ -53,6 +53,10 @@ class UserError(TpiedgeError):
     exit_code = 2
 
 
+class ContextFull(UserError):
+    """A conversation does not fit into the context; a shorter one would."""
+
+
 class PeerError(TpiedgeError):
     """Another node is at fault."""
 

@@ -112,6 +112,11 @@ def test_a_refusal_of_the_master_is_the_users_error(command):
         command(chat, "--prompt", "once " * 2000)
 
 
+def test_a_message_that_is_too_long_ends_no_conversation(command, service):
+    text = answers(service, "Hello there")
+    assert command(chat, stdin="hi\n" + "once " * 2000 + "\nhi\n") == f"{text}\n" * 2
+
+
 def test_another_key_is_asked_for(serve):
     server = serve(keys=["right"])
     result = CliRunner().invoke(chat, ["--url", server.url, "--api-key", "wrong", "--prompt", "x"])

@@ -38,6 +38,9 @@ class Terminal:
         )
         self._screen = pyte.HistoryScreen(_COLUMNS, _LINES, history=10_000)
         self._stream = pyte.Stream(self._screen)
+
+    def until_ready(self) -> None:
+        """Waits for the first prompt."""
         self.until(lambda lines: "/help lists commands" in "".join(lines))  # wherever a long path cuts it
         self.until_prompt()
 
@@ -88,8 +91,11 @@ class Terminal:
 @pytest.fixture
 def terminal(text_model: Path, tmp_path: Path) -> Iterator[Terminal]:
     opened = Terminal(text_model, tmp_path)
-    yield opened
-    opened.child.close(force=True)
+    try:
+        opened.until_ready()
+        yield opened
+    finally:
+        opened.child.close(force=True)
 
 
 @pytest.mark.thin
@@ -134,6 +140,9 @@ def test_ctrl_c_stops_an_answer_then_clears_a_line_then_ends(terminal: Terminal)
     terminal.child.sendcontrol("c")
     terminal.until_prompt()
     assert terminal.saved() == []
+    terminal.child.sendcontrol("c")
+    terminal.until(lambda lines: "Ctrl-C again, or /bye, ends" in lines)
+    terminal.until_prompt()
     terminal.child.sendcontrol("c")
     assert terminal.ended() == 0
 

@@ -195,7 +195,8 @@ def test_packing_a_file_names_the_verb_that_does_it(tpiedge, tmp_path):
     ended = tpiedge("pack", path)
     assert (ended.status, ended.out) == (2, "")
     assert ended.err == (
-        f"tpiedge: {path} is a GGUF file: use tpiedge import-gguf {path} first, then give the pack that it writes\n"
+        f"tpiedge: {path} is a GGUF file: use tpiedge import-gguf {path} first, then give the pack that it writes; run "
+        "and master take the file itself\n"
     )
 
 

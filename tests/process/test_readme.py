@@ -74,6 +74,7 @@ class Reader:
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=file,
+                start_new_session=True,
                 preexec_fn=lambda: enter(self._network),
             )
         try:
@@ -83,9 +84,12 @@ class Reader:
                 assert time.monotonic() < deadline, log.read_text()
                 time.sleep(_POLL_S)
             yield
-        finally:
             running.send_signal(signal.SIGTERM)
             assert running.wait(_LIMIT_S) == 0, log.read_text()
+        finally:
+            with contextlib.suppress(ProcessLookupError):  # as it should be
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
 
     def _type(self, text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

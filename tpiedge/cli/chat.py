@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, ChatMessage, Settings, Spoken, TooLong, converse
+from tpiedge.cli.conversation import ANSWER_TOKENS, ChatMessage, Settings, Spoken, converse
 from tpiedge.cli.options import Ending
+from tpiedge.errors import ContextFull
 from tpiedge.local.answer import collect
 from tpiedge.local.cluster import LocalCluster
 from tpiedge.local.launch import Layout, check_context, launch, plan_cluster
@@ -62,7 +63,7 @@ class _LocalSpeaker:
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         prompt = self._model.message_ids(messages)
         if len(prompt) >= self._capacity:
-            raise TooLong(
+            raise ContextFull(
                 f"the conversation has {len(prompt)} tokens, the context {self._capacity}: /clear it, or start "
                 "again with a larger --context"
             )

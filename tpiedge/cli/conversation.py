@@ -14,7 +14,7 @@ from tpiedge.cli.answer_text import LoopWatch
 from tpiedge.cli.keyboard import Keyboard, keyboard
 from tpiedge.cli.screen import Screen
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
-from tpiedge.errors import PeerError, UserError
+from tpiedge.errors import ContextFull, PeerError, UserError
 from tpiedge.sanitise import sanitised
 from tpiedge.wire.fields import Range
 
@@ -25,7 +25,6 @@ __all__ = [
     "Settings",
     "Speaker",
     "Spoken",
-    "TooLong",
     "converse",
 ]
 
@@ -41,26 +40,21 @@ Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one 
 /save FILE      write the conversation as JSON
 /bye            end (Ctrl-D); Ctrl-C stops an answer"""
 
-_WHOLE = (int, "a whole number")
-_NUMBER = (float, "a number")
-_SETTINGS: Mapping[str, tuple[Range, tuple[type, str]]] = {
-    "temperature": (Range(0.0, 2.0), _NUMBER),
-    "top_k": (Range(0, MAX_TOP_K), _WHOLE),
-    "top_p": (TOP_P, _NUMBER),
-    "min_p": (MIN_P, _NUMBER),
-    "repetition_penalty": (REPETITION_PENALTY, _NUMBER),
-    "seed": (Range(0, MAX_SEED), _WHOLE),
-    "max_tokens": (Range(1, 2**32 - 1), _WHOLE),
+_SETTINGS: Mapping[str, tuple[Range, float]] = {
+    "temperature": (Range(0.0, 2.0), 0.7),
+    "top_k": (Range(0, MAX_TOP_K), 40),
+    "top_p": (TOP_P, 0.9),
+    "min_p": (MIN_P, 0.05),
+    "repetition_penalty": (REPETITION_PENALTY, 1.1),
+    "seed": (Range(0, MAX_SEED), 7),
+    "max_tokens": (Range(1, 2**32 - 1), 500),
 }
+"""What /set changes: its range and an example, whole where it is a whole number."""
 _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
 """What /set changed, by name."""
-
-
-class TooLong(UserError):
-    """The conversation does not fit into the context; a shorter one would."""
 
 
 @dataclass(frozen=True)
@@ -89,8 +83,18 @@ def converse(speaker: Speaker, system: str | None) -> None:
             f"talking to {sanitised(speaker.name)}; /help lists commands, /bye or Ctrl-D ends", err=True
         )
     conversation = Conversation(speaker, keys, system)
-    while (text := keys.read()) is not None and conversation.take(text):
+    while (text := keys.read()) is not None and _taken(conversation, text, keys):
         pass
+
+
+def _taken(conversation: "Conversation", text: str, keys: Keyboard) -> bool:
+    """As `take`. At a terminal, Ctrl-C ends what is under way and not the conversation."""
+    try:
+        return conversation.take(text)
+    except KeyboardInterrupt:
+        if not keys.interactive:
+            raise
+        return True
 
 
 class Conversation:
@@ -168,6 +172,7 @@ class Conversation:
             screen.show(piece)
             if watch.push(piece) and self._keys.interactive:
                 _tell("\nthe model repeats itself: Ctrl-C stops it, /set repetition_penalty 1.1 may help")
+                screen.begin()
 
         try:
             with self._keys.waiting():
@@ -175,10 +180,10 @@ class Conversation:
         except KeyboardInterrupt:
             if not self._keys.interactive:
                 raise
-            click.echo(" [stopped]")
+            screen.show(" [stopped]\n")
             return
         except (PeerError, UserError) as error:
-            if not self._keys.interactive and not isinstance(error, TooLong):
+            if not self._keys.interactive and not isinstance(error, ContextFull):
                 raise
             if watch.text_seen:
                 click.echo()
@@ -198,13 +203,14 @@ def _parsed(name: str, value: str) -> float:
     """The number that /set gives a setting. Raises UserError."""
     if name not in _SETTINGS:
         raise UserError(f"/set knows {', '.join(_SETTINGS)}, not {sanitised(name)[:40]}")
-    allowed, (kind, words) = _SETTINGS[name]
+    allowed, example = _SETTINGS[name]
+    words = "a whole number" if isinstance(example, int) else "a number"
     try:
-        number: float = kind(value)
+        number = type(example)(value)
     except ValueError:
-        raise UserError(f"/set {name} needs {words}, like /set {name} {allowed.high:g}") from None
+        raise UserError(f"/set {name} needs {words}, like /set {name} {example}") from None
     if not allowed.low <= number <= allowed.high:
-        raise UserError(f"/set {name}: give {words} from {allowed.low:g} to {allowed.high:g}")
+        raise UserError(f"/set {name}: give {words} from {allowed.low} to {allowed.high}")
     return number
 
 

@@ -13,7 +13,6 @@ if TYPE_CHECKING:  # takes a tenth of a second, for which a pipe need not wait
 
 __all__ = ["Keyboard", "Pipe", "Terminal", "keyboard"]
 
-_BRACKETED_PASTE = "\x1b[?2004h"
 _LOCAL_FLAGS = 3  # in what termios.tcgetattr returns
 _INPUT_FLAGS = 0
 
@@ -41,17 +40,23 @@ class Terminal:
 
     def __init__(self) -> None:
         self._session = _session()
+        self._output = self._session.output
 
     def read(self) -> str | None:
-        """The next message; None after Ctrl-D or Ctrl-C on an empty line."""
+        """The next message; None after Ctrl-D on an empty line, or after Ctrl-C twice on one: the first may have been
+        meant for an answer that had just ended."""
+        interrupts = 0
         while True:
             try:
                 return self._session.prompt("> ")
             except EOFError:
                 return None
             except KeyboardInterrupt:
-                if not self._session.default_buffer.text:
+                interrupts = 0 if self._session.default_buffer.text else interrupts + 1
+                if interrupts > 1:
                     return None
+                if interrupts:
+                    click.echo("Ctrl-C again, or /bye, ends", err=True)
 
     @contextlib.contextmanager
     def waiting(self) -> Iterator[None]:
@@ -62,11 +67,14 @@ class Terminal:
         quiet[_LOCAL_FLAGS] &= ~(termios.ECHO | termios.ICANON)
         quiet[_INPUT_FLAGS] &= ~termios.ICRNL  # Enter stays Enter for the line editor
         termios.tcsetattr(fd, termios.TCSANOW, quiet)
-        click.echo(_BRACKETED_PASTE, nl=False, err=True)
+        self._output.enable_bracketed_paste()
+        self._output.flush()
         try:
             yield
         finally:
             termios.tcsetattr(fd, termios.TCSANOW, before)
+            self._output.disable_bracketed_paste()
+            self._output.flush()
 
 
 Keyboard = Pipe | Terminal
@@ -81,6 +89,7 @@ def _session() -> "PromptSession[str]":
     """Enter ends a message, Alt-Enter a line of it."""
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+    from prompt_toolkit.output import create_output
 
     keys = KeyBindings()
 
@@ -92,4 +101,5 @@ def _session() -> "PromptSession[str]":
     def _break_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 
-    return PromptSession(key_bindings=keys, multiline=True, prompt_continuation="  ")
+    terminal = create_output(always_prefer_tty=True)  # standard output may be a file
+    return PromptSession(key_bindings=keys, multiline=True, prompt_continuation="  ", output=terminal)

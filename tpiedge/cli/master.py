@@ -13,7 +13,7 @@ from tpiedge.api.guard import check_bind
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import Terminated
-from tpiedge.cli.model_names import MODEL
+from tpiedge.cli.model_names import MODEL, MODEL_HELP
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
@@ -96,7 +96,7 @@ class _Flags:
     "model_name",
     required=True,
     type=MODEL,
-    help="An alias, ORG/REPO, a folder, a pack, or 'demo'.",
+    help=MODEL_HELP,
 )
 @click.option(
     "--listen",

@@ -11,7 +11,9 @@ from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, cache_folder
 from tpiedge.model.source import DEMO
 
-__all__ = ["MODEL"]
+__all__ = ["MODEL", "MODEL_HELP"]
+
+MODEL_HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
 
 
 def _known(_context: click.Context) -> Iterable[str]:

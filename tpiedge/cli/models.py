@@ -18,7 +18,7 @@ from tpiedge.local.paths import packs_folder
 from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, Pulled, parse_hub_name
 from tpiedge.pack.use import remove_packs
-from tpiedge.sanitise import quote
+from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.units import format_age, format_bytes
 
 __all__ = ["ls", "rm", "show"]
@@ -46,7 +46,10 @@ def ls(with_aliases: bool, as_json: bool, cache: Path | None) -> None:
         click.echo(json.dumps(record))
         return
     rows = [
-        *([pack.name, pack.precision or "", _size(pack), pack.source, _last_use(pack)] for pack in packs),
+        *(
+            [pack.name, pack.precision or "", _size(pack), sanitised_line(pack.source), _last_use(pack)]
+            for pack in packs
+        ),
         *([str(model.name), "checkpoint", format_bytes(model.nbytes), "the hub", ""] for model in pulled),
         *(
             [alias.name, "alias", "", f"{alias.repo}{', gated' if alias.gated else ''}", ""]

@@ -15,7 +15,7 @@ from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
 from tpiedge.kernels.quantise import QuantisationError
-from tpiedge.local.catalogue import name_pack, the_pack_of
+from tpiedge.local.catalogue import ModelKind, check_free, find_model, name_pack, the_pack_of
 from tpiedge.local.packing import (
     cached_pack,
     name_checkpoint_pack,
@@ -69,6 +69,11 @@ class _Target:
     out: Path | None
     name: str | None
     cache: Path | None
+
+    def check(self, folder: Path) -> None:
+        """Raises UserError where another pack than that in `folder` has the name, before the work is done."""
+        if self.out is None:
+            check_free(folder, self.name)
 
 
 @dataclass(frozen=True)
@@ -202,9 +207,14 @@ def _decibels(error: QuantisationError) -> str:
 
 
 def _pack_model(name: str, wish: _Wish, target: _Target) -> _Packed:
+    found = find_model(name, target.cache)
+    if found.kind is ModelKind.PACK:
+        raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")
+    # Which refuses a GGUF file with the verb that takes it.
     checkpoint = Checkpoint.open(resolve_model(name, target.cache))
     stored = wish.storage(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
     folder = target.out or cached_pack(checkpoint, stored, target.cache)
+    target.check(folder)
     source_bytes = _source_bytes(checkpoint)
     started = time.perf_counter()
     report = pack_checkpoint(checkpoint, stored, folder)
@@ -236,6 +246,7 @@ def _pack_random(
     storage = wish.storage(Precision.BF16, spec.tied)
     label = storage.label(tied=spec.tied)
     folder = target.out or packs_folder(target.cache) / f"random-{name}-{label}{layers}-s{seed}"
+    target.check(folder)
     request = PackRequest(spec, RandomTensors(seed), storage, folder, distinct_layers)
     started = time.perf_counter()
     report = run_packing(request, f"packing random {name} as {label}")

@@ -9,7 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
-from tpiedge.errors import PeerError, TpiedgeError, UserError
+from tpiedge.errors import ContextFull, PeerError, TpiedgeError, UserError
 from tpiedge.host.private_file import read_private
 from tpiedge.local.paths import master_state
 from tpiedge.sanitise import sanitised
@@ -151,4 +151,6 @@ def _error_of(status: int, data: bytes) -> TpiedgeError:
     message = error.get("message") if isinstance(error, dict) else None
     text = sanitised(str(message or f"the master answers with HTTP status {status}"))
     busy = status == httpx.codes.TOO_MANY_REQUESTS or status >= httpx.codes.INTERNAL_SERVER_ERROR
+    if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
+        return ContextFull(text)
     return PeerError(text) if busy else UserError(text)

@@ -8,7 +8,7 @@ import click
 
 from tpiedge.cli.chat import chat
 from tpiedge.cli.conversation import ANSWER_TOKENS
-from tpiedge.cli.model_names import MODEL
+from tpiedge.cli.model_names import MODEL, MODEL_HELP
 from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
@@ -32,6 +32,7 @@ from tpiedge.errors import UserError
 from tpiedge.local.devices import emulated
 from tpiedge.local.launch import Layout, say_crowding
 from tpiedge.local.prepare import PreparedModel, prepare
+from tpiedge.local.usual_context import roomy_context
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 
 __all__ = ["run"]
@@ -45,7 +46,7 @@ _CONTINUED_TOKENS = 128
     "model_name",
     required=True,
     type=MODEL,
-    help="'demo', a name of `tpiedge ls`, a checkpoint's folder, a GGUF file or a pack.",
+    help=MODEL_HELP,
 )
 @click.option(
     "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
@@ -139,8 +140,11 @@ def run(
             usual = with_usual(sampling, model.usual_sampling)
             chat(model, layout, context, ending, usual, system, traces)
             return
-        found, tokens = asked.tokens(model)
-        wanted = Prompt(found, ending.max_tokens or tokens, ending, sampling, prompt_logprobs)
+        found, is_message = asked.tokens(model)
+        tokens = ending.max_tokens or _CONTINUED_TOKENS
+        if is_message and ending.max_tokens is None:
+            tokens = _room(model, layout, len(found))
+        wanted = Prompt(found, tokens, ending, sampling, prompt_logprobs)
         once(model, layout, context, wanted, as_json, traces)
 
 
@@ -165,17 +169,24 @@ class _Asked:
     def chats(self) -> bool:
         return self.prompt is None and self.ids is None
 
-    def tokens(self, model: PreparedModel) -> tuple[tuple[int, ...], int]:
-        """The tokens, and how many an answer has where nobody says. Raises UserError."""
+    def tokens(self, model: PreparedModel) -> tuple[tuple[int, ...], bool]:
+        """The tokens, and whether they are a message. Raises UserError."""
         if self.ids is not None:
-            return self.ids, _CONTINUED_TOKENS
+            return self.ids, False
         prompt = self.prompt or ""
         if prompt and not self.raw and model.has_template:
             start = [{"role": "system", "content": self.system}] if self.system else []
-            return model.message_ids([*start, {"role": "user", "content": prompt}]), ANSWER_TOKENS
-        if self.system is not None:
+            return model.message_ids([*start, {"role": "user", "content": prompt}]), True
+        if prompt and self.system is not None:
             raise UserError(f"--system goes before a message, for which {model.name} has no chat template")
-        return tuple(model.tokenizer.encode(prompt)), _CONTINUED_TOKENS
+        return tuple(model.tokenizer.encode(prompt)), False
+
+
+def _room(model: PreparedModel, layout: Layout, prompt_tokens: int) -> int:
+    """Tokens of the answer to a message where nobody says: less than usual where memory is short."""
+    own = model.context_tokens
+    usual, least = (min(prompt_tokens + tokens, own) for tokens in (ANSWER_TOKENS, _CONTINUED_TOKENS))
+    return max(1, roomy_context(model, layout, usual, least) - prompt_tokens)
 
 
 def _check_json(asked: _Asked, as_json: bool, prompt_logprobs: bool, logprobs: int) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from tpiedge.errors import UserError
 from tpiedge.local.pack_label import PackLabel, last_use_s, load_label, save_label, short_name
 from tpiedge.local.paths import packs_folder
+from tpiedge.model.aliases import aliases
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.hub.cache import folder_label, parse_hub_name
@@ -22,6 +23,7 @@ __all__ = [
     "FoundModel",
     "ModelKind",
     "StoredPack",
+    "check_free",
     "find_model",
     "name_pack",
     "packs_of",
@@ -134,14 +136,24 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
     label = load_label(pack)
     if wanted is None and label.name != pack.name:
         return label.name
-    others = [path.parent for path in pack.parent.glob(f"*/{MANIFEST_NAME}") if path.parent != pack]
-    taken = {name.lower() for path in others for name in (load_label(path).name, path.name)}
     if wanted is None:
-        wanted = _free_name(short_name(stem, precision), taken)
-    elif wanted.lower() in taken:
-        raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
+        wanted = _free_name(short_name(stem, precision), _taken(pack))
+    else:
+        check_free(pack, wanted)
     save_label(pack, PackLabel(wanted, source))
     return wanted
+
+
+def check_free(pack: Path, wanted: str | None) -> None:
+    """Raises UserError where another pack beside `pack`, which need not be there yet, is called `wanted`."""
+    if wanted is not None and wanted.lower() in _taken(pack):
+        raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
+
+
+def _taken(pack: Path) -> set[str]:
+    """The names of the other packs, in small letters."""
+    others = [path.parent for path in pack.parent.glob(f"*/{MANIFEST_NAME}") if path.parent != pack]
+    return {name.lower() for path in others for name in (load_label(path).name, path.name)}
 
 
 def _free_name(name: str, taken: set[str]) -> str:
@@ -155,7 +167,9 @@ def _packs_called(name: str, cache: Path | None) -> list[Path]:
         return []
     folders = sorted(path.parent for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
     by_folder = [path for path in folders if path.name == name]
-    return by_folder or [path for path in folders if load_label(path).name.lower() == name.lower()]
+    if by_folder or name in aliases():  # a later version may have an alias that a pack is called by
+        return by_folder
+    return [path for path in folders if load_label(path).name.lower() == name.lower()]
 
 
 def _suggestion(name: str, cache: Path | None) -> str:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tpiedge.errors import UserError
-from tpiedge.local.catalogue import name_pack
+from tpiedge.local.catalogue import check_free, name_pack
 from tpiedge.local.packing import run_packing
 from tpiedge.local.paths import packs_folder
 from tpiedge.local.text_folder import TEXT_FOLDER, write_files
@@ -53,6 +53,8 @@ def import_gguf_file(
     losses = tuple(model.losses(storage))
     label = storage.label(tied=model.config.tie_word_embeddings)
     target = out or cached_gguf_pack(model, storage, cache)
+    if out is None:
+        check_free(target, name)
     request = PackRequest(model_spec(model.config), CheckpointTensors(model.tensors), storage, target)
     report = run_packing(request, f"packing {model.path.name} as {label}")
     told = [

@@ -63,6 +63,12 @@ class Layout:
         threads = max(1, default_threads() // self.nodes)
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
+    def memory_bytes_of(self, rank: int) -> int | None:
+        """--memory, and on a testbed the device's own where that is less; None where there is neither."""
+        if self.testbed is None:
+            return self.memory_bytes
+        return self.testbed.memory_bytes(rank, self.memory_bytes)
+
     def check(self) -> None:
         """Raises UserError for any flag that is out of range."""
         _ = self.weights

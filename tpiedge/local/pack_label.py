@@ -19,7 +19,16 @@ from tpiedge.model.source import DEMO
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.sanitise import quote
 
-__all__ = ["PackLabel", "check_name", "last_use_s", "load_label", "mark_used", "save_label", "short_name"]
+__all__ = [
+    "PackLabel",
+    "check_name",
+    "has_label",
+    "last_use_s",
+    "load_label",
+    "mark_used",
+    "save_label",
+    "short_name",
+]
 
 _LABEL = "label.json"
 _MAX_BYTES = 65_536
@@ -50,9 +59,14 @@ def check_name(name: str) -> str:
         raise UserError(
             f"--name {quote(name)} is not a name: 1 to 96 letters, digits, '.', '_' and '-', a letter or digit first"
         )
-    if name == DEMO or name in aliases():
+    if name.lower() in (DEMO, *map(str.lower, aliases())):
         raise UserError(f"--name {name} already means another model (tpiedge ls --all): choose another name")
     return name
+
+
+def has_label(pack: Path) -> bool:
+    """Whether the pack has been named."""
+    return (pack / _LABEL).is_file()
 
 
 def load_label(pack: Path) -> PackLabel:

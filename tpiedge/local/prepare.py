@@ -10,7 +10,7 @@ from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import usual_kv
 from tpiedge.local.catalogue import ModelKind, find_model
 from tpiedge.local.gguf_import import cached_gguf_pack, import_gguf_file
-from tpiedge.local.pack_label import load_label, mark_used
+from tpiedge.local.pack_label import has_label, load_label, mark_used
 from tpiedge.local.packing import cached_pack, name_checkpoint_pack, pack_checkpoint, source_precision
 from tpiedge.local.text_folder import TEXT_FOLDER
 from tpiedge.local.usual_sampling import usual_sampling
@@ -143,7 +143,7 @@ def prepare(
     out = cached_pack(checkpoint, choice.precision, cache)
     if not (out / MANIFEST_NAME).is_file():
         pack_checkpoint(checkpoint, choice.precision, out)
-    names = [name_checkpoint_pack(checkpoint, choice.precision, out)]
+    names = [_named(checkpoint, choice.precision, out)]
     hub_name = parse_hub_name(name)
     if hub_name is not None and not os.path.isdir(name):
         names.append(str(hub_name))
@@ -158,13 +158,27 @@ def _prepare_gguf(
     choice = choose_arithmetics(model.storage(None).layers, precision, compute)
     storage = model.storage(choice.precision)
     out = cached_gguf_pack(model, storage, cache)
-    if not (out / MANIFEST_NAME).is_file():
+    if not _is_complete(out):
         for notice in import_gguf_file(model, storage, cache).notices:
             say(f"tpiedge: {path.name}: {notice}")
     name = load_label(out).name
     return PreparedModel(
         name, Pack.open(out), choice.compute, out / TEXT_FOLDER, kv, also_called=(str(path),)
     )
+
+
+def _is_complete(pack: Path) -> bool:
+    """Whether a GGUF file's pack has all that an import writes, the label last; in a cache that cannot be written, what
+    is there has to do."""
+    return (pack / MANIFEST_NAME).is_file() and (has_label(pack) or not os.access(pack, os.W_OK))
+
+
+def _named(checkpoint: Checkpoint, precision: Precision, pack: Path) -> str:
+    """The pack's name, which it gets if it has none and its cache can be written."""
+    try:
+        return name_checkpoint_pack(checkpoint, precision, pack)
+    except OSError:
+        return load_label(pack).name
 
 
 def _prepare_pack(

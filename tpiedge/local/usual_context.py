@@ -6,23 +6,27 @@ from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.solve import Plan
 
-__all__ = ["said_of_context", "usual_context"]
+__all__ = ["roomy_context", "said_of_context", "usual_context"]
 
 _LEAST_TOKENS = 4096
 _PART_OF_MEMORY = 8
 
 
 def usual_context(model: PreparedModel, layout: Layout) -> int:
-    """The model's own context in tokens, halved until its KV cache costs no weights their place in memory and takes an
-    eighth of the memory at most; at least 4096, or the model's own where that is less.
+    """The model's own context in tokens where there is room for it, at least 4096 or the model's own."""
+    own = model.context_tokens
+    return roomy_context(model, layout, own, min(_LEAST_TOKENS, own))
+
+
+def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int) -> int:
+    """`tokens`, halved until their KV cache costs no weights their place in memory and takes an eighth of the memory at
+    most, but not below `least`.
     """
-    tokens = model.context_tokens
-    least = min(_LEAST_TOKENS, tokens)
     try:
         streamed = _streamed(plan_cluster(model, layout, least))
     except OutOfMemory:  # which the plan of whoever asks says in its own words
         return least
-    memory = (layout.memory_bytes or default_memory_bytes() // layout.nodes) * layout.nodes
+    memory = _memory_bytes(layout)
     while tokens > least:
         try:
             plan = plan_cluster(model, layout, tokens)
@@ -41,6 +45,13 @@ def said_of_context(model: PreparedModel, tokens: int) -> str:
     if tokens == own:
         return f"context: {tokens} tokens, all that the model has"
     return f"context: {tokens} of the model's {own} tokens, for which there is memory; --context takes another number"
+
+
+def _memory_bytes(layout: Layout) -> int:
+    """What the nodes may use together."""
+    usual = default_memory_bytes() // layout.nodes
+    limits = [layout.memory_bytes_of(rank) for rank in range(layout.nodes)]
+    return sum(usual if limit is None else limit for limit in limits)
 
 
 def _streamed(plan: Plan) -> int:

@@ -205,7 +205,8 @@ class Reconciler:
         """No plan fits the present machines. A serving session goes on."""
         waiting = SpareReason("no plan", found.reason)
         present = {machine.name: waiting for machine in self._roster.present}
-        self._spare = {**self._departed(), **present, **found.spare}
+        for_good = {name: why for name, why in found.spare.items() if why.kind != _FETCHES.kind}
+        self._spare = {**self._departed(), **present, **for_good}
         lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
         self._reason = "; ".join([found.reason, *lost[-_NAMED:]])
         self._sessions.abandon()

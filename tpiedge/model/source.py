@@ -65,7 +65,8 @@ def _refuse_gguf_folder(folder: Path) -> None:
 def _refuse_gguf(file: Path) -> NoReturn:
     shown = _shell_word(file)
     raise UserError(
-        f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes"
+        f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes; run and "
+        "master take the file itself"
     )
 
 

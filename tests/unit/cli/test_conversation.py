@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tpiedge.cli.conversation import ChatMessage, Conversation, Settings, Spoken, TooLong
-from tpiedge.errors import PeerError, UserError
+from tpiedge.cli.conversation import ChatMessage, Conversation, Settings, Spoken
+from tpiedge.errors import ContextFull, PeerError, UserError
 
 
 class Keys:
@@ -105,8 +105,8 @@ def test_set_changes_the_next_answers(
         ("/set nonsense 1", "/set knows temperature, top_k"),
         ("/set top_k 1.5", "a whole number"),
         ("/set temperature hot", "needs a number"),
-        ("/set temperature nan", "from 0 to 2"),
-        ("/set temperature 3", "from 0 to 2"),
+        ("/set temperature nan", "from 0.0 to 2.0"),
+        ("/set temperature 3", "from 0.0 to 2.0"),
         ("/set max_tokens 0", "from 1 to"),
         ("/set temperature", "needs a number"),
         ("/frobnicate", "no command /frobnicate: /help"),
@@ -122,6 +122,20 @@ def test_what_cannot_be_done_is_said_and_changes_nothing(
     assert words in capsys.readouterr().err
     talk.take("hi")
     assert parrot.asked == [([{"role": "user", "content": "hi"}], {})]
+
+
+@pytest.mark.parametrize(
+    "name", ["temperature", "top_k", "top_p", "min_p", "repetition_penalty", "seed", "max_tokens"]
+)
+def test_what_is_proposed_is_taken(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    talk.take(f"/set {name} nothing")
+    proposed = capsys.readouterr().err.strip().rpartition("like ")[2]
+    talk.take(proposed)
+    assert capsys.readouterr().err == ""
+    talk.take("hi")
+    assert parrot.asked[0][1] == {name: float(proposed.split()[-1])}
 
 
 def test_a_path_is_a_message(talk: Conversation, parrot: Parrot) -> None:
@@ -167,7 +181,7 @@ def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:
         parrot.answer = failure
         with pytest.raises(type(failure)):
             talk.take("hi")
-    parrot.answer = TooLong("the conversation has 9 tokens")
+    parrot.answer = ContextFull("the conversation has 9 tokens")
     assert talk.take("hi")  # /clear may follow
 
 

@@ -1,6 +1,8 @@
 """What a model's name means on this computer."""
 
+import errno
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from tpiedge.errors import UserError
 from tpiedge.local.catalogue import ModelKind, find_model, name_pack, packs_of, stored_packs, the_pack_of
 from tpiedge.local.gguf_import import import_gguf_file
 from tpiedge.local.pack_label import PackLabel, check_name, load_label, mark_used, save_label, short_name
+from tpiedge.local.prepare import prepare
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.pack.layout import Precision
 
@@ -58,7 +61,10 @@ def test_short_names(stem: str, precision: str, name: str) -> None:
     assert check_name(name) == name
 
 
-@pytest.mark.parametrize("name", ["", "demo", "tinyllama", "a/b", "../x", "-x", ".x", "x" * 97, "a b", "a\n"])
+@pytest.mark.parametrize(
+    "name",
+    ["", "demo", "Demo", "tinyllama", "LLAMA3.2-1B", "a/b", "../x", "-x", ".x", "x" * 97, "a b", "a\n"],
+)
 def test_names_that_would_mean_something_else_are_refused(name: str) -> None:
     with pytest.raises(UserError, match="--name") as raised:
         check_name(name)
@@ -99,6 +105,48 @@ def test_a_name_belongs_to_one_pack(gguf: Path, cache: Path) -> None:
     save_label(second, PackLabel("Tiny-q8"))  # by a copy of the folder
     with pytest.raises(UserError, match="several packs are called tiny-q8: give one of /"):
         find_model("tiny-q8", cache)
+
+
+def test_an_alias_of_a_later_version_counts_before_a_pack_that_is_called_so(gguf: Path, cache: Path) -> None:
+    save_label(pack_of(gguf, cache), PackLabel("tinyllama"))
+    with pytest.raises(UserError, match="tpiedge pull tinyllama"):
+        find_model("tinyllama", cache)
+
+
+def test_a_name_that_is_taken_is_refused_before_the_work(gguf: Path, cache: Path) -> None:
+    pack_of(gguf, cache, name="boat")
+    with pytest.raises(UserError, match="another pack is called Boat"):
+        pack_of(gguf, cache, "q4", name="Boat")
+    assert len(stored_packs(cache)) == 1
+    assert pack_of(gguf, cache, name="boat")  # the same pack
+
+
+def test_an_import_that_was_killed_is_completed(gguf: Path, cache: Path) -> None:
+    """Its weights are there, its text and its label are not."""
+    pack = pack_of(gguf, cache)
+    shutil.rmtree(pack / "text")
+    (pack / "label.json").unlink()
+    model = prepare(str(gguf), None, None, cache)
+    assert model.name == "Tiny-q8"
+    assert (pack / "text" / "config.json").is_file()
+
+
+def test_a_cache_that_cannot_be_written_is_used_as_it_is(
+    gguf: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With packs of earlier versions, which have no label."""
+    monkeypatch.setattr("tpiedge.local.catalogue.save_label", lambda *_: None)
+    demo, imported = prepare("demo", None, None, cache), pack_of(gguf, cache)
+    assert not (demo.pack.path / "label.json").exists()
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr("tpiedge.local.catalogue.save_label", refuse)
+    monkeypatch.setattr("tpiedge.local.text_folder.write_files", refuse)
+    monkeypatch.setattr("tpiedge.local.prepare.os.access", lambda *_: False)
+    assert prepare("demo", None, None, cache).also_called == (demo.pack.path.name,)
+    assert prepare(str(gguf), None, None, cache).name == imported.name
 
 
 def test_a_model_with_several_packs_is_asked_which(gguf: Path, cache: Path) -> None:

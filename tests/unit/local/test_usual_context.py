@@ -1,6 +1,7 @@
 """How long a context is where nobody says."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,7 +9,7 @@ from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import said_of_context, usual_context
+from tpiedge.local.usual_context import roomy_context, said_of_context, usual_context
 from tpiedge.wire.weights import Keeping
 
 # Keys and values of a token: 8 layers, 8 KV heads of 64 numbers in bf16.
@@ -45,6 +46,41 @@ def test_the_cache_takes_an_eighth_of_the_memory(
         found == 4096 or found * KV_TOKEN_BYTES <= memory / 8 < 2 * found * KV_TOKEN_BYTES or memory_gb == 40
     )
     assert f"context: {tokens} of the model's 131072" in said_of_context(long, tokens) or tokens == 131_072
+
+
+def test_a_testbeds_devices_say_how_much_memory_there_is(
+    long: PreparedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tpiedge.local.launch.available_memory_bytes", lambda: 100_000_000_000)
+
+    class Devices:
+        """Two of 2 GB each."""
+
+        speeds = (1.0, 1.0)
+
+        @staticmethod
+        def memory_bytes(_rank: int, _wanted: int | None) -> int:
+            return 2_000_000_000
+
+    layout = Layout(2, None, 1, None, testbed=Devices())  # type: ignore[arg-type]
+    assert usual_context(long, layout) == 16_384  # as for 4 GB
+
+
+@pytest.mark.parametrize(
+    ("memory_gb", "tokens"), [(8, 2300), (2, 2300), (0.16, 1150), (0.08, 575), (0.01, 200)]
+)
+def test_fewer_tokens_may_do(
+    long: PreparedModel, monkeypatch: pytest.MonkeyPatch, memory_gb: float, tokens: int
+) -> None:
+    monkeypatch.setattr("tpiedge.local.usual_context.plan_cluster", plan_of_any_size)
+    layout = Layout(1, None, 1, int(memory_gb * 1e9))
+    found = roomy_context(long, layout, 2300, 200)
+    assert found == tokens
+
+
+def plan_of_any_size(_model: PreparedModel, _layout: Layout, tokens: int) -> SimpleNamespace:
+    """Whatever the memory."""
+    return SimpleNamespace(needs=[SimpleNamespace(streamed_bytes=0, kv_bytes=tokens * KV_TOKEN_BYTES)])
 
 
 def test_weights_keep_their_place(long: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,7 +3,8 @@
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ import numpy as np
 from tpiedge.kernels.panels import GROUP
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.gguf.config import generation_config, gguf_config, huggingface_config
-from tpiedge.model.gguf.file import read_gguf_header
+from tpiedge.model.gguf.file import GgufHeader, read_gguf_header
 from tpiedge.model.gguf.names import gguf_tensors
 from tpiedge.model.gguf.tokenizer import TextFiles, text_files
 from tpiedge.model.spec import model_spec
@@ -41,8 +42,8 @@ class GgufModel:
     huggingface: Mapping[str, object]
     generation: Mapping[str, object]
     tensors: Mapping[str, BlockTensor]
-    text: TextFiles
     fingerprint: str
+    header: GgufHeader = field(repr=False)
 
     @staticmethod
     def open(path: Path) -> "GgufModel":
@@ -56,9 +57,14 @@ class GgufModel:
             MappingProxyType(huggingface_config(header)),
             MappingProxyType(generation_config(header)),
             MappingProxyType(tensors),
-            text_files(header, config.vocab_size),
             header.digest,
+            header,
         )
+
+    @cached_property
+    def text(self) -> TextFiles:
+        """The tokenizer and the template. Takes half a second for a large vocabulary."""
+        return text_files(self.header, self.config.vocab_size)
 
     def storage(self, precision: Precision | None) -> Storage:
         """The storage of a pack with layers in `precision`; by default what holds most of them as they are.
