@@ -344,3 +344,55 @@ def test_who_fetches_is_named(pack, tmp_path):
         held.close()
         with copy.fetch_lock() as third:
             third.wait_alone(0.0, "busy")
+
+
+@pytest.fixture
+def two_packs(make_spec, tmp_path) -> list[Pack]:
+    sources = [RandomSource.for_spec(seed, make_spec(), "F32") for seed in range(2)]
+    folders = [tmp_path / f"pack-{seed}" for seed in range(2)]
+    reports = [
+        write_pack(make_spec(), source, Precision.F32, folder)
+        for source, folder in zip(sources, folders, strict=True)
+    ]
+    return [Pack.open(report.path) for report in reports]
+
+
+@pytest.mark.parametrize("damage", ["unreadable", "gone"])
+def test_no_blob_leaves_while_the_manifest_of_a_pack_in_use_cannot_be_read(
+    two_packs, tmp_path, damage, caplog
+):
+    store = ShardStore(tmp_path / "store")
+    with adopt(store, two_packs[1]) as other:
+        fill(other, two_packs[1], SHARE)
+    with adopt(store, two_packs[0]) as copy:
+        fill(copy, two_packs[0], SHARE)
+        manifest = copy.path / MANIFEST_NAME
+        good = manifest.read_bytes()
+        manifest.write_bytes(b"") if damage == "unreadable" else manifest.unlink()
+        store.remove(other.id)
+        assert f"shards rm {copy.id[:12]}" in caplog.text
+        manifest.write_bytes(good)
+        assert copy.missing(SHARE) == copy.verify(SHARE) == []
+        store.adopt_manifest(manifest_bytes(two_packs[1].path), other.id)
+        store.remove(other.id)  # which finds what was left
+        assert len(list((tmp_path / "store" / "blobs").iterdir())) == len(
+            list((two_packs[0].path / "blobs").iterdir())
+        )
+
+
+def test_nothing_is_evicted_in_vain(two_packs, tmp_path):
+    store = ShardStore(tmp_path / "store")
+    for pack in two_packs:
+        with adopt(store, pack) as copy:
+            fill(copy, pack, SHARE)
+    good = manifest_bytes(copy.path)
+    (copy.path / MANIFEST_NAME).write_bytes(b"")
+    limited = ShardStore(tmp_path / "store", store.usage().held_bytes)
+    with pytest.raises(UserError, match=f"shards rm {copy.id[:12]}"):
+        limited.make_room(1000)
+    assert len(limited.pack_ids) == 2
+    store.adopt_manifest(good, copy.id)  # its weights are here still
+    with store.open(copy.id) as healed:
+        assert healed.missing(SHARE) == healed.verify(SHARE) == []
+    limited.make_room(1000)
+    assert len(limited.pack_ids) == 1

@@ -12,6 +12,7 @@ PACK is the sha256 of the manifest. Every lock dies with its process.
 """
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -45,6 +46,7 @@ _LOCK = "lock"
 _IN_USE = "in-use"
 _INCOMING = re.compile(r"\.incoming-[0-9a-f]{8}")
 _LOCK_WAIT_S = 30.0
+_log = logging.getLogger(__name__)
 _SLACK = 20  # a twentieth: file system blocks and tables
 
 
@@ -76,7 +78,7 @@ class ShardStore:
     def adopt_manifest(self, manifest: bytes, identity: str) -> None:
         """Make an empty copy of the pack `identity` from its manifest, which may be forged. ProtocolError if it is.
 
-        A copy whose manifest is no longer that of its name is removed first.
+        It takes the place of a copy whose manifest is no longer that of its name, and keeps the weights of that one.
         """
         if len(manifest) > MAX_MANIFEST_BYTES or pack_id(manifest) != identity:
             raise ProtocolError(f"the manifest is not the one of the pack {identity[:12]}")
@@ -85,13 +87,13 @@ class ShardStore:
             target = self._folder_of(identity)
             if self.has(identity):
                 return
-            if target.exists() and not self._remove(identity):
-                raise UserError(
-                    f"the damaged pack {identity[:12]} is in use: end the worker that uses it first"
-                )
             incoming = self.folder / _PACKS / f".incoming-{secrets.token_hex(4)}"
             try:
                 self._adopt(manifest, incoming)
+                if target.exists() and not self._discard(identity):
+                    raise UserError(
+                        f"the damaged pack {identity[:12]} is in use: end the worker that uses it first"
+                    )
                 incoming.rename(target)
             except BaseException:
                 shutil.rmtree(incoming, ignore_errors=True)
@@ -120,13 +122,14 @@ class ShardStore:
     def make_room(self, needed: int) -> None:
         """Evicts packs that no process uses, the one used longest ago first, until `needed` bytes and 5 % more fit.
 
-        Raises DiskFull.
+        Raises DiskFull; UserError where evicting would free nothing, since a pack's manifest cannot be read.
         """
         wanted = needed + needed // _SLACK
         with self._locked(), explain_store_errors(self.folder, wanted):
             for victim in sorted(self._packs(), key=lambda pack: pack.used_at):
                 if victim.in_use or self._fits(wanted):
                     continue
+                self._kept_blobs()  # raises where the victim's blobs would stay
                 self._remove(victim.id)
             check_room(self.folder, wanted, self._held_bytes(), self.limit_bytes)
 
@@ -202,7 +205,15 @@ class ShardStore:
         return True
 
     def _remove(self, identity: str) -> bool:
-        """False where a process uses the pack. None can begin to: that takes the store's lock."""
+        """False where a process uses the pack."""
+        if not self._discard(identity):
+            return False
+        self._remove_orphans()
+        return True
+
+    def _discard(self, identity: str) -> bool:
+        """Removes the pack without its blobs; False where a process uses it. None can begin to: that takes the store's
+        lock."""
         folder = self._folder_of(identity)
         with FileLock(folder / _IN_USE) as lock:
             if not lock.try_alone():
@@ -210,19 +221,35 @@ class ShardStore:
             # The manifest goes first: a crash in between leaves blobs that the next removal finds.
             (folder / MANIFEST_NAME).unlink(missing_ok=True)
             shutil.rmtree(folder)
-        self._remove_orphans()
         return True
 
     def _remove_orphans(self) -> None:
-        """Blobs that no pack has."""
-        kept: set[str] = set()
-        for identity in self.pack_ids:
-            with contextlib.suppress(TpiedgeError):
-                pack = Pack(self._folder_of(identity), load_manifest(self._folder_of(identity)))
-                kept.update(pack.blob_id(key) for key in pack.unique_keys)
+        """Removes the blobs that no pack has; none where a manifest cannot be read, since they may be that pack's."""
+        try:
+            kept = self._kept_blobs()
+        except UserError as error:
+            _log.warning("%s", error)
+            return
         for entry in (self.folder / BLOB_FOLDER).iterdir():
             if entry.name.lstrip(".")[:64] not in kept:
                 entry.unlink(missing_ok=True)
+
+    def _kept_blobs(self) -> set[str]:
+        """The blobs that packs have. Raises UserError unless the manifest of every pack was read."""
+        kept: set[str] = set()
+        for identity in self.pack_ids:
+            folder = self._folder_of(identity)
+            if _is_remnant(folder):
+                continue
+            if not self.has(identity):
+                name = identity[:12]
+                raise UserError(
+                    f"the manifest of the pack {name} is damaged or cannot be read, so nobody knows which weights it "
+                    f"uses, and none are removed: try again, or remove the pack with `tpiedge shards rm {name}`"
+                )
+            pack = Pack(folder, load_manifest(folder))
+            kept.update(pack.blob_id(key) for key in pack.unique_keys)
+        return kept
 
     def _remove_leftovers(self) -> None:
         """What a process left that died while it adopted a manifest."""
@@ -242,6 +269,11 @@ def _ensure_blob(path: Path, layout: BlobLayout) -> None:
         os.ftruncate(fd, layout.nbytes)
     finally:
         os.close(fd)
+
+
+def _is_remnant(folder: Path) -> bool:
+    """Whether a removal that was killed left the folder: it has no manifest, and nobody uses it."""
+    return not (folder / MANIFEST_NAME).exists() and not _is_locked(folder / _IN_USE)
 
 
 def _is_locked(path: Path) -> bool:
