@@ -100,6 +100,7 @@ def test_administration_needs_its_secret_without_keys_too(serve):
     [
         ("localhost:1", 200),
         ("127.0.0.1", 200),
+        ("192.168.1.20:8080", 200),
         ("[::1]:80", 200),
         ("LOCALHOST", 200),
         ("evil.example", 403),
@@ -114,9 +115,60 @@ def test_another_host_name_is_refused_on_loopback(serve, host, status):
         assert http.get("/v1/models", headers={"Host": host}).status_code == status
 
 
-def test_with_a_key_any_host_name_will_do(serve):
+@pytest.fixture
+def insecure(serve, monkeypatch):
+    """A client of a server for every machine, without a key, on a machine that is called Attic."""
+    monkeypatch.setattr(socket, "gethostname", lambda: "Attic")
+    monkeypatch.setattr(socket, "getfqdn", lambda: "attic.lan.example")
+    with httpx.Client(base_url=serve(host="0.0.0.0", insecure=True).url) as http:
+        yield http
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("192.168.1.20:8080", 200),
+        ("[fe80::1]:8080", 200),
+        ("localhost:8080", 200),
+        ("attic:8080", 200),
+        ("ATTIC.local", 200),
+        ("attic.lan.example", 200),
+        ("evil.example:8080", 403),
+        ("attic.evil.example", 403),
+        ("192.168.1.20.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_insecure_serves_machines_and_no_foreign_name(insecure, host, status):
+    answer = insecure.get("/v1/models", headers={"Host": host})
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "host_not_allowed"
+        assert "\n" not in answer.json()["error"]["message"]
+
+
+def test_a_foreign_web_page_is_refused_without_a_key(serve, insecure):
+    for http in (insecure, httpx.Client(base_url=serve().url)):
+        own = f"http://{http.base_url.netloc.decode()}"
+        for origin in (
+            "https://evil.example",
+            "null",
+            "",
+            own + ".evil.example",
+            "http://203.0.113.5",
+            own + "0",
+        ):
+            answer = http.get("/v1/models", headers={"Origin": origin})
+            assert answer.status_code == 403, origin
+            assert answer.json()["error"]["code"] == "origin_not_allowed"
+        assert http.get("/v1/models", headers={"Origin": own}).status_code == 200
+        http.close()
+
+
+def test_with_a_key_any_host_name_and_origin_will_do(serve):
     with httpx.Client(base_url=serve(keys=[KEY]).url) as http:
-        assert http.get("/v1/models", headers=bearer(KEY) | {"Host": "pi.local"}).status_code == 200
+        foreign = {"Host": "pi.local", "Origin": "https://evil.example"}
+        assert http.get("/v1/models", headers=bearer(KEY) | foreign).status_code == 200
 
 
 def test_no_cross_origin_permission_is_ever_given(serve):

@@ -1,7 +1,9 @@
 """Which requests are let in: default deny, save for /health and /ready, which tell nothing but the state.
 
-Without API keys everybody who reaches the port may use the model; so the port is then a loopback one, and the Host
-header must name it: a web page that has its own name resolved to 127.0.0.1 is turned away.
+Without API keys everybody who reaches the port may use the model; so the port is then a loopback one unless the user
+insists. In either case web pages are turned away, since the browser of whoever looks at one reaches the port: a page
+that has its own name resolved to this machine by the Host header, which must be an IP address, localhost or a name of
+this machine, and any other by its Origin.
 """
 
 import hashlib
@@ -43,17 +45,24 @@ def check_bind(host: str, api_keys: Sequence[str], insecure: bool) -> None:
 
 
 class Guard:
-    """Checks the head of every request before anything else looks at it."""
+    """Checks the head of every request before anything else looks at it. `names` are those of this machine, in lower
+    case, that clients without a key may use."""
 
-    def __init__(self, host: str, api_keys: Iterable[str], admin_secret: str, headers_bytes: int) -> None:
+    def __init__(
+        self,
+        host: str,
+        api_keys: Iterable[str],
+        admin_secret: str,
+        headers_bytes: int,
+        names: Iterable[str] = (),
+    ) -> None:
         keys = tuple(api_keys)
         if not admin_secret or admin_secret in keys:
             raise UserError("the admin secret must not be empty nor one of the API keys")
         self._keys = tuple(map(_digest, keys))
         self._admin = (_digest(admin_secret),)
         self._headers_bytes = headers_bytes
-        self._check_host = is_loopback(host) and not keys
-        self._hosts = {"localhost", "127.0.0.1", "[::1]", host.lower(), f"[{host.lower()}]"}
+        self._names = {"localhost", host.lower(), *names}
 
     def check(self, path: str, headers: Headers) -> None:
         """Raises ApiError 431, 403 or 401."""
@@ -61,8 +70,8 @@ class Guard:
             raise ApiError(
                 431, f"the headers have more than {self._headers_bytes} bytes", "headers_too_large"
             )
-        if self._check_host:
-            self._check_host_header(headers)
+        if not self._keys:
+            self._check_not_a_page(headers)
         if path in OPEN_PATHS:
             return
         if path == _ADMIN or path.startswith(f"{_ADMIN}/"):
@@ -70,14 +79,43 @@ class Guard:
         elif self._keys:
             _check_bearer(headers, self._keys, "an API key")
 
-    def _check_host_header(self, headers: Headers) -> None:
-        values = [value.decode("latin-1").lower() for name, value in headers if name == b"host"]
-        name = values[0] if len(values) == 1 else ""
+    def _check_not_a_page(self, headers: Headers) -> None:
+        """Refuses what a web page of somebody else may have sent. Raises ApiError 403."""
+        hosts = _values(headers, b"host")
+        if len(hosts) != 1 or not self._is_ours(hosts[0]):
+            raise ApiError(
+                403,
+                "the Host header does not name this server: use its IP address or host name, or set an API key",
+                "host_not_allowed",
+            )
+        # A page that this server itself gave out would have its own address.
+        if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, b"origin")):
+            raise ApiError(
+                403, "web pages from elsewhere may use this server only with an API key", "origin_not_allowed"
+            )
+
+    def _is_ours(self, name: str) -> bool:
+        """Whether the value of a Host header cannot be another's name."""
         host, _, port = name.rpartition(":")
         if not (port.isascii() and port.isdigit() and host):
             host = name
-        if host not in self._hosts:
-            raise ApiError(403, "the Host header does not name this server", "host_not_allowed")
+        return host in self._names or _is_ip_address(host)
+
+
+def _values(headers: Headers, wanted: bytes) -> list[str]:
+    return [value.decode("latin-1").lower() for name, value in headers if name == wanted]
+
+
+def _is_ip_address(host: str) -> bool:
+    """Whether `host` is an IPv4 address, or an IPv6 address in brackets."""
+    try:
+        if host.startswith("[") and host.endswith("]"):
+            ipaddress.IPv6Address(host[1:-1])
+        else:
+            ipaddress.IPv4Address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_bearer(headers: Headers, wanted: Sequence[bytes], what: str) -> None:

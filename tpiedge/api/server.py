@@ -11,10 +11,11 @@ import uvicorn
 
 from tpiedge.api.app import Api
 from tpiedge.api.connection import connection_class
-from tpiedge.api.guard import Guard, check_bind
+from tpiedge.api.guard import Guard, check_bind, is_loopback
 from tpiedge.api.limits import Limits
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
+from tpiedge.host.addresses import own_names
 
 __all__ = ["ApiServer"]
 
@@ -44,7 +45,8 @@ class ApiServer:
     ) -> None:
         check_bind(host, keys, insecure)
         found = limits or Limits.of_context(service.max_sequence)
-        self._api = Api(service, Guard(host, keys, admin_secret, found.headers_bytes), found)
+        names = () if keys or is_loopback(host) else own_names()
+        self._api = Api(service, Guard(host, keys, admin_secret, found.headers_bytes, names), found)
         self._socket = _listen(host, port)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]
         self._server = _Server(

@@ -22,6 +22,7 @@ __all__ = [
     "lan_host",
     "listening_address",
     "outgoing_host",
+    "own_names",
     "parse_address",
     "resolve",
 ]
@@ -97,6 +98,13 @@ def outgoing_host() -> str | None:
         except OSError:
             up = {name for name, state in psutil.net_if_stats().items() if state.isup}
             return lan_host({name: found for name, found in psutil.net_if_addrs().items() if name in up})
+
+
+def own_names() -> frozenset[str]:
+    """The names by which other machines may know this one, in lower case: its host name, the one that mDNS makes of it,
+    and its full name. Blocks until the resolver knows the latter or gives up."""
+    name = socket.gethostname().lower()
+    return frozenset({name, f"{name.partition('.')[0]}.local", socket.getfqdn().lower()} - {""})
 
 
 def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
