@@ -19,6 +19,7 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.joining.pairing import MAX_PER_SOURCE
 from tpiedge.joining.pairing_link import PairingHub, introduction_keys, pair
 from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import CLOCK_SET_S
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import LinkReset, MalformedMessage, Unreachable
 from tpiedge.transport.framing import CONTROL
@@ -104,6 +105,21 @@ def test_a_token_lets_a_worker_in_once_and_for_good(gate: Gate) -> None:
         enrol(other, "pi2", secret)
     assert gate.door.journal.table.member(WORKER.public) is not None
     assert gate.door.journal.table.member(OTHER.public) is None
+
+
+def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_path: Path) -> None:
+    now = 60.0  # a board without a battery
+    tokens = TokenStore(tmp_path, lambda: now)
+    with closing(ZmqHub("tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL)) as hub:
+        door = FrontDoor(hub, MASTER.public, tmp_path, wall_clock=lambda: now)
+        _, secret = tokens.create(expires_s=3600.0, uses=None)
+        door.tick()
+        now = CLOCK_SET_S + 1000.0
+        door.tick()
+        now += 3599.0
+        assert tokens.redeem(secret) == "ok"
+        now += 1.0
+        assert tokens.redeem(secret) == "expired"
 
 
 def test_a_new_master_process_knows_its_workers(tmp_path: Path) -> None:

@@ -46,8 +46,7 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     record, secret = TokenStore(folder).create(expires_s, count)
     click.echo(JoinToken(keys.public, secret, address).text)
     click.echo(
-        f"token {record.id}: for {_count(record.left)} until {_when(record.expires)}; "
-        f"workers connect to {address}",
+        f"token {record.id}: for {_count(record.left)} until {_end(record)}; workers connect to {address}",
         err=True,
     )
 
@@ -62,7 +61,7 @@ def list_(as_json: bool, state: Path | None) -> None:
         click.echo(json.dumps([_json(record, outcome) for record, outcome in tokens], indent=2))
     else:
         rows = [
-            (record.id, _STATES[outcome], _left(record.left), _when(record.created), _when(record.expires))
+            (record.id, _STATES[outcome], _left(record.left), _when(record.created), _end(record))
             for record, outcome in tokens
         ]
         print_table(("token", "state", "uses left", "created", "expires"), rows)
@@ -116,6 +115,12 @@ def _count(left: int | None) -> str:
 
 def _left(left: int | None) -> str:
     return "any" if left is None else str(left)
+
+
+def _end(record: TokenRecord) -> str:
+    if record.waits:
+        return f"{(record.expires - record.created) / _UNITS['h']:g} h after the clock is set"
+    return _when(record.expires)
 
 
 def _when(seconds: float) -> str:

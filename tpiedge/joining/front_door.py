@@ -18,6 +18,7 @@ from tpiedge.joining.identity import fingerprint, peer_name
 from tpiedge.joining.members import KnownWorker, MemberJournal
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import CLOCK_SET_S
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
@@ -55,13 +56,14 @@ class FrontDoor:
         self._clock = clock or MonotonicClock()
         self._wall = wall_clock
         self.journal = MemberJournal(folder)
-        tokens = TokenStore(folder, wall_clock)
+        self._tokens = TokenStore(folder, wall_clock)
+        self._clock_was_set = False
         self.enrolment = Enrolment(
             f"cluster {fingerprint(master_key)[:8]}",
             __version__,
             own_numerics(),
             lambda: self.journal.table,
-            tokens.redeem,
+            self._tokens.redeem,
         )
         self._cuts: deque[tuple[str, Refused | None]] = deque()
         for admission in self._admissions:
@@ -110,12 +112,22 @@ class FrontDoor:
         return gone.name
 
     def tick(self) -> None:
-        """Cut the connections of those revoked and of guests whose time is up. Call it several times a second."""
+        """Cut the connections of those revoked and of guests whose time is up. Call it several times a second, also so
+        that tokens which wait for a clock that is set begin to live when it is."""
+        if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
+            self._clock_was_set = True
+            self._start_tokens()
         while self._cuts:
             name, farewell = self._cuts.popleft()
             self._hub.disconnect(name, farewell)
         for name in self._hub.admission.overstayed():
             self._hub.disconnect(name)
+
+    def _start_tokens(self) -> None:
+        try:
+            self._tokens.start()
+        except TpiedgeError as error:
+            _log.error("cannot begin the life of tokens: %s", error)
 
     def _answer(self, sender: str, reply: EnrolmentReply) -> None:
         if reply.note:

@@ -30,8 +30,16 @@ class TokenStore:
 
     def list(self) -> tuple[tuple[TokenRecord, Redemption], ...]:
         """Each token with what would become of it now."""
+        self.start()
         now = self._now()
         return tuple((record, record.state(now)) for record in self._read().records)
+
+    def start(self) -> None:
+        """Lets the tokens that waited for a clock that is set live from now on, if it is."""
+        table, now = self._read(), self._now()
+        if table.started(now) != table:
+            with locked(self._path):
+                self._write(self._read().started(now))
 
     def revoke(self, token_id: str) -> None:
         """Raises UserError where there is none."""

@@ -5,6 +5,8 @@ Laws:
 2. A token of n uses lets n workers in; a use is spent in the same write that says yes.
 3. A token works from its creation to its expiry by the wall clock. A clock that was set back by up to CLOCK_TOLERANCE_S
    before the creation is forgiven; one set back further makes it expired, since its age is unknown then.
+4. A wall clock before CLOCK_SET_S has not been set since the board got power. A token that was made by such a clock has
+   its whole life from the first moment at which a clock that is set was seen.
 """
 
 import base64
@@ -20,6 +22,7 @@ from tpiedge.host.addresses import Address, parse_address
 from tpiedge.transport.keys import is_key, key_bytes, key_text
 
 __all__ = [
+    "CLOCK_SET_S",
     "CLOCK_TOLERANCE_S",
     "MAX_TOKENS",
     "JoinToken",
@@ -31,6 +34,7 @@ __all__ = [
 
 Redemption = Literal["ok", "expired", "unknown", "used"]
 
+CLOCK_SET_S = 1_767_225_600.0  # 2026-01-01 in UTC, when there was no tpiedge yet
 CLOCK_TOLERANCE_S = 300.0
 MAX_TOKENS = 1000
 MAX_USES = 10_000
@@ -89,6 +93,17 @@ class TokenRecord:
     expires: float
     left: int | None
 
+    @property
+    def waits(self) -> bool:
+        """Whether its life begins only once the clock is set."""
+        return self.created < CLOCK_SET_S
+
+    def started(self, now: float) -> "TokenRecord":
+        """The record with a life that has begun, if the clock is set by `now`."""
+        if not self.waits or now < CLOCK_SET_S:
+            return self
+        return replace(self, created=now, expires=now + self.expires - self.created)
+
     def state(self, now: float) -> Redemption:
         """ "ok": it would let a worker in."""
         if self.left == 0:
@@ -102,13 +117,17 @@ class TokenTable:
 
     records: tuple[TokenRecord, ...] = ()
 
+    def started(self, now: float) -> "TokenTable":
+        """The table in which the tokens that waited for a clock that is set live from `now` on, if it is by then."""
+        return TokenTable(tuple(record.started(now) for record in self.records))
+
     def create(self, now: float, expires_s: float, uses: int | None) -> "tuple[TokenTable, TokenRecord, str]":
         """A new token: the table, its record, and the secret, which is nowhere else. Raises UserError."""
         if not 1.0 <= expires_s <= MAX_EXPIRY_S:
             raise UserError("a token lives from 1 second to 366 days")
         if uses is not None and not 1 <= uses <= MAX_USES:
             raise UserError(f"a token lets 1 to {MAX_USES} workers in, or any number")
-        kept = tuple(record for record in self.records if not _stale(record, now))
+        kept = tuple(record for record in self.started(now).records if not _stale(record, now))
         if len(kept) >= MAX_TOKENS:
             raise UserError(f"{MAX_TOKENS} tokens exist already: revoke some with 'tpiedge token revoke'")
         secret = _base32(secrets.token_bytes(_SECRET_BYTES))
@@ -124,14 +143,15 @@ class TokenTable:
 
     def redeem(self, secret: str, now: float) -> "tuple[TokenTable, Redemption, str]":
         """Spend one use; (table, outcome, id of the token or "")."""
-        record = self._find(secret)
+        table = self.started(now)
+        record = table._find(secret)
         if record is None:
-            return self, "unknown", ""
+            return table, "unknown", ""
         state = record.state(now)
         if state != "ok" or record.left is None:
-            return self, state, record.id
+            return table, state, record.id
         spent = replace(record, left=record.left - 1)
-        return TokenTable(tuple(spent if one is record else one for one in self.records)), "ok", record.id
+        return TokenTable(tuple(spent if one is record else one for one in table.records)), "ok", record.id
 
     def _find(self, secret: str) -> TokenRecord | None:
         """Looks at every record, so that the time taken tells nothing."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import CLOCK_TOLERANCE_S, JoinToken, TokenTable, parse_token
+from tpiedge.joining.tokens import CLOCK_SET_S, CLOCK_TOLERANCE_S, JoinToken, TokenTable, parse_token
 from tpiedge.transport.keys import CurveKeys
 
 KEYS = CurveKeys.generate()
@@ -85,6 +85,31 @@ def test_any_text_is_a_token_or_a_user_error(text: str) -> None:
 def test_a_token_lives_from_its_creation_to_its_expiry(later_s: float, outcome: str) -> None:
     table, _, secret = TokenTable().create(T0, HOUR, 1)
     assert table.redeem(secret, T0 + later_s)[1] == outcome
+
+
+def test_a_token_of_a_clock_that_is_not_set_lives_from_when_it_is() -> None:
+    table, _, secret = TokenTable().create(60.0, HOUR, None)
+    assert table.redeem(secret, 90.0)[1] == "ok"
+    assert table.redeem(secret, 90.0 + HOUR)[1] == "expired"
+    table, outcome, _ = table.redeem(secret, T0)
+    assert outcome == "ok"
+    assert table.redeem(secret, T0 + HOUR - 1)[1] == "ok"
+    assert table.redeem(secret, T0 + HOUR)[1] == "expired"  # its life begins once
+    assert table.started(T0 + 5 * HOUR) == table
+
+
+def test_the_first_look_with_a_clock_that_is_set_begins_a_life(tmp_path: Path) -> None:
+    now = CLOCK_SET_S - 1
+    store = TokenStore(tmp_path, lambda: now)
+    record, secret = store.create(HOUR)
+    assert record.waits
+    now = T0
+    store.start()
+    now = T0 + HOUR - 1
+    assert [(one.created, one.expires, state) for one, state in store.list()] == [(T0, T0 + HOUR, "ok")]
+    store.create(HOUR)  # which forgets tokens that expired long ago
+    assert store.redeem(secret) == "ok"
+    assert store.redeem(secret) == "used"
 
 
 def test_a_use_is_spent_and_a_reusable_token_is_not() -> None:
