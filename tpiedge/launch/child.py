@@ -59,7 +59,7 @@ class Child:
         prefix: Sequence[str] = (),
     ) -> None:
         self._oom_kills = Cgroups.own().oom_kills()
-        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed by `stop`)
+        self._log = _log_file()  # closed by `stop`
         try:
             self._process = _start(module, self._log, environment, reports, prefix)
         except OSError as error:
@@ -163,6 +163,17 @@ class Child:
         if self._process.stdout is not None:
             with self._reading:  # a reader has seen the end of the pipe by now
                 self._process.stdout.close()
+
+
+def _log_file() -> IO[bytes]:
+    """A file without a name. Raises ResourceError."""
+    try:
+        return tempfile.TemporaryFile()
+    except OSError as error:
+        raise ResourceError(
+            f"cannot make a temporary file for the log of a process ({error.strerror}): free some space, or set TMPDIR "
+            "to a folder on another disk"
+        ) from None
 
 
 def _start(

@@ -1,13 +1,17 @@
 """A child that cannot be ended does not keep its parent."""
 
+import errno
 import logging
+import os
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 
 import pytest
 
+from tpiedge.errors import ResourceError
 from tpiedge.launch.child import Child
 
 
@@ -35,3 +39,13 @@ def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
         child.stop(time.monotonic())
     assert signals == [signal.SIGKILL]
     assert f"process {child.pid} was killed and does not end" in caplog.text
+
+
+def test_a_log_that_finds_no_room_is_said_and_starts_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", full)
+    monkeypatch.setattr(subprocess, "Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with pytest.raises(ResourceError, match=r"temporary file.*\(No space left on device\).*TMPDIR"):
+        Child("tpiedge.there_is_no_such_module", b"", {})
