@@ -1,6 +1,7 @@
 """The processes that use a pack: a shared lock on its manifest for as long as a process works with it.
 
-It ends with its process, however that ends. Who wants to delete the pack needs the lock for itself alone.
+It ends with its process, however that ends. Who wants to delete the pack needs the lock for itself alone. On a file
+system without locks packs are used and deleted all the same.
 """
 
 import contextlib
@@ -13,18 +14,26 @@ from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.store.locks import try_flock
 
 __all__ = ["PackHold", "remove_packs"]
 
 
 class PackHold:
-    """Keeps `remove_packs` away from the pack at `path` until `close`, or until nothing refers to this object."""
+    """Keeps `remove_packs` away from the pack at `path` until `close`, or until nothing refers to this object.
+
+    Raises UserError where the pack is being deleted.
+    """
 
     def __init__(self, path: Path) -> None:
         fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
-        with contextlib.suppress(OSError):  # a file system without locks: the pack can still be used
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         self._release = weakref.finalize(self, os.close, fd)
+        # A manifest without a name was deleted after it was opened and before it was locked.
+        if try_flock(fd, fcntl.LOCK_SH) is False or not os.fstat(fd).st_nlink:
+            self.close()
+            raise UserError(
+                f"the pack {path} is being deleted by another tpiedge: wait for that, then try again"
+            )
 
     def close(self) -> None:
         self._release()
@@ -44,9 +53,8 @@ def remove_packs(paths: list[Path]) -> None:
 def _alone(path: Path) -> Iterator[None]:
     fd = os.open(path / MANIFEST_NAME, os.O_RDONLY | os.O_CLOEXEC)
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if try_flock(fd, fcntl.LOCK_EX) is False:
+            raise UserError(f"a running tpiedge uses the pack {path}: end it first")
         yield
-    except BlockingIOError:
-        raise UserError(f"a running tpiedge uses the pack {path}: end it first") from None
     finally:
         os.close(fd)

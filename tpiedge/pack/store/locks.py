@@ -1,5 +1,6 @@
 """Locks between processes, which die with their holder; the file says who that is."""
 
+import errno
 import fcntl
 import os
 import time
@@ -9,8 +10,9 @@ from pathlib import Path
 from tpiedge.errors import Cancelled, UserError
 from tpiedge.pack.descriptor import Descriptor
 
-__all__ = ["FileLock", "holder_of"]
+__all__ = ["FileLock", "holder_of", "try_flock"]
 
+_LOCKLESS = frozenset({errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL})
 _POLL_S = 0.1
 
 
@@ -51,12 +53,29 @@ class FileLock(Descriptor):
     def _try(self, kind: int) -> bool:
         if self._fd < 0:
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(self._fd, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
+        held = try_flock(self._fd, kind)
+        if held is None:
+            raise UserError(
+                f"the file system of {self.path.parent} has no locks, which keep two processes apart: "
+                "choose a folder on another one"
+            )
+        if not held:
             self.close()
-            return False
-        return True
+        return held
+
+
+def try_flock(fd: int, kind: int) -> bool | None:
+    """Takes the lock (fcntl.LOCK_SH or LOCK_EX) of `fd` without waiting: False where another process has it, None where
+    the file system has no locks. Raises OSError for anything else."""
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        if error.errno not in _LOCKLESS:
+            raise
+        return None
+    return True
 
 
 def holder_of(path: Path) -> str:
