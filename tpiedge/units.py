@@ -1,5 +1,6 @@
 """Byte sizes, times and counts as people write and read them."""
 
+import math
 import re
 from decimal import Decimal
 
@@ -23,6 +24,9 @@ GIB = 1024 * MIB
 
 _FACTORS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
+#: More than any disk holds, and the seconds of more than thirty years: nobody wants the digits of larger numbers.
+_MOST_BYTES = 1e21
+_MOST_S = 1e9
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
@@ -39,22 +43,34 @@ def parse_bytes(text: str) -> int:
 
 
 def format_bytes(count: float) -> str:
-    """1536000 -> '1.5 MB' (powers of 1000, as disks and networks are sold)."""
+    """1536000 -> '1.5 MB' (powers of 1000, as disks and networks are sold). Gives words for any number."""
+    if count < 0:
+        return f"-{format_bytes(-count)}"
+    if count >= _MOST_BYTES:
+        return "over a billion TB"
+    if math.isnan(count):
+        return "an unknown size"
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
-        if abs(value) < 1000:
+        if value < 1000:
             return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
         value /= 1000
     return f"{value:.1f} TB"
 
 
-def format_least(count: int) -> str:
-    """The count in whole MB, rounded up: what is shown is enough."""
-    return f"{-(-count // 1_000_000)} MB"
+def format_least(count: float) -> str:
+    """The count in whole MB, rounded up: what is shown is enough. Gives words for any number."""
+    return f"{-(-math.ceil(count) // 1_000_000)} MB" if abs(count) < _MOST_BYTES else format_bytes(count)
 
 
 def format_seconds(seconds: float) -> str:
-    """0.0012 -> '1.2 ms', 0.0123 -> '12 ms', 95 -> '1 min 35 s'."""
+    """0.0012 -> '1.2 ms', 0.0123 -> '12 ms', 95 -> '1 min 35 s'. Gives words for any number."""
+    if seconds < 0:
+        return f"-{format_seconds(-seconds)}"
+    if seconds >= _MOST_S:
+        return "over 30 years"
+    if math.isnan(seconds):
+        return "an unknown time"
     if 0 < seconds < 0.00995:
         return f"{seconds * 1000:.2g} ms"
     if seconds < 1:
@@ -65,13 +81,17 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_age(seconds: float) -> str:
-    """20 -> 'just now', 180 -> '3 min ago', 7300 -> '2 h ago', 200_000 -> '2 days ago'."""
+    """20 -> 'just now', 180 -> '3 min ago', 7300 -> '2 h ago', 200_000 -> '2 days ago'. Gives words for any number."""
     if seconds < 60:
         return "just now"
     if seconds < 3600:
         return f"{int(seconds // 60)} min ago"
     if seconds < 2 * 86_400:
         return f"{int(seconds // 3600)} h ago"
+    if seconds >= _MOST_S:
+        return "over 30 years ago"
+    if math.isnan(seconds):
+        return "at an unknown time"
     return f"{int(seconds // 86_400)} days ago"
 
 

@@ -1,8 +1,13 @@
 """Sizes, times and counts as people read them."""
 
-import pytest
+from collections.abc import Callable
+from math import inf, nan
 
-from tpiedge.units import counted, format_seconds
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from tpiedge.units import counted, format_age, format_bytes, format_least, format_seconds
 
 
 @pytest.mark.parametrize(
@@ -35,3 +40,39 @@ def test_seconds_have_two_digits_at_least(seconds: float, text: str) -> None:
 )
 def test_one_is_no_plural(count: int, words: tuple[str, ...], text: str) -> None:
     assert counted(count, *words) == text
+
+
+@pytest.mark.parametrize(
+    ("write", "number", "text"),
+    [
+        (format_seconds, inf, "over 30 years"),
+        (format_seconds, 1e300, "over 30 years"),
+        (format_seconds, -inf, "-over 30 years"),
+        (format_seconds, nan, "an unknown time"),
+        (format_seconds, -5.0, "-5.0 s"),
+        (format_seconds, 999_999_999, "16666666 min 39 s"),
+        (format_age, inf, "over 30 years ago"),
+        (format_age, nan, "at an unknown time"),
+        (format_age, -inf, "just now"),
+        (format_bytes, inf, "over a billion TB"),
+        (format_bytes, nan, "an unknown size"),
+        (format_bytes, -1500.0, "-1.5 kB"),
+        (format_bytes, 10**400, "over a billion TB"),
+        (format_least, 1_000_001, "2 MB"),
+        (format_least, 1.5e6, "2 MB"),
+        (format_least, inf, "over a billion TB"),
+        (format_least, nan, "an unknown size"),
+    ],
+)
+def test_numbers_that_nobody_expects_have_words_too(
+    write: Callable[[float], str], number: float, text: str
+) -> None:
+    assert write(number) == text
+
+
+@given(st.one_of(st.floats(), st.integers()))
+@example(10**400)
+@example(-(10**400))
+def test_every_number_has_short_words(number: float) -> None:
+    for write in (format_seconds, format_age, format_bytes, format_least):
+        assert 0 < len(write(number)) < 30

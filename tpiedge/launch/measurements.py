@@ -94,4 +94,4 @@ def _recall_disk(path: Path, disk: Path, now: float) -> float | None:
     when, found = values.get("when"), values.get("bytes_per_s")
     if values.get("folder") != str(disk) or not isinstance(when, float) or not isinstance(found, float):
         return None
-    return found if 0 <= now - when <= _KEEP_S and 0 < found < math.inf else None
+    return found if 0 <= now - when <= _KEEP_S and 1 <= found < math.inf else None

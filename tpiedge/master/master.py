@@ -18,10 +18,11 @@ from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Served
 from tpiedge.master.outbox import Outbox
+from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.quarantine import Reputation
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.reception import Reception
-from tpiedge.master.reconciler import NotServing, PlaceNodes, Reconciler
+from tpiedge.master.reconciler import NotServing, Reconciler
 from tpiedge.master.request_queue import QUEUE_LIMIT, PendingAnswer, RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.session_manager import SessionManager
@@ -30,7 +31,7 @@ from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Master", "NotServing", "PlaceNodes"]
+__all__ = ["Master", "NotServing"]
 
 _log = logging.getLogger(__name__)
 

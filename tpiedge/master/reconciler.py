@@ -9,6 +9,7 @@ from tpiedge.errors import PeerError, ProtocolError, UserError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.notices import Notices
+from tpiedge.master.planning import PlaceNodes, plan_without_breakers
 from tpiedge.master.quarantine import Exclusion, Reputation
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.retries import Retries
@@ -23,7 +24,7 @@ from tpiedge.units import counted
 from tpiedge.wire.epochs import Spare
 from tpiedge.wire.limits import MAX_NODES
 
-__all__ = ["NotServing", "PlaceNodes", "Reconciler"]
+__all__ = ["NotServing", "Reconciler"]
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +39,6 @@ _MEASURED_AFTER_S = 2.0
 _MOST_WORKERS = MAX_NODES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
 _FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
-
-PlaceNodes = Callable[[tuple[Machine, ...], tuple[str, ...]], Assignments | NoPlan]
-"""(present machines, workers that serve now) -> assignments, or why there are none."""
 
 
 class NotServing(PeerError):
@@ -186,7 +184,13 @@ class Reconciler:
         return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare})
 
     def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        found = self._plan(tuple(machines[:_MOST_WORKERS]), serving)
+        """A plan for the machines, but for those that break the planner: they are left out for a while."""
+        machines = [one for one in machines if one.name not in self._reputation.left_out]
+        first = tuple(machines[:_MOST_WORKERS])
+        found, broken = plan_without_breakers(self._plan, first, serving)
+        for name, cause in broken.items():
+            _log.warning("%s is left out of plans: %s", name, cause)
+            self._reputation.exclude(name, cause, self._clock.now())
         beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
         return replace(found, spare={**found.spare, **beyond})
 

@@ -28,6 +28,8 @@ class Machine:
     heard: float
     #: Since when it is present without a break.
     since: float
+    #: When it made this offer, or made it again after it was lost.
+    offered: float = 0.0
     present: bool = True
     #: The link to the master; None until it is measured.
     link: LinkSpeed | None = None
@@ -71,9 +73,11 @@ class Roster:
         self._places.setdefault(name, len(self._places))
         if known is None or not known.present or known.offer != offer:
             self.generation += 1
-        since = known.since if known is not None and known.present else now
-        link = known.link if known is not None and known.present else None
-        self._machines[name] = Machine(name, offer, now, since, link=link, cause=known.cause if known else "")
+        if known is None or not known.present:
+            self._machines[name] = Machine(name, offer, now, now, now, cause=known.cause if known else "")
+            return
+        offered = now if known.offer != offer else known.offered
+        self._machines[name] = replace(known, offer=offer, heard=now, offered=offered, doubted=False)
 
     def heard(self, name: str, now: float) -> bool:
         """The machine sent something. False if it must first make its offer (again)."""

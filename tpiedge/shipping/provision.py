@@ -15,6 +15,7 @@ from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.epochs import Prepare
+from tpiedge.wire.fields import rate_of
 
 __all__ = ["FILES_HUB", "FilesMaster", "Provision", "Report"]
 
@@ -120,4 +121,4 @@ class _Rate:
         if now < self._due and done < total:
             return
         self._due = now + _REPORT_S
-        self._report(done, total, (done - self._first) / max(now - self._started, 1e-3))
+        self._report(done, total, rate_of(done - self._first, max(now - self._started, 1e-3)))

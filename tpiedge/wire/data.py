@@ -14,8 +14,8 @@ from tpiedge.wire.fields import (
     CollectiveName,
     MaxItems,
     Name,
-    Range,
     Rank,
+    Rate,
     Seconds,
     WirePrecision,
 )
@@ -151,7 +151,7 @@ class MeasuredLink:
 
     rank: Rank
     round_trip_s: Seconds
-    bytes_per_s: Annotated[float, Range(0.0, 1e18)]
+    bytes_per_s: Rate
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from tpiedge.wire.fields import (
     Name,
     Range,
     Rank,
+    Rate,
     Seconds,
     SpareKind,
     Text,
@@ -43,14 +44,11 @@ __all__ = [
     "Prepared",
     "Preparing",
     "Probe",
-    "Rate",
     "Release",
     "Spare",
     "Spawned",
 ]
 
-Rate = Annotated[float, Range(0.0, 1e18)]
-"""Bytes per second; 0 where nothing was measured."""
 PackId = Annotated[str, MaxLength(128)]
 """Names the contents of a pack."""
 

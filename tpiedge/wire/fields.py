@@ -27,20 +27,23 @@ __all__ = [
     "Pin",
     "Range",
     "Rank",
+    "Rate",
     "Seconds",
     "SpareKind",
     "Text",
     "UnitRange",
     "WirePrecision",
+    "rate_of",
 ]
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """Inclusive bounds of an int or a float."""
+    """Inclusive bounds of an int or a float; with `or_zero`, 0 is allowed besides."""
 
     low: float
     high: float
+    or_zero: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,8 @@ U32 = Annotated[int, Range(0, 2**32 - 1)]
 U64 = Annotated[int, Range(0, 2**64 - 1)]
 Rank = Annotated[int, Range(0, MAX_NODES - 1)]
 Seconds = Annotated[float, Range(0.0, 1e9)]
+Rate = Annotated[float, Range(1.0, 1e18, or_zero=True)]
+"""Bytes per second; 0 where nothing was measured. What lies between would make times that nobody can write down."""
 Name = Annotated[str, MaxLength(256)]
 Text = Annotated[str, MaxLength(MAX_TEXT)]
 Blob = Annotated[bytes, MaxBytes(MAX_BLOB)]
@@ -101,3 +106,8 @@ SpareKind = Literal["slower", "too small", "no room", "shares", "too many", "exc
 of the model at all, or no share finds room in its memory or on its disk; --shares has nothing for it; there are more
 machines than a cluster can have; it has failed; its weights take long to come; or there is no plan."""
 Pin = Literal["none", "auto", "all"]
+
+
+def rate_of(nbytes: int, seconds: float) -> float:
+    """Returns bytes per second as a Rate: at least 1 where any bytes moved, and 0 where none did."""
+    return max(1.0, nbytes / seconds) if nbytes else 0.0

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from tpiedge.wire.epochs import Echo, Probe
+from tpiedge.wire.fields import rate_of
 from tpiedge.wire.limits import MAX_BLOB
 
 __all__ = ["LinkSpeed", "Probing"]
@@ -53,4 +54,5 @@ class Probing:
             return self.begin(now)
         self._number = -1
         shortest = min(self._trips)
-        return LinkSpeed(shortest, len(echo.payload) / max(min(self._payload_trips) - shortest, _SHORTEST_S))
+        added_s = max(min(self._payload_trips) - shortest, _SHORTEST_S)
+        return LinkSpeed(shortest, rate_of(len(echo.payload), added_s))

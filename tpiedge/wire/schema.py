@@ -20,6 +20,8 @@ __all__ = ["Schema", "schema_of"]
 
 FieldCheck = Callable[[Any], Any]
 
+_ANY = Range(-math.inf, math.inf)
+
 
 @dataclass(frozen=True, slots=True)
 class Schema:
@@ -85,7 +87,7 @@ def _checks(hint: Any) -> tuple[FieldCheck, FieldCheck]:
     if hint is bool:
         return _same(_boolean)
     if hint is float:
-        return _real(-math.inf, math.inf, coerce=True), _real(-math.inf, math.inf)
+        return _real(_ANY, coerce=True), _real(_ANY)
     if isinstance(hint, type) and is_dataclass(hint):
         return schema_of(hint).write, schema_of(hint).read
     raise TypeError(f"a field of type {hint} has no bounds")
@@ -95,7 +97,7 @@ def _bounded(hint: Any, bound: Any) -> tuple[FieldCheck, FieldCheck]:
     if hint is int and isinstance(bound, Range):
         return _same(_integer(int(bound.low), int(bound.high)))
     if hint is float and isinstance(bound, Range):
-        return _real(bound.low, bound.high, coerce=True), _real(bound.low, bound.high)
+        return _real(bound, coerce=True), _real(bound)
     if hint is str and isinstance(bound, MaxLength):
         return _same(_text(bound.count))
     if hint is bytes and isinstance(bound, MaxBytes):
@@ -126,15 +128,17 @@ def _integer(low: int, high: int) -> FieldCheck:
     return check
 
 
-def _real(low: float, high: float, coerce: bool = False) -> FieldCheck:
+def _real(bound: Range, coerce: bool = False) -> FieldCheck:
     """With `coerce` an int is taken for a float: a sender may write 1 for 1.0."""
+    low, high, or_zero = bound.low, bound.high, bound.or_zero
 
     def check(value: Any) -> float:
-        if coerce and type(value) is int and low <= value <= high:
+        number = (type(value) is float and math.isfinite(value)) or (coerce and type(value) is int)
+        if number and (low <= value <= high or (or_zero and value == 0)):
             return float(value)
-        if type(value) is float and math.isfinite(value) and low <= value <= high:
-            return value
-        raise ValueError(f"{_short(value)} is not a finite number in {low}..{high}")
+        raise ValueError(
+            f"{_short(value)} is not a finite number in {low}..{high}{' or 0' if or_zero else ''}"
+        )
 
     return check
 

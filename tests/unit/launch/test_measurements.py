@@ -58,6 +58,7 @@ def test_how_long_and_for_whom(kept: Path, threads: int, age_s: float, known: bo
         lambda values: values["report"]["capacity"].update(weight_bytes_per_s="fast"),
         lambda values: values["report"]["capacity"].update(weight_bytes_per_s=float("nan")),
         lambda values: values["report"]["capacity"].update(weight_bytes_per_s=-1.0),
+        lambda values: values["report"]["capacity"].update(weight_bytes_per_s=0.5),
         # As a version wrote it that knew one figure for all weights.
         lambda values: values["report"]["capacity"].pop("panel_bytes_per_s"),
         lambda values: values["report"]["capacity"].update(threads=2.5),
@@ -102,10 +103,11 @@ def test_a_disk_is_measured_once_a_week(tmp_path: Path) -> None:
     assert disk_bytes_per_s(tmp_path, other, lambda: NOW) != 123.0
 
 
-@pytest.mark.parametrize("damage", ["{}", "no json", '{"folder": 3, "when": "x", "bytes_per_s": -1}'])
+@pytest.mark.parametrize("damage", ["{}", "no json", '{"folder": 3, "when": "x", "bytes_per_s": -1}', "slow"])
 def test_a_damaged_figure_is_measured_anew(tmp_path: Path, damage: str) -> None:
-    (tmp_path / "disk.json").write_text(damage)
-    assert disk_bytes_per_s(tmp_path, tmp_path, lambda: NOW) > 0
+    slow = json.dumps({"folder": str(tmp_path), "when": NOW, "bytes_per_s": 0.5})
+    (tmp_path / "disk.json").write_text(slow if damage == "slow" else damage)
+    assert disk_bytes_per_s(tmp_path, tmp_path, lambda: NOW) > 1
 
 
 def test_a_folder_that_takes_nothing_has_no_figure(tmp_path: Path) -> None:

@@ -6,9 +6,12 @@ import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, failure, outcome, two_machines
-from tpiedge.master.quarantine import Traffic
+from tpiedge.master.assignments import Assignment
+from tpiedge.master.master import NotServing
+from tpiedge.master.quarantine import EXCLUDED_S, Traffic
+from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
-from tpiedge.wire.epochs import Echo, Launch, NodeEnded, Preparing
+from tpiedge.wire.epochs import Echo, Launch, NodeEnded, Preparing, Spare
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
 _FLOOD, _BURST = 25, 500
@@ -141,6 +144,57 @@ def test_the_message_that_is_one_too_many_has_no_effect(
         agent.say(offer("w-1", threads=77))
         story.turn()
     assert story.worker("w-1").threads != 77
+
+
+def unplannable(story: Story, *names: str) -> None:
+    """Makes the planner fail for the workers `names`; with "" it always fails."""
+    plan = story.plan
+
+    def fails(machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
+        if {"", *(machine.name for machine in machines)}.intersection(names):
+            story.planned.append(("failed",))
+            raise OverflowError("cannot convert float infinity to integer")
+        return plan(machines)
+
+    story.plan = fails
+
+
+def test_a_worker_whose_numbers_break_the_planner_is_left_out_and_the_others_serve(
+    story: Story, caplog: pytest.LogCaptureFixture
+) -> None:
+    two_machines(story)
+    unplannable(story, "w-2")
+    breaker = story.join("w-2")
+    story.join("w-3")
+    story.settle()
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-3")
+    story.answer()
+    assert story.worker("w-2").state == "left out"
+    why = "its numbers break the planner (OverflowError: cannot convert float infinity to integer): please report it"
+    assert why in story.worker("w-2").why
+    assert [why in message.why for message in breaker.heard if isinstance(message, Spare)] == [True]
+    assert f"w-2 is left out of plans: {why}" in caplog.text
+    planned = len(story.planned)
+    story.wait(20.0)
+    assert len(story.planned) == planned, "it is not tried again and again"
+    story.wait(EXCLUDED_S)
+    assert planned < len(story.planned) < planned + 10
+    assert story.members() == ("master", "w-1", "w-3")
+
+
+def test_a_planner_that_always_fails_is_a_reason_and_no_end(story: Story) -> None:
+    unplannable(story, "")
+    story.join("w-1")
+    story.settle()
+    assert not story.ready
+    assert "the planner fails even without workers (OverflowError" in story.master.status.reason
+    assert "the planner fails even without workers" in story.worker("w-1").why
+    planned = len(story.planned)
+    story.wait(60.0)
+    assert len(story.planned) == planned
+    with pytest.raises(NotServing, match="the planner fails"):
+        story.submit()
 
 
 def test_strangers_speak_with_the_door_alone(story: Story) -> None:

@@ -37,10 +37,7 @@ def test_the_thread_serves_and_ends(story: Story) -> None:
 
 
 def test_a_defect_of_the_thread_fails_every_request(story: Story) -> None:
-    def broken(machines: object) -> str:
-        raise ZeroDivisionError("planner")
-
-    story.plan = broken
+    story.rank_zero.refusal = ZeroDivisionError("rank 0")
     waiting = story.submit()
     story.clock.advance(10.0)
     story.master.start(U_EPOCH)

@@ -1,6 +1,7 @@
 """From who is there to who does what; whatever a worker claims, the answer is a plan or a reason."""
 
-from dataclasses import replace
+from dataclasses import asdict, is_dataclass, replace
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -15,7 +16,8 @@ from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares
 from tpiedge.planner.prediction import Demand
 from tpiedge.units import GIB, MIB
-from tpiedge.wire.epochs import Capacity
+from tpiedge.wire.codec import encode
+from tpiedge.wire.epochs import Capacity, Offer
 from tpiedge.wire.probing import LinkSpeed
 
 SHAPE = LayerShape(heads=8, kv_heads=4, ffn_tiles=16)
@@ -171,30 +173,54 @@ def test_why_is_no_part_of_a_plan() -> None:
     assert replace(assignment, why="another") == assignment
 
 
-U64 = st.one_of(st.sampled_from([0, 1, 2**63, 2**64 - 1]), st.integers(0, 2**64 - 1))
-RATE = st.one_of(st.sampled_from([0.0, 5e-324, 1e-300, 1.0, 1e18]), st.floats(0.0, 1e18))
 LINKS = st.one_of(
-    st.none(), st.builds(LinkSpeed, st.floats(1e-6, 1e9), st.one_of(st.just(0.0), st.floats(1e-9, 1e13)))
+    st.none(), st.builds(LinkSpeed, st.floats(1e-6, 1e9), st.one_of(st.just(0.0), st.floats(1.0, 1e13)))
 )
+
+
+def allowed(hint: Any) -> st.SearchStrategy[Any]:
+    """Any value that a field of a message may have, and its extremes often."""
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is Literal:
+        return st.sampled_from(arguments)
+    if hint is bool:
+        return st.booleans()
+    if isinstance(hint, type) and is_dataclass(hint):
+        hints = get_type_hints(hint, include_extras=True)
+        return st.builds(hint, **{name: allowed(one) for name, one in hints.items()})
+    kind, bound = arguments
+    if kind is str:
+        return st.text(max_size=min(bound.count, 8))
+    low, high = kind(bound.low), kind(bound.high)
+    extremes = st.sampled_from([low, high, *([kind(0)] if bound.or_zero else [])])
+    return extremes | (st.integers(low, high) if kind is int else st.floats(low, high))
 
 
 @st.composite
 def claimed(draw: st.DrawFn) -> tuple[Machine, ...]:
     """Up to four machines with any values that a message can carry."""
-    found = []
-    for number in range(draw(st.integers(0, 4))):
-        claim = replace(
-            offer(f"w-{number}"),
-            threads=draw(st.sampled_from([0, 1, 2**32 - 1])),
-            memory_bytes=draw(U64),
-            free_disk_bytes=draw(U64),
-            capacity=Capacity(0, draw(RATE), draw(RATE)),
-        )
-        found.append(Machine(f"w-{number}", claim, 0.0, 0.0, link=draw(LINKS)))
-    return tuple(found)
+    return tuple(
+        Machine(f"w-{number}", draw(allowed(Offer)), 0.0, 0.0, link=draw(LINKS))
+        for number in range(draw(st.integers(0, 4)))
+    )
 
 
-@settings(max_examples=200)
+def test_the_claims_that_are_tried_are_those_that_a_message_can_carry() -> None:
+    """Of every field of an offer there are two values at least."""
+    seen: dict[str, set[Any]] = {}
+
+    @settings(max_examples=100, database=None)
+    @given(allowed(Offer))
+    def collect(found: Offer) -> None:
+        encode(found)
+        for name, value in asdict(found).items():
+            seen.setdefault(name, set()).add(repr(value))
+
+    collect()
+    assert {name for name, values in seen.items() if len(values) < 2} == set()
+
+
+@settings(max_examples=300)
 @given(claimed(), st.integers(0, 3), st.sampled_from([0, 100 * MIB, GIB, 4 * GIB]), st.booleans())
 def test_no_claim_of_a_worker_breaks_the_planner(
     machines: tuple[Machine, ...], min_workers: int, memory_bytes: int, quantised: bool

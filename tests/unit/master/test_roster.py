@@ -63,6 +63,22 @@ def test_an_offer_again_changes_neither_the_age_nor_the_link() -> None:
     assert (machine.since, machine.heard, machine.link, machine.offer.memory_bytes) == (1.0, 5.0, LINK, 1)
 
 
+def test_the_age_of_an_offer_is_that_of_its_words() -> None:
+    roster = make()
+    ages = []
+    for now, made in (
+        (1.0, offer()),
+        (2.0, offer()),
+        (3.0, offer(memory_bytes=1)),
+        (4.0, offer(memory_bytes=1)),
+    ):
+        roster.offered("w-1", made, now)
+        ages.append(roster.present[0].offered)
+    roster.lose("w-1", "cut off")
+    roster.offered("w-1", offer(memory_bytes=1), 5.0)
+    assert [*ages, roster.present[0].offered] == [1.0, 1.0, 3.0, 3.0, 5.0]
+
+
 def test_a_machine_is_doubted_until_it_is_heard_or_lost() -> None:
     roster = make()
     roster.doubt("w-9")

@@ -4,6 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.wire.codec import encode
+from tpiedge.wire.data import LinkReport, MeasuredLink
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.limits import MAX_BLOB
 from tpiedge.wire.probing import LinkSpeed, Probing
@@ -38,6 +40,14 @@ def test_a_clock_that_sees_no_difference_divides_by_nothing(trips: list[float]) 
 
 def test_an_empty_answer_where_a_payload_was_asked_for_is_a_link_of_no_rate() -> None:
     assert measure([0.01] * 5 + [0.1], payload=0).bytes_per_s == 0.0
+
+
+@pytest.mark.parametrize(("payload", "rate"), [(1, 1.0), (MAX_BLOB, MAX_BLOB / 1000)])
+def test_a_payload_that_hardly_moves_has_a_rate_that_a_message_can_carry(payload: int, rate: float) -> None:
+    """Who answers slowly with one byte must not make the one who measures unable to tell."""
+    link = measure([0.01] * 5 + [1000.01], payload)
+    assert link.bytes_per_s == pytest.approx(rate)
+    encode(LinkReport(1, 1, "h", 4, (MeasuredLink(0, link.round_trip_s, link.bytes_per_s),)))
 
 
 def test_echoes_that_were_not_asked_for_are_dropped() -> None:

@@ -6,6 +6,7 @@ import msgpack
 import pytest
 
 from tests.unit.wire.golden import (
+    GOLDEN,
     GREEDY,
     HIDDEN,
     PARTIAL,
@@ -21,10 +22,12 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode
 from tpiedge.wire.control import Connect, Generate, Heartbeat, Lost
 from tpiedge.wire.data import Hidden, LinkReport, MeasuredLink, Partial, Reduced, Segment, Slice, StepPlan
-from tpiedge.wire.epochs import Echo
+from tpiedge.wire.epochs import Capacity, Echo, Offer, Preparing
 from tpiedge.wire.limits import MAX_BLOB, MAX_CONTROL_HEADER
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.tensors import TensorHeader
+
+(OFFER,) = (message for message, _ in GOLDEN if isinstance(message, Offer))
 
 
 @pytest.mark.parametrize(
@@ -103,6 +106,12 @@ def test_sender_refuses_what_the_receiver_would() -> None:
         (LinkReport(1, 1, "h", 4, (MeasuredLink(0, -0.1, 1e9),)), r"MeasuredLink\.round_trip_s: -0\.1"),
         (LinkReport(1, 1, "h", 4, (MeasuredLink(0, 0.1, 1e19),)), r"MeasuredLink\.bytes_per_s: 1e\+19"),
         (LinkReport(1, 1, "h", 4, (MeasuredLink(0, 0.1, 1e9),) * 129), "at most 128 elements"),
+        (LinkReport(1, 1, "h", 4, (MeasuredLink(0, 0.1, 1e-300),)), r"1e-300 is not a finite number in .* or 0"),
+        (Preparing(1, 0, 0, 0.999), r"Preparing\.bytes_per_s: 0\.999"),
+        (dataclasses.replace(OFFER, disk_bytes_per_s=1e-300), r"Offer\.disk_bytes_per_s: 1e-300"),
+        (dataclasses.replace(OFFER, disk_bytes_per_s=-0.5), r"Offer\.disk_bytes_per_s: -0\.5"),
+        (dataclasses.replace(OFFER, capacity=Capacity(1, 5e-324, 0.0)), r"Capacity\.weight_bytes_per_s"),
+        (dataclasses.replace(OFFER, capacity=Capacity(1, 1.0, 0.1)), r"Capacity\.panel_bytes_per_s"),
         (Connect(1, ((0, "x" * 257),)), "at most 256 characters"),
         (StepPlan(1, 1, (), 1, 1, False, "auto"), r"StepPlan\.collective: .* is none of"),  # type: ignore[arg-type]
         (StepPlan(1, 1, (), 1, 1, False, "star", "star", 0, "f16"), r"StepPlan\.wire: .* is none of"),  # type: ignore[arg-type]
