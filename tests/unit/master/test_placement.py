@@ -1,6 +1,7 @@
 """From who is there to who does what; whatever a worker claims, the answer is a plan or a reason."""
 
 from dataclasses import asdict, is_dataclass, replace
+from math import inf
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -15,6 +16,7 @@ from tpiedge.planner import prediction
 from tpiedge.planner.needs import ModelFacts
 from tpiedge.planner.partition import LayerShape, ShareWeight, parse_shares
 from tpiedge.planner.prediction import Demand
+from tpiedge.planner.reasons import slower
 from tpiedge.units import GIB, MIB
 from tpiedge.wire.codec import encode
 from tpiedge.wire.epochs import Capacity, Offer
@@ -218,6 +220,11 @@ def test_the_claims_that_are_tried_are_those_that_a_message_can_carry() -> None:
 
     collect()
     assert {name for name, values in seen.items() if len(values) < 2} == set()
+
+
+def test_a_step_that_never_ends_is_a_reason_too() -> None:
+    """Bytes of weights by the rate of a disk that hardly reads are no finite number of seconds."""
+    assert "a token takes about over 30 years with it and 24 ms without it" in slower(inf, 0.024, "x", 1).why
 
 
 @settings(max_examples=300)
