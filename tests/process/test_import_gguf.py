@@ -230,7 +230,7 @@ def test_a_file_runs_as_a_model(tpiedge, generate, tmp_path):
 def test_rounding_says_what_it_cost(tpiedge, tmp_path):
     path = TinyGguf(kinds={"": "Q5_0"}, layers=1).write(tmp_path / "tiny.gguf")
     record, err = imported(tpiedge, path, "--out", tmp_path / "pack")
-    assert re.search(r"tiny\.gguf: rounding added an error \d+ dB below the weights", err)
+    assert re.search(r"tiny\.gguf: rounding changes the weights by \d+(\.\d+)? % \(\d+ dB\)", err)
     assert re.search(r"became .+; --precision f32 would lose nothing and take .+", err)
     assert len(record["notices"]) == 4  # what, how much, the size, and that there is no tokenizer
     whole, err = imported(tpiedge, path, "--out", tmp_path / "whole", "--precision", "f32")

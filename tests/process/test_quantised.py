@@ -54,7 +54,7 @@ def test_a_pack_says_how_it_is_computed_with(tpiedge, generate, tmp_path):
     for precision in ("f32", "bf16", "q8"):
         ended = tpiedge("run", "--model", tmp_path / "pack", *flags, "--precision", precision)
         assert ended.status == USER
-        assert f"is stored in q4: pack the checkpoint again with --precision {precision}" in ended.err
+        assert f"is stored in q4: give what it was made from with --precision {precision}" in ended.err
 
 
 @pytest.mark.parametrize(

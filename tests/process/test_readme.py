@@ -110,7 +110,7 @@ def reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Reader]:
         pytest.skip(why)
     for name in [name for name in os.environ if name.startswith(("TPIEDGE_", "XDG_"))]:
         monkeypatch.delenv(name)
-    write_text_gguf_of(resolve_model(DEMO), tmp_path / "model.gguf", "Q8_0")
+    write_text_gguf_of(resolve_model(DEMO), tmp_path / "SmolLM2-135M-Instruct.Q4_1.gguf", "Q8_0")
     network = new_namespace()
     try:
         yield Reader(tmp_path, network)

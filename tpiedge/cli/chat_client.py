@@ -120,9 +120,12 @@ def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: boo
             screen.show(text)
 
     start = [] if system is None else [{"role": "system", "content": system}]
-    answer = speaker.ask([*start, {"role": "user", "content": prompt}], {}, show)
+    try:
+        answer = speaker.ask([*start, {"role": "user", "content": prompt}], {}, show)
+    finally:
+        if not as_json:
+            click.echo()
     if not as_json:
-        click.echo()
         return
     record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
     click.echo(json.dumps(record | {"usage": answer.usage}))

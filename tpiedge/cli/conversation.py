@@ -50,7 +50,7 @@ _SETTINGS: Mapping[str, tuple[Range, float]] = {
     "max_tokens": (Range(1, 2**32 - 1), 500),
 }
 """What /set changes: its range and an example, whole where it is a whole number."""
-_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL)
+_COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
@@ -114,8 +114,8 @@ class Conversation:
             if text.strip():
                 self._answer(text)
             return True
-        name, rest = command[1], (command[2] or "").strip()
-        if name in ("bye", "exit"):
+        name, rest = command[1].lower(), (command[2] or "").strip()
+        if name in ("bye", "exit", "quit"):
             return False
         try:
             self._obey(name, rest)

@@ -102,4 +102,10 @@ def _session() -> "PromptSession[str]":
         event.current_buffer.insert_text("\n")
 
     terminal = create_output(always_prefer_tty=True)  # standard output may be a file
-    return PromptSession(key_bindings=keys, multiline=True, prompt_continuation="  ", output=terminal)
+    return PromptSession(
+        key_bindings=keys,
+        multiline=True,
+        prompt_continuation="  ",
+        enable_suspend=True,
+        output=terminal,
+    )

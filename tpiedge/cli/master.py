@@ -265,7 +265,8 @@ def _serving(
         stack.callback(running.close)
         # Before anybody is answered: the file of a master that was killed has another secret.
         admin = folder / "admin.json"
-        replace_private(admin, {"url": api.url, "secret": secret})
+        workers = str(Address(_lan_host(listen), listen.port))
+        replace_private(admin, {"url": api.url, "secret": secret, "workers": workers})
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
         yield running, api

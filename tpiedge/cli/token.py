@@ -12,7 +12,7 @@ from tpiedge.cli.path_options import state_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import CONTROL_PORT, Address, outgoing_host, parse_address
-from tpiedge.host.private_file import private_folder
+from tpiedge.host.private_file import private_folder, read_private
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import JoinToken, Redemption, TokenRecord
@@ -39,16 +39,15 @@ def token() -> None:
 @state_option
 def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
     """Print a new token; give it to 'tpiedge worker --token' on the new machine."""
-    address = parse_address(host, CONTROL_PORT) if host is not None else Address(_own_address(), CONTROL_PORT)
+    address = parse_address(host, CONTROL_PORT) if host is not None else _own_address(state)
     expires_s, count = _seconds(expires), _uses(uses)
     folder = _master_folder(state)
     keys = load_or_create_keys(folder)
     record, secret = TokenStore(folder).create(expires_s, count)
-    click.echo(JoinToken(keys.public, secret, address).text)
-    click.echo(
-        f"token {record.id}: for {_count(record.left)} until {_end(record)}; workers connect to {address}",
-        err=True,
-    )
+    made = JoinToken(keys.public, secret, address)
+    click.echo(made.text)
+    click.echo(f"token {record.id}: for {_count(record.left)} until {_end(record)}", err=True)
+    click.echo(f"on another machine:  tpiedge worker --connect {address} --token {made.text}", err=True)
 
 
 @token.command("list")
@@ -105,8 +104,12 @@ def _uses(text: str) -> int | None:
     return int(text)
 
 
-def _own_address() -> str:
-    return outgoing_host() or os.uname().nodename
+def _own_address(state: Path | None) -> Address:
+    """Where the running master listens for workers, or where one would that says nothing else."""
+    running = (read_private(master_state(state) / "admin.json") or {}).get("workers")
+    if isinstance(running, str):
+        return parse_address(running, CONTROL_PORT)
+    return Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)
 
 
 def _count(left: int | None) -> str:

@@ -18,6 +18,7 @@ from tpiedge.model.source import DEMO, is_gguf, resolve_model
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
 from tpiedge.pack.reader import Pack
+from tpiedge.progress import say
 
 __all__ = [
     "FoundModel",
@@ -140,6 +141,8 @@ def name_pack(pack: Path, stem: str, precision: str, source: str, wanted: str | 
         wanted = _free_name(short_name(stem, precision), _taken(pack))
     else:
         check_free(pack, wanted)
+        if label.name not in (pack.name, wanted):
+            say(f"tpiedge: the pack was called {label.name} before")
     save_label(pack, PackLabel(wanted, source))
     return wanted
 

@@ -80,9 +80,10 @@ def _cost(model: GgufModel, report: PackReport) -> Iterator[str]:
     """What rounding did to the file's weights and to their size, and what would lose nothing."""
     quality = load_quality(report.path)
     if quality is not None and quality.total.noise:
+        part = 100 * 10 ** (-quality.total.sqnr_db / 20)
         yield (
-            f"rounding added an error {quality.total.sqnr_db:.0f} dB below the weights: q8 and q4 have one scale for "
-            "32 weights, the file's types say more of each block"
+            f"rounding changes the weights by {part:.1g} % ({quality.total.sqnr_db:.0f} dB): q8 and q4 have one scale "
+            "for 32 weights, the file's types say more of each block"
         )
     whole = sum(math.prod(tensor.shape) for tensor in model.tensors.values()) * _F32_BYTES
     yield (

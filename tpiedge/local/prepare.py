@@ -27,6 +27,7 @@ from tpiedge.pack.reader import Pack
 from tpiedge.pack.use import PackHold
 from tpiedge.planner.arithmetic import check_compute, usual_compute
 from tpiedge.progress import say
+from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import Sampling
 
@@ -188,8 +189,10 @@ def _prepare_pack(
     stored = pack.precision
     widened = precision == "f32" and stored is Precision.BF16
     if precision not in (None, stored.value) and not widened:
+        source = load_label(path).source or "the checkpoint"
         raise UserError(
-            f"the pack {name} is stored in {stored.value}: pack the checkpoint again with --precision {precision}"
+            f"the pack {name} is stored in {stored.value}: give what it was made from with --precision {precision}, "
+            f"which is {sanitised_line(source)}"
         )
     choice = choose_arithmetics(stored, None if stored.value == precision else precision, compute)
     text = path / TEXT_FOLDER

@@ -48,7 +48,8 @@ def test_a_cluster_started_by_hand_streams_the_exact_text(terminal, tmp_path, ex
     desk = terminal("desk", "master", "--model", "demo", "--min-workers", "2", *listen)
     desk.expect(r"on another machine:  tpiedge (worker [^\r\n]*)\r\n")
     copied = shlex.split(desk.match[1])
-    made = run_command("token", "create", "--host", f"{HOST}:{port}", TPIEDGE_STATE=str(tmp_path / "desk"))
+    made = run_command("token", "create", TPIEDGE_STATE=str(tmp_path / "desk"))
+    assert f"on another machine:  tpiedge worker --connect {HOST}:{port} --token tpi1_" in made.err
     kitchen = terminal("kitchen", *copied)
     bedroom = terminal("bedroom", "worker", "--token", made.out.strip())
     for worker in (kitchen, bedroom):

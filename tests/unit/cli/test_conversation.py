@@ -68,6 +68,7 @@ def test_the_turns_go_with_the_next_message(talk: Conversation, parrot: Parrot) 
 def test_the_end(talk: Conversation, parrot: Parrot) -> None:
     assert not talk.take("/bye")
     assert not talk.take(" /exit ")
+    assert not talk.take("/QUIT")
     assert not parrot.asked
 
 

@@ -91,16 +91,19 @@ def test_what_lies_at_a_path_counts_before_a_name(gguf: Path, cache: Path, stand
     assert find_model("demo", cache).kind is ModelKind.CHECKPOINT
 
 
-def test_a_name_belongs_to_one_pack(gguf: Path, cache: Path) -> None:
+def test_a_name_belongs_to_one_pack(gguf: Path, cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first, second = pack_of(gguf, cache), pack_of(gguf, cache, "q4")
     assert [load_label(path).name for path in (first, second)] == ["Tiny-q8", "Tiny-q4"]
     assert name_pack(second, "Tiny", "q8", "") == "Tiny-q4"  # it has one
     (second / "label.json").unlink()
     assert name_pack(second, "tiny", "q8", "") == "tiny-q8-2"
+    capsys.readouterr()
     with pytest.raises(UserError, match="another pack is called TINY-Q8: "):
         name_pack(second, "x", "q4", "", "TINY-Q8")
     assert name_pack(second, "x", "q4", "", "mine") == "mine"
+    assert capsys.readouterr().err == "tpiedge: the pack was called tiny-q8-2 before\n"
     assert name_pack(second, "x", "q4", "", "mine") == "mine"
+    assert capsys.readouterr().err == ""
     assert find_model("MINE", cache).path == second
     save_label(second, PackLabel("Tiny-q8"))  # by a copy of the folder
     with pytest.raises(UserError, match="several packs are called tiny-q8: give one of /"):
