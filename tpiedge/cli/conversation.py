@@ -129,8 +129,12 @@ class Conversation:
                 click.echo(_HELP.format(names=", ".join(_SETTINGS)), err=True)
             case "clear":
                 self._messages.clear()
+                _tell("the conversation is forgotten")
             case "system":
                 self._system = rest or None
+                _tell(
+                    "the model is told this first from now on" if rest else "the model is told nothing first"
+                )
             case "set":
                 self._set(rest)
             case "save":
@@ -143,6 +147,7 @@ class Conversation:
         if name:
             key = name.replace("-", "_")
             self._settings[key] = _parsed(key, value.strip())
+            _tell(f"{key} {self._settings[key]}, from the next answer on")
         elif not self._settings:
             _tell("nothing is set: all is as usual for the model")
         else:

@@ -6,8 +6,10 @@ space or a working disk; 70 a defect of tpiedge; 130 interrupted.
 
 import errno
 import os
+import subprocess
 import sys
 import traceback
+from pathlib import Path
 
 import click
 
@@ -19,10 +21,18 @@ from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 __all__ = ["VERBS", "cli", "main"]
 
 _INTERRUPTED = 130
+_GIT_S = 2.0
 
 
 @click.group(cls=ConfiguredGroup, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="tpiedge")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=lambda context, _, wanted: _print_version(context) if wanted else None,
+    help="Show the version, and of a checkout the commit.",
+)
 def cli() -> None:
     """Serve one language model with several weak machines."""
 
@@ -103,6 +113,24 @@ VERBS = (
 
 for _verb in VERBS:
     cli.add_late(*_verb)
+
+
+def _print_version(context: click.Context) -> None:
+    click.echo(f"tpiedge, version {__version__}{_commit()}")
+    context.exit()
+
+
+def _commit() -> str:
+    """Of a checkout, in brackets; empty for an installation, and where git does not answer."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return ""
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=_GIT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return f" ({found.stdout.strip()})" if found.returncode == 0 else ""
 
 
 def main() -> None:

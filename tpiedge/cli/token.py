@@ -39,9 +39,10 @@ def token() -> None:
 @state_option
 def create(expires: str, uses: str, host: str | None, state: Path | None) -> None:
     """Print a new token; give it to 'tpiedge worker --token' on the new machine."""
-    address = parse_address(host, CONTROL_PORT) if host is not None else _own_address(state)
+    given = None if host is None else parse_address(host, CONTROL_PORT)
     expires_s, count = _seconds(expires), _uses(uses)
     folder = _master_folder(state)
+    address = given or _own_address(folder)
     keys = load_or_create_keys(folder)
     record, secret = TokenStore(folder).create(expires_s, count)
     made = JoinToken(keys.public, secret, address)
@@ -104,9 +105,9 @@ def _uses(text: str) -> int | None:
     return int(text)
 
 
-def _own_address(state: Path | None) -> Address:
+def _own_address(folder: Path) -> Address:
     """Where the running master listens for workers, or where one would that says nothing else."""
-    running = (read_private(master_state(state) / "admin.json") or {}).get("workers")
+    running = (read_private(folder / "admin.json") or {}).get("workers")
     if isinstance(running, str):
         return parse_address(running, CONTROL_PORT)
     return Address(outgoing_host() or os.uname().nodename, CONTROL_PORT)

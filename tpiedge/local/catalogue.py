@@ -121,6 +121,7 @@ def the_pack_of(name: str, cache: Path | None) -> Path:
     """The one pack that `packs_of` finds. Raises UserError for none, or for several."""
     packs = packs_of(name, cache)
     if not packs:
+        find_model(name, cache)  # raises for what is nothing at all
         raise UserError(f"no pack was made of {name} yet: tpiedge pack {name}")
     if len(packs) > 1:
         names = ", ".join(load_label(path).name for path in packs)

@@ -39,7 +39,9 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
         if found is None:
             if is_folder:
                 _refuse_gguf_folder(folder)
-            raise UserError(f"{name} is not on this computer yet; to fetch it: tpiedge pull {name}")
+            raise UserError(
+                f"{name} is not on this computer yet, and no folder here; to fetch it from the hub: tpiedge pull {name}"
+            )
         return found
     if is_folder:
         _refuse_gguf_folder(folder)

@@ -93,7 +93,7 @@ def test_set_changes_the_next_answers(
         "/set seed 18446744073709551615",
     ):
         talk.take(line)
-    assert capsys.readouterr().err == ""
+    assert "top_k 7, from the next answer on\n" in capsys.readouterr().err
     talk.take("hi")
     assert parrot.asked[0][1] == {"temperature": 0.5, "top_k": 7, "max_tokens": 20, "seed": 2**64 - 1}
     talk.take("/set")
@@ -134,7 +134,7 @@ def test_what_is_proposed_is_taken(
     talk.take(f"/set {name} nothing")
     proposed = capsys.readouterr().err.strip().rpartition("like ")[2]
     talk.take(proposed)
-    assert capsys.readouterr().err == ""
+    assert "from the next answer on" in capsys.readouterr().err
     talk.take("hi")
     assert parrot.asked[0][1] == {name: float(proposed.split()[-1])}
 
