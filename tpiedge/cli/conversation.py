@@ -129,12 +129,10 @@ class Conversation:
                 click.echo(_HELP.format(names=", ".join(_SETTINGS)), err=True)
             case "clear":
                 self._messages.clear()
-                _tell("the conversation is forgotten")
+                self._confirm("the conversation is forgotten")
             case "system":
                 self._system = rest or None
-                _tell(
-                    "the model is told this first from now on" if rest else "the model is told nothing first"
-                )
+                self._confirm(f"the model is told {'this' if rest else 'nothing'} first from now on")
             case "set":
                 self._set(rest)
             case "save":
@@ -147,11 +145,16 @@ class Conversation:
         if name:
             key = name.replace("-", "_")
             self._settings[key] = _parsed(key, value.strip())
-            _tell(f"{key} {self._settings[key]}, from the next answer on")
+            self._confirm(f"{key} {self._settings[key]}, from the next answer on")
         elif not self._settings:
             _tell("nothing is set: all is as usual for the model")
         else:
             _tell(", ".join(f"{one} {value}" for one, value in self._settings.items()))
+
+    def _confirm(self, line: str) -> None:
+        """Says what a command did, where somebody looks."""
+        if self._keys.interactive:
+            _tell(line)
 
     def _save(self, name: str) -> None:
         if not name:

@@ -50,7 +50,9 @@ def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
         for number, chunk in enumerate(answer):
             text += chunk.choices[0].text
             if number % 20 == 0:
-                assert cluster.status()["epoch"] == before
+                status = cluster.status()
+                # This reader may lag behind an answer that has ended.
+                assert status["epoch"] == before or not status["running"]
     assert text.startswith(expected)
     assert chunk.choices[0].finish_reason == "length"
     status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "zoe") == 1)
