@@ -12,7 +12,7 @@ import pytest
 import zmq
 
 from tpiedge.errors import PeerError, UserError
-from tpiedge.host.addresses import Address, parse_address
+from tpiedge.host.addresses import PAIRING_OFFSET, Address, parse_address
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.front_door import FrontDoor, guest_policy
 from tpiedge.joining.identity import peer_name
@@ -188,6 +188,9 @@ def test_nothing_there_is_said() -> None:
         address = Address("127.0.0.1", taken.getsockname()[1])
         with pytest.raises(PeerError, match=r"nothing answers at .* is the master running"):
             open_link(address, MASTER.public, WORKER, NAME, timeout_s=0.5)
+        typed = Address(address.host, address.port - PAIRING_OFFSET)
+        with pytest.raises(PeerError, match=f"nothing answers at {typed}, pairing port {address.port}"):
+            pair(typed, WORKER, "pi", print)
 
 
 def test_an_unknown_host_is_said_before_trying() -> None:

@@ -46,6 +46,8 @@ def test_models_packs_testbeds_and_paths(tmp_path: Path) -> None:
     paths = ["compopt", "-o", "default"]
     assert offered(tmp_path, "run", "--model", "my") == [*paths, "my-own-pack"]
     assert {"demo", "tinyllama", "my-own-pack"} < set(offered(tmp_path, "show", ""))
+    assert "tinyllama" in offered(tmp_path, "pull", "tiny")
+    assert offered(tmp_path, "run", "tiny") == paths  # it is not on this computer
     assert offered(tmp_path, "run", "--testbed", "pap") == [*paths, "paper-8"]
     assert offered(tmp_path, "run", "--model", "./") == paths
 

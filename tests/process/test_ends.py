@@ -33,6 +33,18 @@ def answering(start, text_model):
     return begin
 
 
+@pytest.fixture
+def starting(start, text_model):
+    """Begins a cluster of two nodes: the command, whose nodes may not be there yet."""
+
+    def begin():
+        return start(
+            "run", "--model", text_model, "--nodes", 2, "--threads", 1, "--raw", "--prompt", "ba", "--max-tokens", 9
+        )  # fmt: skip
+
+    return begin
+
+
 def one_line(ended):
     """The line that says what happened; the only one beside progress. (click ends the line of the ^C first.)"""
     lines = [
@@ -76,21 +88,8 @@ def test_an_impatient_second_ctrl_c_leaves_nothing_either(answering):
     wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
-def test_an_interrupt_while_the_nodes_start_leaves_nothing(start, text_model):
-    command = start(
-        "run",
-        "--model",
-        text_model,
-        "--nodes",
-        2,
-        "--threads",
-        1,
-        "--raw",
-        "--prompt",
-        "ba",
-        "--max-tokens",
-        9,
-    )
+def test_an_interrupt_while_the_nodes_start_leaves_nothing(starting):
+    command = starting()
     ranks = command.wait_for_children(2)
     command.process.send_signal(signal.SIGINT)
     ended = command.finish()
@@ -114,21 +113,8 @@ def test_nodes_do_not_outlive_a_parent_killed_while_one_of_them_is_frozen(answer
     wait_for(lambda: gone(ranks[1]), GONE_S)
 
 
-def test_nodes_do_not_outlive_a_parent_killed_while_they_start(start, text_model):
-    command = start(
-        "run",
-        "--model",
-        text_model,
-        "--nodes",
-        2,
-        "--threads",
-        1,
-        "--raw",
-        "--prompt",
-        "ba",
-        "--max-tokens",
-        9,
-    )
+def test_nodes_do_not_outlive_a_parent_killed_while_they_start(starting):
+    command = starting()
     ranks = command.wait_for_children(2)
     command.process.kill()
     wait_for(lambda: all(map(gone, ranks)), GONE_S)
@@ -155,21 +141,8 @@ def test_a_lost_node_is_named(patience, answering, nodes, harm, cause, rank):
 
 
 @pytest.mark.thin
-def test_a_node_killed_while_it_starts_is_named(start, text_model):
-    command = start(
-        "run",
-        "--model",
-        text_model,
-        "--nodes",
-        2,
-        "--threads",
-        1,
-        "--raw",
-        "--prompt",
-        "ba",
-        "--max-tokens",
-        9,
-    )
+def test_a_node_killed_while_it_starts_is_named(starting):
+    command = starting()
     ranks = command.wait_for_children(2)
     ranks[1].kill()
     ended = command.finish()

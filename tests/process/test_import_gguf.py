@@ -1,6 +1,7 @@
 """GGUF files and quantised checkpoints by the command: imported, run, refused."""
 
 import json
+import os
 import re
 import shutil
 
@@ -225,6 +226,14 @@ def test_a_file_runs_as_a_model(tpiedge, generate, tmp_path):
     assert first.out == again.out == named.out
     (pack,) = json.loads(tpiedge("ls", "--json", "--cache", tmp_path / "c").out)["packs"]
     assert (pack["name"], pack["source"], pack["precision"]) == ("Small-boat-q8", str(path), "q8")
+
+
+def test_a_name_that_is_not_utf8(tpiedge, generate, tmp_path):
+    path = tmp_path / os.fsdecode(b"mod\xffel.gguf")
+    TinyGguf("llama").write(path)
+    ended = tpiedge("run", path, "--prompt-ids", "1,2", "--max-tokens", 2, "--cache", tmp_path / "cache")
+    assert ended.status == 0, ended.err
+    assert len(ended.out.split(",")) == 2
 
 
 def test_rounding_says_what_it_cost(tpiedge, tmp_path):

@@ -68,7 +68,7 @@ def test_what_asks_for_no_work_loads_no_library_for_it(arguments):
 
 
 def test_tokens_are_listed_with_little(tmp_path):
-    run("token", "list", "--state", tmp_path, without=WORKING - {"msgpack", "psutil", "zmq"})
+    run("token", "ls", "--state", tmp_path, without=WORKING - {"msgpack", "psutil", "zmq"})
 
 
 @pytest.mark.parametrize(("flag", "name"), [("--model", "tinyllama"), ("--testbed", "paper-8")])

@@ -103,6 +103,8 @@ def test_a_value_that_the_flag_refuses(tpiedge, settings):
     assert line == refusal(tpiedge("config", "check", file[1]))
     line = refusal(tpiedge(*RUN, TPIEDGE_RUN_MEMORY="lots"))
     assert line.startswith("TPIEDGE_RUN_MEMORY: --memory: not a size: 'lots'")
+    named = tpiedge("run", "demo", "--prompt-ids", "1", "--max-tokens", 1, TPIEDGE_RUN_MODEL="no-such-model")
+    assert named.status == 0, named.err
     assert "TPIEDGE_RUN_IGNORE_EOS" in refusal(tpiedge(*RUN, TPIEDGE_RUN_IGNORE_EOS="perhaps"))
 
 
@@ -169,7 +171,7 @@ def test_the_shell_loads_its_script(tpiedge, tmp_path, shell):
 
 @pytest.mark.parametrize(
     "words",
-    [("ls",), ("ls", "--all"), ("show", "demo"), ("shards", "ls"), ("token", "list"), ("config", "show"), ("doctor",)],
+    [("ls",), ("ls", "--all"), ("show", "demo"), ("shards", "ls"), ("token", "ls"), ("config", "show"), ("doctor",)],
     ids=" ".join,
 )  # fmt: skip
 def test_what_is_listed_for_programs_is_json_and_nothing_else(tpiedge, tmp_path, words):

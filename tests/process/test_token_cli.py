@@ -28,19 +28,19 @@ def test_a_token_is_printed_alone_and_works(tmp_path: Path) -> None:
     assert str(made.address) == "192.168.1.20:7070"
     assert made.master_key == load_or_create_keys(tmp_path / "master").public
     assert TokenStore(tmp_path / "master").redeem(made.secret) == "ok"
-    assert [one["state"] for one in json.loads(say(tmp_path, "list", "--json"))] == ["used"]
+    assert [one["state"] for one in json.loads(say(tmp_path, "ls", "--json"))] == ["used"]
 
 
 def test_lists_and_revokes(tmp_path: Path) -> None:
     made = parse_token(say(tmp_path, "create", "--uses", "any", "--expires", "7d"))
-    (entry,) = json.loads(say(tmp_path, "list", "--json"))
+    (entry,) = json.loads(say(tmp_path, "ls", "--json"))
     assert (entry["state"], entry["uses_left"]) == ("usable", None)
     assert entry["expires"] - entry["created"] == pytest.approx(7 * 86400)
-    shown = say(tmp_path, "list")
+    shown = say(tmp_path, "ls")
     assert entry["id"] in shown
     assert made.secret not in shown
     say(tmp_path, "revoke", entry["id"])
-    assert json.loads(say(tmp_path, "list", "--json")) == []
+    assert json.loads(say(tmp_path, "ls", "--json")) == []
     assert TokenStore(tmp_path / "master").redeem(made.secret) == "unknown"
 
 

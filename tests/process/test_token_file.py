@@ -57,7 +57,7 @@ def test_the_token_of_a_killed_master_is_void_when_it_is_back(tmp_path, tpiedge,
     running, _ = master("--token-file", again)
     assert store.redeem(old.secret) == "unknown"
     assert store.redeem(parse_token(again.read_text()).secret) == "ok"
-    listed = json.loads(tpiedge("token", "list", "--json", "--state", tmp_path / "state").out)
+    listed = json.loads(tpiedge("token", "ls", "--json", "--state", tmp_path / "state").out)
     assert [token["state"] for token in listed] == ["usable"]
     running.process.terminate()
     assert running.process.wait(START_S) == 0
@@ -76,6 +76,6 @@ def test_three_starts_and_one_token(tmp_path, tpiedge, master):
         if end is not None:
             running.process.send_signal(end)
             running.finish()
-    listed = json.loads(tpiedge("token", "list", "--json", "--state", tmp_path / "state").out)
+    listed = json.loads(tpiedge("token", "ls", "--json", "--state", tmp_path / "state").out)
     assert [token["state"] for token in listed] == ["usable"]
     assert [store.redeem(secret) for secret in secrets] == ["unknown", "unknown", "ok"]

@@ -21,7 +21,7 @@ from tpiedge.bench.links import (
     latencies,
     rates,
 )
-from tpiedge.cli.model_names import MODEL, MODEL_HELP
+from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
@@ -125,7 +125,7 @@ class _Bench:
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, type=MODEL, help=MODEL_HELP)
+@model_option
 @click.option(
     "--settings", default="1x2,2x1", show_default=True, help="NODESxTHREADS, measured in alternation."
 )

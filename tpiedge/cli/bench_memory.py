@@ -16,7 +16,7 @@ from tpiedge.bench.group import run_in_group
 from tpiedge.bench.memory_report import GroupPeak, SettingRun, report
 from tpiedge.bench.streaming import Sample, measure
 from tpiedge.cli.bench_memory_report import print_report
-from tpiedge.cli.model_names import MODEL, MODEL_HELP
+from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.errors import OutOfMemory
@@ -58,7 +58,7 @@ class _Order:
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, type=MODEL, help=MODEL_HELP)
+@model_option
 @arithmetic_options
 @kv_option
 @click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")

@@ -5,16 +5,14 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-import click
-
 from tpiedge.cli.conversation import ANSWER_TOKENS, ChatMessage, Settings, Spoken, converse
 from tpiedge.cli.options import Ending
 from tpiedge.errors import ContextFull
 from tpiedge.local.answer import collect
 from tpiedge.local.cluster import LocalCluster
-from tpiedge.local.launch import Layout, check_context, launch, plan_cluster
+from tpiedge.local.launch import Layout, launch, plan_cluster
 from tpiedge.local.prepare import PreparedModel
-from tpiedge.local.usual_context import said_of_context, usual_context
+from tpiedge.local.usual_context import chosen_context
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["chat"]
@@ -31,11 +29,7 @@ def chat(
 ) -> None:
     """Start a cluster and answer messages from standard input until its end. `traces` as in ClusterSpec."""
     _ = model.template  # a model without one is refused before anything starts
-    if context is None:
-        capacity = usual_context(model, layout)
-        click.echo(said_of_context(model, capacity), err=True)
-    else:
-        capacity = check_context(model, context)
+    capacity = chosen_context(model, layout, context)
     plan = plan_cluster(model, layout, capacity)
     with launch(model, layout, plan, capacity, traces) as cluster:
         converse(_LocalSpeaker(cluster, model, capacity, ending, sampling), system)

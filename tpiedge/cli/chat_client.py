@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse
+from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse, messages_of
 from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.reach import MasterClient, url_of
@@ -119,9 +119,8 @@ def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: boo
         if not as_json:
             screen.show(text)
 
-    start = [] if system is None else [{"role": "system", "content": system}]
     try:
-        answer = speaker.ask([*start, {"role": "user", "content": prompt}], {}, show)
+        answer = speaker.ask(messages_of(system, prompt), {}, show)
     finally:
         if not as_json:
             click.echo()

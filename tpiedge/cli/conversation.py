@@ -3,14 +3,14 @@
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
 import click
 
-from tpiedge.cli.answer_text import LoopWatch
+from tpiedge.cli.answer_text import REPEATS, LoopWatch
 from tpiedge.cli.keyboard import Keyboard, keyboard
 from tpiedge.cli.screen import Screen
 from tpiedge.engine.sampling import MAX_SEED, MAX_TOP_K, MIN_P, REPETITION_PENALTY, TOP_P
@@ -26,6 +26,7 @@ __all__ = [
     "Speaker",
     "Spoken",
     "converse",
+    "messages_of",
 ]
 
 ANSWER_TOKENS = 2048
@@ -73,6 +74,13 @@ class Speaker(Protocol):
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
         ...
+
+
+def messages_of(system: str | None, messages: str | Sequence[ChatMessage]) -> list[ChatMessage]:
+    """What the model gets of a conversation, or of one message of the user: what it is told first comes first."""
+    if isinstance(messages, str):
+        messages = [_message("user", messages)]
+    return [*([] if system is None else [_message("system", system)]), *messages]
 
 
 def converse(speaker: Speaker, system: str | None) -> None:
@@ -159,7 +167,7 @@ class Conversation:
     def _save(self, name: str) -> None:
         if not name:
             raise UserError("/save needs the name of a file, like /save chat.json")
-        record = {"model": self._speaker.name, "messages": self._with_system()}
+        record = {"model": self._speaker.name, "messages": messages_of(self._system, self._messages)}
         try:
             with open(Path(name).expanduser(), "x", encoding="utf-8") as file:
                 json.dump(record, file, indent=1, ensure_ascii=False)
@@ -169,17 +177,14 @@ class Conversation:
             raise UserError(f"cannot write {name}: {getattr(error, 'strerror', None) or error}") from None
         _tell(f"saved {len(self._messages)} messages to {name}")
 
-    def _with_system(self) -> list[ChatMessage]:
-        return [*([_message("system", self._system)] if self._system else []), *self._messages]
-
     def _answer(self, text: str) -> None:
-        messages = [*self._with_system(), _message("user", text)]
+        messages = messages_of(self._system, [*self._messages, _message("user", text)])
         watch, screen = LoopWatch(), Screen()
 
         def show(piece: str) -> None:
             screen.show(piece)
             if watch.push(piece) and self._keys.interactive:
-                _tell("\nthe model repeats itself: Ctrl-C stops it, /set repetition_penalty 1.1 may help")
+                _tell(f"\n{REPEATS}, /set repetition_penalty 1.1 may help")
                 screen.begin()
 
         try:

@@ -5,12 +5,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import get_args
 
 import click
 from platformdirs import user_cache_path
 
 from tpiedge.cli.path_options import cache_option
-from tpiedge.doctor.finding import Check, Finding, examine
+from tpiedge.doctor.finding import Check, CheckResult, Finding, examine
 from tpiedge.doctor.machine import check_clock, check_disk, check_memory, check_processor
 from tpiedge.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
 from tpiedge.doctor.reach import check_master_clock, check_reach
@@ -32,7 +33,7 @@ def doctor(connect: str | None, as_json: bool, cache: Path | None) -> None:
     """Check this computer and its network, within ten seconds; nothing is changed."""
     findings = examine(_checks(connect, cache or user_cache_path("tpiedge")), _LIMIT_S)
     if as_json:
-        worst = max((finding.verdict for finding in findings), key=["ok", "warn", "fail"].index)
+        worst = max((finding.verdict for finding in findings), key=get_args(CheckResult).index)
         click.echo(json.dumps({"verdict": worst, "findings": [asdict(finding) for finding in findings]}))
     else:
         _print(findings)

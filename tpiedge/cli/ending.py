@@ -1,8 +1,10 @@
 """How a command is told to end: a polite kill and a terminal that goes away arrive as an exception."""
 
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 
-__all__ = ["Terminated", "honour_signals"]
+__all__ = ["Terminated", "honour_signals", "serving_until_stopped"]
 
 
 class Terminated(BaseException):
@@ -16,6 +18,17 @@ def honour_signals() -> None:
             signal.signal(number, _terminate)
     # A stopped master would be lost to its nodes within two seconds: Ctrl-Z cannot be honoured.
     signal.signal(signal.SIGTSTP, signal.SIG_IGN)
+
+
+@contextmanager
+def serving_until_stopped(next_time: str) -> Iterator[None]:
+    """A service: one that a polite kill stops has done its work. Ctrl-C says what is so the `next_time`."""
+    try:
+        yield
+    except Terminated:
+        pass
+    except KeyboardInterrupt:
+        raise KeyboardInterrupt(f"interrupted; {next_time}") from None
 
 
 def _terminate(_signal: int, _frame: object) -> None:

@@ -14,7 +14,7 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.cli.model_names import MODEL, MODEL_HELP
+from tpiedge.cli.model_names import MODEL, model_option
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.evaluation.reference import check_reference, refuse_other_vocabulary
@@ -32,7 +32,7 @@ __all__ = ["agreement"]
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, type=MODEL, help=MODEL_HELP)
+@model_option
 @arithmetic_options
 @kv_option
 @click.option(

@@ -14,7 +14,7 @@ from tpiedge.cli.eval_options import (
     text_option,
     threads_option,
 )
-from tpiedge.cli.model_names import MODEL, MODEL_HELP
+from tpiedge.cli.model_names import model_option
 from tpiedge.cli.options import arithmetic_options, kv_option
 from tpiedge.cli.path_options import cache_option
 from tpiedge.evaluation.perplexity import Likelihood, likelihood_of
@@ -28,7 +28,7 @@ __all__ = ["perplexity"]
 
 
 @click.command()
-@click.option("--model", "model_name", required=True, type=MODEL, help=MODEL_HELP)
+@model_option
 @arithmetic_options
 @kv_option
 @click.option("--nodes", type=int, default=1, show_default=True, help="Number of processes.")

@@ -149,8 +149,9 @@ def _run() -> int:
         return _fail(error.format_message(), error.exit_code)
     except TpiedgeError as error:
         return _fail(str(error), error.exit_code)
-    except (KeyboardInterrupt, click.Abort, Terminated):
-        return _fail("interrupted", _INTERRUPTED)
+    except (KeyboardInterrupt, click.Abort, Terminated) as ended:
+        # click makes an Abort of a KeyboardInterrupt, whose words may say more.
+        return _fail(str(ended.__cause__ or "") or "interrupted", _INTERRUPTED)
     except OSError as error:
         return _system_failure(error)
     except Exception as error:

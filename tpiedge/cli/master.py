@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,8 +12,8 @@ import click
 from tpiedge.api.guard import check_bind
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
-from tpiedge.cli.ending import Terminated
-from tpiedge.cli.model_names import MODEL, MODEL_HELP
+from tpiedge.cli.ending import serving_until_stopped
+from tpiedge.cli.model_names import model_option
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
@@ -42,10 +42,10 @@ from tpiedge.joining.tokens import JoinToken
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
-from tpiedge.local.launch import Layout, check_context, model_facts_of
+from tpiedge.local.launch import Layout, model_facts_of
 from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import said_of_context, usual_context
+from tpiedge.local.usual_context import chosen_context
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
@@ -91,13 +91,7 @@ class _Flags:
 
 
 @click.command()
-@click.option(
-    "--model",
-    "model_name",
-    required=True,
-    type=MODEL,
-    help=MODEL_HELP,
-)
+@model_option
 @click.option(
     "--listen",
     default=f"{_ANYWHERE}:{CONTROL_PORT}",
@@ -177,7 +171,7 @@ def master(
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
     _check_ports(flags)
-    with suppress(Terminated):  # as asked: a service that is stopped has done its work
+    with serving_until_stopped("workers that are left running join the next start"):
         folder = master_state(state)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
@@ -218,7 +212,8 @@ def _serving(
     flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path
 ) -> Iterator[tuple[Master, ApiServer]]:
     """The running parts, put together; ended in reverse order."""
-    capacity = _capacity(flags, model)
+    alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
+    capacity = chosen_context(model, alone, flags.context)
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
@@ -270,16 +265,6 @@ def _serving(
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
         yield running, api
-
-
-def _capacity(flags: _Flags, model: PreparedModel) -> int:
-    """--context, or what this machine has room for; which one it is, is said. Raises UserError."""
-    if flags.context is not None:
-        return check_context(model, flags.context)
-    alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
-    tokens = usual_context(model, alone)
-    click.echo(said_of_context(model, tokens), err=True)
-    return tokens
 
 
 def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> RankZeroSettings:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
-from tpiedge.local.catalogue import ModelKind, find_model, packs_of
+from tpiedge.local.catalogue import ModelKind, find_model, packs_of, packs_of_gguf
 from tpiedge.local.pack_label import load_label
 from tpiedge.model.aliases import Alias, aliases
 from tpiedge.model.config import ModelConfig
@@ -55,12 +55,14 @@ class ModelCard:
             if alias is None:
                 raise
             return ModelCard(name, alias.config, None, (), hub_name, alias)
-        packs = tuple(packs_of(name, cache))
         if found.kind is ModelKind.PACK:
             config = config_of_pack(Pack.open(found.path))
-            return ModelCard(load_label(found.path).name, config, found.path, packs, None, None)
+            return ModelCard(load_label(found.path).name, config, found.path, (found.path,), None, None)
         if found.kind is ModelKind.GGUF:
-            return ModelCard(name, GgufModel.open(found.path).config, found.path, packs, None, None)
+            model = GgufModel.open(found.path)
+            packs = tuple(packs_of_gguf(model, cache))
+            return ModelCard(name, model.config, found.path, packs, None, None)
+        packs = tuple(packs_of(name, cache))
         return ModelCard(name, ModelConfig.open(found.path), found.path, packs, hub_name, alias)
 
     def record(self) -> dict[str, object]:

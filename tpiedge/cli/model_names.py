@@ -1,27 +1,34 @@
 """What names a model on the command line. A shell completes what lies on this computer, and the aliases."""
 
-from collections.abc import Iterable
+import functools
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from tpiedge.cli.types import CompletedName
+from tpiedge.errors import UserError
 from tpiedge.local.catalogue import stored_packs
 from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, cache_folder
 from tpiedge.model.source import DEMO
 
-__all__ = ["MODEL", "MODEL_HELP"]
+__all__ = ["HUB_MODEL", "MODEL", "model_option"]
 
-MODEL_HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
+_HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
+_T = TypeVar("_T")
 
 
-def _known(_context: click.Context) -> Iterable[str]:
-    return (DEMO, *aliases())
+def _aliases(_context: click.Context) -> Iterable[str]:
+    return aliases()
 
 
 def _pulled(context: click.Context) -> Iterable[str]:
-    return (str(model.name) for model in HubCache(_cache(context)).pulled())
+    """The aliases and the names of what was pulled."""
+    repos = {model.name.repo: str(model.name) for model in HubCache(_cache(context)).pulled()}
+    return (*(alias for alias, known in aliases().items() if known.repo in repos), *repos.values())
 
 
 def _packs(context: click.Context) -> Iterable[str]:
@@ -33,4 +40,23 @@ def _cache(context: click.Context) -> Path:
     return cache_folder(context.params.get("cache"))
 
 
-MODEL = CompletedName(_known, _pulled, _packs)
+MODEL = CompletedName(lambda _context: (DEMO,), _pulled, _packs)
+HUB_MODEL = CompletedName(_aliases, *MODEL.sources)
+"""Also one that is not on this computer yet."""
+
+
+def model_option(command: Callable[..., _T]) -> Callable[..., _T]:
+    """The model that a verb cannot do without, as `model_name`: its argument, or --model, which settings can give."""
+
+    @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
+    @click.option("--model", "model_name", type=MODEL, help=_HELP)
+    @functools.wraps(command)
+    def named(*args: Any, model_argument: str | None, model_name: str | None, **flags: Any) -> _T:
+        if model_argument is None and model_name is None:
+            raise UserError(f"no MODEL is given: {_HELP}")
+        source = click.get_current_context().get_parameter_source("model_name")
+        if model_argument is not None and source is ParameterSource.COMMANDLINE:
+            raise UserError("give the model once: as the argument or with --model")
+        return command(*args, model_name=model_argument or model_name, **flags)
+
+    return named

@@ -9,7 +9,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.model_card import ModelCard
-from tpiedge.cli.model_names import MODEL
+from tpiedge.cli.model_names import HUB_MODEL, MODEL
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
@@ -86,7 +86,7 @@ def _pulled_record(model: Pulled) -> dict[str, object]:
 
 
 @click.command()
-@click.argument("model_name", metavar="MODEL", type=MODEL)
+@click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
 @_json_option
 @cache_option
 def show(model_name: str, as_json: bool, cache: Path | None) -> None:

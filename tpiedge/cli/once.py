@@ -1,6 +1,7 @@
 """One prompt, one answer: as text while it comes, or as one JSON object."""
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,6 +9,7 @@ from typing import Any
 
 import click
 
+from tpiedge.cli.answer_text import REPEATS, LoopWatch
 from tpiedge.cli.options import Ending
 from tpiedge.cli.screen import Screen
 from tpiedge.errors import UserError
@@ -58,11 +60,15 @@ def once(
         ignore_eos=prompt.ending.ignore_eos,
         prompt_scores=prompt.logprobs,
     )
-    screen = Screen()
+    watch, screen = LoopWatch(), Screen()
 
     def show(text: str) -> None:
-        if not as_json:
-            screen.show(text)
+        if as_json:
+            return
+        screen.show(text)
+        if watch.push(text) and sys.stderr.isatty():
+            click.echo(f"\n{REPEATS}, --repetition-penalty 1.1 may help", err=True)
+            screen.begin()
 
     with launch(model, layout, plan, capacity, traces) as cluster:
         answer = collect(cluster, request, tokenizer, prompt.ending.strings, show)

@@ -28,7 +28,7 @@ from tpiedge.local.text_folder import TEXT_FOLDER, keep_text_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
-from tpiedge.model.source import resolve_model
+from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack, verify_pack
@@ -210,8 +210,9 @@ def _pack_model(name: str, wish: _Wish, target: _Target) -> _Packed:
     found = find_model(name, target.cache)
     if found.kind is ModelKind.PACK:
         raise UserError(f"{name} is a pack already, {found.path}: give what it was made from (tpiedge ls)")
-    # Which refuses a GGUF file with the verb that takes it.
-    checkpoint = Checkpoint.open(resolve_model(name, target.cache))
+    if found.kind is ModelKind.GGUF:
+        refuse_gguf(found.path)
+    checkpoint = Checkpoint.open(found.path)
     stored = wish.storage(source_precision(checkpoint), checkpoint.config.tie_word_embeddings)
     folder = target.out or cached_pack(checkpoint, stored, target.cache)
     target.check(folder)

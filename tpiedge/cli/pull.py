@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from tpiedge.cli.model_names import MODEL
+from tpiedge.cli.model_names import HUB_MODEL
 from tpiedge.cli.path_options import cache_option
 from tpiedge.errors import UserError
 from tpiedge.model.folder import has_file
@@ -18,7 +18,7 @@ __all__ = ["pull"]
 
 
 @click.command()
-@click.argument("model_name", metavar="MODEL", type=MODEL)
+@click.argument("model_name", metavar="MODEL", type=HUB_MODEL)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object on standard output.")
 @cache_option
 def pull(model_name: str, as_json: bool, cache: Path | None) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import click
 
 from tpiedge.cli.chat import chat
-from tpiedge.cli.conversation import ANSWER_TOKENS
-from tpiedge.cli.model_names import MODEL, MODEL_HELP
+from tpiedge.cli.conversation import ANSWER_TOKENS, messages_of
+from tpiedge.cli.model_names import model_option
 from tpiedge.cli.network_options import collective_option, testbed_option, wire_option
 from tpiedge.cli.once import Prompt, once
 from tpiedge.cli.options import (
@@ -41,13 +41,7 @@ _CONTINUED_TOKENS = 128
 
 
 @click.command()
-@click.option(
-    "--model",
-    "model_name",
-    required=True,
-    type=MODEL,
-    help=MODEL_HELP,
-)
+@model_option
 @click.option(
     "--nodes", type=int, default=1, help="Number of processes.  [default: 1; all devices of the testbed]"
 )
@@ -175,8 +169,7 @@ class _Asked:
             return self.ids, False
         prompt = self.prompt or ""
         if prompt and not self.raw and model.has_template:
-            start = [{"role": "system", "content": self.system}] if self.system else []
-            return model.message_ids([*start, {"role": "user", "content": prompt}]), True
+            return model.message_ids(messages_of(self.system, prompt)), True
         if prompt and self.system is not None:
             raise UserError(f"--system goes before a message, for which {model.name} has no chat template")
         return tuple(model.tokenizer.encode(prompt)), False

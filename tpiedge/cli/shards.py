@@ -55,7 +55,10 @@ def rm(name: str, cache: Path | None) -> None:
 @cache_option
 def limit(size: str, cache: Path | None) -> None:
     """Let the parts take at most SIZE (like 20GB), or "none": the pack used longest ago leaves first."""
-    write_limit(_folder(cache), None if size == "none" else parse_bytes(size))
+    most = None if size == "none" else parse_bytes(size)
+    write_limit(_folder(cache), most)
+    words = "all that the disk has" if most is None else f"at most {format_bytes(most)}"
+    click.echo(f"the parts may take {words}", err=True)
 
 
 def _folder(cache: Path | None) -> Path:

@@ -51,10 +51,10 @@ def create(expires: str, uses: str, host: str | None, state: Path | None) -> Non
     click.echo(f"on another machine:  tpiedge worker --connect {address} --token {made.text}", err=True)
 
 
-@token.command("list")
+@token.command()
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 @state_option
-def list_(as_json: bool, state: Path | None) -> None:
+def ls(as_json: bool, state: Path | None) -> None:
     """Show the tokens there are (their secrets are nowhere kept)."""
     tokens = TokenStore(_master_folder(state)).list()
     if as_json:

@@ -83,7 +83,9 @@ def trace(
         _draw(found, drawn, target)
     if as_json:
         click.echo(json.dumps(_record(part, drawn, summarize(found, *part.window))))
-    elif not target:
+    elif target:
+        click.echo(f"drew {target}", err=True)
+    else:
         _print(part, summarize(found, *part.window))
 
 

@@ -41,13 +41,13 @@ class CompletedName(click.types.StringParamType):
     """
 
     def __init__(self, *sources: Callable[[click.Context], Iterable[str]]) -> None:
-        self._sources = sources
+        self.sources = sources
 
     def shell_complete(
         self, ctx: click.Context, _param: click.Parameter, incomplete: str
     ) -> list[CompletionItem[str]]:
         found: list[str] = []
-        for source in self._sources:
+        for source in self.sources:
             with suppress(Exception):  # a traceback would spoil the line that is being typed
                 found += source(ctx)
         names = [name for name in dict.fromkeys(found) if name.startswith(incomplete)]

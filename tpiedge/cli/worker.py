@@ -2,13 +2,13 @@
 
 import socket
 import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from tpiedge.cli.ending import Terminated
+from tpiedge.cli.ending import serving_until_stopped
 from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.token_file import await_token
@@ -108,7 +108,7 @@ def worker(
     cache: Path | None,
 ) -> None:
     """Join a master and compute a share of its model."""
-    with suppress(Terminated):  # as asked: a service that is stopped has done its work
+    with serving_until_stopped("what was fetched is kept: start it again with --connect, no token is needed"):
         if token is None and token_file is not None:
             token = await_token(token_file, wait)
         folder = private_folder(worker_state(state))

@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Check", "CheckResult", "Finding", "examine", "fail", "ok", "warn"]
+__all__ = ["Check", "CheckResult", "Finding", "examine", "fail", "ok", "skip", "warn"]
 
-CheckResult = Literal["ok", "warn", "fail"]
+CheckResult = Literal["skip", "ok", "warn", "fail"]
+"""From good to bad. "skip": there was nothing to look at."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,10 @@ class Finding:
 
 
 Check = Callable[[], Sequence[Finding]]
+
+
+def skip(check: str, found: str) -> Finding:
+    return Finding(check, "skip", found)
 
 
 def ok(check: str, found: str) -> Finding:

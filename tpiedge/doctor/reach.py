@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 
-from tpiedge.doctor.finding import Finding, fail, ok, warn
+from tpiedge.doctor.finding import Finding, fail, ok, skip, warn
 from tpiedge.doctor.network import HTTP_PORT
 from tpiedge.host.addresses import Address
 from tpiedge.units import format_seconds
@@ -67,7 +67,7 @@ def check_master_clock(host: str, port: int = HTTP_PORT) -> Sequence[Finding]:
         connection.request("HEAD", "/")
         date = connection.getresponse().getheader("Date")
     except (OSError, http.client.HTTPException):
-        return [ok("master's clock", f"not compared: no HTTP at {host}:{port}")]
+        return [skip("master's clock", f"not compared: no HTTP at {host}:{port}")]
     finally:
         connection.close()
     return [judge_skew(date, datetime.now(UTC))]
@@ -78,7 +78,7 @@ def judge_skew(date: str | None, now: datetime) -> Finding:
     try:
         skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
     except (TypeError, ValueError):
-        return ok("master's clock", "not compared: its HTTP server tells no date")
+        return skip("master's clock", "not compared: its HTTP server tells no date")
     if abs(skew_s) > _MAX_SKEW_S:
         found = f"differs by {format_seconds(abs(skew_s))}"
         return warn(

@@ -33,14 +33,18 @@ def open_link(
     name: str,
     timeout_s: float = 3.0,
     plane: Plane = CONTROL,
+    shown: str = "",
 ) -> ZmqSpoke:
-    """A link whose handshake is done; the caller closes it. Afterwards it connects anew by itself after breaks."""
+    """A link whose handshake is done; the caller closes it. Afterwards it connects anew by itself after breaks.
+
+    `shown` is what errors call the address, where a user knows it by another.
+    """
     numeric = resolve(address)
     link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane)
     try:
         state = link.monitor.wait(timeout_s)
         if state is not LinkState.UP:
-            raise explain(address, numeric, state)
+            raise explain(shown or str(address), numeric, state)
     except BaseException:
         link.close()
         raise
@@ -67,7 +71,7 @@ def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 5.0) -
     raise PeerError(f"the master does not answer (waited {timeout_s:.0f} s): see its log, or try again")
 
 
-def explain(address: Address, numeric: Address, state: LinkState) -> UserError | PeerError:
+def explain(address: str, numeric: Address, state: LinkState) -> UserError | PeerError:
     """Why there is no link to the master at `address`, after `state` was what the monitor saw."""
     if state is LinkState.REFUSED:
         return PeerError(

@@ -137,10 +137,13 @@ def pair(
     """
     deadline = time.monotonic() + timeout_s
     worker = PairingWorker(keys.public, host)
-    door = address.beside(PAIRING_OFFSET)
-    with open_link(door, introduction_keys().public, keys, peer_name(keys.public), plane=_PLANE) as link:
+    door, key = address.beside(PAIRING_OFFSET), introduction_keys().public
+    shown = f"{address}, pairing port {door.port}"
+    with open_link(door, key, keys, peer_name(keys.public), plane=_PLANE, shown=shown) as link:
         link.send(worker.knock)
-        answer = _next(link, time.monotonic() + _ANSWER_S, f"the master at {door} does not answer: try again")
+        answer = _next(
+            link, time.monotonic() + _ANSWER_S, f"the master at {shown} does not answer: try again"
+        )
         if isinstance(answer, Verdict):
             worker.judged(answer)
         if not isinstance(answer, Challenge):

@@ -138,7 +138,7 @@ class TokenTable:
         """The table without that token. Raises UserError where there is none."""
         kept = tuple(record for record in self.records if record.id != token_id)
         if len(kept) == len(self.records):
-            raise UserError(f"there is no token {token_id[:40]}: 'tpiedge token list' shows those there are")
+            raise UserError(f"there is no token {token_id[:40]}: 'tpiedge token ls' shows those there are")
         return TokenTable(kept)
 
     def redeem(self, secret: str, now: float) -> "tuple[TokenTable, Redemption, str]":

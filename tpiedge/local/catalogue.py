@@ -28,6 +28,7 @@ __all__ = [
     "find_model",
     "name_pack",
     "packs_of",
+    "packs_of_gguf",
     "stored_packs",
     "the_pack_of",
 ]
@@ -94,8 +95,7 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
 
 def stored_packs(cache: Path | None) -> list[StoredPack]:
     """Every complete pack of the cache, by name."""
-    found = (_describe(path.parent) for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
-    return sorted(found, key=lambda pack: (pack.name.lower(), pack.path))
+    return sorted(map(_describe, _pack_folders(cache)), key=lambda pack: (pack.name.lower(), pack.path))
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
@@ -107,14 +107,14 @@ def packs_of(name: str, cache: Path | None) -> list[Path]:
     if found.kind is ModelKind.PACK:
         return [found.path]
     if found.kind is ModelKind.GGUF:
-        ending = GgufModel.open(found.path).fingerprint[:16]
-        of_model = re.compile(f".+-{_STORAGE}-{ending}")
-    else:
-        checkpoint = Checkpoint.open(found.path)
-        label, ending = folder_label(checkpoint.folder), checkpoint.fingerprint[:16]
-        of_model = re.compile(f"{re.escape(label)}-{_STORAGE}-{ending}")
-    made = (path.parent for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
-    return sorted(path for path in made if of_model.fullmatch(path.name))
+        return packs_of_gguf(GgufModel.open(found.path), cache)
+    checkpoint = Checkpoint.open(found.path)
+    return _made_of(re.escape(folder_label(checkpoint.folder)), checkpoint.fingerprint, cache)
+
+
+def packs_of_gguf(model: GgufModel, cache: Path | None) -> list[Path]:
+    """The packs in the cache that were made of a GGUF file."""
+    return _made_of(".+", model.fingerprint, cache)
 
 
 def the_pack_of(name: str, cache: Path | None) -> Path:
@@ -154,9 +154,24 @@ def check_free(pack: Path, wanted: str | None) -> None:
         raise UserError(f"another pack is called {wanted}: tpiedge rm it, or choose another --name")
 
 
+def _pack_folders(cache: Path | None) -> list[Path]:
+    return _complete_in(packs_folder(cache))
+
+
+def _complete_in(folder: Path) -> list[Path]:
+    """The complete packs in a folder."""
+    return sorted(path.parent for path in folder.glob(f"*/{MANIFEST_NAME}"))
+
+
+def _made_of(label: str, fingerprint: str, cache: Path | None) -> list[Path]:
+    """The packs in the cache of a model; `label` is a pattern."""
+    folder_name = re.compile(f"{label}-{_STORAGE}-{fingerprint[:16]}")
+    return [path for path in _pack_folders(cache) if folder_name.fullmatch(path.name)]
+
+
 def _taken(pack: Path) -> set[str]:
     """The names of the other packs, in small letters."""
-    others = [path.parent for path in pack.parent.glob(f"*/{MANIFEST_NAME}") if path.parent != pack]
+    others = [path for path in _complete_in(pack.parent) if path != pack]
     return {name.lower() for path in others for name in (load_label(path).name, path.name)}
 
 
@@ -169,7 +184,7 @@ def _packs_called(name: str, cache: Path | None) -> list[Path]:
     """The packs of the cache with this name, or the one whose folder is called so."""
     if not name or "/" in name or "\0" in name:
         return []
-    folders = sorted(path.parent for path in packs_folder(cache).glob(f"*/{MANIFEST_NAME}"))
+    folders = _pack_folders(cache)
     by_folder = [path for path in folders if path.name == name]
     if by_folder or name in aliases():  # a later version may have an alias that a pack is called by
         return by_folder

@@ -63,11 +63,9 @@ class Layout:
         threads = max(1, default_threads() // self.nodes)
         return threads if self.testbed is None else min(threads, self.testbed.most_threads)
 
-    def memory_bytes_of(self, rank: int) -> int | None:
-        """--memory, and on a testbed the device's own where that is less; None where there is neither."""
-        if self.testbed is None:
-            return self.memory_bytes
-        return self.testbed.memory_bytes(rank, self.memory_bytes)
+    def memory_bytes_of(self, rank: int, wanted: int | None) -> int | None:
+        """`wanted`, or on a testbed the device's own limit where that is less; None where there is neither."""
+        return wanted if self.testbed is None else self.testbed.memory_bytes(rank, wanted)
 
     def check(self) -> None:
         """Raises UserError for any flag that is out of range."""
@@ -147,11 +145,9 @@ def _plan(
 
 
 def _node(layout: Layout, rank: int, memory_bytes: int | None) -> NodeFacts:
-    speed = 1.0
-    if layout.testbed is not None:
-        speed = layout.testbed.speeds[rank]
-        memory_bytes = layout.testbed.memory_bytes(rank, memory_bytes)
-    return NodeFacts(speed, memory_bytes, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
+    speed = 1.0 if layout.testbed is None else layout.testbed.speeds[rank]
+    limit = layout.memory_bytes_of(rank, memory_bytes)
+    return NodeFacts(speed, limit, disk_bytes_per_s=_DISK_SPEED, keeping=layout.keeping)
 
 
 def model_facts_of(model: PreparedModel) -> ModelFacts:

@@ -7,6 +7,7 @@ from tpiedge.local.catalogue import name_pack
 from tpiedge.local.paths import packs_folder
 from tpiedge.local.text_folder import TEXT_FOLDER, keep_text_files, write_files
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import MAX_CONFIG_BYTES
 from tpiedge.model.folder import read_json
 from tpiedge.model.hub.cache import folder_label
 from tpiedge.model.int4_checkpoint import rounded_tensors
@@ -22,8 +23,6 @@ from tpiedge.pack.writing.writer import PackReport
 from tpiedge.progress import ByteProgress, say
 
 __all__ = ["cached_pack", "name_checkpoint_pack", "pack_checkpoint", "run_packing", "source_precision"]
-
-_MAX_CONFIG_BYTES = 4_000_000
 
 
 def cached_pack(checkpoint: Checkpoint, precision: Precision | Storage, cache: Path | None) -> Path:
@@ -84,6 +83,6 @@ def run_packing(request: PackRequest, label: str) -> PackReport:
 
 def _say_plain(folder: Path) -> None:
     """Removes GPTQ or AWQ from config.json: an export of the pack has plain numbers."""
-    config = dict(read_json(folder, "config.json", _MAX_CONFIG_BYTES))
+    config = dict(read_json(folder, "config.json", MAX_CONFIG_BYTES))
     config.pop(QUANTISATION_KEY, None)
     write_files(folder, {"config.json": json.dumps(config, indent=2).encode()})

@@ -2,11 +2,12 @@
 
 from tpiedge.errors import OutOfMemory
 from tpiedge.host.device import default_memory_bytes
-from tpiedge.local.launch import Layout, plan_cluster
+from tpiedge.local.launch import Layout, check_context, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.solve import Plan
+from tpiedge.progress import say
 
-__all__ = ["roomy_context", "said_of_context", "usual_context"]
+__all__ = ["chosen_context", "roomy_context", "usual_context"]
 
 _LEAST_TOKENS = 4096
 _PART_OF_MEMORY = 8
@@ -39,9 +40,16 @@ def roomy_context(model: PreparedModel, layout: Layout, tokens: int, least: int)
     return least
 
 
-def said_of_context(model: PreparedModel, tokens: int) -> str:
-    """The choice, for people."""
-    own = model.context_tokens
+def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> int:
+    """--context, or without it the usual one, which is said. Raises UserError for more than the model has."""
+    if wanted is not None:
+        return check_context(model, wanted)
+    tokens = usual_context(model, layout)
+    say(_said(tokens, model.context_tokens))
+    return tokens
+
+
+def _said(tokens: int, own: int) -> str:
     if tokens == own:
         return f"context: {tokens} tokens, all that the model has"
     return f"context: {tokens} of the model's {own} tokens, for which there is memory; --context takes another number"
@@ -50,7 +58,7 @@ def said_of_context(model: PreparedModel, tokens: int) -> str:
 def _memory_bytes(layout: Layout) -> int:
     """What the nodes may use together."""
     usual = default_memory_bytes() // layout.nodes
-    limits = [layout.memory_bytes_of(rank) for rank in range(layout.nodes)]
+    limits = [layout.memory_bytes_of(rank, layout.memory_bytes) for rank in range(layout.nodes)]
     return sum(usual if limit is None else limit for limit in limits)
 
 

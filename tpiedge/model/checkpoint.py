@@ -14,7 +14,7 @@ from types import MappingProxyType
 from typing import NoReturn
 
 from tpiedge.errors import UserError
-from tpiedge.model.config import ModelConfig
+from tpiedge.model.config import MAX_CONFIG_BYTES, ModelConfig
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, open_file, parse_json, read_bytes, resolve_file
 from tpiedge.model.int4_checkpoint import WEIGHT, joined_tensors
@@ -31,7 +31,6 @@ __all__ = ["Checkpoint"]
 _SINGLE = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _MAX_INDEX_BYTES = 10_000_000
-_MAX_CONFIG_BYTES = 4 << 20
 _MAX_SHARDS = 10_000
 _SOURCE_DTYPES = ("F32", "F16", "BF16")
 _COMPARED_NUMBERS = 1 << 20
@@ -58,7 +57,7 @@ class Checkpoint:
         config = ModelConfig.open(folder)
         digest = hashlib.sha256(b"tpiedge checkpoint 1\n")
         for name in ("config.json", "generation_config.json"):
-            data = read_bytes(folder, name, _MAX_CONFIG_BYTES) if has_file(folder, name) else b""
+            data = read_bytes(folder, name, MAX_CONFIG_BYTES) if has_file(folder, name) else b""
             digest.update(f"{name} {len(data)}\n".encode() + data)
         weight_map = _weight_map(folder)
         shards: dict[str, tuple[Path, Header]] = {}
@@ -73,7 +72,7 @@ class Checkpoint:
         located = dict(_locate(folder, weight_map, shards))
         old = _old_file(folder, located)
         if old:
-            data = read_bytes(folder, old, _MAX_CONFIG_BYTES)
+            data = read_bytes(folder, old, MAX_CONFIG_BYTES)
             digest.update(f"{old} {len(data)}\n".encode() + data)
         quantisation = _quantisation(folder, old)
         tensors = joined_tensors(located, quantisation) if quantisation else located
@@ -128,10 +127,10 @@ def _old_file(folder: Path, tensors: Iterable[str]) -> str | None:
 
 def _quantisation(folder: Path, old: str | None) -> Quantisation | None:
     where = folder / "config.json"
-    config = parse_json(read_bytes(folder, "config.json", _MAX_CONFIG_BYTES), str(where))
+    config = parse_json(read_bytes(folder, "config.json", MAX_CONFIG_BYTES), str(where))
     if QUANTISATION_KEY not in config and old:  # as such checkpoints once were published
         where = folder / old
-        values = parse_json(read_bytes(folder, old, _MAX_CONFIG_BYTES), str(where))
+        values = parse_json(read_bytes(folder, old, MAX_CONFIG_BYTES), str(where))
         config = {QUANTISATION_KEY: of_old_file(old, values)}
     return Quantisation.of(ConfigFields(str(where), config))
 

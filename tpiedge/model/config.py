@@ -18,9 +18,10 @@ from tpiedge.model.rope import RopeConfig
 from tpiedge.sanitise import quote
 from tpiedge.units import counted
 
-__all__ = ["ModelConfig"]
+__all__ = ["MAX_CONFIG_BYTES", "ModelConfig"]
 
-_FILE_LIMIT = 4 << 20
+MAX_CONFIG_BYTES = 4 << 20
+"""Of config.json and the small files beside it."""
 
 _MAX_WIDTH = 1 << 17
 _MAX_FFN = 1 << 20
@@ -105,12 +106,12 @@ class ModelConfig:
     @staticmethod
     def open(folder: Path) -> "ModelConfig":
         """Reads `config.json` and, for the ids that end a text, `generation_config.json`. Raises UserError."""
-        config = read_json(folder, "config.json", _FILE_LIMIT)
+        config = read_json(folder, "config.json", MAX_CONFIG_BYTES)
         parsed = ModelConfig.from_huggingface(config, str(folder / "config.json"))
         if not has_file(folder, "generation_config.json"):
             return parsed
         where = str(folder / "generation_config.json")
-        generation = ConfigFields(where, read_json(folder, "generation_config.json", _FILE_LIMIT))
+        generation = ConfigFields(where, read_json(folder, "generation_config.json", MAX_CONFIG_BYTES))
         bos_id = generation.optional_integer("bos_token_id", 0, parsed.vocab_size - 1)
         eos_ids = _eos_ids(generation, parsed.vocab_size)
         return replace(

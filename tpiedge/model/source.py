@@ -9,7 +9,7 @@ from tpiedge.errors import UserError
 from tpiedge.model.hub.cache import HubCache, parse_hub_name
 from tpiedge.sanitise import quote
 
-__all__ = ["DEMO", "is_gguf", "resolve_model"]
+__all__ = ["DEMO", "is_gguf", "refuse_gguf", "resolve_model"]
 
 DEMO = "demo"
 
@@ -32,7 +32,7 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     if is_folder and (folder / "config.json").is_file():
         return folder
     if is_gguf(name) and os.path.isfile(name):
-        _refuse_gguf(folder)
+        refuse_gguf(folder)
     hub_name = parse_hub_name(name)
     if hub_name is not None:
         found = HubCache(cache).snapshot(hub_name)
@@ -61,10 +61,11 @@ def _refuse_gguf_folder(folder: Path) -> None:
     """Name the first GGUF file that lies there, if one does."""
     for file in sorted(folder.glob("*")):
         if is_gguf(file.name):
-            _refuse_gguf(file)
+            refuse_gguf(file)
 
 
-def _refuse_gguf(file: Path) -> NoReturn:
+def refuse_gguf(file: Path) -> NoReturn:
+    """Raises UserError with the verbs that take the file."""
     shown = _shell_word(file)
     raise UserError(
         f"{shown} is a GGUF file: use tpiedge import-gguf {shown} first, then give the pack that it writes; run and "

@@ -88,7 +88,7 @@ def test_a_closed_file_of_weights(fails, place, references):
         ("rm", "demo", "--yes", "--cache"),
         ("shards", "ls", "--cache"),
         ("shards", "limit", "5GB", "--cache"),
-        ("token", "list", "--state"),
+        ("token", "ls", "--state"),
         ("token", "create", "--state"),
         ("nodes", "--state"),
         ("worker", "--connect", "127.0.0.1:1", "--state"),

@@ -136,6 +136,8 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         (("bench", "allreduce", "--nodes", ""), "not a list of numbers", USER),
         (("bench", "allreduce", "--bytes", BIG), "out of range", USER),
         (("pack", "demo", "--out", "/dev/null"), "/dev/null is not a pack", USER),
+        (("run",), "no MODEL is given: 'demo', a name of `tpiedge ls`", USER),
+        (("master", "demo", "--model", "demo"), "give the model once", USER),
         (("unpack", "/nowhere", "out"), "no model '/nowhere'", USER),
         (("unpack", "", "out"), "no model '': give", USER),
         (("config", "check", ""), "it is empty: give a path", USER),
@@ -154,7 +156,7 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         (("token", "create", "--expires", "999999999d"), "366 days", USER),
         (("token", "create", "--uses", BIG), "neither a number nor 'any'", USER),
         (("token", "create", "--state", "/dev/null"), "choose another --state", USER),
-        (("token", "revoke", ""), "'tpiedge token list' shows", USER),
+        (("token", "revoke", ""), "'tpiedge token ls' shows", USER),
         (("nodes",), "start one with 'tpiedge master'", USER),
         (("nodes", "approve", ""), "start one with 'tpiedge master'", USER),
         (("chat", "--prompt", "x", "--url", ""), "is not a URL", USER),
@@ -215,7 +217,7 @@ def test_a_damaged_table_of_tokens(fails, state):
     for text in ("{", "[]", '{"tokens": [1]}', f'{{"tokens": [{record % "1e300"}]}}'):
         path.write_text(text)
         path.chmod(0o600)
-        assert "tokens.json is damaged" in fails("token", "list")
+        assert "tokens.json is damaged" in fails("token", "ls")
 
 
 def test_a_damaged_note_of_the_master(fails, state):

@@ -43,8 +43,8 @@ def completed(*words: str, incomplete: str = "") -> list[str]:
     return [item.value for item in found[1:]]
 
 
-def fill(folder: Path) -> None:
-    entry = folder / "hub" / "models--acme--tiny"
+def fill(folder: Path, pulled: str = "acme/tiny") -> None:
+    entry = folder / "hub" / f"models--{pulled.replace('/', '--')}"
     (entry / "refs").mkdir(parents=True)
     (entry / "refs" / "main").write_text(COMMIT)
     (entry / "snapshots" / COMMIT).mkdir(parents=True)
@@ -64,9 +64,19 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.usefixtures("cache")
 @pytest.mark.parametrize("words", MODEL_FLAGS, ids=" ".join)
 def test_whatever_takes_a_model(words: tuple[str, ...]) -> None:
-    assert completed(*words) == ["demo", *aliases(), *HERE]
+    anywhere = [*aliases(), "demo"] if words in (("pull",), ("show",)) else ["demo"]
+    assert completed(*words) == [*anywhere, *HERE]
     assert completed(*words, incomplete="acme") == HERE
     assert completed(*words, incomplete="./") == []
+
+
+def test_what_was_pulled_is_completed_by_its_alias_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo = aliases()["tinyllama"].repo
+    fill(tmp_path, repo)
+    monkeypatch.setenv("TPIEDGE_CACHE", str(tmp_path))
+    assert completed("run") == ["demo", "tinyllama", repo, "acme-tiny-bf16"]
 
 
 def test_the_cache_of_the_line_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,7 +90,7 @@ def test_a_damaged_cache_has_fewer_names(cache: Path) -> None:
     snapshot = cache / "hub" / "models--acme--tiny" / "snapshots" / COMMIT
     snapshot.rmdir()
     snapshot.write_text("not a folder")
-    assert completed("run", "--model") == ["demo", *aliases(), "acme-tiny-bf16"]
+    assert completed("run", "--model") == ["demo", "acme-tiny-bf16"]
 
 
 def test_a_cache_that_is_no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,7 +99,7 @@ def test_a_cache_that_is_no_folder(cache: Path, monkeypatch: pytest.MonkeyPatch)
     for broken in (str(file), "zero\0byte", "x" * 5000):
         if "\0" not in broken:
             monkeypatch.setenv("TPIEDGE_CACHE", broken)
-        assert completed("run", "--cache", broken, "--model") == ["demo", *aliases()]
+        assert completed("run", "--cache", broken, "--model") == ["demo"]
 
 
 @pytest.mark.parametrize("words", TESTBED_FLAGS, ids=" ".join)

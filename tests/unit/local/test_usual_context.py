@@ -9,7 +9,7 @@ from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import roomy_context, said_of_context, usual_context
+from tpiedge.local.usual_context import chosen_context, roomy_context, usual_context
 from tpiedge.wire.weights import Keeping
 
 # Keys and values of a token: 8 layers, 8 KV heads of 64 numbers in bf16.
@@ -28,24 +28,28 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> PreparedModel:
     return model_of(tmp_path_factory.mktemp("long"), 131_072)
 
 
-def test_a_short_context_is_the_models_own(tmp_path: Path) -> None:
+def test_a_short_context_is_the_models_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = model_of(tmp_path, 2000)
-    assert usual_context(model, Layout(1, None, 1, 600_000_000)) == 2000
-    assert said_of_context(model, 2000) == "context: 2000 tokens, all that the model has"
+    assert chosen_context(model, Layout(1, None, 1, 600_000_000), None) == 2000
+    assert capsys.readouterr().err.splitlines()[-1] == "context: 2000 tokens, all that the model has"
 
 
 @pytest.mark.parametrize(("memory_gb", "tokens"), [(40, 131_072), (16, 65_536), (4, 16_384), (1, 4096)])
 def test_the_cache_takes_an_eighth_of_the_memory(
-    long: PreparedModel, monkeypatch: pytest.MonkeyPatch, memory_gb: int, tokens: int
+    long: PreparedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    memory_gb: int,
+    tokens: int,
 ) -> None:
     monkeypatch.setattr("tpiedge.local.launch.available_memory_bytes", lambda: 100_000_000_000)
     memory = memory_gb * 1_000_000_000
-    found = usual_context(long, Layout(1, None, 1, memory))
+    found = chosen_context(long, Layout(1, None, 1, memory), None)
     assert found == tokens
     assert (
         found == 4096 or found * KV_TOKEN_BYTES <= memory / 8 < 2 * found * KV_TOKEN_BYTES or memory_gb == 40
     )
-    assert f"context: {tokens} of the model's 131072" in said_of_context(long, tokens) or tokens == 131_072
+    assert f"context: {tokens} of the model's 131072" in capsys.readouterr().err or tokens == 131_072
 
 
 def test_a_testbeds_devices_say_how_much_memory_there_is(

@@ -13,7 +13,7 @@ from tpiedge.pack.sources.codes import Codes
 from tpiedge.pack.sources.ggml_tensor import BlockTensor
 from tpiedge.pack.sources.imported_tensor import ImportedTensor, OpenFiles
 from tpiedge.pack.sources.int4_tensor import Int4Tensor
-from tpiedge.pack.sources.source import CheckpointSource, SourceTensor, TensorSource
+from tpiedge.pack.sources.source import CheckpointSource, SourceTensor, TensorSource, digest_line
 from tpiedge.pack.specs import JSON
 
 __all__ = [
@@ -43,10 +43,10 @@ class ImportedSource:
         """Made as a checkpoint's is: from names, offsets, and each file's size and time of change."""
         digest = hashlib.sha256(self._plain.fingerprint.encode())
         for name, tensor in sorted(self._imported.items()):
-            digest.update(f"{name} {json.dumps(tensor.to_json(lambda path: path.name))}\n".encode())
+            digest.update(digest_line(name, json.dumps(tensor.to_json(lambda path: path.name))))
         for file in sorted({file for tensor in self._imported.values() for file in tensor.files}):
             stat = os.fstat(self._files.fd(file))
-            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            digest.update(digest_line(file.name, stat.st_size, stat.st_mtime_ns))
         return f"imported {digest.hexdigest()}"
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -12,7 +12,12 @@ from tpiedge.errors import UserError
 from tpiedge.pack.dtypes import Array, SourceDtype, numpy_dtype
 from tpiedge.pack.sources.source_file import SourceFile
 
-__all__ = ["CheckpointSource", "SourceTensor", "TensorSource"]
+__all__ = ["CheckpointSource", "SourceTensor", "TensorSource", "digest_line"]
+
+
+def digest_line(*parts: object) -> bytes:
+    """A line that fingerprints are made from. A file's name need not be UTF-8."""
+    return (" ".join(map(str, parts)) + "\n").encode(errors="surrogatepass")
 
 
 class TensorSource(Protocol):
@@ -76,10 +81,10 @@ class CheckpointSource:
         """Made from names, offsets, and each file's size and time of change: reading the numbers would take a pass."""
         digest = hashlib.sha256()
         for name, t in sorted(self._tensors.items()):
-            digest.update(f"{name} {t.dtype} {t.shape} {t.offset} {t.file.name}\n".encode())
+            digest.update(digest_line(name, t.dtype, t.shape, t.offset, t.file.name))
         for file in sorted({tensor.file for tensor in self._tensors.values()}):
             stat = _stat(file)
-            digest.update(f"{file.name} {stat.st_size} {stat.st_mtime_ns}\n".encode())
+            digest.update(digest_line(file.name, stat.st_size, stat.st_mtime_ns))
         return f"checkpoint {digest.hexdigest()}"
 
     def shape(self, name: str) -> tuple[int, ...]:
