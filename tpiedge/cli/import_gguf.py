@@ -44,7 +44,7 @@ def import_gguf(
 
     A file of one type stays as it is where that is Q4_0, Q8_0, BF16, F16 or F32, unless --precision says otherwise.
     Other types, and others beside that of most layers, may be rounded, which is told. Norms and biases never are.
-    `run` and `master` take the FILE itself, too: --model FILE imports it into the cache the first time.
+    `run` and `master` take the FILE itself, too: `tpiedge run FILE` imports it into the cache the first time.
     """
     wanted = wanted_name(name, out)
     model = GgufModel.open(file)

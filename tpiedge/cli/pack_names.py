@@ -26,4 +26,4 @@ def wanted_name(name: str | None, out: Path | None) -> str | None:
 def say_name(name: str | None) -> None:
     """Say what to type for the pack, where it has a name."""
     if name is not None:
-        click.echo(f"called {name}: tpiedge run --model {name}", err=True)
+        click.echo(f"called {name}: tpiedge run {name}", err=True)
