@@ -6,6 +6,7 @@ from dataclasses import replace
 from tpiedge.clock import Clock
 from tpiedge.joining.door import Door
 from tpiedge.launch.bootstrap import node_of
+from tpiedge.master.offer_rate import OfferRate
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.quarantine import Reputation, Traffic
 from tpiedge.master.roster import Roster
@@ -57,6 +58,7 @@ class Reception:
         self._reputation = reputation
         self._sessions = sessions
         self._traffic = Traffic()
+        self._offer_rate = OfferRate()
         self._probings: dict[str, Probing] = {}
 
     def hear(self, until: float) -> None:
@@ -85,6 +87,7 @@ class Reception:
         for name, cause in self._roster.tick(now):
             self._sessions.lose(name, cause)
             self._reputation.lost(name, cause, now)
+            self._offer_rate.lost(name)
         self._sessions.tick()
         for session in self._sessions.active:
             crashed = session.failure.crashed if session.failure is not None else None
@@ -98,6 +101,7 @@ class Reception:
         self._roster.forget(name)
         self._probings.pop(name, None)
         self._reputation.forget(name)
+        self._offer_rate.forget(name)
         self._sessions.lose(name, "its membership was revoked")
         self._hub.disconnect(name, Refused("revoked", "the master has revoked the key of this worker"))
 
@@ -141,11 +145,19 @@ class Reception:
         known = self._roster.get(name)
         if known is not None and known.offer.nonce != offer.nonce:
             self._vanished(name, "its agent was started anew")
+        offer = replace(offer, host=sanitised_name(offer.host))
+        if self._is_known_offer(name, offer, now) or not self._offer_rate.admits(name, now):
+            return
         if known is None or not known.present:
             self._sessions.warm()  # while the link is measured and others come
-        self._roster.offered(name, replace(offer, host=sanitised_name(offer.host)), now)
+        self._roster.offered(name, offer, now)
         probing = self._probings[name] = Probing()
         self._outbox.send(probing.begin(now), name)
+
+    def _is_known_offer(self, name: str, offer: Offer, now: float) -> bool:
+        """Whether the offer says nothing new: a worker that was asked twice answers twice."""
+        known = self._roster.get(name)
+        return known is not None and known.offer == offer and self._roster.heard(name, now)
 
     def _hear_echo(self, name: str, echo: Echo, now: float) -> None:
         if name not in self._probings:
@@ -158,15 +170,17 @@ class Reception:
             self._outbox.send(result, name)
 
     def _known(self, name: str, now: float) -> bool:
-        if self._roster.heard(name, now):
-            return True
-        self._outbox.send(AskOffer(0), name)
-        return False
+        """Hears the machine, and asks it for an offer where one is missing."""
+        known = self._roster.heard(name, now)
+        if not known or self._offer_rate.owed(name, now):
+            self._outbox.send(AskOffer(0), name)
+        return known
 
     def _link_broke(self, peer: str, cause: str) -> None:
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
         if rank is None:
+            self._offer_rate.lost(peer)
             self._vanished(peer, cause)
         elif epoch is not None:
             epoch.lose(rank, cause)
@@ -180,6 +194,7 @@ class Reception:
             _log.warning("%s broke the protocol: %s", peer, cause)
             self._reputation.penalise(peer, cause, self._clock.now())
             self._lose(peer, cause)
+            self._offer_rate.lost(peer)
         elif rank is not None and epoch is not None:
             # Rank 0 as well: the bad message may have been the end of an answer.
             epoch.broke_protocol(rank, cause)

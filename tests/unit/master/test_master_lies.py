@@ -1,6 +1,7 @@
 """Stories of a master that is lied to, flooded, or spoken to by those who have no say."""
 
 import itertools
+from collections.abc import Sequence
 
 import pytest
 
@@ -11,7 +12,7 @@ from tpiedge.master.master import NotServing
 from tpiedge.master.quarantine import EXCLUDED_S, Traffic
 from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
-from tpiedge.wire.epochs import Echo, Launch, NodeEnded, Preparing, Spare
+from tpiedge.wire.epochs import AskOffer, Echo, Launch, NodeEnded, Preparing, Probe, Spare
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
 _FLOOD, _BURST = 25, 500
@@ -195,6 +196,55 @@ def test_a_planner_that_always_fails_is_a_reason_and_no_end(story: Story) -> Non
     assert len(story.planned) == planned
     with pytest.raises(NotServing, match="the planner fails"):
         story.submit()
+
+
+@pytest.mark.parametrize("nonces", [[1], range(2, 10_000)], ids=["one start", "many starts"])
+def test_an_agent_that_keeps_changing_its_offer_forces_few_plans(story: Story, nonces: Sequence[int]) -> None:
+    """And the others' plans are made as soon as ever."""
+    agent = two_machines(story)
+    offers = zip(itertools.count(1), itertools.cycle(nonces), strict=False)
+    story.planned.clear()
+    for memory_bytes, nonce in itertools.islice(offers, 600):
+        agent.say(offer("w-1", nonce=nonce, memory_bytes=memory_bytes))
+        story.wait(0.1)
+    assert len(story.planned) < 40
+    story.planned.clear()
+    for memory_bytes, nonce in itertools.islice(offers, 1200):
+        agent.say(offer("w-1", nonce=nonce, memory_bytes=memory_bytes))
+        story.wait(0.1)
+    assert len(story.planned) < 12
+    story.join("w-2")
+    story.settle()
+    assert "w-2" in story.members()
+
+
+def test_the_latest_offer_of_a_worker_that_changed_it_too_often_counts_when_it_is_time(story: Story) -> None:
+    agent = two_machines(story)
+    agent.offers = False
+    for threads in range(3, 20):
+        agent.say(offer("w-1", threads=threads))
+        story.turn()
+    assert story.worker("w-1").threads < 19
+    asked = agent.count(AskOffer)
+    story.wait(10.0)
+    assert agent.count(AskOffer) == asked + 1
+    agent.say(offer("w-1", threads=19))
+    story.settle()
+    assert story.worker("w-1").threads == 19
+
+
+def test_an_offer_that_says_nothing_new_costs_nothing(story: Story) -> None:
+    agent = two_machines(story)
+    story.planned.clear()
+    probes = agent.count(Probe)
+    for _ in range(100):
+        agent.say(offer("w-1"))
+        story.wait(0.1)
+    assert story.planned == []
+    assert agent.count(Probe) == probes
+    agent.say(offer("w-1", threads=77))
+    story.settle()
+    assert story.worker("w-1").threads == 77
 
 
 def test_strangers_speak_with_the_door_alone(story: Story) -> None:

@@ -314,7 +314,10 @@ def test_no_request_waits_for_ever_for_a_cluster_that_is_planned_again_and_again
     for nonce in range(2, 40):
         story.settle()
         agent.say(Leaving(0))
+        agent.frozen = True
         story.settle()
+        agent.frozen = False
+        story.hub.deliver("w-1", None)  # the new process has a connection of its own
         agent.say(offer("w-1", nonce=nonce))
     error = failure(waiting)
     assert isinstance(error, NotServing)
@@ -336,6 +339,20 @@ def test_a_node_that_gives_up_over_another_one_is_not_flapping(story: Story) -> 
         story.wait_for(lambda: not story.ready)
         story.wait_for(lambda: story.ready)
         assert story.members() == ("master", "w-1")
+
+
+def test_an_honest_offer_after_a_broken_link_counts_however_often_it_breaks(story: Story) -> None:
+    """Links of 25 s each: it serves again at once, though it may be flapping."""
+    story.min_workers = 1
+    two_machines(story)
+    for _ in range(12):
+        story.hub.deliver("w-1", None)
+        story.turn()
+        assert not story.ready
+        story.wait(2.0)
+        assert story.ready
+        assert story.members() == ("master", "w-1")
+        story.wait(23.0)
 
 
 def test_a_worker_that_comes_and_goes_does_not_keep_the_others_from_being_planned_for(story: Story) -> None:
