@@ -2,7 +2,8 @@
 
 Laws: only manifests, tables of hashes and blobs of layers leave, of packs that are served, within their bounds; the
 embedding and the head, which belong to the prompt's side, never do. A worker has at most `MAX_OPEN_REQUESTS` requests
-waiting; further ones are dropped. Workers take turns, one chunk each; one that does not read is passed over.
+waiting; further ones are dropped. Workers take turns, one chunk each; one that does not read is passed over, and one
+that asks without end keeps nobody waiting.
 """
 
 import logging
@@ -18,6 +19,7 @@ from tpiedge.errors import PeerError, ReadFault, TpiedgeError, UserError
 from tpiedge.pack.files import open_regular, read_exactly
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.reader import Pack
+from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, LinkReset, Unreachable
 from tpiedge.wire.codec import encode
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
@@ -35,6 +37,8 @@ _BUSY_S = 0.1
 _FORGET_S = 30.0
 _OPEN_FILES = 32
 _MESSAGE_CHARS = 1000
+#: Messages that are read between two rounds of answers.
+_BURST = 256
 _log = logging.getLogger(__name__)
 
 
@@ -73,6 +77,7 @@ class ShipServer:
         self._files = _OpenFiles()
         self._frame = memoryview(bytearray(FLAT_BYTES + MAX_FILE_CHUNK))
         self._lock = threading.Lock()
+        self._warnings = RateLimitedLog(_log, self._clock)
         self._failure: Exception | None = None
         self.dropped_requests = 0
         self._thread = threading.Thread(target=self._run, name="tpiedge-ship", daemon=True)
@@ -120,19 +125,17 @@ class ShipServer:
     def _receive(self) -> None:
         """Queue what has come; wait for it only where there is nothing else to do."""
         timeout_s = self._patience()
-        while True:
+        for _ in range(_BURST):
             try:
                 envelope = self._hub.recv(timeout_s)
+                if envelope is None:
+                    return
+                if isinstance(envelope.message, Fetch):
+                    self._enqueue(envelope.sender, envelope.message)
             except LinkReset as error:
                 self._forget_requests(error.peer)
-                continue
             except PeerError as error:  # malformed: counted by the hub
-                _log.warning("%s", error)
-                continue
-            if envelope is None:
-                return
-            if isinstance(envelope.message, Fetch):
-                self._enqueue(envelope.sender, envelope.message)
+                self._warnings.warning("%s", error)
             timeout_s = 0.0
 
     def _patience(self) -> float:
@@ -170,7 +173,7 @@ class ShipServer:
         try:
             frame = self._answer(request)
         except TpiedgeError as error:
-            _log.warning("refused a request of %s: %s", name, error)
+            self._warnings.warning("refused a request of %s: %s", name, error)
             frame = encode(FetchFailed(request.epoch, request.number, str(error)[:_MESSAGE_CHARS]))
         try:
             self._hub.send_frame(frame, name, 0.0)

@@ -1,5 +1,6 @@
 """Shares of a pack travel from a master to workers over real sockets, whatever goes wrong on the way."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -15,8 +16,10 @@ from tpiedge.errors import Cancelled, DiskFull, PeerError, UserError
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.store import ShardStore
+from tpiedge.rate_limited_log import LINES
 from tpiedge.shipping.fetcher import fetch
 from tpiedge.shipping.server import MAX_OPEN_REQUESTS, ShipServer
+from tpiedge.transport.endpoint import Envelope
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.files import Fetch, FetchFailed, FileChunk
 from tpiedge.wire.flat import FLAT_BYTES
@@ -163,6 +166,35 @@ def test_a_worker_that_does_not_read_holds_nobody_up(master, pack, whole, tmp_pa
             got += 1
     assert got < 100
     assert master.server.dropped_requests >= 100 - got - MAX_OPEN_REQUESTS
+
+
+def test_a_worker_that_asks_without_end_holds_nobody_up(master, pack, whole, tmp_path, monkeypatch):
+    """Faster than the server reads."""
+    heard, flood = master.hub.recv, itertools.count()
+    flooded = threading.Event()
+
+    def recv(timeout_s: float) -> Envelope | None:
+        if next(flood) % 25 == 0:
+            return heard(0.0) or recv(timeout_s)
+        flooded.set()
+        return Envelope("worker-1", Fetch(1, next(flood), master.identity, "manifest", "", 0, 1))
+
+    with master.spoke() as spoke:
+        monkeypatch.setattr(master.hub, "recv", recv)
+        assert flooded.wait(10.0)
+        with fetch(spoke, ShardStore(tmp_path), master.identity, whole, stall_s=10.0) as copy:
+            assert copy.verify(whole) == []
+    monkeypatch.undo()
+
+
+def test_refused_requests_fill_no_log(master, caplog):
+    with master.spoke() as spoke:
+        for number in range(300):
+            spoke.send(Fetch(1, number, "0" * 64, "manifest", "", 0, 4096))
+            assert isinstance(spoke.recv(5.0).message, FetchFailed)
+    assert (
+        caplog.messages == ["refused a request of worker-0: the pack 000000000000 is not served here"] * LINES
+    )
 
 
 def test_two_processes_share_a_store(master, start_worker, pack, whole, tmp_path):
