@@ -2,6 +2,7 @@
 
 import contextlib
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -31,8 +32,12 @@ def hub() -> Iterator[ZmqHub]:
         yield made
 
 
-def connect(hub: ZmqHub, keys: CurveKeys = NODE_KEYS, name: str = "node-1", server_key: str = "") -> ZmqSpoke:
-    return ZmqSpoke(hub.address, server_key or HUB_KEYS.public, keys, name, hub_name="node-0", plane=TENSOR)
+def connect(
+    hub: ZmqHub, keys: CurveKeys = NODE_KEYS, name: str = "node-1", server_key: str = "", source: str = ""
+) -> ZmqSpoke:
+    """From the address `source`, or from any."""
+    address = f"tcp://{source}:0;{hub.address.removeprefix('tcp://')}" if source else hub.address
+    return ZmqSpoke(address, server_key or HUB_KEYS.public, keys, name, hub_name="node-0", plane=TENSOR)
 
 
 def assert_serves(hub: ZmqHub, spoke: Endpoint, sender: str = "node-1") -> None:
@@ -195,6 +200,19 @@ def test_a_peer_admitted_later_gets_in(hub: ZmqHub) -> None:
     hub.admission.admit(STRANGER_KEYS.public, "node-3")
     with connect(hub, STRANGER_KEYS, "node-3") as spoke:
         assert_serves(hub, spoke, "node-3")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of this computer on Linux only")
+def test_the_address_of_a_peer_is_that_of_its_latest_connection(hub: ZmqHub) -> None:
+    for source in ("127.0.0.2", "127.0.0.3"):
+        with connect(hub, source=source) as spoke:
+            spoke.send(Shutdown(1), timeout_s=WAIT_S)
+            with contextlib.suppress(LinkReset):
+                assert hub.recv(WAIT_S) is not None
+            assert hub.address_of("node-1") == source
+    hub.admission.revoke("node-1")
+    hub.disconnect("node-1")
+    assert hub.address_of("node-1") == ""
 
 
 def test_an_oversize_frame_of_an_admitted_peer_does_not_arrive(hub: ZmqHub) -> None:

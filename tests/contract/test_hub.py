@@ -18,6 +18,7 @@ from tpiedge.wire.control import Shutdown
 from tpiedge.wire.join import Refused
 
 WAIT_S = 10.0
+HOST = "127.0.0.1"
 MASTER, KEYS = CurveKeys.generate(), CurveKeys.generate()
 GOODBYE = Refused("revoked", "goodbye")
 
@@ -32,10 +33,11 @@ class Pair:
             hub = stack.enter_context(
                 closing(InProcessHub("master", CONTROL, Admission({KEYS.public: "w-1"})))
             )
+            hub.addresses["w-1"] = HOST
             self.hub, self.spoke = hub, stack.enter_context(closing(hub.spoke("w-1")))
             return
         listening = stack.enter_context(
-            ZmqHub("tcp://127.0.0.1:*", MASTER, "master", {KEYS.public: "w-1"}, plane=CONTROL)
+            ZmqHub(f"tcp://{HOST}:*", MASTER, "master", {KEYS.public: "w-1"}, plane=CONTROL)
         )
         link = ZmqSpoke(listening.address, MASTER.public, KEYS, "w-1", hub_name="master", plane=CONTROL)
         self.hub, self.spoke = listening, stack.enter_context(link)
@@ -95,6 +97,12 @@ def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> Non
     pair.spoke.send(Shutdown(2))
     assert pair.hub.recv(0.3) is None
     assert pair.hub.counters.revoked == 1
+
+
+def test_where_a_peer_is_connected_from(pair: Pair) -> None:
+    pair.greet()
+    assert pair.hub.address_of("w-1") == HOST
+    assert pair.hub.address_of("w-2") == ""
 
 
 def test_known_keys(pair: Pair) -> None:

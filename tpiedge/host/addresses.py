@@ -19,6 +19,7 @@ __all__ = [
     "Address",
     "check_endpoint",
     "data_endpoint",
+    "endpoint_at",
     "lan_host",
     "listening_address",
     "outgoing_host",
@@ -118,8 +119,9 @@ def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:
     return None
 
 
-def check_endpoint(text: str) -> str:
-    """The address at which a node says that it listens. Raises ProtocolError unless it is tcp://IP:PORT."""
+def check_endpoint(text: str, claim: str = "it says that it listens") -> str:
+    """The address at which a node listens by the `claim` of somebody. Raises ProtocolError unless it is
+    tcp://IP:PORT."""
     found = _ENDPOINT.fullmatch(text)
     try:
         if found is None or not 1 <= int(found[3]) <= _MAX_PORT:
@@ -128,8 +130,18 @@ def check_endpoint(text: str) -> str:
         if ip.is_multicast:
             raise ValueError
     except ValueError:
-        raise ProtocolError(f"it says that it listens at {text[:80]!r}, which is no address") from None
+        raise ProtocolError(f"{claim} at {text[:80]!r}, which is no address") from None
     return text
+
+
+def endpoint_at(source: str, endpoint: str) -> str:
+    """The port of `endpoint` (tcp://IP:PORT) at `source`, the IP address that its node speaks from: no node sends
+    others elsewhere. `endpoint` itself where that address is unknown ("")."""
+    if not source:
+        return endpoint
+    ip = ipaddress.ip_address(source)
+    mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
+    return Address(str(mapped or ip), int(endpoint.rpartition(":")[2])).zmq
 
 
 def listening_address(control_address: str) -> str:

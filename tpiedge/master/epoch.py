@@ -19,7 +19,7 @@ from tpiedge.errors import (
     TpiedgeError,
     UserError,
 )
-from tpiedge.host.addresses import check_endpoint
+from tpiedge.host.addresses import check_endpoint, endpoint_at
 from tpiedge.master.membership import Loss, Member, Membership, NodeState
 from tpiedge.planner.linking import connects_to, listens
 from tpiedge.sanitise import sanitised_line
@@ -114,10 +114,11 @@ class Epoch:
         """Whether every node has loaded its weights and none is lost."""
         return self._membership.all_in(NodeState.READY)
 
-    def handle(self, rank: int, message: Message) -> None:
-        """Handles a message of the node `rank`. A message that breaks the protocol loses the node."""
+    def handle(self, rank: int, message: Message, source: str = "") -> None:
+        """Handles a message of the node `rank`, which came from the IP address `source` where that is known. A message
+        that breaks the protocol loses the node."""
         try:
-            self._dispatch(rank, message)
+            self._dispatch(rank, message, source)
         except ProtocolError as error:
             self.broke_protocol(rank, str(error))
 
@@ -152,7 +153,7 @@ class Epoch:
                 self.lose(rank, f"it did not say where it listens within {_LISTEN_S:.0f} s")
         self._pulse()
 
-    def _dispatch(self, rank: int, message: Message) -> None:
+    def _dispatch(self, rank: int, message: Message, source: str) -> None:
         now = self._clock.now()
         if getattr(message, "rank", rank) != rank:
             raise ProtocolError("it speaks for another node")
@@ -165,7 +166,7 @@ class Epoch:
                 self._membership.reach(rank, NodeState.JOINED, now)
                 self._assign_to(rank)
             case Listening(endpoint=endpoint):
-                self._listens(rank, endpoint)
+                self._listens(rank, endpoint, source)
             case Heartbeat(step=step, block=block, bytes_read=bytes_read):
                 self._membership.heartbeat(rank, step, block, bytes_read, now)
             case Loading():
@@ -196,11 +197,12 @@ class Epoch:
             self._unconnected[rank] = connects_to(rank, size, part.collective)
             self._connect()
 
-    def _listens(self, rank: int, endpoint: str) -> None:
+    def _listens(self, rank: int, endpoint: str, source: str) -> None:
         if rank not in self._listeners:
             raise ProtocolError("it says that it listens, where nobody is to connect to it or it has said so")
         del self._listeners[rank]
-        self._endpoints[rank] = check_endpoint(endpoint)
+        # Rank 0 is this machine's own, and may listen at each of its addresses.
+        self._endpoints[rank] = endpoint_at(source if rank else "", check_endpoint(endpoint))
         self._connect()
 
     def _connect(self) -> None:

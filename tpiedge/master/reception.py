@@ -113,7 +113,7 @@ class Reception:
         elif rank is not None:
             epoch = self._sessions.epoch(number)
             if epoch is not None:
-                epoch.handle(rank, message)
+                epoch.handle(rank, message, self._hub.address_of(sender))
         elif not self._door.is_member(sender):
             self._door.heard(sender, message, self._clock.now())
         else:

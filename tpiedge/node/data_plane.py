@@ -10,7 +10,7 @@ from tpiedge.collectives.communicator import Communicator, Liveness
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.errors import PeerLost, ProtocolError, UserError
-from tpiedge.host.addresses import data_endpoint
+from tpiedge.host.addresses import check_endpoint, data_endpoint
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.node.link_survey import LinkSurvey
 from tpiedge.node.tensor_links import TensorLinks
@@ -141,7 +141,8 @@ class DataPlaneJoin:
         return DataPlane(group, endpoint, facts)
 
     def _connect(self, links: TensorLinks) -> dict[int, ZmqSpoke]:
-        """Spokes to those ranks that listen for this node and can be reached. Raises PeerLost where rank 0 cannot."""
+        """Spokes to those ranks that listen for this node and can be reached. Raises PeerLost where rank 0 cannot, and
+        ProtocolError where the master's word is no address."""
         assign = self._assign
         endpoints = dict(self._await_connect().endpoints)
         others = connects_to(assign.rank, len(assign.nodes), assign.collective)
@@ -166,6 +167,7 @@ class DataPlaneJoin:
     def _spokes(self, endpoints: Mapping[int, str], links: TensorLinks) -> dict[int, ZmqSpoke]:
         spokes = {}
         for rank, endpoint in endpoints.items():
+            check_endpoint(endpoint, f"the master says that node {rank} listens")
             try:
                 address = data_endpoint(endpoint, self._bootstrap.control_address)
                 spokes[rank] = links.connect(rank, address)

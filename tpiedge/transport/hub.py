@@ -19,6 +19,10 @@ class Hub(Endpoint, Protocol):
         """End a wait in `recv` that is under way, or else the next one, as if its time were up."""
         ...
 
+    def address_of(self, name: str) -> str:
+        """The IP address that `name` is connected from, "" where it is not known."""
+        ...
+
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear."""
         ...

@@ -149,6 +149,8 @@ class InProcessHub(_InProcessEndpoint):
     def __init__(self, name: str, plane: Plane = TENSOR, admission: Admission | None = None) -> None:
         super().__init__(name, f"inprocess:{name}", plane)
         self.admission = admission or Admission({})
+        #: Where peers are connected from, by name.
+        self.addresses: dict[str, str] = {}
         self._checks = admission is not None
         self._spokes: dict[str, InProcessSpoke] = {}
         self._joined = threading.Condition()
@@ -164,6 +166,10 @@ class InProcessHub(_InProcessEndpoint):
             self._spokes[name] = spoke
             self._joined.notify_all()
         return spoke
+
+    def address_of(self, name: str) -> str:
+        """As in Hub."""
+        return self.addresses.get(name, "")
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`; `farewell` is the last it may hear."""

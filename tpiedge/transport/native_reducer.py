@@ -24,8 +24,9 @@ class ReceivedFrame:
         return len(self.buffer)
 
     def get(self, name: str) -> str:
-        """User-Id, the name that the gatekeeper gave the connection, or __fd, its file descriptor."""
-        return self._properties[name]
+        """User-Id, the name that the gatekeeper gave the connection, or __fd, its file descriptor; "" for another
+        property."""
+        return self._properties.get(name, "")
 
 
 class NativeReducer:

@@ -49,9 +49,11 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class _Peer:
-    """The peer that speaks over a route. `connection`: None where it was gone already when its probe was received."""
+    """The peer that speaks over a route. `connection`: None where it was gone already when its probe was received.
+    `address`: the IP address at its end."""
 
     name: str
+    address: str
     connection: TcpConnection | None
     flow: Flow
 
@@ -106,6 +108,11 @@ class ZmqHub(ZmqEndpoint):
         route = self._routes.get(name, b"")
         peer = self._known.get(route)
         return None if peer is None or name not in self.admission.admitted else (route, peer.flow)
+
+    def address_of(self, name: str) -> str:
+        """As in Hub. For the owner."""
+        peer = self._known.get(self._routes.get(name, b""))
+        return "" if peer is None else peer.address
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear.
@@ -204,6 +211,7 @@ class ZmqHub(ZmqEndpoint):
         """The first frame of a connection, the probe: decide whether `route` is now the way to its sender."""
         # The name that the gatekeeper gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
+        address: str = frame.get("Peer-Address")  # type: ignore[assignment]
         connection = connection_of(frame.get("__fd"))
         self._skip_rest(frame)
         if route in self._cut:
@@ -224,7 +232,7 @@ class ZmqHub(ZmqEndpoint):
             return None
         before = None if known is None else self._known.pop(known)
         self._routes[user] = route
-        self._known[route] = _Peer(user, connection, self._backlog.flow(connection))
+        self._known[route] = _Peer(user, address, connection, self._backlog.flow(connection))
         return None if before is None else LinkReset(user, self._reason(before.flow))
 
     def _reason(self, flow: Flow) -> str:

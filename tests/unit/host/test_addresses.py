@@ -11,6 +11,7 @@ from tpiedge.host.addresses import (
     Address,
     check_endpoint,
     data_endpoint,
+    endpoint_at,
     lan_host,
     listening_address,
 )
@@ -132,3 +133,19 @@ def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -
     """Every address of the master's machine means the one that is known; a link-local one is reached by the own
     interface, whatever its owner calls his."""
     assert data_endpoint(endpoint, control) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "endpoint", "expected"),
+    [
+        ("", "tcp://10.0.0.7:5", "tcp://10.0.0.7:5"),
+        ("10.0.0.7", "tcp://10.0.0.7:5", "tcp://10.0.0.7:5"),
+        ("10.0.0.7", "tcp://192.0.2.1:22", "tcp://10.0.0.7:22"),
+        ("10.0.0.7", "tcp://0.0.0.0:5", "tcp://10.0.0.7:5"),
+        ("::ffff:10.0.0.7", "tcp://10.0.0.7:5", "tcp://10.0.0.7:5"),
+        ("fd00::2", "tcp://[fd00::3]:5", "tcp://[fd00::2]:5"),
+        ("fe80::2%eth0", "tcp://[fe80::2%wlan0]:5", "tcp://[fe80::2%eth0]:5"),
+    ],
+)
+def test_a_node_listens_at_the_address_that_it_speaks_from(source: str, endpoint: str, expected: str) -> None:
+    assert endpoint_at(source, endpoint) == expected

@@ -162,6 +162,16 @@ def test_where_a_node_listens_is_checked(rank: int, endpoint: str, words: str) -
     assert 2 not in nodes.connected()
 
 
+def test_nobody_is_sent_elsewhere_than_where_a_node_speaks_from() -> None:
+    """But to rank 0, which is the master's own, and listens where it says."""
+    nodes = Nodes(3)
+    for rank in range(3):
+        nodes.hello(rank)
+    nodes.epoch.handle(0, Listening(3, 0, "tcp://0.0.0.0:7071"), "127.0.0.1")
+    nodes.epoch.handle(1, Listening(3, 1, "tcp://192.0.2.1:22"), "10.0.0.7")
+    assert nodes.connected()[2] == {0: "tcp://0.0.0.0:7071", 1: "tcp://10.0.0.7:22"}
+
+
 def test_who_has_no_part_yet_does_not_listen() -> None:
     nodes = Nodes()
     nodes.listening(0)

@@ -7,11 +7,13 @@ import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, failure, outcome, two_machines
+from tpiedge.launch.bootstrap import control_name
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.master import NotServing
 from tpiedge.master.quarantine import EXCLUDED_S, Traffic
 from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
+from tpiedge.wire.control import Connect
 from tpiedge.wire.epochs import AskOffer, Echo, Launch, NodeEnded, Preparing, Probe, Spare
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
@@ -245,6 +247,16 @@ def test_an_offer_that_says_nothing_new_costs_nothing(story: Story) -> None:
     agent.say(offer("w-1", threads=77))
     story.settle()
     assert story.worker("w-1").threads == 77
+
+
+def test_a_node_that_says_that_it_listens_elsewhere_sends_nobody_there(story: Story) -> None:
+    story.hub.addresses |= {control_name(1, epoch): "192.0.2.7" for epoch in range(1, 9)}
+    story.join("w-1")
+    story.join("w-2")
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    (told,) = [message for message in story.node(2, story.epoch).heard if isinstance(message, Connect)]
+    assert dict(told.endpoints) == {0: "tcp://127.0.0.1:7071", 1: "tcp://192.0.2.7:7072"}
 
 
 def test_strangers_speak_with_the_door_alone(story: Story) -> None:

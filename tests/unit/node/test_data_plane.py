@@ -1,6 +1,7 @@
 """Nodes join their tensor plane over real sockets: who is linked with whom in the end, and how it ends otherwise."""
 
 import dataclasses
+import re
 import socket
 import threading
 from collections.abc import Callable
@@ -132,6 +133,21 @@ def test_addresses_of_others_than_were_expected_are_refused(named: tuple[int, ..
     with Joining(3) as joining:
         joining.connects[2].put(Connect(EPOCH, tuple((rank, DEAD) for rank in named)))
         with pytest.raises(ProtocolError, match=r"the master sent the addresses of .*, not of \[0, 1\]"):
+            joining.join(2)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    "endpoint",
+    ["ipc:///tmp/x.sock", "inproc://zeromq.zap.01", "tcp://example.org:80", "tcp://10.0.0.1:0", "tcp://*:80"],
+)
+def test_what_the_master_calls_an_address_and_is_none_is_not_dialled(rank: int, endpoint: str) -> None:
+    with Joining(3) as joining:
+        said = [(0, DEAD), (1, DEAD)]
+        said[rank] = (rank, endpoint)
+        joining.connects[2].put(Connect(EPOCH, tuple(said)))
+        words = f"the master says that node {rank} listens at '{re.escape(endpoint)}', which is no address"
+        with pytest.raises(ProtocolError, match=words):
             joining.join(2)
 
 
