@@ -24,7 +24,7 @@ FORGIVEN_S: Final = 120.0
 
 
 @dataclass
-class _Changes:
+class _OfferChanges:
     """The offers of a worker that counted, but for its first ones."""
 
     count: int = 0
@@ -45,13 +45,13 @@ class OfferRate:
     """Counts the offers of each worker. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._changes: dict[str, _Changes] = {}
+        self._changes: dict[str, _OfferChanges] = {}
 
     def admits(self, name: str, now: float) -> bool:
         """Whether the offer that came now counts."""
         known = self._changes.get(name)
         if known is None:
-            self._changes[name] = _Changes()
+            self._changes[name] = _OfferChanges()
             return True
         if known.lost:
             known.lost = known.owed = False
