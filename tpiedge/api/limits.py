@@ -18,6 +18,7 @@ _SOONEST_S = 0.25
 class Limits:
     """Bytes and seconds.
 
+    `connections`: that are open at a time, of one address at most half of them;
     `body_bytes`, `body_values`: of one request, as JSON; `bodies_bytes`: of all requests that arrive at the same time;
     `preparing`: requests whose body arrives or is tokenized at the same time; `linger_s`: how long a refused body is
     read and thrown away, so that its sender reads the refusal; `answer_s`: from a request's acceptance to the end of
@@ -26,6 +27,7 @@ class Limits:
     the next; `write_s`: how long a client may not read.
     """
 
+    connections: int = 4096
     body_bytes: int = 4 * MIB
     body_values: int = 200_000
     bodies_bytes: int = 16 * MIB
@@ -48,6 +50,10 @@ class Limits:
             body_values=_VALUES_BESIDE_PROMPT + tokens,
             bodies_bytes=_BODIES * body_bytes,
         )
+
+    def of_descriptors(self, descriptors: int) -> Self:
+        """The limits for a process that may open so many files and connections: half of them are for workers."""
+        return replace(self, connections=min(self.connections, descriptors // 2))
 
     def heard_within(self, wait_s: float) -> Self:
         """The limits for a client that gives up after `wait_s` without a byte: it gets one in half that time."""

@@ -13,6 +13,7 @@ from tpiedge.api.app import Api
 from tpiedge.api.connection import connection_class
 from tpiedge.api.guard import Guard, check_bind, is_loopback
 from tpiedge.api.limits import Limits
+from tpiedge.api.listener import HttpListener
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
 from tpiedge.host.addresses import own_names
@@ -22,7 +23,7 @@ __all__ = ["ApiServer"]
 _START_S = 10.0
 _ABORT_S = 5.0
 _KEEP_ALIVE_S = 30
-_BACKLOG = 1024
+_BACKLOG = 2048
 
 
 class ApiServer:
@@ -47,7 +48,7 @@ class ApiServer:
         found = limits or Limits.of_context(service.max_sequence)
         names = () if keys or is_loopback(host) else own_names()
         self._api = Api(service, Guard(host, keys, admin_secret, found.headers_bytes, names), found)
-        self._socket = _listen(host, port)
+        self._socket = _listen(host, port, found.connections)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]
         self._server = _Server(
             uvicorn.Config(
@@ -62,6 +63,7 @@ class ApiServer:
                 access_log=False,
                 proxy_headers=False,
                 server_header=False,
+                backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 h11_max_incomplete_event_size=found.headers_bytes,
             )
@@ -133,12 +135,12 @@ class _Server(uvicorn.Server):
                 connection.transport.abort()
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, limit: int) -> HttpListener:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
+        listener = HttpListener(family, kind, protocol, limit)
     except (OSError, UnicodeError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}; give another address") from None
     try:

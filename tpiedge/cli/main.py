@@ -17,6 +17,7 @@ from tpiedge import __version__
 from tpiedge.cli.configured import ConfiguredGroup
 from tpiedge.cli.ending import Terminated, honour_signals
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
+from tpiedge.host.descriptors import raise_descriptor_limit
 
 __all__ = ["VERBS", "cli", "main"]
 
@@ -136,6 +137,7 @@ def _commit() -> str:
 def main() -> None:
     """Run a command; every error is one line on standard error and an exit status."""
     honour_signals()
+    raise_descriptor_limit()
     sys.exit(_run())
 
 

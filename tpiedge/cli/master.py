@@ -33,6 +33,7 @@ from tpiedge.host.addresses import (
     parse_address,
     resolve,
 )
+from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads
 from tpiedge.host.ports import holder, port_state
 from tpiedge.host.private_file import replace_private
@@ -88,6 +89,7 @@ class _Flags:
     collective: CollectiveChoice
     wire: WirePrecision
     answer_s: float | None
+    descriptors: int
 
 
 @click.command()
@@ -168,6 +170,7 @@ def master(
         collective=collective,
         wire=wire,
         answer_s=answer_limit,
+        descriptors=check_descriptors(),
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
     _check_ports(flags)
@@ -253,7 +256,9 @@ def _serving(
             flags.api_keys,
             secret,
             insecure=flags.insecure,
-            limits=replace(Limits.of_context(capacity), answer_s=flags.answer_s),
+            limits=replace(
+                Limits.of_context(capacity).of_descriptors(flags.descriptors), answer_s=flags.answer_s
+            ),
         )
         stack.callback(api.close)
         running.start(int(time.time()))

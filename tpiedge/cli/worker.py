@@ -16,6 +16,7 @@ from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
+from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes
 from tpiedge.host.private_file import private_folder
 from tpiedge.joining.connecting import enrol, open_link
@@ -108,6 +109,7 @@ def worker(
     cache: Path | None,
 ) -> None:
     """Join a master and compute a share of its model."""
+    check_descriptors()
     with serving_until_stopped("what was fetched is kept: start it again with --connect, no token is needed"):
         if token is None and token_file is not None:
             token = await_token(token_file, wait)

@@ -31,13 +31,18 @@ def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
 
 
 class Process:
-    """`tpiedge ARGUMENTS...` in a session of its own, writing to `log`."""
+    """`tpiedge ARGUMENTS...` in a session of its own, writing to `log`. `descriptors`: its soft and its hard limit at
+    the start, where they are not those of the tests."""
 
-    def __init__(self, log: Path, *arguments: object) -> None:
+    def __init__(self, log: Path, *arguments: object, descriptors: tuple[int, int] | None = None) -> None:
         self.path = log
+        limited = []
+        if descriptors is not None:
+            soft, hard = descriptors
+            limited = ["sh", "-c", f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$0" "$@"']
         with log.open("ab") as stream:
             self.popen = subprocess.Popen(
-                [COMMAND, *map(str, arguments)],
+                [*limited, COMMAND, *map(str, arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

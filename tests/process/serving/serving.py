@@ -93,6 +93,7 @@ class Serving:
         self.options = options
         self.state = folder / "master-state"
         self.cache = cache
+        self.descriptors: tuple[int, int] | None = None
         self.port = free_ports()
         self.address = Address(HOST, self.port)
         self.workers: dict[str, Worker] = {}
@@ -109,7 +110,7 @@ class Serving:
         listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
         self.master = Process(
             self.folder / "master.log", "master", "--model", self.model, *listen,
-            "--state", self.state, *cache, "--threads", THREADS, *self.options,
+            "--state", self.state, *cache, "--threads", THREADS, *self.options, descriptors=self.descriptors,
         )  # fmt: skip
         self._everything.append(self.master)
         if wait:

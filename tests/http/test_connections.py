@@ -1,0 +1,186 @@
+"""As many clients as there are places, and more: those who have one are served, the others hear so at once."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import resource
+import socket
+import subprocess
+import sys
+import time
+from collections import Counter
+
+import httpx
+import psutil
+import pytest
+
+from tpiedge.api.limits import Limits
+from tpiedge.rate_limited_log import LINES
+
+LIMIT_S = 20.0
+CLIENTS = 2000
+BODY = json.dumps({"model": "babbler", "prompt": "x"}).encode()
+REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    b"Content-Length: %d\r\n\r\n%s" % (len(BODY), BODY)
+)
+_SHED = "closed an HTTP connection: this process has too many files and connections open"
+_linux = pytest.mark.skipif(
+    sys.platform != "linux", reason="addresses of 127.0.0.0/8 and prlimit are Linux's"
+)
+
+
+@contextlib.contextmanager
+def silent(url, count):
+    """Connections on which nothing is said."""
+    address = httpx.URL(url).host, httpx.URL(url).port
+    with contextlib.ExitStack() as stack:
+        yield [stack.enter_context(socket.create_connection(address, LIMIT_S)) for _ in range(count)]
+
+
+def answer_to(connection, request):
+    """All that comes, though the other end may close before it has read the request."""
+    answer = b""
+    with contextlib.suppress(ConnectionError):
+        connection.sendall(request)
+    with contextlib.suppress(ConnectionError):
+        while some := connection.recv(4096):
+            answer += some
+    return answer
+
+
+def status(url, source, limit_s=LIMIT_S):
+    """Of /health as a client at `source` sees it; 0 where the connection ends first, or `limit_s`."""
+    with httpx.Client(transport=httpx.HTTPTransport(local_address=source), timeout=limit_s) as http:
+        try:
+            return http.get(f"{url}/health").status_code
+        except httpx.TransportError:
+            return 0
+
+
+def wait_healthy(url):
+    deadline = time.monotonic() + LIMIT_S
+    while (found := status(url, "127.0.0.1")) != 200:
+        assert time.monotonic() < deadline, found
+
+
+@_linux
+def test_whoever_holds_all_places_of_an_address_shuts_out_nobody_else(serve, caplog):
+    server = serve(limits=Limits(connections=64))
+    with silent(server.url, 32):
+        for late in range(100):
+            with silent(server.url, 1) as (refused,):
+                head, _, body = answer_to(refused, REQUEST if late % 2 else b"").partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 503 ")
+            assert b"\r\nRetry-After: " in head
+            assert json.loads(body)["error"]["code"] == "too_many_connections"
+        assert status(server.url, "127.0.0.2") == 200
+    wait_healthy(server.url)
+    assert caplog.messages == ["refused an HTTP connection from 127.0.0.1: all places are taken"] * LINES
+
+
+def test_who_says_nothing_loses_the_place(serve):
+    server = serve(limits=Limits(connections=32, headers_s=0.5))
+    with silent(server.url, 16):
+        wait_healthy(server.url)
+
+
+@pytest.fixture
+def descriptors():
+    """Enough of them for clients and server in one process."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = 3 * CLIENTS
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        pytest.skip(f"this process may open {hard} files, not {wanted}")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def ask(address):
+    """The connection, still open, and the head of the answer."""
+    reader, writer = await asyncio.open_connection(*address)
+    writer.write(REQUEST)
+    return writer, await reader.readuntil(b"\r\n\r\n")
+
+
+@pytest.mark.usefixtures("descriptors")
+def test_two_thousand_clients_at_once_are_answered_each(serve, service):
+    """Four are served, all others are told to come back; nobody is cut off, and nothing is left of them."""
+    server = serve(limits=Limits(quiet_s=0.1))
+    files = psutil.Process().num_fds()
+
+    async def everybody():
+        async with asyncio.timeout(3 * LIMIT_S):
+            found = await asyncio.gather(*(ask(server.address) for _ in range(CLIENTS)))
+        assert await asyncio.to_thread(status, server.url, "127.0.0.1") == 200
+        for writer, _ in found:
+            writer.close()
+        return [head for _, head in found]
+
+    heads = asyncio.run(everybody())
+    assert Counter(head.split()[1] for head in heads) == {b"200": 4, b"429": CLIENTS - 4}
+    assert all(b"\r\nretry-after: " in head.lower() for head in heads if head.split()[1] == b"429")
+    for _ in range(4):
+        assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
+    gc.collect()
+    deadline = time.monotonic() + LIMIT_S
+    while psutil.Process().num_fds() > files + 4:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+class Child:
+    """A server in a process of its own, which may soon open no more files than it has."""
+
+    def __init__(self, popen):
+        self.url = httpx.URL(popen.stdout.readline().strip())
+        self.process = psutil.Process(popen.pid)
+        self._limits = self.process.rlimit(psutil.RLIMIT_NOFILE)
+        wait_healthy(self.url)
+
+    def allow(self, descriptors):
+        self.process.rlimit(psutil.RLIMIT_NOFILE, (descriptors, self._limits[1]))
+
+    def relieve(self):
+        self.process.rlimit(psutil.RLIMIT_NOFILE, self._limits)
+
+
+@pytest.fixture
+def child():
+    """It says few words on standard error."""
+    command = [sys.executable, "-m", "tests.http.served"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, **pipes, text=True) as popen:
+        try:
+            yield Child(popen)
+        finally:
+            try:
+                _, err = popen.communicate(timeout=LIMIT_S)
+            finally:
+                popen.kill()
+    assert popen.returncode == 0
+    assert len(err.splitlines()) <= LINES
+    assert set(err.splitlines()) <= {_SHED}
+
+
+@_linux
+def test_without_descriptors_clients_are_shed(child):
+    child.allow(child.process.num_fds() + 8)
+    with silent(child.url, 200) as callers:
+        assert [caller.recv(1) for caller in callers[-100:]] == [b""] * 100
+    wait_healthy(child.url)
+
+
+@_linux
+def test_without_a_descriptor_to_shed_them_with_clients_wait(child):
+    """Those who are connected do not."""
+    with httpx.Client(base_url=child.url, timeout=LIMIT_S) as connected:
+        assert connected.get("/health").status_code == 200
+        child.allow(4)
+        with silent(child.url, 50):
+            assert status(child.url, "127.0.0.1", 1.0) == 0
+            assert connected.get("/health").status_code == 200
+            child.relieve()
+            wait_healthy(child.url)

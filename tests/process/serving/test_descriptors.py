@@ -1,0 +1,62 @@
+"""Processes that may open few files, and strangers who open as many connections as they can."""
+
+import contextlib
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.process.serving.machines import Process
+from tests.process.serving.serving import HOST, Serving
+
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="addresses of 127.0.0.0/8 and prlimit are Linux's"
+)
+
+#: Whose connections are not counted together with those of HOST.
+_STRANGER = "127.0.0.2"
+_SILENT = 300
+_SOFT, _HARD = 256, 512
+_FEW_LINES = 40
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving]) -> Serving:
+    """A master alone."""
+    cluster = clusters("--min-workers", 1)
+    cluster.descriptors = (_SOFT, _HARD)
+    cluster.start_master()
+    return cluster
+
+
+def test_a_process_raises_its_limit_as_far_as_it_may(cluster: Serving) -> None:
+    assert psutil.Process(cluster.master.pid).rlimit(psutil.RLIMIT_NOFILE) == (_HARD, _HARD)
+
+
+def test_silent_clients_of_the_api_keep_nobody_else_out(
+    cluster: Serving, exact: Callable[[Serving], None]
+) -> None:
+    with contextlib.ExitStack() as stack:
+        for _ in range(_SILENT):
+            stack.enter_context(socket.create_connection((HOST, cluster.port + 4), 5.0, (_STRANGER, 0)))
+        assert cluster.answers()
+        cluster.start_worker("ann")
+        cluster.wait_ready(2)
+        exact(cluster)
+        assert psutil.Process(cluster.master.pid).num_fds() < _HARD * 3 // 4
+    assert len(cluster.master.log.splitlines()) < _FEW_LINES
+
+
+@pytest.mark.parametrize(
+    "verb", [("master", "--model", "demo"), ("worker", "--connect", HOST)], ids=lambda verb: verb[0]
+)
+def test_too_few_are_told_at_the_start(tmp_path: Path, verb: tuple[str, ...]) -> None:
+    process = Process(tmp_path / "log", *verb, descriptors=(64, 64))
+    assert process.wait() == 4
+    assert process.log == (
+        "tpiedge: this process may open 64 files and connections at a time, and needs 256: raise the limit "
+        "(ulimit -n 4096; a service: LimitNOFILE=4096)\n"
+    )
