@@ -1,5 +1,5 @@
 """Fails where the documents name a path, a command, a flag or a make target that does not exist, link to what is not
-there, or where docs/reference.md is not what tools/make_reference.py writes."""
+there, or where a document that a tool makes is not what the tool would write."""
 
 import re
 import shlex
@@ -8,15 +8,17 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import click
-from make_reference import is_current
+import make_faults
+import make_reference
 
 from tpiedge.cli.main import cli
 
 ROOT = Path(__file__).parent.parent
+_MADE = (make_reference.PATH.name, make_faults.PATH.name)
 DOCUMENTS = (
     "README.md",
     "ARCHITECTURE.md",
-    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name != "reference.md"),
+    *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in _MADE),
 )
 
 _INLINE = re.compile(r"`([^`\n]+)`")
@@ -29,8 +31,9 @@ def main() -> int:
     """Print every broken reference; status 1 if there is one."""
     cli.load_all()
     broken = [f"{name}: {complaint}" for name in DOCUMENTS for complaint in check(ROOT / name)]
-    if not is_current():
-        broken.append("docs/reference.md is old: python tools/make_reference.py")
+    for made in (make_reference, make_faults):
+        if not made.is_current():
+            broken.append(f"docs/{made.PATH.name} is old: python tools/{made.__name__}.py")
     for line in broken:
         print(line, file=sys.stderr)
     return 1 if broken else 0

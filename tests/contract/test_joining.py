@@ -107,6 +107,7 @@ def test_a_token_lets_a_worker_in_once_and_for_good(gate: Gate) -> None:
     assert gate.door.journal.table.member(OTHER.public) is None
 
 
+@pytest.mark.fault("P13", "a token made before the clock is set is good when it is")
 def test_a_token_lives_from_the_moment_at_which_the_master_s_clock_is_set(tmp_path: Path) -> None:
     now = 60.0  # a board without a battery
     tokens = TokenStore(tmp_path, lambda: now)
@@ -236,6 +237,7 @@ def _answer_all(server: socket.socket, answer: bytes) -> None:
         os.urandom(400),
     ],
 )
+@pytest.mark.fault("W1", "cut off, while others join")
 def test_junk_is_cut_off_while_others_are_served(gate: Gate, junk: bytes) -> None:
     with link(gate) as spoke, socket.create_connection((gate.address.host, gate.address.port)) as raw:
         enrol(spoke, "pi", gate.token())

@@ -29,6 +29,7 @@ def chunk(nbytes: int) -> FileChunk:
 
 
 @pytest.mark.parametrize("nbytes", [MAX_TENSOR_BYTES + 1, 2 * MAX_TENSOR_BYTES, 1 << 31])
+@pytest.mark.fault("W3", "refused before it is sent")
 def test_a_tensor_beyond_the_limit(network: Network, nbytes: int) -> None:
     hub, spoke = network.hub(), network.spoke()
     spoke.send(Shutdown(1), timeout_s=WAIT_S)
@@ -43,6 +44,7 @@ def test_a_tensor_beyond_the_limit(network: Network, nbytes: int) -> None:
 
 
 @pytest.mark.parametrize("plane", [TENSOR, FILES], ids=["tensor", "files"])
+@pytest.mark.fault("W3", "passes")
 def test_exactly_at_the_limit(network: Network, plane: Plane) -> None:
     hub, spoke = network.hub(plane), network.spoke(plane=plane)
     message: Message = hidden(MAX_TENSOR_BYTES) if plane is TENSOR else chunk(MAX_FILE_CHUNK)

@@ -28,6 +28,7 @@ SHAPE = (3, 192)
 
 @pytest.mark.parametrize(("size", "collective"), [(2, "mesh"), (2, "star"), (3, "star")])
 @pytest.mark.parametrize("violation", VIOLATIONS)
+@pytest.mark.fault("W2", "every collective names the node that sent it")
 def test_the_faulty_node_is_named_at_once(violation: str, size: int, collective: CollectiveName) -> None:
     act, words = VIOLATIONS[violation]
     keys, faulty = CurveKeys.generate(), size - 1

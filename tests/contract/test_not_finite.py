@@ -56,6 +56,7 @@ def complaint(results: list[Any]) -> ProtocolError:
         *((way, 2, faulty) for way in ("mesh", "two-shot") for faulty in range(2)),
     ],
 )
+@pytest.mark.fault("W11", "every collective names the sender of a value that is not finite")
 def test_it_is_blamed_on_its_sender(network: Any, way: str, size: int, faulty: int, value: float) -> None:
     """In a two-shot as well, where it is in what rank 0 adds up."""
     ranks = Ranks(network, way, size).begun()

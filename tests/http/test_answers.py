@@ -56,6 +56,7 @@ def test_a_chat(client, service):
 
 
 @pytest.mark.parametrize("text", ["Hello, you there", "smile \N{GRINNING FACE} and line\u2028end\r\n"])
+@pytest.mark.fault("H11", "a stream gives the bytes of the whole answer")
 def test_a_stream_says_the_same_as_a_whole_answer(client, service, text):
     ids = says(service, text)
     whole = client.chat.completions.create(model="babbler", messages=USER).choices[0].message.content
@@ -131,6 +132,7 @@ def test_a_failure_before_the_first_token_has_its_status(client, service, stream
     assert "secret" not in str(raised.value)
 
 
+@pytest.mark.fault("H9", "the client raises the error with its cause")
 def test_a_failure_in_the_middle_of_a_stream_raises_in_the_client(client, service):
     ids = service.tokenizer.encode("one two three", add_special=False)
 
@@ -147,6 +149,7 @@ def test_a_failure_in_the_middle_of_a_stream_raises_in_the_client(client, servic
     assert all(chunk.choices[0].finish_reason is None for chunk in got)
 
 
+@pytest.mark.fault("H9", "the client raises; no part passes for the whole")
 def test_a_failure_in_the_middle_of_a_whole_answer_is_no_answer(client, service):
     def script(generation):
         generation.say(5, 6)
@@ -165,6 +168,7 @@ def test_unavailable(client, service):
     assert raised.value.status_code == 503
 
 
+@pytest.mark.fault("H6", "the work ends")
 def test_a_client_that_leaves_a_stream_ends_the_work(client, service):
     service.script = lambda generation: generation.say(*range(10, 20))
     stream = client.completions.create(model="babbler", prompt="x", stream=True)
@@ -177,6 +181,7 @@ def test_a_client_that_leaves_a_stream_ends_the_work(client, service):
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.fault("H6", "the work ends")
 def test_a_client_that_leaves_before_the_first_token_ends_the_work(client, service, stream):
     impatient = client.with_options(timeout=0.1)
     with pytest.raises(openai.APITimeoutError):
@@ -184,6 +189,7 @@ def test_a_client_that_leaves_before_the_first_token_ends_the_work(client, servi
     assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
 
 
+@pytest.mark.fault("H8", "each of a hundred is answered or told 429")
 def test_a_hundred_at_once_get_an_answer_or_429(client, service):
     service.script = lambda generation: generation.say(7)
     bodies = []

@@ -34,6 +34,7 @@ def every_route(service):
         api.close(1)
 
 
+@pytest.mark.fault("H4", "401 on every route that the server has")
 def test_every_route_but_health_and_readiness_needs_the_right_key(serve, service):
     server = serve(keys=[KEY])
     wrong = [
@@ -110,6 +111,7 @@ def test_administration_needs_its_secret_without_keys_too(serve):
         ("", 403),
     ],
 )
+@pytest.mark.fault("H5", "403")
 def test_another_host_name_is_refused_on_loopback(serve, host, status):
     with httpx.Client(base_url=serve().url) as http:
         assert http.get("/v1/models", headers={"Host": host}).status_code == status
@@ -147,6 +149,7 @@ def test_insecure_serves_machines_and_no_foreign_name(insecure, host, status):
         assert "\n" not in answer.json()["error"]["message"]
 
 
+@pytest.mark.fault("H5", "403")
 def test_a_foreign_web_page_is_refused_without_a_key(serve, insecure):
     for http in (insecure, httpx.Client(base_url=serve().url)):
         own = f"http://{http.base_url.netloc.decode()}"
@@ -171,6 +174,7 @@ def test_with_a_key_any_host_name_and_origin_will_do(serve):
         assert http.get("/v1/models", headers=bearer(KEY) | foreign).status_code == 200
 
 
+@pytest.mark.fault("H5", "no header permits another origin")
 def test_no_cross_origin_permission_is_ever_given(serve):
     with httpx.Client(base_url=serve().url) as http:
         answer = http.options("/v1/chat/completions", headers={"Origin": "https://evil.example"})
@@ -256,6 +260,7 @@ def error_of(answer):
     return json.loads(answer.partition(b"\r\n\r\n")[2])["error"]
 
 
+@pytest.mark.fault("H2", "431")
 def test_large_heads_are_refused(serve):
     server = serve()
     assert status_of(raw(server, post(b"{}", "Content-Length: 2", "X: " + "a" * 20_000))) in (400, 431)
@@ -264,6 +269,7 @@ def test_large_heads_are_refused(serve):
     assert status_of(raw(server, post(b"{}", "Content-Length: 2", *many))) in (400, 431)
 
 
+@pytest.mark.fault("H2", "413")
 def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(serve):
     server = serve(limits=Limits(body_bytes=1000, linger_s=0.2))
     assert error_of(raw(server, post(b"", "Content-Length: 1000000000")))["code"] == "body_too_large"
@@ -272,6 +278,7 @@ def test_a_large_body_is_refused_by_its_announcement_and_by_its_size(serve):
     assert status_of(raw(server, post(chunks, "Transfer-Encoding: chunked"))) == 413
 
 
+@pytest.mark.fault("H2", "400, and the connection is closed")
 def test_what_is_no_http_or_smuggles_is_refused(serve):
     server = serve()
     for data in (b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"a" * 300 + b"\r\n\r\n", b"GET\r\n\r\n"):
@@ -282,6 +289,7 @@ def test_what_is_no_http_or_smuggles_is_refused(serve):
     assert status_of(raw(server, both)) == 400
 
 
+@pytest.mark.fault("H1", "closed at their deadlines; answers go on")
 def test_slow_heads_and_bodies_are_given_up(serve):
     server = serve(limits=Limits(headers_s=0.2, body_s=0.2))
     assert raw(server, b"") == b""

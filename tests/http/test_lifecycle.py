@@ -150,6 +150,7 @@ def test_closing_cancels_what_does_not_finish(serve, service):
     assert service.generations.get(timeout=LIMIT_S).ended.wait(LIMIT_S)
 
 
+@pytest.mark.fault("H1", "a server that ends does not wait for them")
 def test_closing_does_not_wait_for_idle_or_silent_connections(serve):
     server = serve()
     with httpx.Client(base_url=server.url) as http:
@@ -168,6 +169,7 @@ def test_closing_before_starting_and_twice(service):
     server.close()
 
 
+@pytest.mark.fault("H7", "dropped; others are served")
 def test_a_client_that_does_not_read_is_dropped(serve, service):
     """The service gives events until the end of its own patience; the server keeps only a few of them."""
     server = serve(limits=Limits(write_s=0.3))
@@ -184,6 +186,7 @@ def test_a_client_that_does_not_read_is_dropped(serve, service):
         assert generation.cancelled.wait(LIMIT_S)
 
 
+@pytest.mark.fault("H12", "neither is logged")
 def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
     service.script = lambda generation: generation.fail(ValueError("inside"))
     server = serve(keys=["sk-confidential"])

@@ -98,6 +98,7 @@ def test_tokens_that_are_not_shown_yet_do_not_count_as_a_sign_of_life(serve, wor
 
 
 @pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.fault("H10", "signs of life keep it waiting")
 def test_a_client_with_a_timeout_of_two_seconds_asks_once(serve, work, impatient, stream):
     """With the limits as they are: the client says how long it waits, and hears something before."""
     client = impatient(serve())
@@ -118,6 +119,7 @@ def test_a_client_with_a_timeout_of_two_seconds_asks_once(serve, work, impatient
     assert len(work.generations) == 1
 
 
+@pytest.mark.fault("H10", "the tries before are cancelled")
 def test_a_chain_of_tries_has_one_generation_at_a_time(serve, work, impatient):
     """A client that does not say how long it waits hears nothing so early: each try ends the work of the one before."""
     said_nothing = {"x-stainless-read-timeout": openai.Omit()}
@@ -166,6 +168,7 @@ def test_a_late_failure_is_what_the_answer_says(serve, work, impatient, chat):
     assert len(work.generations) == 1
 
 
+@pytest.mark.fault("H6", "the work of an answer that is not streamed ends")
 def test_a_client_that_leaves_between_two_blank_lines_ends_the_work(serve, work):
     server = serve(limits=Limits(quiet_s=0.05, ping_s=0.05))
     with (

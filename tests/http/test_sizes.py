@@ -38,6 +38,7 @@ def test_more_tokens_than_the_context(asker, service, stream):
     assert service.generations.empty()
 
 
+@pytest.mark.fault("H3", "400 with the limit; it is not even tokenized to its end")
 def test_more_text_than_the_context(asker):
     ask = asker.chat.completions.create
     error = refusal(lambda: ask(model="babbler", messages=[{"role": "user", "content": "once " * 2000}]))

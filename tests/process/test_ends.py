@@ -99,12 +99,14 @@ def test_an_interrupt_while_the_nodes_start_leaves_nothing(starting):
     wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
+@pytest.mark.fault("P20", "they end; no port or lock stays")
 def test_nodes_do_not_outlive_a_killed_parent(answering):
     command, ranks = answering(3)
     command.process.kill()
     wait_for(lambda: all(map(gone, ranks)), GONE_S)
 
 
+@pytest.mark.fault("P20", "they end, a frozen one when it moves")
 def test_nodes_do_not_outlive_a_parent_killed_while_one_of_them_is_frozen(answering):
     command, ranks = answering(2)
     ranks[1].suspend()
@@ -189,6 +191,7 @@ def test_interrupted_packing_leaves_nothing(packing, number):
     assert gone(child)
 
 
+@pytest.mark.fault("P20", "no process and no files are left")
 def test_packing_whose_parent_is_killed_leaves_nothing(packing):
     command, child, folder = packing
     command.process.kill()

@@ -109,6 +109,7 @@ def least_megabytes(*arguments: object) -> float:
 
 
 @pytest.mark.parametrize(("nodes", "tokens"), [(1, 990), (2, 5), (4, 5)])
+@pytest.mark.fault("P15", "the least memory that a refusal names is enough")
 def test_the_smallest_budget_is_enough_and_does_not_thrash(library, nodes: int, tokens: int):
     """All processes of the run share a limit of so many budgets: the parent counts as a part of rank 0."""
     asked = (*MODEL, *prompt(tokens), "--max-tokens", TOKENS, "--nodes", nodes)
@@ -209,6 +210,7 @@ def error_of(command: Started) -> str:
     ],
     ids=["cut", "altered"],
 )
+@pytest.mark.fault("F6", "an error with file and offset, never other numbers")
 def test_a_file_that_changes_under_a_running_node_is_an_error_with_file_and_offset(
     streaming, tmp_path: Path, harm, words: str
 ):

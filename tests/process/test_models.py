@@ -140,6 +140,7 @@ def audited(text_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return folder
 
 
+@pytest.mark.fault("F2", "never fetched, opened or run")
 def test_code_and_pickles_of_a_model_are_never_touched(
     audited: Path,
     tpiedge: Callable[..., Ended],

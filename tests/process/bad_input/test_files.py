@@ -43,11 +43,13 @@ def test_a_truncated_file_of_weights(fails, cache, model):
     assert "unfinished download" in line
 
 
+@pytest.mark.fault("F1", "refused in one line")
 def test_a_header_bomb(fails, cache, model):
     (model / "model.safetensors").write_bytes(struct.pack("<Q", 1 << 62) + b"{}")
     assert "the header claims 4611686018427387904 bytes" in fails(*run_model(model))
 
 
+@pytest.mark.fault("F1", "refused in one line")
 def test_a_header_of_far_too_many_tensors(fails, cache, model):
     entry = b'"t%d":{"dtype":"F32","shape":[0],"data_offsets":[0,0]},'
     header = b"{" + b"".join(entry % index for index in range(110_000))[:-1] + b"}"
@@ -56,6 +58,7 @@ def test_a_header_of_far_too_many_tensors(fails, cache, model):
 
 
 @pytest.mark.parametrize("name", ["../secret.safetensors", "/etc/secret.safetensors", "a/b.safetensors"])
+@pytest.mark.fault("F2", "refused in one line")
 def test_an_index_that_points_outside(fails, cache, model, name):
     (model / "model.safetensors").rename(model.parent / "secret.safetensors")
     index = {"weight_map": {"model.norm.weight": name}}
@@ -63,12 +66,14 @@ def test_an_index_that_points_outside(fails, cache, model, name):
     assert "is not a plain file name" in fails(*run_model(model))
 
 
+@pytest.mark.fault("F2", "refused in one line")
 def test_a_link_that_points_outside(fails, cache, model):
     (model / "model.safetensors").rename(model.parent / "secret.safetensors")
     (model / "model.safetensors").symlink_to("../secret.safetensors")
     assert "links to a file outside" in fails(*run_model(model))
 
 
+@pytest.mark.fault("F2", "refused; the file is not even opened")
 def test_a_pickle_checkpoint_is_never_opened(fails, cache, model):
     (model / "model.safetensors").unlink()
     (model / "pytorch_model.bin").write_bytes(b"cos\nsystem\n(S'touch /tmp/owned'\ntR.")
@@ -104,6 +109,7 @@ def test_a_tensor_of_another_shape_than_the_config(fails, cache, model):
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
 )
+@pytest.mark.fault("F4", "one line that names the field")
 def test_impossible_configs(fails, cache, model, changes, expected):
     change_config(model, **changes)
     assert expected in fails(*run_model(model))
@@ -119,6 +125,7 @@ def test_a_config_that_is_no_json_object(fails, cache, model, text):
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"model": {"type": "Magic"}}'], ids=range(4))
+@pytest.mark.fault("F4", "one line that names the file")
 def test_a_broken_tokenizer(fails, text_model, tmp_path, content):
     folder = tmp_path / "model"
     shutil.copytree(text_model, folder)
@@ -152,6 +159,7 @@ def flip_byte(path, offset):
         file.write(bytes([byte ^ 1]))
 
 
+@pytest.mark.fault("F5", "blob and matrix are named; nothing is answered")
 def test_a_damaged_unit_is_named(fails, tpiedge, pack):
     """By --verify, and by the node that loads it. (The embedding is read by row and not covered here.)"""
     manifest = json.loads((pack / "manifest.json").read_text())["manifest"]
@@ -217,6 +225,7 @@ def tiny_disk(tmp_path):
 
 
 @pytest.mark.parametrize("limits", ["size=300k", "size=1m,nr_inodes=5"], ids=["no space", "no files"])
+@pytest.mark.fault("F6", "one line; nothing is left")
 def test_a_full_disk(fails, model, tiny_disk, limits):
     """Without space it is seen beforehand, without free file entries in the middle of writing."""
     disk = tiny_disk(limits)

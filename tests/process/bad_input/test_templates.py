@@ -19,6 +19,7 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
+@pytest.mark.fault("F3", "an error in one line")
 def test_hostile_chat_templates(tpiedge, text_model, tmp_path, name):
     template, expected = HOSTILE[name]
     folder = tmp_path / "model"

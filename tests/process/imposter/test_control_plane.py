@@ -41,6 +41,7 @@ def raw(*frames: bytes) -> Callable[[ZmqSpoke], None]:
     ],
     ids=["listening", "as large as allowed"],
 )
+@pytest.mark.fault("W2", "a node that breaks the protocol is left out")
 def test_a_node(
     cluster: Serving,
     imposter: Imposter,
@@ -61,6 +62,7 @@ def test_a_node(
     ],
     ids=["master's", "two frames"],
 )
+@pytest.mark.fault("W2", "an agent that breaks the protocol is left out")
 def test_an_agent(
     cluster: Serving,
     imposter: Imposter,
@@ -73,6 +75,7 @@ def test_an_agent(
     fenced(words)
 
 
+@pytest.mark.fault("W2", "who floods the master is left out; its memory does not grow")
 def test_a_flood(cluster: Serving, imposter: Imposter, fenced: Callable[[str], None]) -> None:
     master = psutil.Process(cluster.master.pid)
     before = master.memory_info().rss
@@ -89,6 +92,7 @@ def test_a_flood(cluster: Serving, imposter: Imposter, fenced: Callable[[str], N
     assert master.memory_info().rss - before < 20 * MB
 
 
+@pytest.mark.fault("W9", "refused before it joins, with both versions and what to do")
 def test_another_protocol(cluster: Serving) -> None:
     """Refused before it is let in, with both versions and what to do."""
     token, keys = parse_token(cluster.token()), CurveKeys.generate()

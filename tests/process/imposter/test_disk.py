@@ -52,6 +52,7 @@ HARMS = {"a bit flipped": flip_a_bit, "truncated": truncate, "deleted": delete}
 
 
 @pytest.mark.parametrize("harm", HARMS)
+@pytest.mark.fault("F5", "found at the next load; only the damage is fetched again")
 def test_damage_while_it_serves(cluster: Serving, exact: Callable[[Serving], None], harm: str) -> None:
     """What is in memory is as it was; the next load finds the damage, and only what is damaged is fetched."""
     cluster.wait_ready(2)
@@ -64,6 +65,7 @@ def test_damage_while_it_serves(cluster: Serving, exact: Callable[[Serving], Non
     exact(cluster)
 
 
+@pytest.mark.fault("F5", "found before it is used, fetched again")
 def test_damage_before_it_starts(cluster: Serving, exact: Callable[[Serving], None]) -> None:
     worker = cluster.workers["ann"]
     worker.process.end()
@@ -90,6 +92,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
+@pytest.mark.fault("F6", "told before the shipment; the others serve")
 def test_a_disk_that_is_too_small(
     cluster: Serving, tiny_disk: Path, exact: Callable[[Serving], None]
 ) -> None:

@@ -17,6 +17,10 @@ NOTICED_S = 5.0
 
 
 @pytest.mark.parametrize("violation", ["another shape", "not a number", "2 GiB announced"])
+@pytest.mark.fault(
+    "W2", "the request ends in an error that names the node, which is left out; the next answer is exact"
+)
+@pytest.mark.fault("W11", "the sender of a wrong shape or of NaN is named and left out")
 def test_the_request_ends_in_words_and_the_imposter_is_left_out(
     cluster: Serving, imposter: Imposter, fenced: Callable[[str], None], patience: float, violation: str
 ) -> None:
@@ -31,6 +35,9 @@ def test_the_request_ends_in_words_and_the_imposter_is_left_out(
     fenced(words)
 
 
+@pytest.mark.fault(
+    "W5", "messages of an earlier epoch or step are dropped, and numbers that overflow end the request"
+)
 def test_what_comes_from_another_time_is_dropped(cluster: Serving, imposter: Imposter) -> None:
     def late(node: Node) -> None:
         node.contribute(float("nan"), epoch=node.epoch - 1)
@@ -52,6 +59,7 @@ def test_what_comes_from_another_time_is_dropped(cluster: Serving, imposter: Imp
     assert "every node contributed a value that is not finite" in words or "overflows" in words
 
 
+@pytest.mark.fault("W3", "the connection breaks, the request ends in words, the others serve")
 def test_a_frame_beyond_the_limit_breaks_the_connection(
     cluster: Serving,
     imposter: Imposter,

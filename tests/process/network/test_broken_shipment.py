@@ -165,6 +165,7 @@ FAULTS: dict[str, Callable[[NetworkCluster], AbstractContextManager[None]]] = {
 
 
 @pytest.mark.parametrize("names", [("killed", "frozen"), ("reset", "deaf")], ids="+".join)
+@pytest.mark.fault("P1", "the others serve; the shipment goes on where it stopped")
 def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[str, ...]) -> None:
     """One fault after the other, of the same shipment."""
     cluster = shipment.cluster
@@ -190,6 +191,7 @@ def check_loss(cluster: NetworkCluster, started: float) -> None:
     cluster.wait_until(lambda status: status["ready"], _TOLD_S)
 
 
+@pytest.mark.fault("P4", "rank 0, then the master: the shipment and the worker outlive both")
 def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment) -> None:
     cluster, worker = shipment.cluster, shipment.worker
     agent = worker.agent

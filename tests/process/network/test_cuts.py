@@ -44,6 +44,7 @@ _CUTS: dict[str, Cut] = {
 
 
 @pytest.mark.parametrize("name", _CUTS)
+@pytest.mark.fault("P8", "seen within 2 s, said, and mended once packets pass")
 def test_a_cut_is_seen_said_and_mended(cluster: NetworkCluster, exact, patience: float, name: str) -> None:
     rank = cluster.node("worker1")["rank"]
     with cluster.streaming(PROMPT, _LONG) as stream, _CUTS[name](cluster.namespaces):
@@ -58,6 +59,7 @@ def test_a_cut_is_seen_said_and_mended(cluster: NetworkCluster, exact, patience:
 
 
 @pytest.mark.parametrize("name", ["link down", "blackhole"])
+@pytest.mark.fault("P8", "503 with the cause within 2 s")
 def test_a_cut_in_prefill(cluster: NetworkCluster, exact, patience: float, name: str) -> None:
     """No stream has begun, so the error is the answer."""
     rank = cluster.node("worker1")["rank"]
@@ -73,6 +75,7 @@ def test_a_cut_in_prefill(cluster: NetworkCluster, exact, patience: float, name:
     exact(cluster)
 
 
+@pytest.mark.fault("P8", "the stream ends in an error within 2 s")
 def test_a_cut_inside_an_all_reduce(cluster: NetworkCluster, exact, patience: float) -> None:
     """Another node holds it up, so that the one that is cut off waits in it."""
     rank = cluster.node("worker1")["rank"]

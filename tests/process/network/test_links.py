@@ -68,6 +68,7 @@ def test_two_shots_give_the_text_of_one_node(start: Start, exact: Callable[[Netw
     exact(cluster)
 
 
+@pytest.mark.fault("P9", "the answer under way ends in words; then everything goes by the star")
 def test_a_link_between_workers_that_is_cut_leaves_the_star(
     start: Start, exact: Callable[[NetworkCluster], None]
 ) -> None:
@@ -94,6 +95,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
         exact(cluster)
 
 
+@pytest.mark.fault("P9", "found while nobody asks; no request fails")
 def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
     start: Start, exact: Callable[[NetworkCluster], None]
 ) -> None:
@@ -107,6 +109,7 @@ def test_a_link_that_breaks_while_nobody_asks_fails_no_request(
         exact(cluster)
 
 
+@pytest.mark.fault("P9", "they serve by the star")
 def test_workers_that_never_reach_each_other_serve(
     namespaces: Namespaces, start: Start, exact: Callable[[NetworkCluster], None]
 ) -> None:

@@ -37,6 +37,7 @@ def test_the_eavesdropper_was_there_when_weights_were_shipped(observed: Observed
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
+@pytest.mark.fault("W6", "who records all packets finds no text")
 def test_no_text_is_on_the_wire(observed: Observed, encoding: str) -> None:
     words = [PROMPT, observed.answer, PROMPT[:12], observed.answer[10:26]]
     assert [observed.recording.find(text.encode(encoding)) for text in words] == [[]] * len(words)
@@ -61,6 +62,7 @@ def test_the_secret_of_the_token_is_not_on_the_wire(observed: Observed) -> None:
         assert observed.recording.find(form) == []
 
 
+@pytest.mark.fault("W6", "who records all packets finds no weights")
 def test_no_weights_are_on_the_wire(observed: Observed) -> None:
     """Neither from the blobs as they are on disk, at several places of every layer."""
     pack = _masters_pack()

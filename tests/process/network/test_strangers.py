@@ -64,6 +64,8 @@ def _payloads() -> list[bytes]:
     ]
 
 
+@pytest.mark.fault("W1", "connections are closed within seconds, and the answer under way goes on")
+@pytest.mark.fault("W7", "a hundred of them on every port are closed within seconds, and members are served")
 def test_garbage_is_thrown_out(cluster: NetworkCluster, namespaces: Namespaces, exact) -> None:
     """On every port, beside a hundred callers who say nothing, while an answer is given."""
     master = psutil.Process(cluster.master.pid)
@@ -125,6 +127,7 @@ def _has_ended(caller: socket.socket) -> bool:
         return True
 
 
+@pytest.mark.fault("W6", "the worker says that it is another master, and tells it nothing")
 def test_a_master_with_another_key_is_refused(
     cluster: NetworkCluster, namespaces: Namespaces, tmp_path
 ) -> None:
@@ -186,6 +189,7 @@ def test_a_faithful_middleman_is_not_noticed(proxy: Proxy, cluster: NetworkClust
     [(0, False, -1), (0, True, -1), (DATA_OFFSET, True, 40), (DATA_OFFSET, False, 1)],
     ids=["to the master", "from the master", "to a node", "length"],
 )
+@pytest.mark.fault("W8", "the link breaks and is made anew; the answer is exact or ends in an error")
 def test_a_flipped_bit_breaks_the_link_and_nothing_else(
     proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool, at: int
 ) -> None:

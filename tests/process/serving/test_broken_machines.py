@@ -56,6 +56,7 @@ def check_left_out(cluster: Serving, worker: Worker, words: str, exact) -> None:
     assert worker.agent.is_running()
 
 
+@pytest.mark.fault("F6", "what is in memory serves on; then the worker is left out with the reason")
 def test_a_disk_becomes_read_only(cluster: Serving, victim: Worker, exact):
     """What is in memory serves on."""
     cluster.wait_ready(3)
@@ -77,6 +78,7 @@ def disk(cluster: Serving, request: pytest.FixtureRequest, tmp_path: Path) -> It
         yield made
 
 
+@pytest.mark.fault("F6", "what is in memory serves on; then the worker is left out with the reason")
 def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Worker, exact):
     """What is in memory serves on."""
     cluster.wait_ready(3)
@@ -109,6 +111,7 @@ def try_limit(group: MemoryGroup, nbytes: int) -> bool:
     return False
 
 
+@pytest.mark.fault("P2", "called so; a new node begins with less, and is not started again and again")
 def test_memory_runs_out(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
     """In prefill. A new node begins with less, and serves; where there is too little for that, too, none is started
     again and again."""

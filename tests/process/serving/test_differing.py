@@ -42,6 +42,7 @@ def last_line(worker: Worker) -> str:
     return worker.log.strip().rsplit("\n", 1)[-1]
 
 
+@pytest.mark.fault("W9", "refused before it joins, with both versions and what to type")
 def test_a_newcomer_with_another_torch(cluster: Serving, another_torch: str, tmp_path: Path):
     """Refused before it is let in; its token stays good."""
     token, own = cluster.token(), own_numerics().torch
@@ -93,6 +94,7 @@ def test_a_worker_without_native_kernels_is_welcome(cluster: Serving, exact, mon
     exact(cluster)
 
 
+@pytest.mark.fault("W9", "other weights are fetched, never mixed")
 def test_weights_of_another_model_of_the_same_name_and_shape_are_never_used(
     cluster: Serving, exact, tmp_path: Path
 ):

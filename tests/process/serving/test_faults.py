@@ -134,6 +134,7 @@ def broken_stream(cluster: Serving, harm: Callable[[], None], patience: float) -
     return caught.value.message
 
 
+@pytest.mark.fault("P1", "seen within 2 s, said in the log and by `/ready`, mended by itself")
 def test_idle(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     before = len(cluster.master.log)
     fault.harm(cluster, victim)
@@ -144,6 +145,7 @@ def test_idle(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     assert re.search(fault.words, cluster.master.log[before:])
 
 
+@pytest.mark.fault("P1", "503 with the node and the cause within 2 s; the next answer is exact")
 def test_during_prefill(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     with cluster.client() as client, ThreadPoolExecutor(1) as thread:
         answer = thread.submit(
@@ -165,16 +167,20 @@ def test_during_prefill(cluster: Serving, fault: Fault, victim: Worker, patience
     assert re.search(fault.words, caught.value.message)
 
 
+@pytest.mark.fault("P1", "the stream ends in an error within 2 s; the next answer is exact")
+@pytest.mark.fault("P3", "longer, with its agent: lost, and taken back with its weights when it moves again")
 def test_during_decode(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))
 
 
 @pytest.mark.parametrize("fault", [CRASHED_NODE], ids=["node crashed"])
+@pytest.mark.fault("P2", "the stream ends in an error that names the signal")
 def test_a_crash(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))
 
 
 @pytest.mark.parametrize("fault", [Fault(freeze, thaw, "")], ids=["worker frozen"])
+@pytest.mark.fault("P3", "of a second: the answer is whole, in the same epoch")
 def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victim: Worker):
     """Whatever this machine is busy with counts as silence too, so one of three answers has to come through."""
     with cluster.streaming("Once", 400) as stream:
@@ -196,12 +202,14 @@ def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victi
 
 
 @pytest.mark.parametrize("fault", [FROZEN_NODE], ids=["node frozen"])
+@pytest.mark.fault("P3", "longer: the stream ends in an error that says frozen or cut off")
 def test_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     """The agent lives, its node does not move: the others wait for it."""
     assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))
 
 
 @pytest.mark.parametrize("fault", ["node killed", "rank 0 killed"], indirect=True)
+@pytest.mark.fault("P1", "the stream ends in an error within 2 s; the next answer is exact")
 def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     """The other worker holds it up, so that the victim waits in it."""
     (other,) = (worker for worker in cluster.workers.values() if worker is not victim)

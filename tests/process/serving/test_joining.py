@@ -136,6 +136,7 @@ def test_a_second_master_on_the_same_http_port(cluster: Serving, undisturbed, tm
     assert words.endswith(" has this port; stop it, or give another port with --http\n")
 
 
+@pytest.mark.fault("W10", "the second is told; the first one is undisturbed")
 def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path):
     """A copied disk."""
     copy = tmp_path / "copied"
@@ -178,6 +179,7 @@ def test_a_worker_that_has_not_come_since_the_start_is_shown_on_request(clusters
     assert line.split()[:4] == [away.name, "(cellar)", "-", "away"]
 
 
+@pytest.mark.fault("W4", "cut off at once and told so; it does not come back")
 def test_a_revoked_worker_is_cut_and_stays_out(cluster: Serving, patience: float):
     eve = cluster.start_worker("eve")
     cluster.wait_until(

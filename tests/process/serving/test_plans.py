@@ -30,6 +30,7 @@ def clusters(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
         cluster.close()
 
 
+@pytest.mark.fault("P18", "the answer goes on; then it takes part")
 def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
     # So slow that what a machine computes counts, and not the noise of its round trips.
     cluster = clusters("--min-workers", 1, bytes_per_s=SLOW)
@@ -101,6 +102,7 @@ def test_shares_wait_for_a_worker_that_is_missing(clusters, exact):
     exact(cluster)
 
 
+@pytest.mark.fault("P15", "refused with what is needed and where")
 def test_too_little_memory_is_refused_with_numbers(clusters):
     cluster = clusters("--memory", "64M")
     cluster.start_master()
@@ -138,6 +140,7 @@ def test_a_worker_whose_memory_holds_no_share_ends_and_says_what_to_type(cluster
     exact(cluster)
 
 
+@pytest.mark.fault("F8", "both serve exactly")
 def test_two_masters_share_a_cache(clusters, tmp_path, exact):
     """Both start at once on an empty cache: the model is packed once, and both serve it."""
     cache = tmp_path / "cache"
@@ -152,6 +155,7 @@ def test_two_masters_share_a_cache(clusters, tmp_path, exact):
     assert len(list((cache / "packs").iterdir())) == 1
 
 
+@pytest.mark.fault("P15", "what memory does not hold streams from disk")
 def test_machines_that_are_too_small_together_stream(clusters, exact):
     """Program 344.7 MB, up to 3.1 MB of KV cache each; the layers of 4.9 MB and the head of 0.8 MB do not fit."""
     cluster = clusters("--memory", "350MB", "--min-workers", 1)

@@ -51,6 +51,9 @@ def stream(client: openai.OpenAI, tokens: int):
     )
 
 
+@pytest.mark.fault(
+    "P7", "the client's connection breaks; the next master adopts the workers, and nothing is shipped again"
+)
 def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
     with cluster.client() as client:
         answer = stream(client, 900)
@@ -66,6 +69,7 @@ def test_killed_in_the_middle_of_an_answer(cluster: Serving, adopted):
         assert not INTERNALS.search(process.log), process.log
 
 
+@pytest.mark.fault("P7", "the answer is finished; exit status 0")
 def test_asked_to_end_it_first_finishes_the_answer(cluster: Serving, adopted):
     with cluster.client() as client:
         answer = stream(client, 150)

@@ -6,6 +6,8 @@ import subprocess
 import threading
 from pathlib import Path
 
+import pytest
+
 from tests.process.shipping.shares import check_equal, ended, held_bytes, share_bytes
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store.copy import ShardCopy
@@ -16,6 +18,7 @@ DEATHS = 100
 POWER_CUTS = 6
 
 
+@pytest.mark.fault("F7", "resumed; what was verified is not sent again")
 def test_killed_at_a_hundred_offsets_and_resumed(master, start_worker, pack, whole, tmp_path):
     total = share_bytes(pack, whole)
     store = ShardStore(tmp_path / "store")
@@ -40,6 +43,7 @@ def life(mortal: subprocess.Popen[str], end: int) -> int:
     return int(mortal.stdout.readline())
 
 
+@pytest.mark.fault("F7", "no byte counts as there that is not")
 def test_a_power_cut_at_any_moment(master, pack, whole, tmp_path):
     total = share_bytes(pack, whole)
     cuts = sorted(random.Random(12).sample(range(1, total), POWER_CUTS))
@@ -122,6 +126,7 @@ def test_the_master_restarts_in_the_middle(master, pack, whole, tmp_path):
     assert master.shipped() < share_bytes(pack, whole)
 
 
+@pytest.mark.fault("F8", "taken over")
 def test_a_store_is_taken_over_from_a_killed_process(master, start_worker, whole, tmp_path):
     killed = start_worker(0, whole, tmp_path / "store", kill_at=8 << 20)
     waiting = start_worker(1, whole, tmp_path / "store")

@@ -69,6 +69,7 @@ class LyingServer(ShipServer):
         return frame
 
 
+@pytest.mark.fault("F5", "found and fetched again")
 def test_a_bit_flipped_on_the_way_is_fetched_again(master, pack, whole, tmp_path):
     master.close()
     master.start(LyingServer)
@@ -197,6 +198,7 @@ def test_refused_requests_fill_no_log(master, caplog):
     )
 
 
+@pytest.mark.fault("F8", "both get their shares")
 def test_two_processes_share_a_store(master, start_worker, pack, whole, tmp_path):
     started = [start_worker(number, whole, tmp_path / "store") for number in range(2)]
     records = [ended(process) for process in started]
@@ -231,6 +233,7 @@ def test_a_disk_that_is_too_small_is_refused_before_the_transfer(master, whole, 
     assert master.shipped() == 0
 
 
+@pytest.mark.fault("F6", "said in words; what is stored is valid")
 def test_a_disk_that_fills_up_on_the_way_leaves_a_valid_store(master, pack, whole, small_disk):
     store = ShardStore(small_disk / "store")
     other = small_disk / "other"

@@ -129,6 +129,7 @@ def test_one_of_before_a_restart_is_removed(bed: str) -> None:
     assert len(switches(bed)) == 1
 
 
+@pytest.mark.fault("P20", "the next command removes a killed one's testbed")
 def test_a_killed_program_leaves_it_to_the_next(bed: str) -> None:
     hold = "import sys, time\nfrom tpiedge.testbed.running import open_testbed\n"
     hold += "with open_testbed('pair', name=sys.argv[1], network='switch'):\n"

@@ -75,6 +75,7 @@ def test_a_frozen_node_is_named(
 
 
 @pytest.mark.parametrize("way", ["star", "mesh"])
+@pytest.mark.fault("P8", "`tpiedge run` names the node and ends")
 def test_a_node_whose_link_is_cut_is_named(
     bed: str, patience: float, answering: PendingAnswer, way: str
 ) -> None:

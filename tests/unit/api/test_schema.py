@@ -245,6 +245,7 @@ BOTH = [
 
 
 @pytest.mark.parametrize(("param", "value"), BOTH, ids=lambda value: str(value)[:30])
+@pytest.mark.fault("H3", "400 that names the parameter")
 def test_refused_by_both(service, param, value):
     refuse(completion, service, param, **{param: value})
     refuse(chat, service, param, **{param: value})
@@ -439,6 +440,7 @@ def outcome(work):
 
 @settings(max_examples=150)
 @given(fields=st.dictionaries(NAMES, VALUES, max_size=4), read=st.sampled_from([completion, chat]))
+@pytest.mark.fault("H3", "a request, or a refusal that names the parameter")
 def test_any_json_is_a_request_or_a_refusal_with_a_name(service, fields, read):
     request, error = outcome(lambda: read(service, **fields)[0])
     if error is not None:
@@ -451,6 +453,7 @@ def test_any_json_is_a_request_or_a_refusal_with_a_name(service, fields, read):
 
 @settings(max_examples=100)
 @given(st.binary(max_size=64) | VALUES.map(lambda value: json.dumps(value).encode()))
+@pytest.mark.fault("H2", "an object, or a refusal that says why")
 def test_any_bytes_are_an_object_or_a_refusal(body):
     found, error = outcome(lambda: parse_object(body, MOST_VALUES))
     assert isinstance(found, dict) if error is None else error.status == 400

@@ -217,6 +217,7 @@ def test_the_code_pairs_both_sides() -> None:
         pairing.approve(worker.code, 1.0)
 
 
+@pytest.mark.fault("W6", "pairing by code fails for both sides")
 def test_somebody_in_the_middle_gets_nothing_from_either_side() -> None:
     """He answers the worker with his own key and knocks at the master with his own key, and passes all else on."""
     pairing, worker = PairingMaster(MASTER), PairingWorker(KEY, "pi")

@@ -13,6 +13,7 @@ from tpiedge.wire.epochs import Launch, Leaving, MasterPulse, Prepare, Prepared,
 from tpiedge.wire.limits import MAX_NODES
 
 
+@pytest.mark.fault("P18", "plans change between two requests")
 def test_the_next_plan_is_prepared_while_the_first_serves_and_taken_between_two_requests(
     story: Story,
 ) -> None:
@@ -239,6 +240,7 @@ def cut(story: Story, name: str = "w-1") -> None:
     story.wait(3.0)
 
 
+@pytest.mark.fault("P5", "left out for a while, with the reason")
 def test_a_worker_that_is_lost_again_and_again_is_left_out_for_a_while(story: Story) -> None:
     two_machines(story)
     for _ in range(2):
@@ -276,6 +278,7 @@ def test_nodes_that_are_lost_again_and_again_count_as_well(story: Story) -> None
     assert "node 1 (pi) was lost during the work: its process was killed by SIGKILL" in story.worker().why
 
 
+@pytest.mark.fault("P5", "taken where nothing serves without it")
 def test_a_flapping_worker_is_better_than_none(story: Story) -> None:
     """Where there is no plan without it; and what serves is not ended for it."""
     story.min_workers = 1

@@ -1,5 +1,7 @@
 """How long workers are left out, as stories of breaches and times."""
 
+import pytest
+
 from tpiedge.master.quarantine import (
     EXCLUDED_S,
     FIRST_S,
@@ -65,6 +67,7 @@ def rests(reputation: Reputation, name: str = "w-1") -> float | None:
     return found.until if found is not None else None
 
 
+@pytest.mark.fault("P5", "three losses within ten minutes")
 def test_three_losses_within_ten_minutes_make_a_worker_flapping() -> None:
     reputation = Reputation()
     for number in range(FLAPS):

@@ -190,4 +190,6 @@ class Rosters(RuleBasedStateMachine):
         self.seen, self.generation = view, self.roster.generation
 
 
-TestRosters = Rosters.TestCase
+@pytest.mark.fault("P21", "every machine has one state, as last heard of")
+class TestRosters(Rosters.TestCase):
+    """Random orders."""

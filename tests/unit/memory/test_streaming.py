@@ -255,6 +255,7 @@ def test_closing_ends_a_wait(disk: SlowDisk) -> None:
     assert [type(error) for error in errors] == [InternalError]
 
 
+@pytest.mark.fault("P16", "an error with the file")
 def test_a_disk_that_brings_nothing_is_an_error(disk: SlowDisk) -> None:
     memory = scheduler(disk, stall_s=0.05)
     with pytest.raises(TpiedgeError, match="the disk brought nothing for"):

@@ -132,6 +132,7 @@ def test_tensors_whose_names_differ_in_case_are_two(
     source.close()
 
 
+@pytest.mark.fault("F2", "names are no paths")
 def test_no_name_of_a_tensor_becomes_a_path(whole: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     out = tmp_path_factory.mktemp("out") / "packs" / "pack"
     checkpoint = Checkpoint.open(whole)

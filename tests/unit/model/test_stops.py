@@ -66,6 +66,7 @@ LETTERS = st.text("ab", max_size=12)
 @given(
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=4), pieces=st.lists(LETTERS, max_size=6)
 )
+@pytest.mark.fault("H11", "no part of a stop string is shown")
 def test_the_cut_is_where_the_definition_says(stops: list[str], pieces: list[str]) -> None:
     text = "".join(pieces)
     shown, stopped = run(stops, pieces)

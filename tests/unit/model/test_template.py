@@ -180,6 +180,7 @@ def test_failures_are_one_line(text: str, named: str) -> None:
         "{% set x = (()|attr('__cl' ~ 'ass__')) %}{{ x.__base__ }}",
     ],
 )
+@pytest.mark.fault("F3", "blocked")
 def test_escapes_from_the_sandbox_are_blocked(text: str) -> None:
     """An unsafe attribute is undefined: it prints as nothing, and any use of it is an error."""
     message = "chat template failed: SecurityError"
@@ -199,6 +200,7 @@ def test_escapes_from_the_sandbox_are_blocked(text: str) -> None:
     ],
     ids=["loop", "macro", "power"],
 )
+@pytest.mark.fault("F3", "killed; an error")
 def test_endless_templates_are_killed(text: str) -> None:
     before = os.times()
     refuse(text, "took too much time or memory|took more than", cpu_s=1, wall_s=20.0)
@@ -227,6 +229,7 @@ def test_wall_clock_ends_what_the_cpu_limit_does_not() -> None:
     ],
     ids=lambda value: value[:20],
 )  # fmt: skip
+@pytest.mark.fault("F3", "killed at their limit of memory; an error")
 def test_bombs_end_in_an_error(text: str, named: str) -> None:
     refuse(text, f"{named}|too much time or memory")
 

@@ -194,6 +194,7 @@ class TestDetokenizer:
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
     @settings(max_examples=200)
     @given(text=st.text(max_size=30))
+    @pytest.mark.fault("H11", "characters come whole")
     def test_any_text_streams_in_whole_characters(self, kind: str, text: str) -> None:
         tokenizer = TOKENIZERS[kind]
         ids = tokenizer.encode(text, add_special=False)

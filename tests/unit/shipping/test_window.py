@@ -130,6 +130,7 @@ def test_silence_ends_in_words(master: Master) -> None:
         list(stream(master, 10))
 
 
+@pytest.mark.fault("P16", "a worker's slow disk ends no shipment")
 def test_a_slow_disk_is_not_the_master_s_silence(master: Master) -> None:
     for _ in stream(master, 4_000 * KIB):
         master.clock.advance(60.0)

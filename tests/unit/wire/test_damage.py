@@ -116,6 +116,7 @@ def test_any_bytes_are_a_message_or_a_protocol_error(data: bytes) -> None:
 
 
 @given(st.sampled_from(GOLDEN), st.data())
+@pytest.mark.fault("W2", "a message, or an error that says what is wrong with it")
 def test_any_damage_gives_a_message_or_a_protocol_error(
     case: tuple[Message, str], data: st.DataObject
 ) -> None:
@@ -140,6 +141,7 @@ PIECES = (b"\x91", b"\x9f", b"\xdc\x00\x80", b"\xdd\x00\x00\xff\xff", b"\xa2xy",
 
 
 @given(st.lists(st.sampled_from(PIECES)))
+@pytest.mark.fault("W2", "refused, with little memory")
 def test_any_structure_costs_little(parts: list[bytes]) -> None:
     pattern = b"".join(parts) or b"\x90"
     data = (b"\x93\x01\x2f" + pattern * (MAX_CONTROL_HEADER // len(pattern)))[:MAX_CONTROL_HEADER]

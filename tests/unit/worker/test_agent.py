@@ -514,6 +514,7 @@ def test_the_end_of_a_node_is_told(worker: Worker) -> None:
 
 
 @pytest.mark.parametrize("when", ["before fetching", "after fetching"])
+@pytest.mark.fault("P14", "a worker whose system starts no process says so, and stays")
 def test_a_system_that_starts_no_process_ends_the_epoch_in_words(
     worker: Worker, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:

@@ -1,0 +1,99 @@
+"""Writes docs/faults.md: every fault of tests/faults.toml, the tests marked with it, and what becomes of it.
+
+python tools/make_faults.py  # writes the file
+"""
+
+import ast
+import sys
+import tomllib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+PATH = ROOT / "docs" / "faults.md"
+_CATALOGUE = ROOT / "tests" / "faults.toml"
+_HEAD = """# Faults and attacks
+
+What can go wrong or be tried, what becomes of it, and the command that shows it. Made by `tools/make_faults.py` from
+`tests/faults.toml` and from the tests marked `fault`. A command is given without its beginning, `.venv/bin/python -m`.
+Where root or network namespaces are needed and not there, the test is skipped and says so.
+"""
+_TABLE = "| | fault | outcome | command |\n|---|---|---|---|\n"
+
+
+@dataclass(frozen=True)
+class Reproduction:
+    """What a test shows of a fault. `test` is what pytest calls it."""
+
+    fault: str
+    outcome: str
+    test: str
+
+
+def main() -> int:
+    """Write the file."""
+    PATH.write_text(document())
+    return 0
+
+
+def is_current() -> bool:
+    """Whether the file is what would be written now. Raises ValueError as `document`."""
+    return PATH.is_file() and PATH.read_text() == document()
+
+
+def document() -> str:
+    """The whole file. Raises ValueError for a marker of no fault, and a fault with neither a test nor a reason."""
+    found = defaultdict[str, list[Reproduction]](list)
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        for one in reproductions(path.read_text(), path.relative_to(ROOT).as_posix()):
+            found[one.fault].append(one)
+    return page(tomllib.loads(_CATALOGUE.read_text()), found)
+
+
+def page(
+    catalogue: Mapping[str, Mapping[str, Mapping[str, str]]], found: Mapping[str, Sequence[Reproduction]]
+) -> str:
+    """`catalogue`: title -> fault -> what it is. `found`: fault -> its tests."""
+    unknown = found.keys() - {fault for faults in catalogue.values() for fault in faults}
+    if unknown:
+        raise ValueError(f"marked, but not in {_CATALOGUE.name}: {', '.join(sorted(unknown))}")
+    sections = (
+        f"## {title}\n\n{_TABLE}"
+        + "".join(row for fault, entry in faults.items() for row in _rows(fault, entry, found.get(fault, [])))
+        for title, faults in catalogue.items()
+    )
+    return "\n".join([_HEAD, *sections])
+
+
+def reproductions(source: str, path: str) -> Iterator[Reproduction]:
+    """Those of a file of tests, from top to bottom."""
+    return _of_body(ast.parse(source).body, path)
+
+
+def _of_body(body: Sequence[ast.stmt], path: str) -> Iterator[Reproduction]:
+    for node in body:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            name = f"{path}::{node.name}"
+            for mark in node.decorator_list:
+                if isinstance(mark, ast.Call) and ast.unparse(mark.func) == "pytest.mark.fault":
+                    fault, outcome = map(ast.literal_eval, mark.args)
+                    yield Reproduction(fault, outcome, name)
+            if isinstance(node, ast.ClassDef):
+                yield from _of_body(node.body, name)
+
+
+def _rows(fault: str, entry: Mapping[str, str], tests: Sequence[Reproduction]) -> Iterator[str]:
+    if not tests and "untested" not in entry:
+        raise ValueError(f"{fault} has no test, and {_CATALOGUE.name} does not say why")
+    cells = [(one.outcome, f"`pytest {one.test}`") for one in tests]
+    if "untested" in entry:
+        cells.append((f"not tested: {entry['untested']}", ""))
+    for number, (outcome, command) in enumerate(cells):
+        first = (fault, entry["fault"]) if number == 0 else ("", "")
+        yield f"| {' | '.join([*first, outcome, command])} |\n"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
