@@ -2,9 +2,10 @@
 
 That of the kernels, the transport and the switch is a shared library each, with a C interface, loaded with ctypes.
 Optional: without a C++ compiler the package installs without them, computes with torch, talks in Python and has no
-switch.
+switch. With TPIEDGE_REQUIRE_NATIVE=1 it does not install.
 """
 
+import os
 import shutil
 from pathlib import Path
 
@@ -32,7 +33,7 @@ def native(package: str) -> Extension:
         extra_compile_args=COMPILE,
         extra_link_args=["-pthread"],
         language="c++",
-        optional=True,
+        optional=os.environ.get("TPIEDGE_REQUIRE_NATIVE") != "1",
     )
 
 

@@ -20,6 +20,8 @@ from tests.unit.kernels.instruction_sets import LACKING
 if TYPE_CHECKING:
     from tests.reference import Reference
 
+pytest_plugins = ["tests.skips"]
+
 _GRACE_S = 30.0
 #: Where only tests marked `thin` are quick, and where every third of one function's is.
 _SLOW = ("tests/deploy/", "tests/native/", "tests/process/")

@@ -76,7 +76,9 @@ def test_every_split_agrees_with_one_node(name: str, kv: KVPrecision, logits: Lo
         assert_near(logits(name, kv, shares), logits(name, kv, "1"), SPLIT_ERROR)
 
 
-@pytest.mark.skipif(kernel_library() is None, reason="torch's bits depend on how many tokens share a step")
+@pytest.mark.skipif(
+    kernel_library() is None, reason="native: torch's bits depend on how many tokens share a step"
+)
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
 @pytest.mark.parametrize("precision", [Precision.F32, Precision.Q8])
 def test_steps_and_chunks_change_no_bit(

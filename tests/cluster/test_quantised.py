@@ -180,7 +180,7 @@ def test_weights_that_stream_give_the_same_bits(
 def _native() -> None:
     with Linear.create(Arithmetic.INT8, 1) as linear:
         if not linear.native:
-            pytest.skip("without native kernels a row's bits depend on the number of tokens")
+            pytest.skip("native: without its kernels a row's bits depend on the number of tokens")
 
 
 @pytest.mark.usefixtures("_native")

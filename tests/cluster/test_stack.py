@@ -18,7 +18,7 @@ from tpiedge.testing.cluster import InProcessCluster, greedy_request
 
 TOKENS = 12
 
-pytestmark = pytest.mark.skipif(kernel_library() is None, reason="the native kernels are not built")
+pytestmark = pytest.mark.skipif(kernel_library() is None, reason="native: the kernels are not built")
 
 
 @pytest.fixture

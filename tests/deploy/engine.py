@@ -72,9 +72,9 @@ def running_engine(folder: Path) -> Iterator[Engine]:
     if found.answers:
         yield found
     elif not shutil.which("dockerd"):
-        pytest.skip("no container engine runs, and dockerd, which could be started, is not installed")
+        pytest.skip("docker: no engine runs, and dockerd, which could be started, is not installed")
     elif os.geteuid() != 0:
-        pytest.skip("no container engine runs, and only root can start one")
+        pytest.skip("docker: no engine runs, and only root can start one")
     else:
         yield from _own_engine(folder)
 
@@ -92,7 +92,7 @@ def _own_engine(folder: Path) -> Iterator[Engine]:
         while not engine.answers:
             if process.poll() is not None or time.monotonic() > deadline:
                 last = log.read_text(errors="replace").strip().rsplit("\n", 1)[-1]
-                pytest.skip(f"dockerd does not start here: {last}")
+                pytest.skip(f"docker: dockerd does not start here: {last}")
             time.sleep(_POLL_S)
         yield engine
     finally:
@@ -115,7 +115,9 @@ def base_image(engine: Engine, folder: Path) -> str:
             client.images.pull(_BASE)
             return _BASE
         if not shutil.which("debootstrap") or os.geteuid() != 0:
-            pytest.skip(f"{_BASE} cannot be pulled, and without debootstrap (and root) nothing replaces it")
+            pytest.skip(
+                f"downloads: {_BASE} cannot be pulled, and without debootstrap (and root) nothing replaces it"
+            )
         client.api.import_image(_debian(folder / "debian"), repository=_OWN_BASE, tag="latest")
     return _OWN_BASE
 
@@ -125,7 +127,7 @@ def _debian(folder: Path) -> str:
     packages = "--include=ca-certificates,python3,python3-venv"
     made = _run(["debootstrap", "--variant=minbase", packages, "bookworm", str(folder)], check=False)
     if made.returncode:
-        pytest.skip(f"debootstrap fails here: {made.stdout.strip().rsplit(chr(10), 1)[-1]}")
+        pytest.skip(f"downloads: debootstrap fails here: {made.stdout.strip().rsplit(chr(10), 1)[-1]}")
     archive = f"{folder}.tar"
     unneeded = ("./var/cache/apt/archives/*.deb", "./var/lib/apt/lists/*", "./usr/share/doc", "./proc/*")
     _run(["tar", "-C", str(folder), *(f"--exclude={path}" for path in unneeded), "-cf", archive, "."])
@@ -161,7 +163,7 @@ def _download_torch(folder: Path) -> Path:
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check"]
     done = _run([*pip, *options, f"--constraint={ROOT / 'constraints.txt'}", "torch"], check=False)
     if done.returncode:
-        pytest.skip(f"torch cannot be downloaded: {done.stdout.strip().rsplit(chr(10), 1)[-1]}")
+        pytest.skip(f"downloads: torch cannot be downloaded: {done.stdout.strip().rsplit(chr(10), 1)[-1]}")
     return next(folder.glob("*.whl"))
 
 

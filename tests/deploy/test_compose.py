@@ -88,7 +88,7 @@ def composes() -> dict[str, list[str]]:
     if shutil.which("docker-compose") and not _status(["docker-compose", "version"]):
         found["docker-compose"] = ["docker-compose"]
     if not found:
-        pytest.skip("neither 'docker compose' nor docker-compose is installed")
+        pytest.skip("software: neither 'docker compose' nor docker-compose is installed")
     return found
 
 

@@ -323,7 +323,7 @@ def test_a_cluster_answers_over_the_links(run, engine, bed, folder):
         assert [process.wait(30) for process in processes] == [0, 0, 0]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="without root there are no namespaces to need")
+@pytest.mark.skipif(os.geteuid() != 0, reason="root: without it there are no namespaces to need")
 def test_run_says_that_it_needs_namespaces(engine, bed):
     ended = run_command(
         "run", "--testbed", bed, "--model", "demo", "--raw", "--prompt", PROMPT, DOCKER_HOST=engine.url

@@ -103,7 +103,7 @@ HOSTILE = {
 
 
 @pytest.mark.slow  # a server for each body, so that none begins with what another one left
-@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="the peak is read from /proc")
+@pytest.mark.skipif(not Path("/proc/self/clear_refs").exists(), reason="system: the peak is read from /proc")
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.fault("H2", "refused, with little memory")
 def test_hostile_bodies_cost_little_memory(served, name):

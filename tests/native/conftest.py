@@ -17,7 +17,7 @@ def compiler() -> str:
     """For this machine."""
     found = host_compiler()
     if found is None:
-        pytest.skip("no C++ compiler: apt-get install g++")
+        pytest.skip("compiler: no C++ compiler: apt-get install g++")
     return found
 
 
@@ -35,7 +35,7 @@ def sanitized_driver(compiler: str, tmp_path_factory: pytest.TempPathFactory) ->
         done = run(command)
         if done.returncode:
             pytest.skip(
-                f"{compiler} has no address and undefined-behaviour sanitizers here: {done.stderr[-500:]}"
+                f"compiler: {compiler} has no address and undefined-behaviour sanitizers here: {done.stderr[-500:]}"
             )
     return build(compiler, _SANITIZERS, folder)
 
@@ -51,7 +51,7 @@ def emulator() -> str:
     """Runs programs for 64-bit Arm."""
     found = shutil.which(_EMULATOR)
     if found is None:
-        pytest.skip(f"no {_EMULATOR}: apt-get install qemu-user-static")
+        pytest.skip(f"compiler: no {_EMULATOR}: apt-get install qemu-user-static")
     return found
 
 
@@ -60,5 +60,5 @@ def arm_driver(emulator: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Optimised as the package's own build."""
     found = shutil.which(_CROSS_COMPILER)
     if found is None:
-        pytest.skip(f"no {_CROSS_COMPILER}: apt-get install g++-aarch64-linux-gnu")
+        pytest.skip(f"compiler: no {_CROSS_COMPILER}: apt-get install g++-aarch64-linux-gnu")
     return build(found, ("-O3", "-static"), tmp_path_factory.mktemp("arm"))

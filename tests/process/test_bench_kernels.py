@@ -43,7 +43,7 @@ def size_of_picture(path: Path) -> tuple[int, int]:
     return width, height
 
 
-@pytest.mark.skipif(kernel_library() is None, reason="the native kernels are not built")
+@pytest.mark.skipif(kernel_library() is None, reason="native: the kernels are not built")
 def test_every_kernel_and_a_roofline(tmp_path: Path) -> None:
     path = tmp_path / "roofline.png"
     ended = run_command("bench", "kernels", *SMALL, "--json", "--png", path)

@@ -24,7 +24,7 @@ def memory_groups() -> Path | None:
 
 
 needs_groups = pytest.mark.skipif(
-    memory_groups() is None, reason="needs root and control groups with a memory limit"
+    memory_groups() is None, reason="groups: there are no control groups with a memory limit"
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.process.command import COMMAND
 
 SHELL = shutil.which("bash")
-pytestmark = [pytest.mark.thin, pytest.mark.skipif(SHELL is None, reason="there is no bash")]
+pytestmark = [pytest.mark.thin, pytest.mark.skipif(SHELL is None, reason="software: there is no bash")]
 
 # The words of the line are the arguments, the last of them is being typed. compopt works only while somebody types.
 SCRIPT = """

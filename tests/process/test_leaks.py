@@ -12,7 +12,7 @@ import pytest
 
 from tests.process.leaks import Holdings
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: reads /proc")
 
 AT_ONCE_S = 0.0
 

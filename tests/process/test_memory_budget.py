@@ -57,7 +57,7 @@ def _groups() -> None:
         with memory_group(NO_LIMIT):
             return
     except UserError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"groups: {error}")
 
 
 @pytest.fixture(scope="module")
@@ -71,7 +71,7 @@ def library(_groups: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     shutil.copyfile(original, copy)
     private = ["unshare", "-m", "mount", "--bind", str(copy), str(original)]
     if (ended := subprocess.run(private, capture_output=True, text=True, check=False)).returncode:
-        pytest.skip(f"no private mounts here: {ended.stderr.strip()}")
+        pytest.skip(f"mounts: no private mounts here: {ended.stderr.strip()}")
     yield copy, original
     copy.unlink()
 

@@ -154,7 +154,7 @@ LOADED = {
 @pytest.mark.parametrize("shell", LOADED)
 def test_the_shell_loads_its_script(tpiedge, tmp_path, shell):
     if shutil.which(shell) is None:
-        pytest.skip(f"{shell} is not on this computer")
+        pytest.skip(f"software: {shell} is not on this computer")
     script = tmp_path / "script"
     script.write_text(tpiedge("completion", shell).out)
     strict = ["-euc"] if shell == "bash" else ["-c"]

@@ -28,7 +28,9 @@ SIZES = (2, 3, 5)
 # "pair": the mesh of two ranks over a hub and its spoke, without anything around them.
 WAYS = [("pair", 2), *itertools.product(("star", "mesh"), SIZES)]
 
-needs_native = pytest.mark.skipif(native_library.transport_library() is None, reason="not built")
+needs_native = pytest.mark.skipif(
+    native_library.transport_library() is None, reason="native: the transport is not built"
+)
 every_way = pytest.mark.parametrize(("way", "size"), WAYS)
 
 

@@ -207,7 +207,7 @@ def tiny_disk(tmp_path):
 
     def mount(limits):
         if os.geteuid() != 0:
-            pytest.skip("needs root to mount a small file system")
+            pytest.skip("root: needed to mount a small file system")
         made = subprocess.run(
             ["mount", "-t", "tmpfs", "-o", limits, "tmpfs", str(folder)],
             capture_output=True,
@@ -215,7 +215,7 @@ def tiny_disk(tmp_path):
             check=False,
         )
         if made.returncode:
-            pytest.skip(f"cannot mount a small file system here: {made.stderr.strip()}")
+            pytest.skip(f"mounts: cannot mount a small file system here: {made.stderr.strip()}")
         mounted.append(folder)
         return folder
 

@@ -19,10 +19,10 @@ AS_NOBODY = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-group
 def _nobody():
     """Skips where nobody cannot be had, or may not read what is tested (as in a folder of root's own)."""
     if os.geteuid() != 0 or shutil.which("setpriv") is None:
-        pytest.skip("needs root, to become nobody")
+        pytest.skip("root: needed to become nobody")
     ended = subprocess.run([*AS_NOBODY, "--version"], capture_output=True, check=False, cwd="/", timeout=50)
     if ended.returncode:
-        pytest.skip(f"nobody cannot run {COMMAND}")
+        pytest.skip(f"system: nobody cannot run {COMMAND}")
 
 
 @pytest.fixture

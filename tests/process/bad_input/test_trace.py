@@ -120,7 +120,7 @@ def test_a_picture_whose_name_is_too_long(fails, good):
 
 def test_a_picture_that_cannot_be_finished(fails, good, monkeypatch):
     """The disk is gone, for the picture and for what is cleared away after it."""
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("matplotlib", reason="software: no matplotlib")
 
     def gone(*_arguments, **_flags):
         raise OSError(errno.EIO, "Input/output error")

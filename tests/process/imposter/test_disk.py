@@ -82,12 +82,12 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "disk"
     folder.mkdir()
     if os.geteuid() != 0:
-        pytest.skip("needs root to mount a small file system")
+        pytest.skip("root: needed to mount a small file system")
     made = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if made.returncode:
-        pytest.skip(f"cannot mount a small file system here: {made.stderr.decode().strip()}")
+        pytest.skip(f"mounts: cannot mount a small file system here: {made.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", "-l", str(folder)], check=True)
 

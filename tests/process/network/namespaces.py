@@ -28,14 +28,14 @@ _TABLE = "tpiedge"
 def why_impossible(*commands: str) -> str | None:
     """Why there can be no namespaces here (or without `commands`), in words."""
     if os.geteuid() != 0:
-        return "network namespaces need root"
+        return "root: network namespaces need it"
     missing = [command for command in ("ip", *commands) if shutil.which(command) is None]
     if missing:
-        return f"not installed: {', '.join(missing)} (packages iproute2, nftables)"
+        return f"namespaces: not installed: {', '.join(missing)} (packages iproute2, nftables)"
     try:
         os.close(new_namespace())
     except OSError as error:
-        return f"no network namespaces here: {error}"
+        return f"namespaces: no network namespaces here: {error}"
     return None
 
 

@@ -22,7 +22,7 @@ from tests.process.network.namespaces import Namespaces
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import words_of_loss
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _MEGABITS = 40
 # Generous: the promise of two seconds is that of test_cuts.py.

@@ -17,7 +17,7 @@ from tests.process.network.namespaces import Namespaces
 from tests.process.network.observed import PROMPT
 from tests.process.serving.serving import words_of_loss
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _LONG = 900
 #: Seen within 2 s (1.5 s of silence, a heartbeat's interval, and what a busy machine adds), and said at once.

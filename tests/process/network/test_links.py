@@ -13,7 +13,7 @@ from tests.process.network.namespaces import Namespaces
 from tests.process.network.observed import PROMPT
 from tests.process.serving.serving import words_of_loss
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _LONG = 900
 #: The kernel gives up after 6 s, and another 3 are the master's, in case that a machine is cut off.

@@ -15,7 +15,7 @@ from tpiedge.joining.tokens import parse_token
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.reader import Pack
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _PIECE = 64
 

@@ -25,7 +25,7 @@ from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="network namespaces are Linux's")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _PORTS = (0, DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET)
 _SILENT = 100

@@ -66,9 +66,11 @@ def read_only(folder: Path) -> Iterator[None]:
 
 
 def _need_root_and(*commands: str) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("root: needed to make a disk that breaks")
     missing = [command for command in commands if shutil.which(command) is None]
-    if os.geteuid() != 0 or missing:
-        pytest.skip(f"needs Linux, root and {', '.join(commands)} to make a disk that breaks")
+    if missing:
+        pytest.skip(f"mounts: {', '.join(missing)} is needed to make a disk that breaks")
 
 
 def _try(*command: object) -> str:
@@ -76,7 +78,7 @@ def _try(*command: object) -> str:
     try:
         return _run(*command)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"{' '.join(error.cmd)} is not possible here: {error.stderr.strip()}")
+        pytest.skip(f"mounts: {' '.join(error.cmd)} is not possible here: {error.stderr.strip()}")
 
 
 def _run(*command: object) -> str:

@@ -98,7 +98,7 @@ def group() -> Iterator[MemoryGroup]:
         try:
             made = stack.enter_context(memory_group(NO_LIMIT))
         except UserError as error:
-            pytest.skip(str(error))
+            pytest.skip(f"groups: {error}")
         yield made
         wait_for(lambda: not made.members, NOTICED_S)  # they end by themselves
 

@@ -213,12 +213,12 @@ def small_disk(tmp_path: Path):
     folder = tmp_path / "disk"
     folder.mkdir()
     if sys.platform != "linux" or os.geteuid() != 0:
-        pytest.skip("mounting a small disk needs Linux and root")
+        pytest.skip("root: needed, with Linux, to mount a small disk")
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(folder)], capture_output=True, check=False
     )
     if mounted.returncode:
-        pytest.skip(f"cannot mount a small disk: {mounted.stderr.decode().strip()}")
+        pytest.skip(f"mounts: cannot mount a small disk: {mounted.stderr.decode().strip()}")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
 

@@ -23,19 +23,19 @@ _numbers = itertools.count()
 def why_no_testbed() -> str | None:
     """Why there can be none here, in words."""
     if os.geteuid():
-        return "a testbed needs root"
+        return "root: a testbed needs it"
     if not Path("/dev/net/tun").exists():
-        return "there is no /dev/net/tun, which the switch needs"
+        return "system: there is no /dev/net/tun, which the switch needs"
     if shutil.which("ip") is None:
-        return "iproute2 is not installed"
+        return "namespaces: iproute2 is not installed"
     try:
         switch_library()
         with scratch_namespace():
             pass
     except TpiedgeError as error:
-        return str(error)
+        return f"native: {error}"
     except OSError as error:
-        return f"no network namespaces here: {error}"
+        return f"namespaces: no network namespaces here: {error}"
     return _why_no_groups()
 
 
@@ -44,7 +44,7 @@ def _why_no_groups() -> str | None:
     try:
         controllers.make(name)
     except OSError as error:
-        return f"no control groups can be made here: {error}"
+        return f"groups: none can be made here: {error}"
     finally:
         controllers.remove(name)
     return None

@@ -25,11 +25,11 @@ _END_S = 5.0
 def why_no_switch() -> str | None:
     """Why no switch can run here, in words."""
     if not sys.platform.startswith("linux"):
-        return "the switch runs on Linux only"
+        return "system: the switch runs on Linux only"
     if not os.path.exists("/dev/net/tun"):
-        return "there is no /dev/net/tun"
+        return "system: there is no /dev/net/tun"
     if not list(Path(__file__).parents[3].glob("tpiedge/testbed/_native*")):
-        return "the switch is not built: there was no C++ compiler"
+        return "native: the switch is not built: there was no C++ compiler"
     return why_impossible()
 
 

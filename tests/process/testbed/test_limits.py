@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(REASON is not None, reason=str(REASON)),
     pytest.mark.skipif(
         CONTROLLERS.cpu is None or CONTROLLERS.memory is None,
-        reason="no control groups for cpu and memory here",
+        reason="groups: none for cpu and memory here",
     ),
 ]
 

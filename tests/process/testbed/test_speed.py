@@ -101,7 +101,7 @@ def test_throughput(bed: str, scenario: str) -> None:
             ), other.name
 
 
-@pytest.mark.skipif(shutil.which("iperf3") is None, reason="iperf3 is not installed")
+@pytest.mark.skipif(shutil.which("iperf3") is None, reason="software: iperf3 is not installed")
 def test_throughput_as_iperf3_sees_it(bed: str) -> None:
     """From one device's limits to the other's, as users measure: headers included, it is what the file says."""
     with open_testbed("pair", name=bed) as testbed:
@@ -200,7 +200,7 @@ def test_the_kernels_network_is_shown_and_changed(bed: str, tmp_path: Path) -> N
 def test_a_kernel_without_netem_is_told_of_and_leaves_nothing(bed: str) -> None:
     ended = run_command("testbed", "up", "pair", "--name", bed, "--network", "netem")
     if ended.status == 0:
-        pytest.skip("this kernel has netem")
+        pytest.skip("system: this kernel has netem")
     assert ended.status == 4
     assert "qdisc kind is unknown" in ended.err
     assert len([line for line in ended.err.splitlines() if line.startswith("tpiedge: ")]) == 1

@@ -22,7 +22,7 @@ BUFFER_BYTES = 1 << 20
 SHAPE = (64, 192)
 
 library = kernel_library()
-needs_native = pytest.mark.skipif(library is None, reason="the native kernels are not built")
+needs_native = pytest.mark.skipif(library is None, reason="native: the kernels are not built")
 
 
 def cases(kernel: str, precision: str, tokens: int) -> list[Case]:

@@ -13,7 +13,7 @@ from tpiedge.collectives.arrays import F32Array
 from tpiedge.collectives.codec import CODECS
 from tpiedge.transport.native_library import packing_library
 
-pytestmark = pytest.mark.skipif(packing_library() is None, reason="not built")
+pytestmark = pytest.mark.skipif(packing_library() is None, reason="native: the transport is not built")
 
 SHAPES = [(0, 64), (4, 0), (1, 1), (3, 63), (3, 64), (3, 65), (2, 130), (5, 4096), (64, 33)]
 NAMES = ["bf16", "int8"]

@@ -102,13 +102,13 @@ def test_a_node_listens_where_it_reaches_the_master_from() -> None:
     assert listening_address("tcp://127.0.0.1:7070") == "tcp://127.0.0.1:*"
 
 
-@pytest.mark.skipif(not socket.has_ipv6, reason="this computer has no IPv6")
+@pytest.mark.skipif(not socket.has_ipv6, reason="system: this computer has no IPv6")
 def test_a_node_listens_on_ipv6_where_the_master_does() -> None:
     with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         try:
             probe.bind(("::1", 0))
         except OSError:
-            pytest.skip("this computer has no IPv6 loopback address")
+            pytest.skip("system: this computer has no IPv6 loopback address")
     assert listening_address("tcp://[::1]:7070") == "tcp://[::1]:*"
 
 

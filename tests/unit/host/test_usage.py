@@ -27,7 +27,7 @@ print(before - peak_rss_bytes())
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux can forget a peak")
+@pytest.mark.skipif(sys.platform != "linux", reason="system: only Linux can forget a peak")
 def test_a_peak_can_be_forgotten():
     assert printed_by(FORGETS) > 64 * MIB
 
@@ -48,7 +48,7 @@ print(rss_bytes(os.getpid()) - before)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the C library is Linux's")
+@pytest.mark.skipif(sys.platform != "linux", reason="system: the C library is Linux's")
 def test_what_is_freed_goes_back_to_the_system():
     kept, back = (printed_by(KEEPS, how) for how in ("keep", "back"))
     assert back < 8 * MIB

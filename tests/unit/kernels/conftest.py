@@ -23,5 +23,5 @@ def linear(request: pytest.FixtureRequest) -> Iterator[Linear]:
     """In int8 arithmetic."""
     with Linear.create(Arithmetic.INT8, request.param) as made:
         if not made.native:
-            pytest.skip("the native kernels are not built")
+            pytest.skip("native: the kernels are not built")
         yield made

@@ -31,11 +31,11 @@ ENGINES = ["torch", *AVAILABLE]
 def open_library(isa: str | None = None) -> KernelLibrary:
     path = find_library(FOLDER)
     if path is None:
-        pytest.skip("the native kernels are not built")
+        pytest.skip("native: the kernels are not built")
     try:
         return KernelLibrary(library.load(path), isa)
     except ValueError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"system: {error}")
 
 
 @contextmanager
@@ -184,7 +184,7 @@ def _have_gone(threads: set[str], limit_s: float = 5.0) -> bool:
     return True
 
 
-@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="counts threads in /proc")
+@pytest.mark.skipif(not Path("/proc/self/task").is_dir(), reason="system: counts threads in /proc")
 def test_close_ends_the_threads() -> None:
     found = open_library()
     before = _threads_of_process()

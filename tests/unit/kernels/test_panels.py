@@ -59,7 +59,7 @@ KINDS = ["plain", "zeros", "outliers", "denormals", "ties", "no numbers"]
 shapes = st.tuples(st.integers(0, 70), st.integers(1, 140), st.sampled_from([1, 8, 20, 33, 64, 100]))
 
 
-@pytest.mark.skipif(not AVAILABLE, reason="the native kernels are not built")
+@pytest.mark.skipif(not AVAILABLE, reason="native: the kernels are not built")
 @settings(max_examples=60)
 @given(
     shapes,

@@ -34,11 +34,11 @@ def by_engine(name: str) -> Any:
         return module._quantise
     path = find_library(Path(tpiedge.kernels.__path__[0]))
     if path is None:
-        pytest.skip("the native kernels are not built")
+        pytest.skip("native: the kernels are not built")
     try:
         return module._Native(shared_library.KernelLibrary(shared_library.load(path), name))
     except ValueError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"system: {error}")
 
 
 @pytest.fixture(params=ENGINES)

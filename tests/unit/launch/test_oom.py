@@ -102,7 +102,7 @@ def small_group() -> Iterator[Path]:
     """A control group with little memory, below this process's own one."""
     group = make_small_group()
     if group is None:
-        pytest.skip("needs the right to make a control group with a memory limit (root)")
+        pytest.skip("groups: none with a memory limit can be made (root)")
     yield group
     wait_for(lambda: not (group / "cgroup.procs").read_text(), 5)
     group.rmdir()

@@ -42,7 +42,7 @@ def read_all(path: Path, *, direct: bool = True, max_read_bytes: int = 8 << 20) 
 def test_read_with_o_direct(path: Path, content: bytes) -> None:
     with DirectFile(path) as file:
         if not file.is_direct:
-            pytest.skip("this file system refuses O_DIRECT")
+            pytest.skip("system: this file system refuses O_DIRECT")
     assert read_all(path) == content
     assert read_all(path, max_read_bytes=8192) == content
 
@@ -160,7 +160,7 @@ def test_a_read_survives_the_fall_back_of_another_thread(path: Path, content: by
     into = arena.buffer(Extent(0, SIZE))
     with FallsBackMeanwhile(path) as file:
         if file._descriptor is None:
-            pytest.skip("this file system refuses O_DIRECT")
+            pytest.skip("system: this file system refuses O_DIRECT")
         file.looks = 0
         assert file.read_into(0, into) == SIZE
     assert bytes(into) == content

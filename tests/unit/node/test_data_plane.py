@@ -73,7 +73,7 @@ def test_all_are_linked_over_ipv6() -> None:
         try:
             probe.bind(("::1", 0))
         except OSError:
-            pytest.skip("this computer has no IPv6 loopback address")
+            pytest.skip("system: this computer has no IPv6 loopback address")
     with Joining(3, host="[::1]") as joining:
         facts = joining.all()[0].facts
         assert facts.link(1, 2) is not None

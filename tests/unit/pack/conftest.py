@@ -61,7 +61,7 @@ def make_disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         folder.mkdir()
         command = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
         if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
-            pytest.skip("mounting a file system needs root")
+            pytest.skip("root: needed to mount a file system")
         stack.callback(subprocess.run, ["umount", str(folder)], check=True)
         return folder
 

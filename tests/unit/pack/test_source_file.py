@@ -54,7 +54,7 @@ def any_file(path: Path) -> Iterator[SourceFile]:
     made = SourceFile(path)
     if made._direct is None:
         made.close()
-        pytest.skip(f"no O_DIRECT in {path.parent}")
+        pytest.skip(f"system: no O_DIRECT in {path.parent}")
     yield made
     made.close()
 
@@ -106,7 +106,7 @@ def test_what_is_in_the_page_cache_is_taken_from_there(
         try:
             os.preadv(opened.fileno(), [bytearray(1)], 0, os.RWF_NOWAIT)
         except OSError as error:
-            pytest.skip(f"{path.parent} does not tell what is in the page cache: {error}")
+            pytest.skip(f"system: {path.parent} does not tell what is in the page cache: {error}")
     sizes = direct_reads(monkeypatch)
     assert any_file.array(0, (SIZE // 4,), F32).tobytes() == DATA[:SIZE].tobytes()
     assert sizes == []
@@ -124,7 +124,7 @@ def test_asking_for_it_leaves_nothing_in_the_page_cache(path: Path, monkeypatch:
             assert file.array(first, (1 << 18,), F32).tobytes() == DATA[first : first + (1 << 20)].tobytes()
         file.close()
         if not sizes:
-            pytest.skip(f"{path.parent} keeps in memory what is written there, or does not tell")
+            pytest.skip(f"system: {path.parent} keeps in memory what is written there, or does not tell")
         assert sizes == [1 << 20] * 3 * passes
 
 

@@ -8,7 +8,7 @@ import pytest
 from tpiedge.tracing.chrome import Trace
 from tpiedge.tracing.tracer import TraceEvent
 
-pytest.importorskip("matplotlib")
+pytest.importorskip("matplotlib", reason="software: no matplotlib")
 
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg

@@ -28,14 +28,14 @@ def exercise(tmp_path_factory: pytest.TempPathFactory) -> Exercise:
     """Lines in, lines out; fails where a sanitizer finds anything."""
     compiler = shutil.which("g++") or shutil.which("clang++")
     if compiler is None or sys.platform != "linux":
-        pytest.skip("no C++ compiler (or not Linux)")
+        pytest.skip("compiler: no C++ compiler (or not Linux)")
     program = tmp_path_factory.mktemp("exercise") / "exercise"
     flags = ["-std=c++17", "-O1", "-g", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off", _SANITIZERS]
     source = Path(__file__).with_name("exercise.cpp")
     command = [compiler, *flags, "-fno-sanitize-recover=all", f"-I{_NATIVE}", str(source), "-o", str(program)]
     built = subprocess.run(command, capture_output=True, text=True, check=False)
     if "cannot find -l" in built.stderr:
-        pytest.skip("the compiler has no sanitizers (packages libasan, libubsan)")
+        pytest.skip("compiler: it has no sanitizers (packages libasan, libubsan)")
     assert built.returncode == 0, built.stderr
 
     def run(lines: list[str]) -> list[str]:

@@ -152,7 +152,7 @@ class TestCommand:
             command, env=environment, capture_output=True, text=True, timeout=50, check=False
         )
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="reads the peak from /proc")
+    @pytest.mark.skipif(sys.platform != "linux", reason="system: reads the peak from /proc")
     def test_writes_a_preset_in_little_memory(self, tmp_path):
         """qwen2.5-0.5b with one layer: 0.30 GB of weights, most of it in one tensor."""
         code = (

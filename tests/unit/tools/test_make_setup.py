@@ -27,7 +27,7 @@ case "$*" in
 esac
 """
 
-pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="make is not there")
+pytestmark = pytest.mark.skipif(shutil.which("make") is None, reason="software: make is not there")
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tpiedge.transport.reduce_interface import DONE, Combine, Exchange
 from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.flat import FLAT_BYTES
 
-pytestmark = pytest.mark.skipif(transport_library() is None, reason="not built")
+pytestmark = pytest.mark.skipif(transport_library() is None, reason="native: the transport is not built")
 
 _int, _size, _pointer = ctypes.c_int, ctypes.c_size_t, ctypes.c_void_p
 PLACE = bytes(range(16))

@@ -25,7 +25,7 @@ def groups() -> Iterator[None]:
         with memory_group(LIMIT) as group:
             parent = group.members_file.parents[1]
     except UserError as error:
-        pytest.skip(str(error))
+        pytest.skip(f"groups: {error}")
     yield
     assert not list(parent.glob(f"tpiedge-{os.getpid()}-*"))
 

@@ -27,7 +27,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> ModelConfig:
 
 @pytest.mark.parametrize(("precision", "name"), [("q4", "Q4_0"), ("q8", "Q8_0")])
 def test_as_another_reader_sees_it(small, tmp_path, precision, name):
-    gguf = pytest.importorskip("gguf")
+    gguf = pytest.importorskip("gguf", reason="software: no gguf")
     path = tmp_path / "model.gguf"
     write_random_gguf("small", precision, path)
     tensors = {tensor.name: tensor for tensor in gguf.GGUFReader(path).tensors}

@@ -1,0 +1,77 @@
+"""What is skipped says what it needs, fails where that is required, and is told once in the end."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TESTS = """
+import pytest
+
+@pytest.mark.skipif(True, reason="root: to mount")
+@pytest.mark.parametrize("number", [1, 2])
+def test_marked(number): ...
+
+def test_docker():
+    pytest.skip("docker: no engine")
+
+@pytest.fixture
+def namespace():
+    pytest.skip("namespaces: none")
+
+def test_fixture(namespace): ...
+"""
+
+
+@pytest.fixture
+def outcome(tmp_path: Path):
+    """Of these tests with these options: what pytest prints, and its status."""
+
+    def run(text: str, *options: str) -> tuple[str, int]:
+        (tmp_path / "test_some.py").write_text(text)
+        command = [sys.executable, "-m", "pytest", "-p", "tests.skips", "-p", "no:xdist", *options, tmp_path]
+        ended = subprocess.run(
+            command, cwd=ROOT, env={"PYTEST_ADDOPTS": f"--rootdir={tmp_path} -c {tmp_path}/none.ini"},
+            capture_output=True, text=True, check=False, timeout=50,
+        )  # fmt: skip
+        return ended.stdout + ended.stderr, ended.returncode
+
+    (tmp_path / "none.ini").write_text("")
+    return run
+
+
+def test_each_reason_is_told_once(outcome):
+    told, status = outcome(TESTS)
+    assert status == 0
+    assert "2 skipped: root: to mount\n" in told
+    assert "1 skipped: docker: no engine\n1 skipped: namespaces: none\n" in told
+
+
+def test_what_is_required_is_a_failure(outcome):
+    told, status = outcome(TESTS, "--require=root,namespaces")
+    assert status == 1
+    assert "1 skipped, 3 errors" in told
+    assert "skipped, though --require names root: root: to mount" in told
+    assert "skipped, though --require names namespaces: namespaces: none" in told
+
+
+def test_a_module_that_is_skipped_is_a_failure_too(outcome):
+    told, status = outcome(
+        'import pytest\npytest.importorskip("nowhere", reason="software: nowhere")', "--require=software"
+    )
+    assert status != 0
+    assert "skipped, though --require names software" in told
+
+
+def test_a_reason_that_names_no_need_is_a_failure(outcome):
+    told, status = outcome('import pytest\ndef test_one():\n    pytest.skip("not today")')
+    assert status == 1
+    assert "skipped without a need of tests/skips.py: not today" in told
+
+
+def test_what_nobody_can_require(outcome):
+    told, status = outcome(TESTS, "--require=rot")
+    assert status == 4
+    assert "--require rot: there are only native, compiler, root" in told
