@@ -111,6 +111,25 @@ class Namespaces:
             yield
 
     @contextlib.contextmanager
+    def swallowing(self, name: str, longest: int) -> Iterator[None]:
+        """Packets of more than `longest` bytes to and from the machine vanish, as where a tunnel has a smaller MTU and
+        tells nobody. (Offloaded packets are as long as they were before they are cut.)"""
+        ways = (f'iifname "{name}"', f'oifname "{name}"')
+        rules = "\n".join(f"{way} ip length > {longest} drop;" for way in ways)
+        with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
+            yield
+
+    @contextlib.contextmanager
+    def readdressed(self, name: str, address: str) -> Iterator[None]:
+        """The machine has another address, as after a new lease; what it connected from the old one is dead."""
+        old = self.addresses[name]
+        self._replace_address(name, old, address)
+        try:
+            yield
+        finally:
+            self._replace_address(name, address, old)
+
+    @contextlib.contextmanager
     def resetting(self, name: str) -> Iterator[None]:
         """A firewall on the machine answers every TCP packet, of either direction, with a reset."""
         chains = [
@@ -151,6 +170,10 @@ class Namespaces:
             yield
         finally:
             self.run(name, "nft", "delete", "table", family, _TABLE)
+
+    def _replace_address(self, name: str, old: str, new: str) -> None:
+        self._batch(name, f"addr del {old}/24 dev eth0", f"addr add {new}/24 dev eth0")
+        self.addresses[name] = new
 
     def _connect(self) -> None:
         bridge = f"/proc/{os.getpid()}/fd/{self._fds[BRIDGE]}"

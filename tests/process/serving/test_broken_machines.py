@@ -112,6 +112,9 @@ def try_limit(group: MemoryGroup, nbytes: int) -> bool:
 
 
 @pytest.mark.fault("P2", "called so; a new node begins with less, and is not started again and again")
+@pytest.mark.fault(
+    "P6", "one that a worker has no memory for: it ends at the first kill and is not tried again"
+)
 def test_memory_runs_out(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
     """In prefill. A new node begins with less, and serves; where there is too little for that, too, none is started
     again and again."""

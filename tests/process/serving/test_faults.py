@@ -225,3 +225,24 @@ def test_killed_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Wor
         stream.join()
     assert stream.ended_at - started < NOTICED_S * patience
     assert re.search(fault.words, str(stream.error))
+
+
+@pytest.mark.fault(
+    "P4", "all workers at once: 503 while there are too few; back, they serve under the same master"
+)
+def test_all_workers_at_once(cluster: Serving, exact) -> None:
+    cluster.wait_ready(3)
+    workers = list(cluster.workers.values())
+    with cluster.streaming("Once", 1000) as stream:
+        for worker in workers:
+            kill_agent(cluster, worker)
+        stream.join()
+    assert re.search(words_of_loss(r"\d", SILENT), str(stream.error))
+    cluster.wait_until(lambda status: not status["ready"])
+    with pytest.raises(openai.APIStatusError, match="0 of 2 workers here") as caught:
+        cluster.ask("Once", 1)
+    assert caught.value.status_code == 503
+    for worker in workers:
+        start_again(cluster, worker)
+    cluster.wait_ready(3)
+    exact(cluster)

@@ -1,0 +1,52 @@
+"""Nothing waits by the time of day, which jumps: only what is shown to people or expires by date looks at it."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tpiedge
+
+ROOT = Path(tpiedge.__file__).parent
+_OF_THE_DAY = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today")
+#: What for.
+ALLOWED = {
+    "api/completions.py": "the field `created`",
+    "cli/master.py": "the number of the first epoch",
+    "cli/models.py": "when a pack was last used",
+    "cli/serving.py": "the field `created`",
+    "doctor/machine.py": "whether the clock is set",
+    "doctor/reach.py": "whether two clocks agree",
+    "joining/front_door.py": "when a worker joined",
+    "joining/pairing_link.py": "when a worker joined",
+    "joining/token_store.py": "expiry of tokens",
+    "launch/measurements.py": "the age of a measurement",
+    "model/template_child.py": "the date in a prompt",
+    "testing/service.py": "the field `created`",
+}
+
+
+def looks(source: str) -> Iterator[str]:
+    """Where a module looks at the time of day, or hands on what does."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute) and ast.unparse(node).endswith(_OF_THE_DAY):
+            yield ast.unparse(node)
+        if isinstance(node, ast.ImportFrom) and node.module == "time":
+            yield from (name.name for name in node.names if f"time.{name.name}" in _OF_THE_DAY)
+
+
+@pytest.mark.fault("P13", "only dates that are shown, and expiry, look at the time of day; no wait does")
+def test_only_what_is_allowed_looks_at_the_time_of_day() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for path in ROOT.rglob("*.py")
+        if any(looks(path.read_text(encoding="utf-8")))
+    }
+    assert found == set(ALLOWED)
+
+
+def test_a_look_is_found() -> None:
+    source = "import time\nfrom time import time_ns\ndeadline = time.time() + 1\nnow = datetime.now(UTC)\n"
+    assert sorted(looks(source)) == ["datetime.now", "time.time", "time_ns"]
+    assert list(looks("import time\ntime.monotonic()\n")) == []
