@@ -1,4 +1,5 @@
-"""Somebody in the middle: forwards connections of a worker to its master, faithfully or with a bit changed."""
+"""Somebody in the middle: forwards connections of a worker to its master, faithfully, with a bit changed, or twice; and
+keeps what the worker said."""
 
 import contextlib
 import socket
@@ -21,10 +22,13 @@ class Proxy:
         self._sockets: list[socket.socket] = []
         self._threads: list[threading.Thread] = []
         self._flips: dict[tuple[int, bool], int] = {}
+        self._repeats: set[tuple[int, bool]] = set()
         self._lock = threading.Lock()
         self._closing = False
         #: Connections forwarded so far, by port.
         self.connections: dict[int, int] = {}
+        #: All that the worker has sent on each of them, by port.
+        self.heard: dict[int, list[bytearray]] = {}
         # What these threads do is done on the bridge.
         with namespaces.inside(BRIDGE):
             for number in range(port, port + count):
@@ -35,10 +39,14 @@ class Proxy:
         """Change a bit of the next part that passes on a connection to `port`: of its byte `at`, -1 the last."""
         self._flips[port, to_worker] = at
 
+    def repeat(self, port: int, to_worker: bool) -> None:
+        """Send the next part that passes on a connection to `port` twice."""
+        self._repeats.add((port, to_worker))
+
     @property
     def pending(self) -> bool:
-        """Whether a bit is still to be changed."""
-        return bool(self._flips)
+        """Whether something is still to be changed or repeated."""
+        return bool(self._flips or self._repeats)
 
     def close(self) -> None:
         """Cut everything. Idempotent."""
@@ -67,17 +75,25 @@ class Proxy:
                     worker.close()
                     continue
                 self.connections[port] = self.connections.get(port, 0) + 1
-                self._start(self._pump, worker, master, port, False)
-                self._start(self._pump, master, worker, port, True)
+                heard = bytearray()
+                self.heard.setdefault(port, []).append(heard)
+                self._start(self._pump, worker, master, port, heard)
+                self._start(self._pump, master, worker, port, None)
 
-    def _pump(self, source: socket.socket, sink: socket.socket, port: int, to_worker: bool) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, port: int, heard: bytearray | None) -> None:
+        """`heard` takes what passes to the master."""
         with contextlib.suppress(OSError):
             while part := source.recv(_PART):
-                sink.sendall(self._changed(part, port, to_worker))
+                if heard is not None:
+                    heard += part
+                sink.sendall(self._changed(part, port, heard is None))
         _shut(source)
         _shut(sink)
 
     def _changed(self, part: bytes, port: int, to_worker: bool) -> bytes:
+        if (port, to_worker) in self._repeats:
+            self._repeats.remove((port, to_worker))
+            return part + part
         at = self._flips.pop((port, to_worker), None)
         if at is None:
             return part

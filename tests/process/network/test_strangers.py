@@ -8,7 +8,7 @@ import ssl
 import struct
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import psutil
 import pytest
@@ -184,6 +184,41 @@ def test_a_faithful_middleman_is_not_noticed(proxy: Proxy, cluster: NetworkClust
     assert len(story) > 2 * _STORY
 
 
+@pytest.mark.fault("W5", "recorded connections that are played again are cut; nothing changes")
+def test_what_was_recorded_is_worth_nothing(
+    proxy: Proxy, cluster: NetworkCluster, namespaces: Namespaces, exact
+) -> None:
+    """Whole connections of a worker, each from its first byte on: all that it said when it joined and computed."""
+    exact(cluster)
+    epoch = cluster.status()["epoch"]
+    recorded = [(port, bytes(heard)) for port, all_heard in proxy.heard.items() for heard in all_heard]
+    assert {port for port, _ in recorded} >= {cluster.port, cluster.port + DATA_OFFSET}
+    with contextlib.ExitStack() as stack:
+        callers = []
+        for port, heard in recorded:
+            with namespaces.inside("worker2"):
+                caller = stack.enter_context(_connected(Address(cluster.address.host, port)))
+            with contextlib.suppress(ConnectionError):  # it need not listen to the end
+                caller.sendall(heard)
+            callers.append(caller)
+        assert _wait_closed(callers, time.monotonic() + _CLOSED_S) == []
+    exact(cluster)
+    assert cluster.status()["epoch"] == epoch
+
+
+@pytest.mark.parametrize(
+    ("offset", "to_worker"), [(0, False), (0, True), (DATA_OFFSET, False), (DATA_OFFSET, True)]
+)
+@pytest.mark.fault(
+    "W5", "on the connection itself: it breaks and is made anew; the answer is exact or ends in an error"
+)
+def test_what_is_sent_twice_breaks_the_link_and_nothing_else(
+    proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool
+) -> None:
+    """By the one through whose hands all passes, in the middle of an answer."""
+    check_broken_link(proxy, cluster, story, exact, offset, lambda port: proxy.repeat(port, to_worker))
+
+
 @pytest.mark.parametrize(
     ("offset", "to_worker", "at"),
     [(0, False, -1), (0, True, -1), (DATA_OFFSET, True, 40), (DATA_OFFSET, False, 1)],
@@ -194,9 +229,17 @@ def test_a_flipped_bit_breaks_the_link_and_nothing_else(
     proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, to_worker: bool, at: int
 ) -> None:
     """`at`: in what CURVE seals, or in the length before it. The answer is the right one, or ends in an error."""
-    links = proxy.connections[cluster.port + offset]
+    check_broken_link(proxy, cluster, story, exact, offset, lambda port: proxy.flip(port, to_worker, at))
+
+
+def check_broken_link(
+    proxy: Proxy, cluster: NetworkCluster, story: str, exact, offset: int, harm: Callable[[int], None]
+) -> None:
+    """`harm` is done to the worker's connection to this port."""
+    port = cluster.port + offset
+    links = proxy.connections[port]
     with cluster.streaming(PROMPT, _STORY) as stream:
-        proxy.flip(cluster.port + offset, to_worker, at)
+        harm(port)
         stream.join()
     assert not proxy.pending
     assert story.startswith(stream.text)
@@ -204,6 +247,6 @@ def test_a_flipped_bit_breaks_the_link_and_nothing_else(
         assert stream.text == story
     else:
         assert "was lost during" in str(stream.error)
-    wait_for(lambda: proxy.connections[cluster.port + offset] > links, _BACK_S)
+    wait_for(lambda: proxy.connections[port] > links, _BACK_S)
     cluster.wait_ready(3, _BACK_S)
     exact(cluster)

@@ -1,10 +1,11 @@
 """Whatever is lost, and whenever: the running request ends in words within two seconds, and the cluster heals."""
 
+import contextlib
 import re
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -246,3 +247,32 @@ def test_all_workers_at_once(cluster: Serving, exact) -> None:
         start_again(cluster, worker)
     cluster.wait_ready(3)
     exact(cluster)
+
+
+@contextlib.contextmanager
+def slowed_down(node: psutil.Process) -> Iterator[None]:
+    """It gets a fifth of its time, as a machine that is too hot."""
+    over = threading.Event()
+
+    def slow_down() -> None:
+        while not over.is_set():
+            node.suspend()
+            over.wait(0.08)
+            node.resume()
+            over.wait(0.02)
+
+    thread = threading.Thread(target=slow_down)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.fault("P17", "answers are exact and slower, by the same plan; nobody is lost")
+def test_a_worker_that_becomes_five_times_slower(cluster: Serving, exact) -> None:
+    epoch = cluster.wait_ready(3)["epoch"]
+    with slowed_down(cluster.workers["ann"].node):
+        exact(cluster)
+    assert cluster.wait_ready(3)["epoch"] == epoch

@@ -1,0 +1,128 @@
+"""A thousand clients leave without their answers, or are refused: nothing stays of them in any process."""
+
+import itertools
+import json
+import operator
+import socket
+import struct
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import psutil
+import pytest
+
+from tests.process.command import wait_for
+from tests.process.serving.serving import HOST, Serving
+
+_REQUESTS = 1000
+#: Before which threads, buffers and caches have come to what they stay at.
+_FIRST = 100
+_AT_ONCE = 4
+_CALM_S = 30.0
+_ALLOWED = 8e6
+_RESET = struct.pack("ii", 1, 0)
+
+
+def body(**fields: object) -> bytes:
+    usual = {"model": "demo", "prompt": "Once", "max_tokens": 900, "temperature": 0, "ignore_eos": True}
+    content = json.dumps({**usual, **fields}).encode()
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: {HOST}\r\nContent-Type: application/json\r\n"
+    return f"{head}Content-Length: {len(content)}\r\n\r\n".encode() + content
+
+
+STREAM, WHOLE, REFUSED = body(stream=True), body(), body(max_tokens=-1)
+
+
+def read_until(client: socket.socket, words: bytes) -> None:
+    """Until they have come."""
+    seen = b""
+    while words not in seen:
+        part = client.recv(4096)
+        assert part, seen
+        seen += part
+
+
+def reset(client: socket.socket) -> None:
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+
+
+def in_the_stream(client: socket.socket) -> None:
+    client.sendall(STREAM)
+    read_until(client, b"data: ")
+
+
+def by_a_reset_in_the_stream(client: socket.socket) -> None:
+    in_the_stream(client)
+    reset(client)
+
+
+def before_the_stream(client: socket.socket) -> None:
+    client.sendall(STREAM)
+
+
+def by_a_reset_before_the_stream(client: socket.socket) -> None:
+    client.sendall(STREAM)
+    reset(client)
+
+
+def before_a_whole_answer(client: socket.socket) -> None:
+    client.sendall(WHOLE)
+
+
+def half_closed(client: socket.socket) -> None:
+    in_the_stream(client)
+    client.shutdown(socket.SHUT_WR)
+
+
+def in_the_body(client: socket.socket) -> None:
+    client.sendall(WHOLE[:-10])
+
+
+def refused(client: socket.socket) -> None:
+    client.sendall(REFUSED)
+    read_until(client, b"max_tokens")
+
+
+LEAVE: tuple[Callable[[socket.socket], None], ...] = (
+    in_the_stream,
+    by_a_reset_in_the_stream,
+    before_the_stream,
+    by_a_reset_before_the_stream,
+    before_a_whole_answer,
+    half_closed,
+    in_the_body,
+    refused,
+)
+
+
+def leave(cluster: Serving, count: int) -> None:
+    """So many clients come and go, some at a time: one is served, and the others wait."""
+
+    def come_and_go(way: Callable[[socket.socket], None]) -> None:
+        with socket.create_connection((HOST, cluster.port + 4), 20) as client:
+            way(client)
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        list(threads.map(come_and_go, itertools.islice(itertools.cycle(LEAVE), count)))
+    cluster.wait_until(lambda status: status["running"] == status["queued"] == 0, _CALM_S)
+
+
+def held(processes: list[psutil.Process]) -> list[int]:
+    """Descriptors and threads."""
+    return [count for process in processes for count in (process.num_fds(), process.num_threads())]
+
+
+@pytest.mark.fault("H6", "after a thousand, every process has its descriptors, threads and memory of before")
+def test_a_thousand_clients_leave_nothing_behind(cluster: Serving, exact: Callable[[Serving], None]) -> None:
+    cluster.wait_ready(2)
+    worker = cluster.workers["ann"]
+    processes = [psutil.Process(cluster.master.pid), cluster.rank_zero(), worker.agent, worker.node]
+    leave(cluster, _FIRST)
+    epoch, before = cluster.status()["epoch"], held(processes)
+    memory = [process.memory_info().rss for process in processes]
+    leave(cluster, _REQUESTS)
+    wait_for(lambda: all(map(operator.le, held(processes), before)), _CALM_S)
+    grown = [process.memory_info().rss - bytes_ for process, bytes_ in zip(processes, memory, strict=True)]
+    assert max(grown) < _ALLOWED, grown
+    assert cluster.status()["epoch"] == epoch
+    exact(cluster)
