@@ -45,6 +45,10 @@ class NodeSlot:
         if self._has_room():
             self.warm()
 
+    def cool(self) -> None:
+        """Ends the process that `warm` started, if nobody has needed it. Idempotent."""
+        self._drop_standby()
+
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> int:
         """Starts the node and returns its pid; an earlier node is killed first. Raises ResourceError.
 
