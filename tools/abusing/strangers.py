@@ -1,0 +1,171 @@
+"""Who has no key: callers and guests that say nothing, junk, empty frames, guesses."""
+
+import contextlib
+import random
+import secrets
+import socket
+import struct
+from collections import deque
+from collections.abc import Iterator
+
+import zmq
+
+from tools.abusing.attack import Bout
+from tools.abusing.target import Target, anywhere
+from tpiedge.host.addresses import PAIRING_OFFSET, Address
+from tpiedge.joining.connecting import introduction
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.pairing_link import introduction_keys
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.codec import encode
+from tpiedge.wire.control import Shutdown
+from tpiedge.wire.join import Knock, Reveal
+from tpiedge.wire.messages import PROTOCOL
+
+__all__ = ["empty_frames", "guesses", "junk", "silent_callers", "silent_guests"]
+
+_MOST_OPEN = 400
+_FLOODERS = 4
+_FRAMES = 500
+
+
+def silent_callers(target: Target, bout: Bout) -> None:
+    """Connections to every port on which nothing is said, some hundred at a time."""
+    callers: deque[socket.socket] = deque()
+    while bout.goes_on(0.02):
+        for address in target.ports:
+            _call(target, bout, address, callers)
+        while len(callers) > _MOST_OPEN * bout.size:
+            callers.popleft().close()
+
+
+def silent_guests(target: Target, bout: Bout) -> None:
+    """Guests that finish the handshake and say nothing, each with a key and most with an address of its own."""
+    with _guests() as open_guest:
+        guests: deque[zmq.Socket[bytes]] = deque()
+        while bout.goes_on(0.05):
+            guests.append(open_guest(target, bout.rng, pairing=bout.rng.random() < 0.3, probe=False))
+            bout.counts["guests"] += 1
+            while len(guests) > _MOST_OPEN * bout.size:
+                guests.popleft().close(0)
+
+
+def junk(target: Target, bout: Bout) -> None:
+    """Bytes that are no ZMTP, nearly ZMTP, or something else, on every port."""
+    callers: deque[socket.socket] = deque()
+    while bout.goes_on(0.01):
+        caller = _call(target, bout, bout.rng.choice(target.ports), callers)
+        if caller is not None:
+            with contextlib.suppress(OSError):
+                caller.settimeout(0.5)
+                caller.sendall(_rubbish(bout.rng))
+        while len(callers) > 100:
+            callers.popleft().close()
+
+
+def empty_frames(target: Target, bout: Bout) -> None:
+    """Guests that send empty frames as fast as they can, and come back when they are cut off."""
+    with _guests() as open_guest:
+        guests = [open_guest(target, bout.rng, pairing=False, probe=True) for _ in range(_FLOODERS)]
+        while bout.goes_on(0.005):
+            place = bout.rng.randrange(_FLOODERS)
+            try:
+                for _ in range(_FRAMES):
+                    guests[place].send(b"", zmq.NOBLOCK)
+                    bout.counts["frames"] += 1
+            except zmq.Again:
+                if not guests[place].poll(0, zmq.POLLOUT) and bout.rng.random() < 0.02:
+                    guests[place].close(0)
+                    guests[place] = open_guest(target, bout.rng, pairing=bout.rng.random() < 0.3, probe=True)
+                    bout.counts["guests"] += 1
+
+
+def guesses(target: Target, bout: Bout) -> None:
+    """Secrets of tokens and proofs of pairings that are made up, and messages that no guest may send."""
+    with _guests() as open_guest:
+        while bout.goes_on(0.03):
+            pairing = bout.rng.random() < 0.4
+            guest = open_guest(target, bout.rng, pairing=pairing, probe=True)
+            for frame in _claims(pairing):
+                if guest.poll(500, zmq.POLLOUT):
+                    guest.send(frame, zmq.NOBLOCK)
+                    bout.counts["guesses"] += 1
+                if guest.poll(50, zmq.POLLIN):
+                    bout.counts["answers"] += 1
+                    guest.recv_multipart(zmq.NOBLOCK)
+            guest.close(0)
+
+
+def _claims(pairing: bool) -> list[bytes]:
+    if pairing:
+        knock = Knock(PROTOCOL, "1", "somebody", secrets.token_bytes(16))
+        return [encode(knock), encode(Reveal(secrets.token_bytes(32))), encode(Shutdown(0))]
+    return [encode(introduction("somebody", secrets.token_urlsafe(32)[:32])), encode(Shutdown(0))]
+
+
+@contextlib.contextmanager
+def _guests() -> Iterator["_Opening"]:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context.max_sockets = 8192
+    try:
+        yield _Opening(context)
+    finally:
+        context.destroy(0)
+
+
+class _Opening:
+    """Opens connections that have finished, or will finish, the handshake."""
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        self._context = context
+
+    def __call__(
+        self, target: Target, rng: random.Random, *, pairing: bool, probe: bool
+    ) -> zmq.Socket[bytes]:
+        keys = CurveKeys.generate()
+        guest = self._context.socket(zmq.DEALER)
+        guest.linger = 0
+        guest.immediate = 1
+        guest.sndhwm = 2 * _FRAMES
+        guest.curve_publickey, guest.curve_secretkey = keys.public.encode(), keys.secret.encode()
+        master = introduction_keys().public if pairing else target.master_key
+        guest.curve_serverkey = master.encode()
+        guest.routing_id = f"{peer_name(keys.public)}/{secrets.token_hex(8)}".encode()
+        guest.probe_router = int(probe)
+        place = target.address.beside(PAIRING_OFFSET) if pairing else target.address
+        guest.connect(f"tcp://{anywhere(rng)}:0;{place}")
+        return guest
+
+
+def _call(
+    target: Target, bout: Bout, address: Address, callers: deque[socket.socket]
+) -> socket.socket | None:
+    try:
+        caller = target.connect(address, anywhere(bout.rng), 2.0)
+    except OSError:
+        bout.counts["refused"] += 1
+        return None
+    callers.append(caller)
+    bout.counts["callers"] += 1
+    return caller
+
+
+def _rubbish(rng: random.Random) -> bytes:
+    noise = rng.randbytes(rng.randint(1, 4096))
+    return rng.choice(
+        [
+            noise,
+            b"\xff" + noise[:63],
+            _greeting(b"CURVE") + noise,
+            _greeting(b"CURVE") + b"\x06" + struct.pack("!Q", 1 << 62),
+            _greeting(b"CURVE") + b"\x04\xc8\x05HELLO\x01\x00" + noise[:193].ljust(193, b"\0"),
+            _greeting(b"NULL") + b"\x04\x05\x05READY",
+            _greeting(b"PLAIN") + b"\x04\x0a\x05HELLO\x01a\x01b",
+            b"\x16\x03\x01" + noise,
+            b"GET / HTTP/1.1\r\nHost: master\r\n\r\n",
+        ]
+    )
+
+
+def _greeting(mechanism: bytes) -> bytes:
+    return b"\xff" + bytes(8) + b"\x7f\x03\x01" + mechanism.ljust(20, b"\0") + bytes(32)
