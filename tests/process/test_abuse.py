@@ -12,9 +12,10 @@ import pytest
 
 from tests.process.command import gone, wait_for
 
-pytestmark = pytest.mark.skipif(
-    sys.platform != "linux", reason="its callers come from many loopback addresses"
-)
+pytestmark = [
+    pytest.mark.alone,  # a node that gets no processor is lost, too
+    pytest.mark.skipif(sys.platform != "linux", reason="its callers come from many loopback addresses"),
+]
 
 ROOT = Path(__file__).parents[2]
 _END_S = 280.0
