@@ -1,5 +1,7 @@
 """What the master needs of a hub beyond an endpoint, in both makes: waking, admission, farewells."""
 
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -108,3 +110,29 @@ def test_where_a_peer_is_connected_from(pair: Pair) -> None:
 def test_known_keys(pair: Pair) -> None:
     assert pair.hub.admission.knows(KEYS.public)
     assert not pair.hub.admission.knows(CurveKeys.generate().public)
+
+
+def test_a_hub_is_closed_while_its_watch_is_at_work() -> None:
+    """libzmq waits, with the interpreter's lock, for who reads its events: so in a process that can be ended."""
+    ended = subprocess.run([sys.executable, "-c", _CLOSE], capture_output=True, text=True, timeout=30)
+    assert (ended.stdout, ended.stderr) == ("closed\n", "")
+
+
+_CLOSE = """
+import time
+from types import SimpleNamespace
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+
+hub = ZmqHub("tcp://127.0.0.1:*", CurveKeys.generate(), "hub", {}, plane=CONTROL)
+router = hub._backlog._router
+
+def late():
+    time.sleep(1.5)  # longer than the watch's thread sleeps
+    router.disable_monitor()
+
+hub._backlog._router = SimpleNamespace(disable_monitor=late)
+hub.close()
+print("closed")
+"""

@@ -11,17 +11,18 @@ from pathlib import Path
 import pytest
 import zmq
 
+from tests.contract.gate import MASTER, Gate
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address, parse_address
 from tpiedge.joining.connecting import enrol, open_link
-from tpiedge.joining.front_door import FrontDoor, guest_policy
+from tpiedge.joining.front_door import FrontDoor
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.pairing import MAX_PER_SOURCE
 from tpiedge.joining.pairing_link import PairingHub, introduction_keys, pair
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import CLOCK_SET_S
 from tpiedge.transport.admission import GuestPolicy
-from tpiedge.transport.endpoint import LinkReset, MalformedMessage, Unreachable
+from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState
@@ -31,47 +32,8 @@ from tpiedge.wire.join import Enrol, Refused
 from tpiedge.wire.messages import PROTOCOL
 
 WAIT_S = 10.0
-MASTER, WORKER, OTHER = (CurveKeys.generate() for _ in range(3))
+WORKER, OTHER = (CurveKeys.generate() for _ in range(2))
 NAME = peer_name(WORKER.public)
-
-
-class Gate:
-    """A master's hub and front door, served by a thread; what members say is kept in `heard`."""
-
-    def __init__(self, folder: Path) -> None:
-        self.hub = ZmqHub("tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL, guests=guest_policy())
-        self.door = FrontDoor(self.hub, MASTER.public, folder)
-        self.tokens = TokenStore(folder)
-        self.heard: list[tuple[str, object]] = []
-        self._ends = False
-        self._thread = threading.Thread(target=self._serve)
-        self._thread.start()
-
-    @property
-    def address(self) -> Address:
-        return parse_address(self.hub.address.removeprefix("tcp://"))
-
-    def token(self) -> str:
-        return self.tokens.create()[1]
-
-    def close(self) -> None:
-        self._ends = True
-        self._thread.join()
-        self.hub.close()
-
-    def _serve(self) -> None:
-        while not self._ends:
-            self.door.tick()
-            try:
-                envelope = self.hub.recv(0.02)
-            except (LinkReset, MalformedMessage):
-                continue
-            if envelope is None:
-                continue
-            if isinstance(envelope.message, Enrol) or not self.door.is_member(envelope.sender):
-                self.door.receive(envelope.sender, envelope.message)
-            else:
-                self.heard.append((envelope.sender, envelope.message))
 
 
 @pytest.fixture

@@ -174,7 +174,8 @@ def _joined(master: _Master, own: _Self, deadline: float, stack: ExitStack) -> t
 def _join(master: _Master, own: _Self, stack: ExitStack) -> tuple[ZmqSpoke, str]:
     key = master.key or pair(master.address, own.keys, own.host, _show_code)
     with ExitStack() as attempt:  # a link that is left open would stand in the way of the next one
-        spoke = attempt.enter_context(open_link(master.address, key, own.keys, peer_name(own.keys.public)))
+        name = peer_name(own.keys.public)
+        spoke = attempt.enter_context(open_link(master.address, key, own.keys, name, secret=master.secret))
         enrolled = enrol(spoke, own.host, master.secret)
         stack.push(attempt.pop_all())
     click.echo(f"joined {enrolled.cluster} as {enrolled.name}", err=True)

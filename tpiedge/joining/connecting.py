@@ -10,6 +10,7 @@ from tpiedge import __version__
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.addresses import Address, resolve
 from tpiedge.joining.numerics import own_numerics
+from tpiedge.joining.tokens import ticket_of
 from tpiedge.transport.framing import CONTROL, Plane
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.monitor import LinkState
@@ -34,13 +35,16 @@ def open_link(
     timeout_s: float = 3.0,
     plane: Plane = CONTROL,
     shown: str = "",
+    secret: str = "",
 ) -> ZmqSpoke:
     """A link whose handshake is done; the caller closes it. Afterwards it connects anew by itself after breaks.
 
-    `shown` is what errors call the address, where a user knows it by another.
+    `shown` is what errors call the address, where a user knows it by another. With the `secret` of a token there is a
+    place for it, whatever strangers are there.
     """
     numeric = resolve(address)
-    link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane)
+    ticket = ticket_of(secret, name) if secret else ""
+    link = ZmqSpoke(numeric.zmq, master_key, keys, name, hub_name=MASTER, plane=plane, ticket=ticket)
     try:
         state = link.monitor.wait(timeout_s)
         if state is not LinkState.UP:

@@ -36,7 +36,7 @@ class Entrance:
                     name=MASTER,
                     allowed={},
                     plane=CONTROL,
-                    guests=guest_policy(),
+                    guests=guest_policy(folder),
                 )
             )
             self.files_hub = stack.enter_context(

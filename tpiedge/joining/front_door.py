@@ -29,10 +29,21 @@ __all__ = ["FrontDoor", "guest_policy"]
 
 _log = logging.getLogger(__name__)
 
+_CROWDED = "too many newcomers without a token wait at the master: try again, or join with a token"
 
-def guest_policy() -> GuestPolicy:
-    """How the control hub treats unknown keys; pass it to ZmqHub."""
-    return GuestPolicy(peer_name)
+
+def guest_policy(folder: Path) -> GuestPolicy:
+    """How the control hub of the master whose state is in `folder` treats unknown keys; pass it to ZmqHub."""
+    tokens = TokenStore(folder)
+
+    def takes(ticket: str, name: str) -> bool:
+        try:
+            return tokens.takes(ticket, name)
+        except TpiedgeError as error:
+            _log.error("cannot see whether %s has a token: %s", name, error)
+            return False
+
+    return GuestPolicy(peer_name, takes=takes, crowded=Refused("limited", _CROWDED))
 
 
 class FrontDoor:

@@ -55,6 +55,10 @@ class TokenStore:
                 self._write(table)
         return outcome
 
+    def takes(self, ticket: str, name: str) -> bool:
+        """Whether the worker `name` knows the secret of a token that lives."""
+        return self._read().takes(ticket, name, self._now())
+
     def _read(self) -> TokenTable:
         values = read_private(self._path)
         records = [] if values is None else values.get("tokens")

@@ -5,7 +5,8 @@ Laws:
 2. A token of n uses lets n workers in; a use is spent in the same write that says yes.
 3. A token works from its creation to its expiry by the wall clock. A clock that was set back by up to CLOCK_TOLERANCE_S
    before the creation is forgiven; one set back further makes it expired, since its age is unknown then.
-4. A wall clock before CLOCK_SET_S has not been set since the board got power. A token that was made by such a clock has
+4. Who shows by a ticket that he knows a living token's secret has a place at the door, and nothing else.
+5. A wall clock before CLOCK_SET_S has not been set since the board got power. A token that was made by such a clock has
    its whole life from the first moment at which a clock that is set was seen.
 """
 
@@ -30,6 +31,7 @@ __all__ = [
     "TokenRecord",
     "TokenTable",
     "parse_token",
+    "ticket_of",
 ]
 
 Redemption = Literal["ok", "expired", "unknown", "used"]
@@ -42,6 +44,7 @@ MAX_EXPIRY_S = 366 * 86400.0
 _PREFIX = "tpi1"
 _SECRET_BYTES = 16
 _CHECK_BYTES = 4
+_TICKET_DIGITS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,6 +156,16 @@ class TokenTable:
         spent = replace(record, left=record.left - 1)
         return TokenTable(tuple(spent if one is record else one for one in table.records)), "ok", record.id
 
+    def takes(self, ticket: str, name: str, now: float) -> bool:
+        """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`."""
+        if len(ticket) != _TICKET_DIGITS or not ticket.isascii():
+            return False
+        return any(
+            hmac.compare_digest(_ticket(record.hashed, name), ticket)
+            for record in self.started(now).records
+            if record.state(now) == "ok"
+        )
+
     def _find(self, secret: str) -> TokenRecord | None:
         """Looks at every record, so that the time taken tells nothing."""
         hashed = _hash(secret)
@@ -161,6 +174,17 @@ class TokenTable:
             if hmac.compare_digest(record.hashed, hashed):
                 found = record
         return found
+
+
+def ticket_of(secret: str, name: str) -> str:
+    """What the worker `name`, whose key its connection proves, shows before it may say the secret."""
+    return _ticket(_hash(secret), name)
+
+
+def _ticket(hashed: str, name: str) -> str:
+    return hmac.new(hashed.encode(), b"tpiedge ticket\0" + name.encode(), "sha256").hexdigest()[
+        :_TICKET_DIGITS
+    ]
 
 
 def _stale(record: TokenRecord, now: float) -> bool:

@@ -7,18 +7,21 @@ not know as guests, for a short while: what they say goes to the code that admit
 
 import contextlib
 import ctypes
+import itertools
 import logging
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import zmq
 from zmq.utils import z85
 
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import UserError
+from tpiedge.transport.cutting import TcpConnection, is_open
 from tpiedge.transport.endpoint import Counters
 from tpiedge.transport.keys import is_key
+from tpiedge.wire.messages import Message
 
 __all__ = ["Admission", "Gatekeeper", "GuestPolicy"]
 
@@ -27,6 +30,8 @@ _log = logging.getLogger(__name__)
 
 
 _MAX_DENIED = 10_000
+#: After which a connection that was let in has been introduced, or is gone.
+_INTRODUCTION_S = 6.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +39,12 @@ class GuestPolicy:
     """How unknown keys may connect: under the name that `name_of` gives them, for `stay_s`, `limit` at a time and
     `each` from one address.
 
-    Where those places are taken, a newcomer gets that of the guest who came first, once that one has had `grace_s`.
+    Where those places are taken, a newcomer gets that of the guest who came first, once that one has had `grace_s`. A
+    guest has one connection, and none instead of it before that one is closed: libzmq, which hands the routing id of
+    the first to the second then, forgets the first one's descriptor for good.
+
+    With `takes`, who finds no place may still show a ticket, which that looks at, for one of as many places more
+    (in the thread of the hub's owner). Others hear `crowded`.
     """
 
     name_of: Callable[[str], str]
@@ -42,13 +52,26 @@ class GuestPolicy:
     each: int = 16
     stay_s: float = 20.0
     grace_s: float = 3.0
+    takes: Callable[[str, str], bool] | None = None
+    crowded: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Guest:
+    """`called`: when its last handshake ended. `connection`: None before it was introduced, or if it was gone then."""
+
     key: str
     since: float
     address: str
+    called: float
+    introduced: bool = False
+    connection: TcpConnection | None = None
+    has_ticket: bool = False
+
+    def may_be_connected(self, now: float) -> bool:
+        if not self.introduced:
+            return now < self.called + _INTRODUCTION_S
+        return self.connection is not None and is_open(self.connection)
 
 
 class Admission:
@@ -63,6 +86,9 @@ class Admission:
         self.counters = Counters()
         self._names: dict[str, str] = {}
         self._guests: dict[str, _Guest] = {}
+        #: No guests, or no more, who may be connected; some who are not, too.
+        self._others: dict[str, _Guest] = {}
+        self._replaced: set[str] = set()
         self._denied: dict[str, None] = {}
         self.admitted: frozenset[str] = frozenset()
         #: Counts the changes of `admitted`, for code that cannot look at it.
@@ -74,6 +100,10 @@ class Admission:
     def guests(self) -> tuple[str, ...]:
         """Names of those whose key is not on the list, the longest here first."""
         return tuple(self._guests)
+
+    def may_be_guest(self, name: str) -> bool:
+        """Whether there are guests at all, and the peer `name` ("": not introduced yet) is no member."""
+        return self._policy is not None and (name in self._guests or name not in self.admitted)
 
     def key_of(self, name: str) -> str | None:
         """The public key of a peer or guest."""
@@ -121,7 +151,8 @@ class Admission:
                 self._dismiss((name,))
 
     def overstayed(self) -> tuple[str, ...]:
-        """Guests whose time is up, and who are dropped by this call: cut their connections."""
+        """Guests whose time is up, who are dropped by this call, and those whose place another has: cut their
+        connections."""
         if self._policy is None:
             return ()
         with self._lock:
@@ -129,7 +160,16 @@ class Admission:
             late = tuple(name for name, guest in self._guests.items() if guest.since <= latest)
             if late:
                 self._dismiss(late)
+            late += tuple(self._replaced - self.admitted)
+            self._replaced.clear()
         return late
+
+    def introduced(self, name: str, connection: TcpConnection | None) -> None:
+        """The connection over which `name`, if it is a guest, is heard; None where it is gone already."""
+        with self._lock:
+            guest = self._guests.get(name)
+            if guest is not None:
+                self._guests[name] = replace(guest, introduced=True, connection=connection)
 
     def address_of(self, guest: str) -> str:
         """The IP address that a guest connected from, "" where it is unknown."""
@@ -150,28 +190,78 @@ class Admission:
         if self._policy is None or key in self._denied:
             return None
         name = self._policy.name_of(key)
-        known = self._guests.pop(name, None)
-        # Who connects again is no newcomer, and does not get more time.
         now = self._clock.now()
-        if known is None and (name in self.admitted or not self._make_room(self._policy, address, now)):
+        known = self._guests.get(name)
+        last = known or self._others.get(name)
+        if (last is not None and last.may_be_connected(now)) or (known is None and name in self.admitted):
             return None
-        self._guests[name] = _Guest(key, now if known is None else known.since, address)
-        self._replace(self._names)
+        guest = _Guest(key, now, address, now)
+        if known is not None:  # no newcomer, and does not get more time
+            guest = replace(guest, since=known.since, has_ticket=known.has_ticket)
+        if known is not None or self._make_room(self._policy, address, now):
+            self._seat(name, guest)
+            return name
+        if self._policy.takes is None:
+            return None
+        self._keep(name, guest, now)
         return name
 
+    def refusal(self, name: str, ticket: str, connection: TcpConnection | None) -> Message | None:
+        """For `name`, who has found no place and shows a ticket: a guest's place now, or what it hears instead. None as
+        well where there is nothing to say to it."""
+        policy, caller = self._policy, self._others.get(name)
+        if policy is None or policy.takes is None or caller is None or caller.introduced:
+            return None
+        if caller.key in self._denied:
+            return None
+        has_ticket = policy.takes(ticket, name)
+        with self._lock:
+            if has_ticket and self._push_out(self._crowd(has_ticket=True), policy.limit, caller.called):
+                self._seat(name, replace(caller, has_ticket=True))
+                return None
+            self._others[name] = replace(caller, introduced=True, connection=connection)
+        return policy.crowded
+
+    def _seat(self, name: str, guest: _Guest) -> None:
+        self._guests.pop(name, None)
+        self._others.pop(name, None)
+        self._guests[name] = guest
+        self._replace(self._names)
+
+    def _keep(self, name: str, guest: _Guest, now: float) -> None:
+        """Remember that it may be connected. A look at the oldest two for each one that comes keeps them few."""
+        for other in tuple(itertools.islice(self._others, 2)):
+            one = self._others.pop(other)
+            if one.may_be_connected(now):
+                self._others[other] = one
+        self._others[name] = guest
+
     def _make_room(self, policy: GuestPolicy, address: str, now: float) -> bool:
-        crowd = [name for name, guest in self._guests.items() if guest.address == address]
-        if len(crowd) < policy.each:
-            if len(self._guests) < policy.limit:
-                return True
-            crowd = list(self._guests)
+        crowd = self._crowd(has_ticket=False)
+        neighbours = [name for name in crowd if self._guests[name].address == address]
+        if len(neighbours) >= policy.each:
+            return self._push_out(neighbours, policy.each, now)
+        return self._push_out(crowd, policy.limit, now)
+
+    def _crowd(self, *, has_ticket: bool) -> list[str]:
+        return [name for name, guest in self._guests.items() if guest.has_ticket == has_ticket]
+
+    def _push_out(self, crowd: list[str], limit: int, now: float) -> bool:
+        """Whether there is room for one more of these; the one who came first may have to go for it."""
+        assert self._policy is not None
+        if len(crowd) < limit:
+            return True
         oldest = min(crowd, key=lambda name: self._guests[name].since)
-        if self._guests[oldest].since + policy.grace_s > now:
+        if self._guests[oldest].since + self._policy.grace_s > now:
             return False
         self._dismiss((oldest,))
+        self._replaced.add(oldest)
         return True
 
     def _dismiss(self, names: tuple[str, ...]) -> None:
+        now = self._clock.now()
+        for name in names:
+            self._keep(name, self._guests[name], now)
         self._guests = {name: guest for name, guest in self._guests.items() if name not in names}
         self._replace(self._names)
 

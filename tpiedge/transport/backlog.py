@@ -1,15 +1,16 @@
-"""Bytes that came over a hub's connections and were not received: too many of them end the connection.
+"""A hub's connections: strangers do not stay (`strangers.py`), and too many bytes that were not received end any.
 
 libzmq bounds what waits by counting messages, and then reads the connection no more. That bounds no bytes: a message of
 many frames counts when it is whole, and a peer may never end its own. Nor is it a way to stop: where such a connection
 fails and what had been read of it has a heartbeat of the peer, libzmq 4.3.5 aborts the process as soon as messages are
 received again. So a hub's libzmq reads without a bound. The kernel knows how many bytes have come, the hub's owner how
 many it has received; this compares them.
+
+Nor does libzmq end a connection over which nothing comes once its handshake has ended, or know of any limit.
 """
 
 import contextlib
 import logging
-import os
 import socket
 import struct
 import sys
@@ -20,9 +21,12 @@ from typing import Final, NamedTuple
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
+from tpiedge.transport.admission import Admission
+from tpiedge.transport.cutting import Cutter, TcpConnection, borrowed, connection_of
+from tpiedge.transport.strangers import Strangers
+from tpiedge.units import KIB
 
-__all__ = ["SUPPORTED", "Arrived", "Backlog", "Flow", "curve_bytes"]
+__all__ = ["MAX_STRANGERS", "STRANGERS_EACH", "SUPPORTED", "Arrived", "Backlog", "Flow", "curve_bytes"]
 
 SUPPORTED: Final = sys.platform == "linux"
 """Whether the kernel tells. Elsewhere nothing is watched."""
@@ -30,6 +34,17 @@ SUPPORTED: Final = sys.platform == "linux"
 MAX_SEGMENTS: Final = 32768
 """TCP segments of one peer that may come while nothing of it is received: each can hold a buffer of 8 KiB in place."""
 
+MAX_STRANGERS: Final = 128
+STRANGERS_EACH: Final = 64
+"""Connections of a hub that are nobody's yet, in all and of one address: computers behind one may start together."""
+
+# A handshake has 3 s.
+_STRANGER_S: Final = 5.0
+# For the last word to leave.
+_FAREWELL_S: Final = 0.5
+#: Bytes that may wait of a guest, who has only an Enrol or a Knock to send.
+_GUEST_BYTES: Final = 64 * KIB
+_MOST_AT_ONCE: Final = 256
 _PERIOD_S: Final = 0.1
 _IDLE_S: Final = 1.0
 # Of the time, whatever a crowd of connections costs.
@@ -57,14 +72,29 @@ class Arrived(NamedTuple):
 
 
 class Flow:
-    """One connection. The hub's owner adds to `taken` the wire bytes of every message that it receives."""
+    """One connection, from an IP address. The hub's owner adds to `taken` the wire bytes of every message that it
+    receives, and sets `route` and `name` when the peer is introduced."""
 
-    __slots__ = ("_idle_since", "_other", "_taken", "flooded", "left", "taken")
+    __slots__ = (
+        "_idle_since",
+        "_other",
+        "_taken",
+        "address",
+        "cut",
+        "flooded",
+        "left",
+        "name",
+        "route",
+        "taken",
+    )
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = "") -> None:
+        self.address = address
+        self.route = b""
+        self.name = ""
         self.taken = 0
-        #: Whether the connection was ended for it.
-        self.flooded = False
+        #: Whether the connection was ended here, and whether for what it sent.
+        self.cut = self.flooded = False
         #: Bytes that waited when it was last looked at.
         self.left = 0
         self._taken = self._idle_since = 0
@@ -85,24 +115,28 @@ class Flow:
 
 class Backlog:
     """Watches the connections of one ROUTER, in a thread, from its construction (before the bind) to `close`.
+    `limit`: of the bytes that may wait of an admitted peer.
 
     What came over connections that ended still waits. While that is too much, no new connection gets in:
     neither of a peer that floods and connects again, nor of others, which would not be heard either before the owner
     has received what waits.
     """
 
-    def __init__(self, router: zmq.Socket[bytes], limit: int) -> None:
+    def __init__(self, router: zmq.Socket[bytes], limit: int, admission: Admission) -> None:
         self._router = router
         self._limit = limit
+        self._admission = admission
+        self._strangers = Strangers(MAX_STRANGERS, STRANGERS_EACH)
         self._flows: dict[TcpConnection, Flow] = {}
         self._cutter = Cutter()
         self._due = 0.0
+        self._looked = self._received_until = 0.0
         self._ended_bytes = 0
         #: The owner sets this when it finds nothing that waits.
         self.empty = False
-        self._closing = not SUPPORTED
+        self._stopped = self._closing = not SUPPORTED
         if SUPPORTED:
-            self._events = router.get_monitor_socket(int(zmq.EVENT_ACCEPTED) | int(zmq.EVENT_MONITOR_STOPPED))
+            self._events = _events_of(router)
             self._thread = threading.Thread(target=self._watch, name="tpiedge-backlog", daemon=True)
             self._thread.start()
 
@@ -110,7 +144,8 @@ class Backlog:
         """The flow of a connection over which the owner has received a message."""
         if connection is None or not SUPPORTED:  # it would never be forgotten
             return Flow()
-        return self._flows.setdefault(connection, Flow())
+        known = self._flows.get(connection)
+        return known or self._flows.setdefault(connection, Flow(_address_of(connection)))
 
     def close(self) -> None:
         """Before the ROUTER is closed. Idempotent."""
@@ -121,61 +156,109 @@ class Backlog:
 
     def _watch(self) -> None:
         with contextlib.closing(self._events), contextlib.suppress(zmq.ContextTerminated):
-            while not self._closing:
+            while not self._stopped:
                 if self._events.poll(self._patience_ms()):
-                    self._meet()
+                    self._meet_all()
                 if time.monotonic() >= self._due:
                     self._look()
 
     def _patience_ms(self) -> int:
         return int(max(0.0, self._due - time.monotonic()) * 1000) + 1
 
-    def _meet(self) -> None:
-        """Take in a new connection, which may have said nothing yet."""
+    def _meet_all(self) -> None:
+        """Take in new connections, before a crowd of them can use up the descriptors of the process."""
         self._due = min(self._due, time.monotonic() + _PERIOD_S)
-        event = recv_monitor_message(self._events)
-        connection = connection_of(event["value"]) if event["event"] == zmq.EVENT_ACCEPTED else None
-        if connection is not None:
-            self._flows.setdefault(connection, Flow())
-            if self._ended_bytes > self._limit:
-                self._cutter.cut(connection)
+        with contextlib.suppress(zmq.Again):
+            for _ in range(_MOST_AT_ONCE):
+                event = recv_monitor_message(self._events, zmq.NOBLOCK)
+                if event["event"] == zmq.EVENT_ACCEPTED:
+                    self._meet(connection_of(event["value"]))
+                else:
+                    self._stopped = True
+
+    def _meet(self, connection: TcpConnection | None) -> None:
+        """It may have said nothing yet."""
+        if connection is None:
+            return
+        flow = self.flow(connection)
+        if self._ended_bytes > self._limit:
+            self._cut(connection, flow)
+        elif not flow.name:
+            self._take_for_stranger(connection, flow, _STRANGER_S)
 
     def _look(self) -> None:
         began = time.monotonic()
         if self.empty:
             self.empty, self._ended_bytes = False, 0
+            self._received_until = self._looked  # or longer: until some time after that
+        self._looked = began
         for connection, flow in list(self._flows.items()):
             taken, arrived = flow.taken, _arrived(connection)
             if arrived is None:
                 self._ended_bytes += self._flows.pop(connection).left
-            elif not flow.flooded:
+                self._strangers.left(connection)
+            elif not flow.cut:
                 self._judge(connection, flow, flow.waiting(arrived, taken))
+        for connection in self._strangers.overdue(self._received_until):
+            self._cut_stranger(connection)
         now = time.monotonic()
         self._due = now + (
             max(_PERIOD_S, _SHARE * (now - began)) if self._flows or self._ended_bytes else _IDLE_S
         )
 
     def _judge(self, connection: TcpConnection, flow: Flow, waiting: Arrived) -> None:
-        if waiting.byte_count > self._limit or waiting.segments > MAX_SEGMENTS:
+        if flow.name in self._admission.admitted:
+            self._strangers.left(connection)
+        elif flow.name and connection not in self._strangers:
+            self._take_for_stranger(connection, flow, _FAREWELL_S)
+        guest = self._admission.may_be_guest(flow.name)
+        limit = min(self._limit, _GUEST_BYTES) if guest else self._limit
+        if waiting.byte_count > limit or waiting.segments > MAX_SEGMENTS:
             flow.flooded = True
-            self._cutter.cut(connection)
-            _log.warning(
+            self._cut(connection, flow)
+            _log.log(
+                logging.INFO if guest else logging.WARNING,
                 "cut a connection off: %d bytes wait that were not received, and %d may",
                 waiting.byte_count,
-                self._limit,
+                limit,
             )
+
+    def _take_for_stranger(self, connection: TcpConnection, flow: Flow, stay_s: float) -> None:
+        gone = self._strangers.came(connection, flow.address, time.monotonic() + stay_s)
+        if gone is not None:
+            self._cut_stranger(gone)
+
+    def _cut_stranger(self, connection: TcpConnection) -> None:
+        flow = self._flows[connection]
+        if flow.name not in self._admission.admitted:  # it may have been introduced just now
+            self._cut(connection, flow)
+
+    def _cut(self, connection: TcpConnection, flow: Flow) -> None:
+        self._strangers.left(connection)
+        flow.cut = True
+        self._cutter.cut(connection)
+
+
+def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
+    """Told of each accepted connection and of the end. To be read until then, and without a bound: libzmq waits for the
+    reader otherwise, in `disable_monitor` even with the interpreter's lock."""
+    place = f"inproc://backlog-{id(router)}"
+    router.monitor(place, int(zmq.EVENT_ACCEPTED) | int(zmq.EVENT_MONITOR_STOPPED))
+    events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
+    events.rcvhwm = 0
+    events.connect(place)
+    return events
+
+
+def _address_of(connection: TcpConnection) -> str:
+    """The IP address at its other end, "" where the connection is gone."""
+    with contextlib.suppress(OSError), borrowed(connection) as lent:
+        return str(lent.getpeername()[0])
+    return ""
 
 
 def _arrived(connection: TcpConnection) -> Arrived | None:
     """None where the connection is gone."""
-    with contextlib.suppress(OSError):
-        if os.fstat(connection.descriptor).st_ino == connection.inode:
-            # Borrowed from libzmq, which may close it at any time.
-            borrowed = socket.socket(socket.AF_INET, socket.SOCK_STREAM, 0, connection.descriptor)
-            try:
-                return Arrived(
-                    *_INFO.unpack(borrowed.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size))
-                )
-            finally:
-                borrowed.detach()
+    with contextlib.suppress(OSError), borrowed(connection) as lent:
+        return Arrived(*_INFO.unpack(lent.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)))
     return None

@@ -6,13 +6,15 @@ a peer that hangs up. (Taking over the peer's routing id instead leaves an engin
 """
 
 import contextlib
+import errno
 import os
 import socket
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Cutter", "TcpConnection", "connection_of"]
+__all__ = ["Cutter", "TcpConnection", "borrowed", "connection_of", "is_open"]
 
 _DELAY_S: Final = 0.05
 
@@ -31,6 +33,25 @@ def connection_of(descriptor: str | int) -> TcpConnection | None:
     return None
 
 
+def is_open(connection: TcpConnection) -> bool:
+    """Whether libzmq has not closed it yet."""
+    with contextlib.suppress(OSError):
+        return os.fstat(connection.descriptor).st_ino == connection.inode
+    return False
+
+
+@contextlib.contextmanager
+def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
+    """The socket itself, for a short look: libzmq may close it at any time. Raises OSError where it has."""
+    if not is_open(connection):
+        raise OSError(errno.EBADF, "the connection is gone")
+    lent = socket.socket(fileno=connection.descriptor)
+    try:
+        yield lent
+    finally:
+        lent.detach()
+
+
 class Cutter:
     """Cuts now, or soon, so that what was sent last still leaves."""
 
@@ -38,10 +59,9 @@ class Cutter:
         self._due: deque[tuple[float, TcpConnection]] = deque()
 
     def cut(self, connection: TcpConnection) -> None:
-        with contextlib.suppress(OSError):
-            if os.fstat(connection.descriptor).st_ino != connection.inode:
-                return
-            with socket.socket(fileno=os.dup(connection.descriptor)) as double:
+        # A double stays the same socket, whatever libzmq closes and opens meanwhile.
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as double:
+            if os.fstat(double.fileno()).st_ino == connection.inode:
                 double.shutdown(socket.SHUT_RDWR)
 
     def cut_soon(self, connection: TcpConnection) -> None:

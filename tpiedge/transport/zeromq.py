@@ -1,11 +1,12 @@
 """Hub and spokes over ZeroMQ: ROUTER and DEALER, always with CURVE.
 
 Identity is the key. The gatekeeper turns the key into a name, and the first frame of a connection shows whether
-the routing id, which the peer chooses as `name/nonce`, agrees with it; from then on messages go by routing id.
+the routing id, which the peer chooses as `name/nonce/ticket`, agrees with it; from then on messages go by routing id.
 Only this hub learns the nonce, so no other process can take the route over. The nonce tells a process that
 connects again (same nonce: libzmq hands the route over) from a second process under the same key (other
-nonce: refused while the first one is connected). A spoke announces every connection with an empty frame, so
-the hub sees breaks: libzmq itself mends a connection silently and loses what was under way.
+nonce: refused while the first one is connected). The ticket is for a stranger who finds no place (`admission.py`). A
+spoke announces every connection with an empty frame, so the hub sees breaks: libzmq itself mends a connection silently
+and loses what was under way. A second such frame on one connection breaks the protocol.
 """
 
 import errno
@@ -20,7 +21,7 @@ from tpiedge.transport.admission import Admission, GuestPolicy
 from tpiedge.transport.backlog import SUPPORTED, Backlog, Flow, curve_bytes
 from tpiedge.transport.context import ZmqContext
 from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
-from tpiedge.transport.endpoint import Buffer, LinkReset
+from tpiedge.transport.endpoint import Buffer, LinkReset, MalformedMessage
 from tpiedge.transport.framing import Plane, frame_of
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq_endpoint import (
@@ -40,6 +41,8 @@ __all__ = ["ZmqHub", "ZmqSpoke"]
 
 _MAX_HELD = 256
 _MAX_CUT = 1000
+# Connections that wait to be accepted; who calls when there are more tries again only after a second.
+_MOST_CALLS = 1024
 _OWN_ADDRESS = "give one address of this computer, HOST:PORT"
 _ADVICE = {
     zmq.EADDRINUSE: "another program has this port: stop it, or give another port",
@@ -86,14 +89,15 @@ class ZmqHub(ZmqEndpoint):
         self._known: dict[bytes, _Peer] = {}
         self._cutter = Cutter()
         #: Routes whose connection was ended, and may be made anew.
-        self._cut: dict[bytes, TcpConnection] = {}
+        self._cut: dict[bytes, TcpConnection | None] = {}
         self._socket.curve_server = 1
         self._socket.zap_domain = self._context.guard(self.admission)
         self._socket.router_mandatory = 1
         self._socket.router_handover = 1
+        self._socket.backlog = _MOST_CALLS
         if SUPPORTED:
             self._socket.rcvhwm = 0
-        self._backlog = Backlog(self._socket, plane.backlog_limit)
+        self._backlog = Backlog(self._socket, plane.backlog_limit, self.admission)
         self._bind(address)
 
     @property
@@ -133,13 +137,16 @@ class ZmqHub(ZmqEndpoint):
 
     def _forget(self, route: bytes, *, at_once: bool) -> None:
         """End the connection; what it still sends counts no more."""
-        connection = self._known.pop(route).connection
-        if connection is None:
-            return
+        peer = self._known.pop(route)
+        # A descriptor that was used again when the peer's first frame was received is another connection's.
+        self._end(route, peer.connection if peer.flow.route == route else None, at_once=at_once)
+
+    def _end(self, route: bytes, connection: TcpConnection | None, *, at_once: bool) -> None:
         self._cut[route] = connection
         while len(self._cut) > _MAX_CUT:
             del self._cut[next(iter(self._cut))]
-        (self._cutter.cut if at_once else self._cutter.cut_soon)(connection)
+        if connection is not None:
+            (self._cutter.cut if at_once else self._cutter.cut_soon)(connection)
 
     def _bind(self, address: str) -> None:
         self._socket.ipv6 = address.startswith("tcp://[")
@@ -219,21 +226,48 @@ class ZmqHub(ZmqEndpoint):
                 self.counters.revoked += 1
                 return None
             del self._cut[route]
-        if user not in self.admission.admitted:
-            self.counters.revoked += 1
-            return None
         if not route.startswith(user.encode() + b"/"):
             self.counters.impostor += 1
+            self._end(route, connection, at_once=True)
             return None
+        if user not in self.admission.admitted:
+            ticket = route.rpartition(b"/")[2].decode("ascii", "replace")
+            farewell = self.admission.refusal(user, ticket, connection)
+            if user not in self.admission.admitted:
+                self.counters.revoked += 1
+                if farewell is not None:
+                    self._hand_over(route, frame_of(farewell, (), self._plane))
+                self._end(route, connection, at_once=farewell is None)
+                return None
         known = self._routes.get(user)
+        if known == route and connection == self._known[route].connection:
+            self.counters.malformed += 1
+            return MalformedMessage(user, "an empty frame")
         if known is not None and known != route and self._is_connected(known):
             self.counters.duplicate += 1
             self._hand_over(route, DUPLICATE)
+            self._end(route, connection, at_once=False)
             return None
-        before = None if known is None else self._known.pop(known)
+        before = None if known is None else self._part(known)
         self._routes[user] = route
-        self._known[route] = _Peer(user, address, connection, self._backlog.flow(connection))
+        self._known[route] = self._peer(user, route, address, connection)
         return None if before is None else LinkReset(user, self._reason(before.flow))
+
+    def _part(self, route: bytes) -> _Peer:
+        """Drop the peer's connection before this one: libzmq keeps one that it handed over."""
+        before = self._known.pop(route)
+        if before.connection is not None and before.flow.route == route:
+            self._cutter.cut(before.connection)
+        return before
+
+    def _peer(self, user: str, route: bytes, address: str, connection: TcpConnection | None) -> _Peer:
+        flow = self._backlog.flow(connection)
+        if flow.route not in (b"", route) and self._is_connected(flow.route):
+            # The descriptor of a connection that is gone was used again: this one is another peer's.
+            connection, flow = None, self._backlog.flow(None)
+        flow.route, flow.name = route, user
+        self.admission.introduced(user, connection)
+        return _Peer(user, address, connection, flow)
 
     def _reason(self, flow: Flow) -> str:
         return f"it had sent more than {self._plane.backlog_limit} bytes ahead" if flow.flooded else ""

@@ -39,6 +39,7 @@ SEND_MORE = int(zmq.NOBLOCK) | int(zmq.SNDMORE)
 # Frames of the transport itself; an encoded message starts otherwise.
 PROBE = b""
 DUPLICATE = b"duplicate"
+_MOST_DROPPED = 100
 
 
 class ZmqEndpoint(Messaging):
@@ -220,14 +221,16 @@ class ZmqEndpoint(Messaging):
             self._wakeup.silence()
 
     def _take(self, flags: int) -> Item | None:
-        """The next message that the owner needs to know of; None where none is there (`flags`: for 20 ms)."""
-        while True:
+        """The next message that the owner needs to know of; None where none is there (`flags`: for 20 ms), or after
+        so many others that the owner must look at the time."""
+        for _ in range(_MOST_DROPPED):
             try:
                 item = self._receive(flags)
             except zmq.Again:
                 return None
             if item is not None:
                 return item
+        return None
 
     def _received(self, sender: str, frame: Frame) -> Item:
         if frame.more:

@@ -21,7 +21,8 @@ _LOOK_S = 0.2
 
 
 class ZmqSpoke(ZmqEndpoint):
-    """Connects to the hub at `address` whose public key is `server_key`, and again after every break."""
+    """Connects to the hub at `address` whose public key is `server_key`, and again after every break. `ticket`: what a
+    stranger shows for a place there, if it has any."""
 
     def __init__(
         self,
@@ -34,6 +35,7 @@ class ZmqSpoke(ZmqEndpoint):
         plane: Plane,
         io_threads: int = 1,
         context: ZmqContext | None = None,
+        ticket: str = "",
     ) -> None:
         if not is_key(server_key):
             raise UserError(f"not the public key of {hub_name}: {len(server_key)} characters")
@@ -46,7 +48,7 @@ class ZmqSpoke(ZmqEndpoint):
         self._writable.register(self._socket, zmq.POLLOUT)
         self._writable.register(self._wakeup, zmq.POLLIN)
         self._socket.curve_serverkey = server_key.encode()
-        self._socket.routing_id = f"{name}/{secrets.token_hex(8)}".encode()
+        self._socket.routing_id = f"{name}/{secrets.token_hex(8)}/{ticket}".encode()
         self._socket.probe_router = 1
         # Nothing queues for a connection that does not exist yet.
         self._socket.immediate = 1

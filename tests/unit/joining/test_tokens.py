@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
 from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import CLOCK_SET_S, CLOCK_TOLERANCE_S, JoinToken, TokenTable, parse_token
+from tpiedge.joining.tokens import (
+    CLOCK_SET_S,
+    CLOCK_TOLERANCE_S,
+    JoinToken,
+    TokenTable,
+    parse_token,
+    ticket_of,
+)
 from tpiedge.transport.keys import CurveKeys
 
 KEYS = CurveKeys.generate()
@@ -124,6 +131,25 @@ def test_a_use_is_spent_and_a_reusable_token_is_not() -> None:
     for _ in range(5):
         table, outcome, _ = table.redeem(secret, T0)
         assert outcome == "ok"
+
+
+def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token() -> None:
+    table, record, secret = TokenTable().create(T0, HOUR, 1)
+    ticket = ticket_of(secret, "w-1")
+    assert secret not in ticket
+    assert record.hashed not in ticket
+    assert table.takes(ticket, "w-1", T0)
+    assert not table.takes(ticket, "w-2", T0)
+    assert not table.takes(ticket, "w-1", T0 + HOUR)
+    assert not table.redeem(secret, T0)[0].takes(ticket, "w-1", T0)
+    assert not table.revoke(record.id).takes(ticket, "w-1", T0)
+    for other in ("", ticket[:-1], "é" * len(ticket), ticket_of("another", "w-1")):
+        assert not table.takes(other, "w-1", T0)
+
+
+def test_a_ticket_of_a_token_that_waits_for_a_clock_is_good_when_it_is_set() -> None:
+    table, _, secret = TokenTable().create(60.0, HOUR, 1)
+    assert table.takes(ticket_of(secret, "w-1"), "w-1", T0)
 
 
 def test_a_revoked_or_foreign_secret_is_unknown() -> None:

@@ -1,10 +1,14 @@
 """Guests of a hub: few, for a short time, and never instead of a member."""
 
+import socket
+
 import pytest
 
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission, GuestPolicy
+from tpiedge.transport.cutting import connection_of
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.join import Refused
 
 KEYS = [CurveKeys.generate().public for _ in range(6)]
 
@@ -67,6 +71,77 @@ def test_time_is_limited_and_not_renewed_by_connecting_again(
     assert admission.overstayed() == ("w1",)
     assert admission.admitted == {"w0"}
     assert admission.overstayed() == ()
+
+
+def test_a_guest_has_one_connection(admission: Admission, clock: ManualClock) -> None:
+    """As long as it may be open: before it is introduced, and until it is closed, also of one who is dismissed."""
+    assert [admission.judge(KEYS[1]), admission.judge(KEYS[1])] == ["w1", None]
+    with socket.socket() as connection:
+        admission.introduced("w1", connection_of(connection.fileno()))
+        clock.advance(10.0)
+        assert admission.judge(KEYS[1]) is None
+        admission.dismiss("w1")
+        assert admission.judge(KEYS[1]) is None
+    assert admission.judge(KEYS[1]) == "w1"
+    admission.introduced("w1", None)  # gone by then
+    assert admission.judge(KEYS[1]) == "w1"
+
+
+def test_who_loses_his_place_is_named_once(admission: Admission, clock: ManualClock) -> None:
+    for key in KEYS[1:3]:
+        admission.judge(key, "a")
+    clock.advance(3.0)
+    assert admission.judge(KEYS[3], "a") == "w3"
+    assert admission.overstayed() == ("w1",)
+    assert admission.overstayed() == ()
+
+
+FULL = Refused("limited", "full")
+
+
+@pytest.fixture
+def crowded(clock: ManualClock) -> Admission:
+    """One place, which is taken, and one for tickets."""
+    policy = GuestPolicy(name_of, limit=1, takes=lambda ticket, name: ticket == f"for {name}", crowded=FULL)
+    admission = Admission({KEYS[0]: "w0"}, policy, clock)
+    assert admission.judge(KEYS[1]) == "w1"
+    return admission
+
+
+def test_with_a_ticket_there_is_a_place(crowded: Admission) -> None:
+    assert crowded.judge(KEYS[2], "a") == "w2"
+    assert crowded.admitted == {"w0", "w1"}
+    assert crowded.key_of("w2") is None
+    assert crowded.refusal("w2", "for w2", None) is None
+    assert crowded.admitted == {"w0", "w1", "w2"}
+    assert (crowded.key_of("w2"), crowded.address_of("w2")) == (KEYS[2], "a")
+
+
+def test_without_a_ticket_the_crowd_is_told_once(crowded: Admission) -> None:
+    crowded.judge(KEYS[2])
+    assert crowded.refusal("w2", "for w1", None) is FULL
+    assert crowded.refusal("w2", "for w2", None) is None  # it has had its turn
+    assert crowded.refusal("w1", "for w1", None) is None
+    assert crowded.admitted == {"w0", "w1"}
+
+
+def test_holders_of_tickets_are_limited_too(crowded: Admission, clock: ManualClock) -> None:
+    for key, answer in [(KEYS[2], None), (KEYS[3], FULL)]:
+        crowded.judge(key)
+        assert crowded.refusal(name_of(key), f"for {name_of(key)}", None) is answer
+    clock.advance(3.0)
+    assert [crowded.judge(key) for key in KEYS[4:]] == ["w4", "w5"]
+    assert crowded.refusal("w5", "for w5", None) is None
+    assert crowded.admitted == {"w0", "w4", "w5"}
+    assert set(crowded.overstayed()) == {"w1", "w2"}
+
+
+def test_a_denied_key_has_no_use_for_a_ticket(crowded: Admission) -> None:
+    crowded.judge(KEYS[2])
+    crowded.deny(KEYS[2])
+    assert crowded.refusal("w2", "for w2", None) is None
+    assert "w2" not in crowded.admitted
+    assert crowded.judge(KEYS[2]) is None
 
 
 def test_a_revoked_or_denied_key_is_no_guest_until_admitted(admission: Admission) -> None:

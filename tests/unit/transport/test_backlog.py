@@ -4,6 +4,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from tpiedge.transport.admission import Admission
 from tpiedge.transport.backlog import Arrived, Backlog, Flow
 from tpiedge.transport.cutting import TcpConnection
 
@@ -44,7 +45,7 @@ def _look(flow: Flow, arrived: Arrived, meanwhile: int) -> Arrived:
 
 def test_where_nothing_is_watched_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpiedge.transport.backlog.SUPPORTED", False)
-    backlog = Backlog(Mock(), 1000)
+    backlog = Backlog(Mock(), 1000, Admission({}))
     first = backlog.flow(TcpConnection(1, 2))
     assert backlog.flow(TcpConnection(1, 2)) is not first
     backlog.close()

@@ -1,0 +1,61 @@
+"""Where workers come in: a master's control hub and its front door, in a thread."""
+
+import threading
+from pathlib import Path
+
+from tpiedge.host.addresses import Address, parse_address
+from tpiedge.joining.front_door import FrontDoor, guest_policy
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.transport.endpoint import LinkReset, MalformedMessage
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.wire.join import Enrol
+
+__all__ = ["MASTER", "Gate"]
+
+MASTER = CurveKeys.generate()
+
+
+class Gate:
+    """A master's hub and front door, served by a thread; what members say is kept in `heard`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.hub = ZmqHub(
+            "tcp://127.0.0.1:*", MASTER, "master", {}, plane=CONTROL, guests=guest_policy(folder)
+        )
+        self.door = FrontDoor(self.hub, MASTER.public, folder)
+        self.tokens = TokenStore(folder)
+        self.heard: list[tuple[str, object]] = []
+        self._ends = False
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    @property
+    def address(self) -> Address:
+        return parse_address(self.hub.address.removeprefix("tcp://"))
+
+    def token(self) -> str:
+        return self.tokens.create()[1]
+
+    def close(self) -> None:
+        self._ends = True
+        self._thread.join()
+        self.hub.close()
+
+    def _serve(self) -> None:
+        while not self._ends:
+            self.door.tick()
+            try:
+                envelope = self.hub.recv(0.02)
+            except LinkReset:
+                continue
+            except MalformedMessage as error:
+                self.hub.disconnect(error.peer)
+                continue
+            if envelope is None:
+                continue
+            if isinstance(envelope.message, Enrol) or not self.door.is_member(envelope.sender):
+                self.door.receive(envelope.sender, envelope.message)
+            else:
+                self.heard.append((envelope.sender, envelope.message))

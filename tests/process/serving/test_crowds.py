@@ -1,0 +1,75 @@
+"""Thousands of callers without a key at a master that serves: it holds few of them, none for long, and works on."""
+
+import socket
+import sys
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from tests.contract.crowd import Crowd, sockets_of, wait_until
+from tests.process.serving.serving import Serving
+from tpiedge.host.addresses import PAIRING_OFFSET
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.identity import load_or_create_keys, peer_name
+from tpiedge.joining.pairing_link import introduction_keys
+from tpiedge.joining.tokens import parse_token
+from tpiedge.transport.backlog import MAX_STRANGERS
+from tpiedge.transport.keys import CurveKeys
+
+pytestmark = [
+    pytest.mark.usefixtures("serving_on"),
+    pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no connection is watched"),
+]
+
+#: Of the loopback network.
+SOURCES = [f"127.0.0.{number}" for number in range(2, 10)]
+#: What a master that serves may open meanwhile: HTTP of these tests, a worker's file.
+OTHERS = 8
+#: For as many as would take a minute at three seconds for each crowd.
+ALL_S = 30.0
+
+
+@pytest.fixture
+def sockets(cluster: Serving):
+    """How many the master holds beyond those at the start."""
+    assert cluster.master is not None
+    pid = cluster.master.pid
+    before = sockets_of(pid)
+    return lambda: sockets_of(pid) - before
+
+
+def joins(cluster: Serving) -> None:
+    """A new worker with a token, at once."""
+    token, keys = parse_token(cluster.token()), CurveKeys.generate()
+    name = peer_name(keys.public)
+    with open_link(cluster.address, token.master_key, keys, name, secret=token.secret) as link:
+        assert enrol(link, "newcomer", token.secret).name == name
+
+
+@pytest.mark.parametrize("port", ["control", "pairing"])
+@pytest.mark.parametrize("sources", [SOURCES[:1], SOURCES], ids=["one address", "many"])
+def test_guests_who_say_nothing_after_the_handshake(cluster: Serving, sockets, port: str, sources: list[str]):
+    master, address = load_or_create_keys(cluster.state / "master"), cluster.address
+    if port == "pairing":
+        master, address = introduction_keys(), cluster.address.beside(PAIRING_OFFSET)
+    with Crowd(address.zmq, master.public) as crowd:
+        guests = [crowd.stranger(sources[number % len(sources)], probes=False) for number in range(200)]
+        wait_until(lambda: any(guest.up for guest in guests))
+        joins(cluster)
+        wait_until(lambda: all(guest.cut for guest in guests if guest.up))
+        wait_until(lambda: sockets() <= OTHERS)  # though the guests are there still
+
+
+def test_five_thousand_silent_connections(cluster: Serving, sockets):
+    """The master ends them as they come: libzmq alone would have each for three seconds."""
+    place, deadline = (cluster.address.host, cluster.port), time.monotonic() + ALL_S
+    with ExitStack() as stack:
+        for number in range(5000):
+            source = SOURCES[number % len(SOURCES)]
+            stack.enter_context(socket.create_connection(place, 10, source_address=(source, 0)))
+            if number % 250 == 249:
+                wait_until(lambda: sockets() <= MAX_STRANGERS + OTHERS)
+                assert time.monotonic() < deadline
+        joins(cluster)
+        wait_until(lambda: sockets() <= OTHERS)
