@@ -41,11 +41,13 @@ class Gate:
     def close(self) -> None:
         self._ends = True
         self._thread.join()
+        self.door.close()
         self.hub.close()
 
     def _serve(self) -> None:
         while not self._ends:
             self.door.tick()
+            self.door.settle()
             try:
                 envelope = self.hub.recv(0.02)
             except LinkReset:

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.redeeming import redeem
 from tpiedge.cli.token import token
 from tpiedge.errors import UserError
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import parse_token
 
 
@@ -27,7 +27,7 @@ def test_a_token_is_printed_alone_and_works(tmp_path: Path) -> None:
     made = parse_token(say(tmp_path, "create", "--host", "192.168.1.20"))
     assert str(made.address) == "192.168.1.20:7070"
     assert made.master_key == load_or_create_keys(tmp_path / "master").public
-    assert TokenStore(tmp_path / "master").redeem(made.secret) == "ok"
+    assert redeem(tmp_path / "master", made.secret) == "ok"
     assert [one["state"] for one in json.loads(say(tmp_path, "ls", "--json"))] == ["used"]
 
 
@@ -41,7 +41,7 @@ def test_lists_and_revokes(tmp_path: Path) -> None:
     assert made.secret not in shown
     say(tmp_path, "revoke", entry["id"])
     assert json.loads(say(tmp_path, "ls", "--json")) == []
-    assert TokenStore(tmp_path / "master").redeem(made.secret) == "unknown"
+    assert redeem(tmp_path / "master", made.secret) == "unknown"
 
 
 @pytest.mark.parametrize(

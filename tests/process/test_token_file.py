@@ -8,6 +8,7 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.serving.machines import measured
 from tests.process.serving.serving import free_ports
+from tests.redeeming import redeem
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import parse_token
 
@@ -47,35 +48,35 @@ def master(start, tmp_path):
 
 @pytest.mark.parametrize("same", [True, False], ids=["same file", "another file"])
 def test_the_token_of_a_killed_master_is_void_when_it_is_back(tmp_path, tpiedge, master, same):
-    path, store = tmp_path / "token", TokenStore(tmp_path / "state" / "master")
+    path, folder = tmp_path / "token", tmp_path / "state" / "master"
     killed, _ = master("--token-file", path)
     old = parse_token(path.read_text())
     killed.process.kill()
     killed.finish()
-    assert store.redeem(old.secret) == "ok"
+    assert redeem(folder, old.secret) == "ok"
     again = path if same else tmp_path / "other"
     running, _ = master("--token-file", again)
-    assert store.redeem(old.secret) == "unknown"
-    assert store.redeem(parse_token(again.read_text()).secret) == "ok"
+    assert redeem(folder, old.secret) == "unknown"
+    assert redeem(folder, parse_token(again.read_text()).secret) == "ok"
     listed = json.loads(tpiedge("token", "ls", "--json", "--state", tmp_path / "state").out)
     assert [token["state"] for token in listed] == ["usable"]
     running.process.terminate()
     assert running.process.wait(START_S) == 0
     wait_for(lambda: not again.exists(), 1.0)
-    assert store.list() == ()
+    assert TokenStore(folder).list() == ()
 
 
 def test_three_starts_and_one_token(tmp_path, tpiedge, master):
     """The last one's: the first was killed, the second stopped."""
-    store = TokenStore(tmp_path / "state" / "master")
+    folder = tmp_path / "state" / "master"
     secrets = []
     for end in (signal.SIGKILL, signal.SIGTERM, None):
         running, line = master()
         secrets.append(parse_token(line.split()[-1]).secret)
-        assert len(store.list()) == 1
+        assert len(TokenStore(folder).list()) == 1
         if end is not None:
             running.process.send_signal(end)
             running.finish()
     listed = json.loads(tpiedge("token", "ls", "--json", "--state", tmp_path / "state").out)
     assert [token["state"] for token in listed] == ["usable"]
-    assert [store.redeem(secret) for secret in secrets] == ["unknown", "unknown", "ok"]
+    assert [redeem(folder, secret) for secret in secrets] == ["unknown", "unknown", "ok"]

@@ -67,4 +67,4 @@ class MasterService:
         return self._entrance.approve(code)
 
     def revoke(self, name: str) -> None:
-        self._master.forget(self._entrance.revoke(name))
+        self._entrance.revoke(name, at_once=self._master.forget)

@@ -60,6 +60,7 @@ def create_private(path: Path, values: dict[str, object]) -> bool:
     partial = _written(path, values)
     try:
         os.link(partial, path)
+        _sync_folder(path.parent)
     except FileExistsError:
         return False
     except OSError as error:
@@ -70,10 +71,11 @@ def create_private(path: Path, values: dict[str, object]) -> bool:
 
 
 def replace_private(path: Path, values: dict[str, object]) -> None:
-    """Write the file, or replace it by this one. Raises UserError, DiskFull."""
+    """Write the file, or replace it by this one, for good. Raises UserError, DiskFull."""
     partial = _written(path, values)
     try:
         partial.replace(path)
+        _sync_folder(path.parent)
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise _cannot_write(path, error) from None
@@ -135,6 +137,18 @@ def _written(path: Path, values: dict[str, object]) -> Path:
         partial.unlink(missing_ok=True)
         raise _cannot_write(path, error) from None
     return partial
+
+
+def _sync_folder(folder: Path) -> None:
+    """A file has its name for good once its folder is on the disk, too. Raises OSError."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # a file system that does so by itself, or never
+            raise
+    finally:
+        os.close(fd)
 
 
 def _cannot_write(path: Path, error: OSError) -> TpiedgeError:

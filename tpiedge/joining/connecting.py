@@ -25,6 +25,7 @@ MASTER = "master"
 """What a worker calls the hub it connects to."""
 
 _PROBE_S = 1.0
+_SLICE_S = 0.2
 
 
 def open_link(
@@ -61,12 +62,18 @@ def introduction(host: str, secret: str = "") -> Enrol:
     return Enrol(PROTOCOL, __version__, host[:64], secret, secrets.token_hex(8), own.torch, own.numbers)
 
 
-def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 5.0) -> Enrolled:
-    """Become, or show to be, a member. `secret` is the token's, "" for a worker that joined before."""
+def enrol(link: ZmqSpoke, host: str, secret: str = "", timeout_s: float = 15.0) -> Enrolled:
+    """Become, or show to be, a member. `secret` is the token's, "" for a worker that joined before.
+
+    The master answers once its disk has the new member, which takes seconds where that is a slow card.
+    """
     deadline = time.monotonic() + timeout_s
     link.send(introduction(host, secret), timeout_s=min(timeout_s, 3.0))
     while (remaining_s := deadline - time.monotonic()) > 0:
-        envelope = link.recv(remaining_s)
+        up = link.monitor.poll() is LinkState.UP
+        envelope = link.recv(min(_SLICE_S, remaining_s) if up else 0.0)
+        if envelope is None and not up:  # what was said before the break has been read
+            raise PeerError("the master went away while this worker joined: try again")
         match envelope.message if envelope is not None else None:
             case Enrolled() as enrolled:
                 return enrolled

@@ -10,8 +10,9 @@ Laws:
 
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from tpiedge.errors import TpiedgeError
 from tpiedge.joining.identity import fingerprint
 from tpiedge.joining.members import KnownWorker, MemberTable
 from tpiedge.joining.numerics import Numerics
@@ -21,7 +22,7 @@ from tpiedge.sanitise import sanitised_name
 from tpiedge.wire.join import Enrol, Enrolled, RefusalKind, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
 
-__all__ = ["Enrolment", "EnrolmentReply"]
+__all__ = ["Candidate", "Enrolment", "EnrolmentReply"]
 
 _WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S = 3, 60, 60.0
 
@@ -35,17 +36,25 @@ _NEW_TOKEN = "get a new one with 'tpiedge token create' on the master's computer
 
 @dataclass(frozen=True, slots=True)
 class EnrolmentReply:
-    """What to do now, in this order: put `admit` into the journal and admit its key; send `answer`; where `cut`,
-    revoke the peer's place and end its connection. `note` is for the log."""
+    """What to do now: send `answer`; where `cut`, end the peer's place and its connection. `note` is for the log."""
 
     answer: Enrolled | Refused
-    admit: KnownWorker | None = None
     cut: bool = False
     note: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A newcomer for whom its token decides, and a disk: have the journal admit `member` if the `secret` is good, then
+    give `Enrolment.decided` what came of it."""
+
+    member: KnownWorker
+    secret: str = field(repr=False)
+    welcome: EnrolmentReply
+
+
 class Enrolment:
-    """`redeem` spends a use of the token with that secret. Times: `now` seconds of any clock, `wall` since 1970."""
+    """Times: `now` seconds of any clock, `wall` since 1970."""
 
     def __init__(
         self,
@@ -53,17 +62,17 @@ class Enrolment:
         version: str,
         numerics: Numerics,
         members: Callable[[], MemberTable],
-        redeem: Callable[[str], Redemption],
     ) -> None:
         self._cluster = cluster
         self._version = version
         self._numerics = numerics
         self._members = members
-        self._redeem = redeem
         self._wrong = Limiter(_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S)
         self.refusals: Counter[RefusalKind] = Counter()
 
-    def judge(self, peer: str, key: str, message: Message, now: float, wall: float) -> EnrolmentReply:
+    def judge(
+        self, peer: str, key: str, message: Message, now: float, wall: float
+    ) -> EnrolmentReply | Candidate:
         """The reply to `message` of the guest or member `peer`, whose connection proves that it has `key`."""
         table = self._members()
         if table.is_revoked(key):
@@ -79,31 +88,43 @@ class Enrolment:
         if message.torch != self._numerics.torch:
             return self._refuse("torch", self._torch_words(message))
         if table.member(key) is not None:
-            return self._accept(peer, message, None)
+            return self._accept(peer, message)
         return self._newcomer(peer, key, message, now, wall)
 
-    def _newcomer(self, peer: str, key: str, message: Enrol, now: float, wall: float) -> EnrolmentReply:
+    def decided(self, candidate: Candidate, outcome: Redemption | TpiedgeError, now: float) -> EnrolmentReply:
+        """The reply once its token was judged and the journal has it, or could not: an error of its file."""
+        if isinstance(outcome, TpiedgeError):
+            return self._refuse("denied", f"the master cannot let this worker in: {outcome}")
+        if outcome == "ok":
+            return candidate.welcome
+        self._wrong.count(candidate.member.key, now)
+        kind, words = _WORDS[outcome]
+        return self._refuse(kind, f"{words}: {_NEW_TOKEN}")
+
+    def busy(self) -> EnrolmentReply:
+        """The reply to a candidate where too many others wait for the disk."""
+        return self._refuse("limited", "too many workers join at once: try again in a minute")
+
+    def _newcomer(
+        self, peer: str, key: str, message: Enrol, now: float, wall: float
+    ) -> EnrolmentReply | Candidate:
         if not message.secret:
             return self._refuse(
                 "denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it"
             )
         if self._wrong.is_full(key, now):
             return self._refuse("limited", "too many wrong tokens: try again in a minute")
-        outcome = self._redeem(message.secret)
-        if outcome != "ok":
-            self._wrong.count(key, now)
-            kind, words = _WORDS[outcome]
-            return self._refuse(kind, f"{words}: {_NEW_TOKEN}")
-        return self._accept(peer, message, KnownWorker(key, sanitised_name(message.name), wall, "token"))
+        member = KnownWorker(key, sanitised_name(message.name), wall, "token")
+        return Candidate(member, message.secret, self._accept(peer, message))
 
-    def _accept(self, peer: str, message: Enrol, admit: KnownWorker | None) -> EnrolmentReply:
+    def _accept(self, peer: str, message: Enrol) -> EnrolmentReply:
         note = ""
         if message.version != self._version:
             note = (
                 f"{peer} ({sanitised_name(message.name)}) runs tpiedge {sanitised_name(message.version)}, this master "
                 f"{self._version}; both speak protocol {PROTOCOL}, so they work together"
             )
-        return EnrolmentReply(Enrolled(peer, self._cluster, PROTOCOL, self._version), admit, note=note)
+        return EnrolmentReply(Enrolled(peer, self._cluster, PROTOCOL, self._version), note=note)
 
     def _refuse(self, kind: RefusalKind, words: str) -> EnrolmentReply:
         self.refusals[kind] += 1

@@ -1,5 +1,6 @@
 """Where workers come in: the master's control hub with its front door, and the hubs beside it for files and pairing."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -24,8 +25,8 @@ _FILES_THREADS = 2
 
 
 class Entrance:
-    """Listens from its construction on; owns its hubs. The control thread owns `hub`, and alone calls `heard` and
-    `tick`; the rest is for any thread. Raises UserError where it cannot listen."""
+    """Listens from its construction on; owns its hubs. The control thread owns `hub`, and alone calls `heard`, `settle`
+    and `tick`; the rest is for other threads, and may block for the disk. Raises UserError where it cannot listen."""
 
     def __init__(self, listen: Address, keys: CurveKeys, folder: Path, clock: Clock) -> None:
         with ExitStack() as stack:
@@ -50,6 +51,7 @@ class Entrance:
                 )
             )
             self._door = FrontDoor(self.hub, keys.public, folder, clock, beside=[self.files_hub])
+            stack.callback(self._door.close)
             self._pairing = PairingHub(
                 listen.beside(PAIRING_OFFSET).zmq, keys.public, self._door.admit, clock
             )
@@ -69,6 +71,10 @@ class Entrance:
         """Let the peer in, or turn it away: a guest's message, or one by which a member introduces itself."""
         self._door.receive(peer, message)
 
+    def settle(self) -> None:
+        """Answers those for whom the disk was waited for."""
+        self._door.settle()
+
     def tick(self, _now: float) -> None:
         """Cuts the connections of peers that were revoked or stayed too long as guests."""
         self._door.tick()
@@ -81,9 +87,12 @@ class Entrance:
         """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
         return self._pairing.approve(code).name
 
-    def revoke(self, name: str) -> str:
-        """Shut a worker out for good; `name` may be its host's. Returns its peer name. Raises UserError."""
-        return self._door.revoke(name)
+    def revoke(self, name: str, at_once: Callable[[str], None]) -> None:
+        """Shut a worker out for good; `name` may be its host's. `at_once` gets its peer name before the disk has it.
+
+        Raises UserError, DiskFull.
+        """
+        self._door.revoke(name, at_once)
 
     def close(self) -> None:
         self._stack.close()

@@ -1,10 +1,13 @@
 """The master's hub, its journal and its tokens put together: who comes in, who is thrown out.
 
-The owner of the hub calls `receive` and `tick`; `admit` and `revoke` are for any thread.
+The owner of the hub calls `receive`, `settle` and `tick`, and never waits for the disk: a thread of the door's own
+does, in the order in which workers came. `admit` and `revoke` are for other threads, and block for the disk.
 """
 
 import contextlib
+import functools
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -13,12 +16,13 @@ from pathlib import Path
 from tpiedge import __version__
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.errors import TpiedgeError
-from tpiedge.joining.enrolment import Enrolment, EnrolmentReply
+from tpiedge.joining.disk_thread import DiskThread
+from tpiedge.joining.enrolment import Candidate, Enrolment, EnrolmentReply
 from tpiedge.joining.identity import fingerprint, peer_name
-from tpiedge.joining.members import KnownWorker, MemberJournal
+from tpiedge.joining.members import KnownWorker, MemberJournal, Revoked
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import CLOCK_SET_S
+from tpiedge.joining.tokens import CLOCK_SET_S, Redemption
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
@@ -26,6 +30,10 @@ from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
 
 __all__ = ["FrontDoor", "guest_policy"]
+
+#: Newcomers that may wait for the disk at a time, and how long the end of the master waits for it.
+_MAX_CANDIDATES = 64
+_CLOSE_S = 10.0
 
 _log = logging.getLogger(__name__)
 
@@ -49,7 +57,7 @@ def guest_policy(folder: Path) -> GuestPolicy:
 class FrontDoor:
     """Make it right after the hub; the journal's members are admitted and its revoked keys kept out from then on.
 
-    `beside`: other hubs that only members may connect to.
+    `beside`: other hubs that only members may connect to. Close it before the hubs.
     """
 
     def __init__(
@@ -74,8 +82,12 @@ class FrontDoor:
             __version__,
             own_numerics(),
             lambda: self.journal.table,
-            self._tokens.redeem,
         )
+        self._disk = DiskThread("tpiedge-members", _MAX_CANDIDATES)
+        #: The peers for which the disk is waited for.
+        self.candidates: set[str] = set()
+        self._outcomes: deque[tuple[str, Candidate, Redemption | TpiedgeError]] = deque()
+        self._admitting = threading.Lock()
         self._cuts: deque[tuple[str, Refused | None]] = deque()
         for admission in self._admissions:
             for key, name in self.journal.allowed().items():
@@ -87,52 +99,92 @@ class FrontDoor:
         """Whether a peer that is connected is more than a guest, whose messages are all for `receive`."""
         return peer not in self._hub.admission.guests
 
-    def receive(self, sender: str, message: Message) -> bool:
-        """Answer; True where `sender` is a member from now on (and may have been before)."""
+    def receive(self, sender: str, message: Message) -> None:
+        """Answer, or have `settle` answer once the disk has what it needs: what a worker says meanwhile is dropped."""
         key = self._hub.admission.key_of(sender)
-        if key is None:
-            return False
-        try:
-            reply = self.enrolment.judge(sender, key, message, self._clock.now(), self._wall())
-            if reply.admit is not None:
-                self.admit(reply.admit)
-        except TpiedgeError as error:
-            # A file of the master's, most likely.
-            _log.error("cannot let %s in: %s", sender, error)
-            reply = EnrolmentReply(
-                Refused("denied", f"the master cannot let this worker in: {error}"), cut=True
-            )
+        if key is None or sender in self.candidates:
+            return
+        reply = self.enrolment.judge(sender, key, message, self._clock.now(), self._wall())
+        if isinstance(reply, Candidate):
+            if self._disk.put(functools.partial(self._decide, sender, reply)):
+                self.candidates.add(sender)
+                return
+            reply = self.enrolment.busy()
         self._answer(sender, reply)
-        return not reply.cut
+
+    def settle(self) -> None:
+        """Answer the workers for which the disk was waited for. The hub is woken when there are any."""
+        while self._outcomes:
+            sender, candidate, outcome = self._outcomes.popleft()
+            self.candidates.discard(sender)
+            if isinstance(outcome, TpiedgeError):
+                _log.error("cannot let %s (%s) in: %s", sender, candidate.member.host, outcome)
+            self._answer(sender, self.enrolment.decided(candidate, outcome, self._clock.now()))
 
     def admit(self, member: KnownWorker) -> None:
-        """Let a worker in for good. Raises UserError for a revoked key."""
+        """Let a worker in for good. Raises UserError for a revoked key, UserError or DiskFull for a file that cannot
+        be written."""
         self.journal.admit(member)
-        for admission in self._admissions:
-            admission.admit(member.key, member.name)
-        _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
+        self._admitted(member)
 
-    def revoke(self, name: str) -> str:
-        """Throw a worker out: nothing that it sends counts from now on. Gives its peer name. Raises UserError."""
-        gone = self.journal.revoke(name, self._wall())
-        for admission in self._admissions:
-            admission.revoke(gone.name)
-            admission.deny(gone.key)
-        words = "the master has revoked this worker's key; 'tpiedge nodes revoke' was given there"
-        self._cuts.append((gone.name, Refused("revoked", words)))
-        return gone.name
+    def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> str:
+        """Throw a worker out: nothing that it sends counts from now on. Gives its peer name, which `at_once` gets
+        before the disk has it. Raises UserError where there is none, and as `admit`."""
+
+        def shut_out(gone: Revoked) -> None:
+            self._follow_table(gone.key)
+            words = "the master has revoked this worker's key; 'tpiedge nodes revoke' was given there"
+            self._cuts.append((gone.name, Refused("revoked", words)))
+            if at_once is not None:
+                at_once(gone.name)
+
+        return self.journal.revoke(name, self._wall(), shut_out).name
+
+    def close(self) -> None:
+        """Waits for the disk to have what was decided, for a while. Idempotent."""
+        if not self._disk.close(_CLOSE_S):
+            _log.error(
+                "the disk does not take what it should: workers that joined last may have to join again"
+            )
 
     def tick(self) -> None:
         """Cut the connections of those revoked and of guests whose time is up. Call it several times a second, also so
         that tokens which wait for a clock that is set begin to live when it is."""
         if not self._clock_was_set and self._wall() >= CLOCK_SET_S:
-            self._clock_was_set = True
-            self._start_tokens()
+            self._clock_was_set = self._disk.put(self._start_tokens)
         while self._cuts:
             name, farewell = self._cuts.popleft()
             self._hub.disconnect(name, farewell)
         for name in self._hub.admission.overstayed():
             self._hub.disconnect(name)
+
+    def _decide(self, sender: str, candidate: Candidate) -> None:
+        """Called by the thread that waits for the disk."""
+        outcome: Redemption | TpiedgeError
+        try:
+            judge = functools.partial(self._tokens.judge, candidate.secret)
+            outcome = self.journal.join(candidate.member, judge)
+        except TpiedgeError as error:
+            outcome = error
+        if outcome == "ok":
+            self._admitted(candidate.member)
+        self._outcomes.append((sender, candidate, outcome))
+        self._hub.wake()
+
+    def _admitted(self, member: KnownWorker) -> None:
+        self._follow_table(member.key)
+        _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
+
+    def _follow_table(self, key: str) -> None:
+        """Has the hubs let `key` in or not, as the journal says now: of two threads the later one has it right."""
+        with self._admitting:
+            member = self.journal.table.member(key)
+            for admission in self._admissions:
+                if member is not None:
+                    admission.admit(key, member.name)
+                else:
+                    admission.revoke(peer_name(key))
+                    admission.deny(key)
 
     def _start_tokens(self) -> None:
         try:

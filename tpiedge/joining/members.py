@@ -3,32 +3,40 @@
 Laws:
 1. A key is admitted, revoked, or neither; never both.
 2. Names follow from keys, so no two members have the same.
-3. What `MemberJournal` says is on the disk already.
+3. Who is a member for `MemberJournal` is one on the disk already. Who is revoked is out before the disk has it.
+4. A worker becomes a member, and a use of its token is spent, in one write: members and revoked keys say which token
+   they came by.
 """
 
 import threading
-from dataclasses import asdict, dataclass
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tpiedge.errors import UserError
+from tpiedge.errors import DiskFull, UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.joining.identity import peer_name
+from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import is_key
 
-__all__ = ["KnownWorker", "MemberJournal", "MemberTable", "Revoked"]
+__all__ = ["KnownWorker", "MemberJournal", "MemberTable", "Revoked", "read_members"]
 
 MAX_REVOKED = 10_000
 MAX_MEMBERS = 1_000
+_NAME = "members.json"
 
 
 @dataclass(frozen=True, slots=True)
 class KnownWorker:
-    """An admitted worker. `host`: its computer's name; `joined`: seconds since 1970; `how`: token or code."""
+    """An admitted worker. `host`: its computer's name; `joined`: seconds since 1970; `how`: token or code; `token`: the
+    id of the one that it spent, "" for none."""
 
     key: str
     host: str
     joined: float
     how: str
+    token: str = ""
 
     @property
     def name(self) -> str:
@@ -37,11 +45,12 @@ class KnownWorker:
 
 @dataclass(frozen=True, slots=True)
 class Revoked:
-    """A key that was thrown out."""
+    """A key that was thrown out; `token` is as in KnownWorker."""
 
     key: str
     host: str
     when: float
+    token: str = ""
 
     @property
     def name(self) -> str:
@@ -61,10 +70,22 @@ class MemberTable:
     def is_revoked(self, key: str) -> bool:
         return any(one.key == key for one in self.revoked)
 
+    @property
+    def spent(self) -> Counter[str]:
+        """How many workers each token has let in, by its id."""
+        tokens = [one.token for one in self.members] + [one.token for one in self.revoked]
+        return Counter(token for token in tokens if token)
+
     def admit(self, member: KnownWorker) -> "MemberTable":
-        """The table with `member`, in place of what was known of its key. Raises UserError for a revoked key."""
+        """The table with `member`, in place of what was known of its key but the token that it spent.
+
+        Raises UserError for a revoked key.
+        """
         if self.is_revoked(member.key):
             raise UserError(f"the key of {member.name} was revoked: give that worker a new one")
+        known = self.member(member.key)
+        if known is not None:
+            member = replace(member, token=known.token or member.token)
         others = tuple(one for one in self.members if one.key != member.key)
         if len(others) >= MAX_MEMBERS:
             raise UserError(
@@ -75,26 +96,40 @@ class MemberTable:
     def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
         """The table without the worker `name` (its peer name, or its host where one worker has it).
 
-        Raises UserError.
+        It may be revoked already. Raises UserError.
         """
         found = [one for one in self.members if name in (one.name, one.host)]
+        again = next((one for one in self.revoked if one.name == name), None)
+        if not found and again is not None:
+            return self, again
         if not found:
             raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes' shows those there are")
         if len(found) > 1:
             names = ", ".join(one.name for one in found)
             raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {names}")
-        gone = Revoked(found[0].key, found[0].host, when)
-        kept = tuple(one for one in self.members if one is not found[0])
-        return MemberTable(kept, (*self.revoked[-MAX_REVOKED + 1 :], gone)), gone
+        gone = Revoked(found[0].key, found[0].host, when, found[0].token)
+        return self.without((gone,)), gone
+
+    def without(self, gone: Iterable[Revoked]) -> "MemberTable":
+        """The table in which these keys are revoked, as some may be already."""
+        known = {one.key for one in self.revoked}
+        new = {one.key: one for one in gone if one.key not in known}
+        kept = tuple(one for one in self.members if one.key not in new)
+        return MemberTable(kept, (*self.revoked, *new.values())[-MAX_REVOKED:])
 
 
 class MemberJournal:
-    """The table in `folder`/members.json. Any thread; other processes that change it are taken into account."""
+    """The table in `folder`/members.json. Any thread; other processes that change it are taken into account.
+
+    `admit`, `join` and `revoke` block until the disk has what they do. All raise UserError or DiskFull for a file that
+    cannot be read or written.
+    """
 
     def __init__(self, folder: Path) -> None:
-        self._path = folder / "members.json"
+        self._folder = folder
+        self._path = folder / _NAME
         self._lock = threading.Lock()
-        self._table = self._read()
+        self._table = read_members(folder)
 
     @property
     def table(self) -> MemberTable:
@@ -105,16 +140,44 @@ class MemberJournal:
         return {member.key: member.name for member in self._table.members}
 
     def admit(self, member: KnownWorker) -> None:
-        """Raises UserError for a revoked key or a file that cannot be written."""
-        with self._lock, locked(self._path):
+        """Raises UserError for a revoked key."""
+        with locked(self._path):
             self._write(self._read().admit(member))
 
-    def revoke(self, name: str, when: float) -> Revoked:
-        """Raises UserError where there is no such worker."""
-        with self._lock, locked(self._path):
-            table, gone = self._read().revoke(name, when)
-            self._write(table)
+    def join(
+        self, member: KnownWorker, judge: Callable[[Mapping[str, int]], tuple[Redemption, str]]
+    ) -> Redemption:
+        """Admits `member` if `judge(uses spent of each token)` says "ok", and with which token's id.
+
+        Raises UserError for a revoked key.
+        """
+        with locked(self._path):
+            table = self._read()
+            outcome, token = judge(table.spent)
+            if outcome == "ok":
+                self._write(table.admit(replace(member, token=token)))
+        return outcome
+
+    def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
+        """`at_once` is called when the worker is out, before the disk has it. Raises UserError where there is none."""
+        with self._lock:
+            self._table, gone = self._table.revoke(name, when)
+        if at_once is not None:
+            at_once(gone)
+        try:
+            with locked(self._path):
+                self._write(self._read())
+        except (UserError, DiskFull) as error:
+            words = (
+                f"{gone.name} is shut out only until the master ends: {error}; then type 'tpiedge nodes revoke "
+                f"{gone.name}' again"
+            )
+            raise type(error)(words) from None
         return gone
+
+    def _read(self) -> MemberTable:
+        """What the disk has, without those who were revoked here."""
+        return read_members(self._folder).without(self._table.revoked)
 
     def _write(self, table: MemberTable) -> None:
         replace_private(
@@ -124,33 +187,46 @@ class MemberJournal:
                 "revoked": [asdict(one) for one in table.revoked],
             },
         )
-        self._table = table
+        with self._lock:
+            self._table = table.without(self._table.revoked)  # some, perhaps, during the write
 
-    def _read(self) -> MemberTable:
-        values = read_private(self._path) or {"members": [], "revoked": []}
-        members, revoked = values.get("members"), values.get("revoked")
-        if not isinstance(members, list) or not isinstance(revoked, list):
-            raise self._damaged()
-        return MemberTable(tuple(map(self._member, members)), tuple(map(self._revoked, revoked)))
 
-    def _member(self, values: object) -> KnownWorker:
-        match values:
-            case {
-                "key": str(key),
-                "host": str(host),
-                "joined": float() | int() as joined,
-                "how": str(how),
-            } if is_key(key):
-                return KnownWorker(key, host, float(joined), how)
-        raise self._damaged()
+def read_members(folder: Path) -> MemberTable:
+    """The table on the disk. Raises UserError for a damaged file."""
+    path = folder / _NAME
+    values = read_private(path) or {"members": [], "revoked": []}
+    members, revoked = values.get("members"), values.get("revoked")
+    if not isinstance(members, list) or not isinstance(revoked, list):
+        raise _damaged(path)
+    return MemberTable(
+        tuple(_member(one, path) for one in members), tuple(_revoked(one, path) for one in revoked)
+    )
 
-    def _revoked(self, values: object) -> Revoked:
-        match values:
-            case {"key": str(key), "host": str(host), "when": float() | int() as when} if is_key(key):
-                return Revoked(key, host, float(when))
-        raise self._damaged()
 
-    def _damaged(self) -> UserError:
-        return UserError(
-            f"{self._path} is damaged: restore it from a backup; or delete it, and workers join again"
-        )
+def _member(values: object, path: Path) -> KnownWorker:
+    match values:
+        case {
+            "key": str(key),
+            "host": str(host),
+            "joined": float() | int() as joined,
+            "how": str(how),
+            **more,
+        } if is_key(key) and isinstance(token := more.get("token", ""), str):
+            return KnownWorker(key, host, float(joined), how, token)
+    raise _damaged(path)
+
+
+def _revoked(values: object, path: Path) -> Revoked:
+    match values:
+        case {"key": str(key), "host": str(host), "when": float() | int() as when, **more} if is_key(
+            key
+        ) and isinstance(token := more.get("token", ""), str):
+            return Revoked(key, host, float(when), token)
+    raise _damaged(path)
+
+
+def _damaged(path: Path) -> UserError:
+    return UserError(
+        f"{path} is damaged: restore it from a backup; or delete it, void the tokens that were used ('tpiedge token "
+        "revoke'), and workers join again"
+    )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from tpiedge.clock import Clock, MonotonicClock
-from tpiedge.errors import PeerError, ProtocolError, UserError
+from tpiedge.errors import PeerError, ProtocolError, TpiedgeError, UserError
 from tpiedge.host.addresses import PAIRING_OFFSET, Address
 from tpiedge.joining.connecting import open_link
 from tpiedge.joining.identity import peer_name
@@ -69,13 +69,16 @@ class PairingHub:
             return self._pairing.pending(self._clock.now())
 
     def approve(self, code: str) -> KnownWorker:
-        """Admit the worker that shows `code`. Any thread. Raises UserError."""
+        """Admit the worker that shows `code`. Any thread. Raises UserError, and what `admit` raises."""
         with self._lock:
             approval = self._pairing.approve(code, self._clock.now())
         member = KnownWorker(approval.key, approval.host, time.time(), "code")
-        self._admit(member)
-        with contextlib.suppress(EndpointClosed):
-            self._hub.post(approval.verdict, approval.name)
+        try:
+            self._admit(member)
+        except TpiedgeError as error:
+            self._tell(approval.name, Verdict(b"", f"it cannot let this worker in: {error}"))
+            raise
+        self._tell(approval.name, approval.verdict)
         return member
 
     def close(self) -> None:
@@ -94,6 +97,10 @@ class PairingHub:
                     self._receive(envelope.sender, envelope.message)
             except (LinkReset, MalformedMessage) as error:
                 self._drop(error.peer, None)
+
+    def _tell(self, name: str, verdict: Verdict) -> None:
+        with contextlib.suppress(EndpointClosed):
+            self._hub.post(verdict, name)
 
     def _receive(self, name: str, message: Message) -> None:
         key = self._hub.admission.key_of(name)

@@ -1,11 +1,12 @@
 """The table of tokens in the master's state folder, shared by `tpiedge token` and a running master."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
+from tpiedge.joining.members import read_members
 from tpiedge.joining.tokens import Redemption, TokenRecord, TokenTable
 
 __all__ = ["TokenStore"]
@@ -15,7 +16,10 @@ _END_OF_TIME_S = 1e11  # the year 5138: calendars take it
 
 
 class TokenStore:
-    """Every call reads the file afresh, under a lock where it changes it. `wall_clock`: seconds since 1970."""
+    """Every call reads the file afresh, under a lock where it changes it. `wall_clock`: seconds since 1970.
+
+    Who was let in stands beside it, in members.json.
+    """
 
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
@@ -31,8 +35,8 @@ class TokenStore:
     def list(self) -> tuple[tuple[TokenRecord, Redemption], ...]:
         """Each token with what would become of it now."""
         self.start()
-        now = self._now()
-        return tuple((record, record.state(now)) for record in self._read().records)
+        now, table = self._now(), self._read().less(read_members(self._path.parent).spent)
+        return tuple((record, record.state(now)) for record in table.records)
 
     def start(self) -> None:
         """Lets the tokens that waited for a clock that is set live from now on, if it is."""
@@ -46,18 +50,18 @@ class TokenStore:
         with locked(self._path):
             self._write(self._read().revoke(token_id))
 
-    def redeem(self, secret: str) -> Redemption:
-        """Spend one use of the token; on the disk before this returns."""
-        with locked(self._path):
-            before = self._read()
-            table, outcome, _ = before.redeem(secret, self._now())
-            if table != before:
-                self._write(table)
-        return outcome
+    def judge(self, secret: str, spent: Mapping[str, int]) -> tuple[Redemption, str]:
+        """Whether the secret lets a worker in where so many uses of each token are spent, and its token's id or "".
+
+        MemberJournal.join spends.
+        """
+        self.start()
+        return self._read().less(spent).judge(secret, self._now())
 
     def takes(self, ticket: str, name: str) -> bool:
         """Whether the worker `name` knows the secret of a token that lives."""
-        return self._read().takes(ticket, name, self._now())
+        left = self._read().less(read_members(self._path.parent).spent)
+        return left.takes(ticket, name, self._now())
 
     def _read(self) -> TokenTable:
         values = read_private(self._path)

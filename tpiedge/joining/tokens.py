@@ -2,7 +2,7 @@
 
 Laws:
 1. The table holds a hash of each secret, never the secret: who reads the file cannot join.
-2. A token of n uses lets n workers in; a use is spent in the same write that says yes.
+2. A token of n uses lets n workers in; those it has let in are counted where they are members (`members`).
 3. A token works from its creation to its expiry by the wall clock. A clock that was set back by up to CLOCK_TOLERANCE_S
    before the creation is forgiven; one set back further makes it expired, since its age is unknown then.
 4. Who shows by a ticket that he knows a living token's secret has a place at the door, and nothing else.
@@ -15,6 +15,7 @@ import binascii
 import hashlib
 import hmac
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -88,7 +89,8 @@ def parse_token(text: str) -> JoinToken:
 
 @dataclass(frozen=True, slots=True)
 class TokenRecord:
-    """A token as the master knows it. Times are seconds since 1970; `left` None: as often as one likes."""
+    """A token as the master knows it. Times are seconds since 1970; `left` None: as often as one likes. In the file,
+    `left` is what it was made with: `TokenTable.less` takes off what was spent."""
 
     id: str
     hashed: str = field(repr=False)
@@ -144,17 +146,21 @@ class TokenTable:
             raise UserError(f"there is no token {token_id[:40]}: 'tpiedge token ls' shows those there are")
         return TokenTable(kept)
 
-    def redeem(self, secret: str, now: float) -> "tuple[TokenTable, Redemption, str]":
-        """Spend one use; (table, outcome, id of the token or "")."""
-        table = self.started(now)
-        record = table._find(secret)
-        if record is None:
-            return table, "unknown", ""
-        state = record.state(now)
-        if state != "ok" or record.left is None:
-            return table, state, record.id
-        spent = replace(record, left=record.left - 1)
-        return TokenTable(tuple(spent if one is record else one for one in table.records)), "ok", record.id
+    def less(self, spent: Mapping[str, int]) -> "TokenTable":
+        """The table with the uses that are left after `spent` of each token, by its id."""
+        return TokenTable(
+            tuple(
+                record
+                if record.left is None
+                else replace(record, left=max(0, record.left - spent.get(record.id, 0)))
+                for record in self.records
+            )
+        )
+
+    def judge(self, secret: str, now: float) -> tuple[Redemption, str]:
+        """Whether the secret lets a worker in, and the id of its token or ""."""
+        record = self.started(now)._find(secret)
+        return ("unknown", "") if record is None else (record.state(now), record.id)
 
     def takes(self, ticket: str, name: str, now: float) -> bool:
         """Whether a token that lives has the secret from which `ticket_of` made the ticket of the worker `name`."""

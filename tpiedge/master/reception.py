@@ -66,6 +66,7 @@ class Reception:
 
         Raises EndpointClosed once the hub is closed.
         """
+        self._door.settle()
         wait_s = max(0.0, until - self._clock.now())
         for _ in range(_BURST):
             try:

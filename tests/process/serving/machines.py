@@ -31,10 +31,16 @@ def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
 
 
 class Process:
-    """`tpiedge ARGUMENTS...` in a session of its own, writing to `log`. `descriptors`: its soft and its hard limit at
-    the start, where they are not those of the tests."""
+    """`tpiedge ARGUMENTS...`, or another `program`, in a session of its own, writing to `log`. `descriptors`: its soft and
+    its hard limit at the start, where they are not those of the tests."""
 
-    def __init__(self, log: Path, *arguments: object, descriptors: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        *arguments: object,
+        program: tuple[object, ...] = (COMMAND,),
+        descriptors: tuple[int, int] | None = None,
+    ) -> None:
         self.path = log
         limited = []
         if descriptors is not None:
@@ -42,7 +48,7 @@ class Process:
             limited = ["sh", "-c", f'ulimit -Sn {soft} && ulimit -Hn {hard} && exec "$0" "$@"']
         with log.open("ab") as stream:
             self.popen = subprocess.Popen(
-                [*limited, COMMAND, *map(str, arguments)],
+                [str(word) for word in (*limited, *program, *arguments)],
                 stdin=subprocess.DEVNULL,
                 stdout=stream,
                 stderr=stream,

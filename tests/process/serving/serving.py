@@ -15,7 +15,7 @@ import openai
 import psutil
 from openai.types import Completion
 
-from tests.process.command import gone, wait_for
+from tests.process.command import COMMAND, gone, wait_for
 from tests.process.serving.machines import END_S, SPEED, THREADS, Process, Worker, measured
 from tests.process.serving.streaming import Streaming
 from tpiedge.host.addresses import Address
@@ -86,11 +86,14 @@ class Serving:
         cache: Path | None = None,
         model: str = "demo",
         bytes_per_s: float = SPEED,
+        program: tuple[object, ...] = (COMMAND,),
     ) -> None:
+        """`program`: what the master is, instead of `tpiedge`."""
         folder.mkdir(parents=True, exist_ok=True)
         self.folder = folder
         self.model = model
         self.options = options
+        self.program = program
         self.state = folder / "master-state"
         self.cache = cache
         self.descriptors: tuple[int, int] | None = None
@@ -110,7 +113,8 @@ class Serving:
         listen = ["--listen", self.address, "--http", f"{HOST}:{self.port + 4}"]
         self.master = Process(
             self.folder / "master.log", "master", "--model", self.model, *listen,
-            "--state", self.state, *cache, "--threads", THREADS, *self.options, descriptors=self.descriptors,
+            "--state", self.state, *cache, "--threads", THREADS, *self.options,
+            program=self.program, descriptors=self.descriptors,
         )  # fmt: skip
         self._everything.append(self.master)
         if wait:

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tests.redeeming import redeem
 from tpiedge.cli.token_file import await_token, invitation, offered
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
@@ -28,14 +29,14 @@ def store(state):
     return TokenStore(state)
 
 
-def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, state, store):
+def test_it_lets_any_number_of_workers_in_until_the_master_ends(tmp_path, state):
     path = tmp_path / "token"
     with offered(path, state, KEY, HERE):
         token = parse_token(await_token(path, 0.0))
         assert (token.master_key, token.address) == (KEY, HERE)
-        assert [store.redeem(token.secret) for _ in range(5)] == ["ok"] * 5
+        assert [redeem(state, token.secret) for _ in range(5)] == ["ok"] * 5
     assert not path.exists()
-    assert store.redeem(token.secret) == "unknown"
+    assert redeem(state, token.secret) == "unknown"
 
 
 def test_only_the_owner_reads_it(tmp_path, state):
@@ -90,12 +91,12 @@ def left_behind(tmp_path, state):
 
 
 def test_a_killed_masters_token_is_void_once_the_next_one_starts(tmp_path, state, store, left_behind):
-    assert store.redeem(left_behind.secret) == "ok"
+    assert redeem(state, left_behind.secret) == "ok"
     with invitation(state):
-        assert store.redeem(left_behind.secret) == "unknown"
+        assert redeem(state, left_behind.secret) == "unknown"
     with offered(tmp_path / "token", state, KEY, HERE):
         token = parse_token(await_token(tmp_path / "token", 0.0))
-        assert store.redeem(token.secret) == "ok"
+        assert redeem(state, token.secret) == "ok"
     assert store.list() == ()
 
 
@@ -106,28 +107,28 @@ def test_other_tokens_stay(state, store, left_behind):
     for _ in range(2):
         with invitation(state):
             assert len(store.list()) == 2
-    assert store.redeem(secret) == "ok"
+    assert redeem(state, secret) == "ok"
 
 
 def test_another_master_of_the_same_folder_leaves_the_token_alone(tmp_path, state, store):
     with offered(tmp_path / "token", state, KEY, HERE):
         token = parse_token(await_token(tmp_path / "token", 0.0))
         with invitation(state) as secret:
-            assert store.redeem(secret) == "ok"
+            assert redeem(state, secret) == "ok"
         with (
             pytest.raises(UserError, match=f"process {os.getpid()} offers a token from {state}"),
             offered(tmp_path / "other", state, KEY, HERE),
         ):
             pass
-        assert store.redeem(token.secret) == "ok"
+        assert redeem(state, token.secret) == "ok"
     assert [record.left for record, _ in store.list()] == [0]  # the other one's, used
 
 
 def test_a_start_invites_one_worker_until_the_master_ends(state, store):
     with invitation(state) as secret:
         assert [outcome for _, outcome in store.list()] == ["ok"]
-        assert store.redeem(secret) == "ok"
-        assert store.redeem(secret) == "used"
+        assert redeem(state, secret) == "ok"
+        assert redeem(state, secret) == "used"
     assert store.list() == ()
 
 
@@ -135,5 +136,5 @@ def test_starts_leave_no_tokens_behind(state, store):
     for _ in range(3):
         with invitation(state) as secret:
             assert len(store.list()) == 1
-            assert store.redeem(secret) == "ok"
+            assert redeem(state, secret) == "ok"
     assert store.list() == ()

@@ -3,7 +3,7 @@
 import pytest
 
 from tpiedge.errors import ProtocolError, UserError
-from tpiedge.joining.enrolment import Enrolment
+from tpiedge.joining.enrolment import Enrolment, EnrolmentReply
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.members import KnownWorker, MemberTable
 from tpiedge.joining.numerics import Numerics
@@ -39,13 +39,22 @@ class Enrolling:
         self.table = table or MemberTable()
         self.spent: list[str] = []
         self._tokens = tokens
-        self.machine = Enrolment("c1", "0.1.0", numerics, lambda: self.table, self._redeem)
+        self.machine = Enrolment("c1", "0.1.0", numerics, lambda: self.table)
+
+    def reply(self, message: Message, now: float = 0.0, key: str = KEY) -> EnrolmentReply:
+        """After its effects."""
+        reply = self.machine.judge(peer_name(key), key, message, now, 1e9)
+        if isinstance(reply, EnrolmentReply):
+            return reply
+        assert "sesame" not in repr(reply)
+        outcome = self._redeem(reply.secret)
+        if outcome == "ok":
+            self.table = self.table.admit(reply.member)
+        return self.machine.decided(reply, outcome, now)
 
     def say(self, message: Message, now: float = 0.0, key: str = KEY) -> str:
-        """The kind of the answer, after its effects."""
-        reply = self.machine.judge(peer_name(key), key, message, now, 1e9)
-        if reply.admit is not None:
-            self.table = self.table.admit(reply.admit)
+        """The kind of the answer."""
+        reply = self.reply(message, now, key)
         assert reply.cut == isinstance(reply.answer, Refused)
         return "ok" if isinstance(reply.answer, Enrolled) else reply.answer.kind
 
@@ -119,7 +128,7 @@ def test_wrong_secrets_are_limited_altogether_and_members_do_not_feel_it() -> No
 
 
 def test_another_version_of_the_same_protocol_is_noted() -> None:
-    reply = Enrolling({"good": "ok"}).machine.judge(NAME, KEY, enrol("good", version="0.2.0"), 0.0, 0.0)
+    reply = Enrolling({"good": "ok"}).reply(enrol("good", version="0.2.0"))
     assert isinstance(reply.answer, Enrolled)
     assert "runs tpiedge 0.2.0, this master 0.1.0" in reply.note
 
@@ -166,7 +175,7 @@ def test_who_would_not_fit_is_told_both_sides_and_the_way_out(
     """A member that was updated meanwhile is no exception, and nobody's token is spent."""
     table = MemberTable().admit(KnownWorker(KEY, "pi", 0.0, "token")) if known else None
     enrolling = Enrolling({"good": "ok"}, table)
-    reply = enrolling.machine.judge(NAME, KEY, message, 0.0, 0.0)
+    reply = enrolling.reply(message)
     assert isinstance(reply.answer, Refused)
     assert all(word in reply.answer.message for word in words), reply.answer.message
     assert enrolling.spent == []
@@ -174,7 +183,7 @@ def test_who_would_not_fit_is_told_both_sides_and_the_way_out(
 
 
 def test_a_master_without_torch_is_said_to_lack_it() -> None:
-    reply = Enrolling({}, numerics=Numerics("", NUMERICS.numbers)).machine.judge(NAME, KEY, enrol(), 0.0, 0.0)
+    reply = Enrolling({}, numerics=Numerics("", NUMERICS.numbers)).reply(enrol())
     assert isinstance(reply.answer, Refused)
     assert "torch 2.9.1, the master no torch" in reply.answer.message
     assert "install it there" in reply.answer.message
@@ -182,7 +191,7 @@ def test_a_master_without_torch_is_said_to_lack_it() -> None:
 
 def test_no_answer_and_no_note_shows_a_secret() -> None:
     enrolling = Enrolling({"sesame": "expired"})
-    reply = enrolling.machine.judge(NAME, KEY, enrol("sesame"), 0.0, 0.0)
+    reply = enrolling.reply(enrol("sesame"))
     assert "sesame" not in repr(reply)
     assert "sesame" not in repr(enrol("sesame"))
 

@@ -4,6 +4,9 @@ import re
 import shlex
 import stat
 import subprocess
+from collections import Counter
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,6 +15,7 @@ from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
+from tpiedge.joining.members import KnownWorker, MemberJournal
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import (
     CLOCK_SET_S,
@@ -23,7 +27,7 @@ from tpiedge.joining.tokens import (
 )
 from tpiedge.transport.keys import CurveKeys
 
-KEYS = CurveKeys.generate()
+KEYS, OTHER = CurveKeys.generate(), CurveKeys.generate().public
 T0 = 1_800_000_000.0
 HOUR = 3600.0
 ADDRESSES = [
@@ -91,17 +95,17 @@ def test_any_text_is_a_token_or_a_user_error(text: str) -> None:
 )
 def test_a_token_lives_from_its_creation_to_its_expiry(later_s: float, outcome: str) -> None:
     table, _, secret = TokenTable().create(T0, HOUR, 1)
-    assert table.redeem(secret, T0 + later_s)[1] == outcome
+    assert table.judge(secret, T0 + later_s)[0] == outcome
 
 
 def test_a_token_of_a_clock_that_is_not_set_lives_from_when_it_is() -> None:
     table, _, secret = TokenTable().create(60.0, HOUR, None)
-    assert table.redeem(secret, 90.0)[1] == "ok"
-    assert table.redeem(secret, 90.0 + HOUR)[1] == "expired"
-    table, outcome, _ = table.redeem(secret, T0)
-    assert outcome == "ok"
-    assert table.redeem(secret, T0 + HOUR - 1)[1] == "ok"
-    assert table.redeem(secret, T0 + HOUR)[1] == "expired"  # its life begins once
+    assert table.judge(secret, 90.0)[0] == "ok"
+    assert table.judge(secret, 90.0 + HOUR)[0] == "expired"
+    assert table.judge(secret, T0)[0] == "ok"
+    table = table.started(T0)
+    assert table.judge(secret, T0 + HOUR - 1)[0] == "ok"
+    assert table.judge(secret, T0 + HOUR)[0] == "expired"  # its life begins once
     assert table.started(T0 + 5 * HOUR) == table
 
 
@@ -115,22 +119,16 @@ def test_the_first_look_with_a_clock_that_is_set_begins_a_life(tmp_path: Path) -
     now = T0 + HOUR - 1
     assert [(one.created, one.expires, state) for one, state in store.list()] == [(T0, T0 + HOUR, "ok")]
     store.create(HOUR)  # which forgets tokens that expired long ago
-    assert store.redeem(secret) == "ok"
-    assert store.redeem(secret) == "used"
+    assert store.judge(secret, {}) == ("ok", record.id)
+    assert store.judge(secret, {record.id: 1}) == ("used", record.id)
 
 
 def test_a_use_is_spent_and_a_reusable_token_is_not() -> None:
     table, record, secret = TokenTable().create(T0, HOUR, 2)
-    outcomes = []
-    for _ in range(3):
-        table, outcome, token_id = table.redeem(secret, T0)
-        outcomes.append(outcome)
-        assert token_id == record.id
-    assert outcomes == ["ok", "ok", "used"]
-    table, _, secret = table.create(T0, HOUR, None)
-    for _ in range(5):
-        table, outcome, _ = table.redeem(secret, T0)
-        assert outcome == "ok"
+    outcomes = [table.less({record.id: spent}).judge(secret, T0) for spent in range(4)]
+    assert outcomes == [("ok", record.id)] * 2 + [("used", record.id)] * 2
+    table, record, secret = table.create(T0, HOUR, None)
+    assert table.less({record.id: 5}).judge(secret, T0) == ("ok", record.id)
 
 
 def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token() -> None:
@@ -154,10 +152,9 @@ def test_a_ticket_of_a_token_that_waits_for_a_clock_is_good_when_it_is_set() -> 
 
 def test_a_revoked_or_foreign_secret_is_unknown() -> None:
     table, record, secret = TokenTable().create(T0, HOUR, 1)
-    assert table.redeem("other", T0)[1] == "unknown"
-    assert table.redeem("", T0)[1] == "unknown"
-    assert table.redeem("\ud800", T0)[1] == "unknown"
-    assert table.revoke(record.id).redeem(secret, T0)[1] == "unknown"
+    for foreign in ("other", "", "\ud800"):
+        assert table.judge(foreign, T0) == ("unknown", "")
+    assert table.revoke(record.id).judge(secret, T0) == ("unknown", "")
     with pytest.raises(UserError, match="no token abc"):
         table.revoke("abc")
 
@@ -171,13 +168,14 @@ def test_limits_of_a_token(expires_s: float, uses: int) -> None:
 @settings(max_examples=50)
 @given(st.lists(st.tuples(st.integers(0, 3), st.floats(0, 2 * HOUR)), max_size=30))
 def test_never_more_uses_than_given(steps: list[tuple[int, float]]) -> None:
-    table, secrets = TokenTable(), []
+    table, secrets, spent = TokenTable(), [], Counter[str]()
     for uses in (1, 2, 3):
         table, _, secret = table.create(T0, HOUR, uses)
         secrets.append(secret)
     accepted = [0, 0, 0, 0]
     for which, after in steps:
-        table, outcome, _ = table.redeem([*secrets, "wrong"][which], T0 + after)
+        outcome, token_id = table.less(spent).judge([*secrets, "wrong"][which], T0 + after)
+        spent[token_id] += outcome == "ok"
         accepted[which] += outcome == "ok"
         assert outcome != "ok" or after < HOUR
     assert accepted[3] == 0
@@ -192,8 +190,11 @@ def test_the_file_holds_no_secret_and_is_private(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     other = TokenStore(tmp_path / "master", lambda: T0)
     assert other.list() == ((record, "ok"),)
-    assert other.redeem(secret) == "ok"
-    assert store.redeem(secret) == "used"
+    journal, joining = MemberJournal(tmp_path / "master"), partial(store.judge, secret)
+    assert journal.join(KnownWorker(KEYS.public, "pi", T0, "token"), joining) == "ok"
+    assert other.list() == ((replace(record, left=0), "used"),)
+    assert MemberJournal(tmp_path / "master").join(KnownWorker(OTHER, "pi", T0, "token"), joining) == "used"
+    assert secret not in (tmp_path / "master" / "members.json").read_text()
     store.revoke(record.id)
     assert other.list() == ()
 

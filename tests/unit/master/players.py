@@ -118,6 +118,9 @@ class FakeDoor:
     def is_member(self, peer: str) -> bool:
         return peer in self.members
 
+    def settle(self) -> None:
+        return
+
     def tick(self, now: float) -> None:
         return
 

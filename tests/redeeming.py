@@ -1,0 +1,17 @@
+"""What becomes of a token's secret, without a master."""
+
+from functools import partial
+from pathlib import Path
+
+from tpiedge.joining.members import KnownWorker, MemberJournal
+from tpiedge.joining.token_store import TokenStore
+from tpiedge.joining.tokens import Redemption
+from tpiedge.transport.keys import CurveKeys
+
+__all__ = ["redeem"]
+
+
+def redeem(folder: Path, secret: str) -> Redemption:
+    """A new worker joins with it the master of `folder`."""
+    worker = KnownWorker(CurveKeys.generate().public, "pi", 0.0, "token")
+    return MemberJournal(folder).join(worker, partial(TokenStore(folder).judge, secret))
