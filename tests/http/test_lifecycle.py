@@ -24,6 +24,10 @@ def test_health_and_readiness(serve, service):
         assert answer.status_code == 503
         assert answer.json() == {"ready": False}
         assert http.get("/health").status_code == 200
+        service.failed = "tpiedge-ship"
+        answer = http.get("/ready")
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "reason": "the thread tpiedge-ship failed"}
 
 
 def speak(service, times=1):

@@ -1,14 +1,23 @@
 """`tpiedge` with a fault that begins while it runs: `python -m tests.process.faulty FAULT FILE ARGUMENTS...`.
 
-`slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says; then FILE.stuck is there."""
+`slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says; then FILE.stuck is there.
+The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
+"""
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+import uvicorn
 
 from tpiedge.cli.main import main
+from tpiedge.supervision import Supervisor
+from tpiedge.transport.admission import Gatekeeper
+from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
 __all__ = ["Fault"]
 
@@ -57,11 +66,36 @@ def _slow_disk(path: Path) -> None:
     os.fsync = wait_and_sync
 
 
-_FAULTS = {"slow-disk": _slow_disk}
+def _failing_thread(name: str, path: Path) -> None:
+    """Wraps what the threads of a master call again and again, or when somebody comes."""
+
+    def failing(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*arguments: object, **options: object) -> object:
+            if threading.current_thread().name == name and path.exists():
+                raise ZeroDivisionError("on purpose")
+            return function(*arguments, **options)
+
+        return call
+
+    ZmqEndpoint.recv_frame = failing(ZmqEndpoint.recv_frame)
+    Gatekeeper._answer = failing(Gatekeeper._answer)
+    uvicorn.Server.on_tick = failing(uvicorn.Server.on_tick)
+    os.fsync = failing(os.fsync)
+    check = Supervisor.check
+
+    def check_later(supervisor: Supervisor) -> None:
+        while supervisor.failure is not None and path.exists():
+            time.sleep(_POLL_S)
+        check(supervisor)
+
+    Supervisor.check = check_later
 
 
 if __name__ == "__main__":
     kind, file, *arguments = sys.argv[1:]
-    _FAULTS[kind](Path(file))
+    if kind == "slow-disk":
+        _slow_disk(Path(file))
+    else:
+        _failing_thread(kind, Path(file))
     sys.argv[1:] = arguments
     main()

@@ -85,10 +85,11 @@ class Api:
         self._intake.close()
 
     async def _ready(self, _request: Request) -> Response:
-        """Without the reason, which names machines: whoever asks need not have a key."""
-        ready = self._service.status().ready
-        headers = None if ready else {"Retry-After": "5"}
-        return JSONResponse({"ready": ready}, 200 if ready else 503, headers)
+        """Without the reason where that names machines: whoever asks need not have a key."""
+        status = self._service.status()
+        headers = None if status.ready else {"Retry-After": "5"}
+        reason = {"reason": f"the thread {status.failed} failed"} if status.failed else {}
+        return JSONResponse({"ready": status.ready, **reason}, 200 if status.ready else 503, headers)
 
     async def _metrics(self, _request: Request) -> Response:
         return Response(metrics_text(self._service.observe()), media_type=METRICS_TYPE)

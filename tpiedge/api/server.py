@@ -68,9 +68,8 @@ class ApiServer:
                 h11_max_incomplete_event_size=found.headers_bytes,
             )
         )
-        self._thread = threading.Thread(
-            target=self._server.run, args=([self._socket],), name="api", daemon=True
-        )
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="api", daemon=True)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -92,12 +91,18 @@ class ApiServer:
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop listening, let running answers finish for `drain_s`, then cancel them. Idempotent."""
+        self._closing = True
         if self._thread.ident is not None:
             self._server.should_exit = True
             self._thread.join(drain_s)
             self._end()
         self._socket.close()
         self._api.close(_ABORT_S)
+
+    def _run(self) -> None:
+        self._server.run([self._socket])
+        if not self._closing:
+            raise InternalError("the HTTP server ended by itself")
 
     def _end(self) -> None:
         """Cancel what still runs, first politely: its clients are told."""

@@ -56,6 +56,7 @@ from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, MachineFacts
 from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.server import ShipServer
+from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
@@ -179,12 +180,13 @@ def master(
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
         with (
-            _serving(flags, model, keys, folder) as (running, api),
+            Supervisor() as supervisor,
+            _serving(flags, model, keys, folder, supervisor) as (running, api),
             _inviting(flags.listen, keys, folder, token_file),
         ):
             click.echo(f"serving {model.name} at {_url(flags.http, api)}/v1", err=True)
             try:
-                watch(running)
+                watch(running, supervisor)
             finally:
                 _drain(running, api, drain)
 
@@ -212,7 +214,7 @@ def _url(http: Address, api: ApiServer) -> str:
 
 @contextmanager
 def _serving(
-    flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path
+    flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path, supervisor: Supervisor
 ) -> Iterator[tuple[Master, ApiServer]]:
     """The running parts, put together; ended in reverse order."""
     alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
@@ -247,7 +249,7 @@ def _serving(
             timing=timing,
             known=[member.name for member in entrance.members],
         )
-        service = MasterService(running, entrance, model, capacity)
+        service = MasterService(running, entrance, model, capacity, supervisor)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,

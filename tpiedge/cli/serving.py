@@ -1,6 +1,7 @@
 """The master as the HTTP API sees it."""
 
 import time
+from dataclasses import replace
 
 from tpiedge.api.service import Busy, EnrolledWorker, ModelInfo, PendingJoin, Unavailable
 from tpiedge.joining.entrance import Entrance
@@ -10,6 +11,7 @@ from tpiedge.master.request_queue import PendingAnswer, QueueFull
 from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.supervision import Supervisor
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MasterService"]
@@ -18,8 +20,16 @@ __all__ = ["MasterService"]
 class MasterService:
     """A `Service` (tpiedge.api.service)."""
 
-    def __init__(self, master: Master, entrance: Entrance, model: PreparedModel, max_sequence: int) -> None:
+    def __init__(
+        self,
+        master: Master,
+        entrance: Entrance,
+        model: PreparedModel,
+        max_sequence: int,
+        supervisor: Supervisor,
+    ) -> None:
         self._master = master
+        self._supervisor = supervisor
         self._entrance = entrance
         self._model = model
         self._info = ModelInfo(model.name, max_sequence, int(time.time()), model.also_called)
@@ -44,12 +54,14 @@ class MasterService:
         return self._info
 
     def status(self) -> ClusterStatus:
-        return self._master.status
+        return self._seen(self._master.status)
 
     def observe(self) -> ClusterStatus:
-        return self._master.observe()
+        return self._seen(self._master.observe())
 
     def submit(self, request: GenerationRequest) -> PendingAnswer:
+        if self._supervisor.failed:
+            raise Unavailable(f"the master ends: its thread {self._supervisor.failed} failed")
         try:
             return self._master.submit(request)
         except QueueFull as error:
@@ -68,3 +80,10 @@ class MasterService:
 
     def revoke(self, name: str) -> None:
         self._entrance.revoke(name, at_once=self._master.forget)
+
+    def _seen(self, status: ClusterStatus) -> ClusterStatus:
+        if self._supervisor.failure is None:
+            return status
+        return replace(
+            status, ready=False, reason=str(self._supervisor.failure), failed=self._supervisor.failed
+        )

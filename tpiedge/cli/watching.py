@@ -9,6 +9,7 @@ import click
 from tpiedge.master.master import Master
 from tpiedge.master.status import ClusterStatus, NodeStatus, collective_names
 from tpiedge.sanitise import sanitised_line
+from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
 
@@ -18,10 +19,11 @@ _WATCH_S = 0.1
 _SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small": "cannot be used"}
 
 
-def watch(running: Master) -> None:
-    """Prints what changes, until the user ends it. Raises what ended the control thread."""
+def watch(running: Master, supervisor: Supervisor) -> None:
+    """Prints what changes, until the user ends it. Raises what ended the control thread, or another one."""
     show = _Changes(lambda line: click.echo(line, err=True))
     while running.failed is None:
+        supervisor.check()
         show(running.status)
         time.sleep(_WATCH_S)
     raise running.failed

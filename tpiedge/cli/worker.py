@@ -29,6 +29,7 @@ from tpiedge.local.paths import cache_folder, worker_state
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.shipping.provision import FilesMaster, Provision
+from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.fields import Pin
@@ -141,7 +142,10 @@ def _serve(
         stack.callback(standby.stop)
         spoke, key = _joined(master, own, time.monotonic() + wait, stack)
         book.remember(master.address, key)
-        _agent(own, resolve(master.address), key, spoke, measurements, standby).run()
+        agent = _agent(own, resolve(master.address), key, spoke, measurements, standby)
+        with Supervisor(lambda _: agent.stop()) as supervisor:
+            agent.run()
+        supervisor.check()
 
 
 def _master(connect: str | None, token: str | None, book: TrustedMasters) -> _Master:

@@ -1,17 +1,24 @@
 """The life of a node in its process: whatever ends it is said, to the log and to the master, and is the exit status."""
 
+import os
 import sys
 import traceback
 
-from tpiedge.errors import Cancelled, OutOfMemory, PeerLost, TpiedgeError
+from tpiedge.errors import Cancelled, InternalError, OutOfMemory, PeerLost, TpiedgeError
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.node.node import Node
+from tpiedge.supervision import Supervisor
 
 __all__ = ["run"]
 
 
 def run(bootstrap: NodeBootstrap) -> int:
     """Be a node until the master ends it; the exit status of the error that ended it, or 0."""
+    with Supervisor(_end_at_once):
+        return _live(bootstrap)
+
+
+def _live(bootstrap: NodeBootstrap) -> int:
     node = Node(bootstrap)
     try:
         node.run()
@@ -28,6 +35,13 @@ def run(bootstrap: NodeBootstrap) -> int:
     finally:
         node.close()
     return 0
+
+
+def _end_at_once(error: InternalError) -> None:
+    """The engine thread may wait for the one that failed. The master learns why from the log."""
+    sys.stderr.write(f"{error}\n")
+    sys.stderr.flush()
+    os._exit(error.exit_code)
 
 
 def _end(node: Node, error: TpiedgeError) -> int:

@@ -6,6 +6,7 @@ waiting; further ones are dropped. Workers take turns, one chunk each; one that 
 that asks without end keeps nobody waiting.
 """
 
+import contextlib
 import logging
 import os
 import threading
@@ -78,7 +79,6 @@ class ShipServer:
         self._frame = memoryview(bytearray(FLAT_BYTES + MAX_FILE_CHUNK))
         self._lock = threading.Lock()
         self._warnings = RateLimitedLog(_log, self._clock)
-        self._failure: Exception | None = None
         self.dropped_requests = 0
         self._thread = threading.Thread(target=self._run, name="tpiedge-ship", daemon=True)
         for pack in packs:
@@ -99,11 +99,6 @@ class ShipServer:
         with self._lock:
             self._packs = {known: pack for known, pack in self._packs.items() if known != identity}
 
-    @property
-    def failure(self) -> Exception | None:
-        """Why the thread ended, where it was not asked to."""
-        return self._failure
-
     def close(self) -> None:
         """End the thread and close the hub. Idempotent."""
         self._hub.close()
@@ -112,15 +107,10 @@ class ShipServer:
         self._files.close()
 
     def _run(self) -> None:
-        try:
+        with contextlib.suppress(EndpointClosed):
             while True:
                 self._receive()
                 self._serve_everyone()
-        except EndpointClosed:
-            pass
-        except Exception as error:
-            self._failure = error
-            _log.exception("the thread that ships packs ended")
 
     def _receive(self) -> None:
         """Queue what has come; wait for it only where there is nothing else to do."""

@@ -111,6 +111,7 @@ class FakeService:
         self.eos_ids = eos_ids
         self.script = script
         self.unavailable = ""
+        self.failed = ""
         self.generations: queue.Queue[FakeGeneration] = queue.Queue()
         self.approved: list[str] = []
         self.revoked: list[str] = []
@@ -124,7 +125,8 @@ class FakeService:
         return ModelInfo("babbler", self.max_sequence, int(time.time()), self.also_called)
 
     def status(self) -> ClusterStatus:
-        return ClusterStatus(not self.unavailable, self.unavailable, self._nodes, 0, len(self._running))
+        ready, running = not (self.unavailable or self.failed), len(self._running)
+        return ClusterStatus(ready, self.unavailable, self._nodes, 0, running, failed=self.failed)
 
     def observe(self) -> ClusterStatus:
         return self.status()

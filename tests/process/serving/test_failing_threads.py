@@ -1,0 +1,57 @@
+"""A thread of the master fails: the master says which, and ends as it does when it is stopped."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from tests.process.command import wait_for
+from tests.process.faulty import Fault
+from tests.process.serving.serving import START_S, Serving
+from tpiedge.errors import InternalError, TpiedgeError
+from tpiedge.joining.connecting import enrol, open_link
+from tpiedge.joining.identity import peer_name
+from tpiedge.joining.tokens import parse_token
+from tpiedge.transport.keys import CurveKeys
+
+
+def knock(text: str) -> None:
+    """A worker comes, for threads that have nothing to do otherwise."""
+    token, keys = parse_token(text), CurveKeys.generate()
+    with (
+        suppress(TpiedgeError),
+        open_link(token.address, token.master_key, keys, peer_name(keys.public), timeout_s=1.0) as link,
+    ):
+        enrol(link, "late", token.secret, timeout_s=1.0)
+
+
+@pytest.mark.parametrize(
+    "thread", ["tpiedge-ship", "tpiedge-pairing", "tpiedge-zap", "tpiedge-members", "api"]
+)
+def test_the_master_is_not_ready_and_ends_with_words(
+    clusters: Callable[..., Serving], tmp_path: Path, thread: str
+) -> None:
+    fault = Fault(thread, tmp_path / "fault")
+    cluster = clusters(program=fault.program)
+    master = cluster.start_master()
+    cluster.wait_ready(1)
+    node, token = cluster.rank_zero(), cluster.token()
+    fault.begin()
+    if thread in ("tpiedge-zap", "tpiedge-members"):
+        knock(token)
+    wait_for(lambda: f"the thread {thread} failed: ZeroDivisionError: on purpose" in master.log, START_S)
+    if thread != "api":
+        answer = cluster.ready()
+        assert answer.status_code == 503
+        assert answer.json() == {"ready": False, "reason": f"the thread {thread} failed"}
+    fault.end()
+    assert master.wait() == InternalError.exit_code
+    last = master.log.splitlines()[-1]
+    assert (
+        last
+        == f"tpiedge: the thread {thread} failed: ZeroDivisionError: on purpose; start tpiedge again, and report it"
+    )
+    assert "Traceback" not in master.log
+    assert not node.is_running()
+    assert not (cluster.state / "master" / "admin.json").exists()

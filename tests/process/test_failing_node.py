@@ -1,0 +1,30 @@
+"""A thread of a node fails while the engine thread waits: the process ends with words, which the log keeps."""
+
+import subprocess
+import sys
+
+from tpiedge.errors import InternalError
+
+STUCK = """
+import sys, threading
+from tpiedge.node import lifetime
+
+class Stuck:
+    def __init__(self, bootstrap): ...
+    def run(self):
+        threading.Thread(target=lambda: 1 / 0, name="tpiedge-zap").start()
+        threading.Event().wait(60)
+    def close(self): ...
+
+lifetime.Node = Stuck
+sys.exit(lifetime.run(None))
+"""
+
+
+def test_the_node_ends() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=50, check=False
+    )
+    assert ended.returncode == InternalError.exit_code, ended.stderr
+    last = ended.stderr.splitlines()[-1]
+    assert last.startswith("the thread tpiedge-zap failed: ZeroDivisionError: division by zero;")

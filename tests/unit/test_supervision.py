@@ -1,0 +1,53 @@
+"""Threads that fail, each in a process that is watched over or not."""
+
+import logging
+import sys
+import threading
+
+import pytest
+
+from tpiedge.errors import InternalError
+from tpiedge.supervision import Supervisor
+
+WAIT_S = 10.0
+
+
+def fail(name: str, error: BaseException) -> None:
+    """In a thread, which has ended afterwards."""
+
+    def run() -> None:
+        raise error
+
+    thread = threading.Thread(target=run, name=name)
+    thread.start()
+    thread.join(WAIT_S)
+    assert not thread.is_alive()
+
+
+def test_the_first_failure_stays_and_every_one_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    told: list[InternalError] = []
+    before = threading.excepthook
+    with caplog.at_level(logging.INFO), Supervisor(told.append) as supervisor:
+        supervisor.check()
+        fail("files", ValueError("no number"))
+        fail("pairing", KeyError("gone"))
+        assert supervisor.failed == "files"
+        assert told == [supervisor.failure]
+        with pytest.raises(InternalError, match="the thread files failed: ValueError: no number; start"):
+            supervisor.check()
+    assert [record.getMessage() for record in caplog.records] == [
+        "the thread files failed: ValueError: no number",
+        "the thread pairing failed: KeyError: 'gone'",
+    ]
+    assert not any(record.exc_info for record in caplog.records)
+    assert threading.excepthook is before
+
+
+def test_to_leave_is_a_failure_too() -> None:
+    """Python itself says nothing of a thread that calls sys.exit."""
+    with Supervisor() as supervisor:
+        thread = threading.Thread(target=sys.exit, args=(3,), name="api")
+        thread.start()
+        thread.join(WAIT_S)
+        with pytest.raises(InternalError, match="the thread api failed: SystemExit: 3"):
+            supervisor.check()

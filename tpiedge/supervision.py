@@ -1,0 +1,61 @@
+"""Threads that end by a defect: it is said which one and why, and the process ends in order.
+
+A thread that is gone is missed by nobody: who waits for what it did waits for ever. So a process that serves is watched
+over as a whole: an exception that a thread does not handle itself is the end of the process.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
+
+from tpiedge.errors import InternalError
+
+__all__ = ["Supervisor"]
+
+_log = logging.getLogger(__name__)
+
+
+class Supervisor:
+    """Watches over the threads of this process for the length of its `with` block.
+
+    `on_failure` is called with the first failure, in the thread that fails.
+    """
+
+    def __init__(self, on_failure: Callable[[InternalError], None] | None = None) -> None:
+        #: What ended a thread, first of all; for any thread.
+        self.failure: InternalError | None = None
+        #: The name of that thread.
+        self.failed = ""
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._before = threading.excepthook
+
+    def check(self) -> None:
+        """Raises the failure, if there was one."""
+        if self.failure is not None:
+            raise self.failure
+
+    def __enter__(self) -> Self:
+        self._before, threading.excepthook = threading.excepthook, self._notice
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        threading.excepthook = self._before
+
+    def _notice(self, ended: threading.ExceptHookArgs) -> None:
+        name = ended.thread.name if ended.thread is not None else "of no name"
+        words = f"the thread {name} failed: {ended.exc_type.__name__}: {ended.exc_value}"
+        with self._lock:
+            first = self.failure is None
+            if first:
+                self.failed = name
+                self.failure = InternalError(f"{words}; start tpiedge again, and report it")
+        _log.error("%s", words)
+        trace = (ended.exc_type, ended.exc_value or ended.exc_type(), ended.exc_traceback)
+        _log.debug("where it failed:", exc_info=trace)
+        if first and self._on_failure is not None and self.failure is not None:
+            self._on_failure(self.failure)
