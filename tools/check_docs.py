@@ -18,6 +18,7 @@ _MADE = (make_reference.PATH.name, make_faults.PATH.name)
 DOCUMENTS = (
     "README.md",
     "ARCHITECTURE.md",
+    "SECURITY.md",
     *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md") if path.name not in _MADE),
 )
 

@@ -27,7 +27,7 @@ REQUEST = (
 )
 _SHED = "closed an HTTP connection: this process has too many files and connections open"
 _linux = pytest.mark.skipif(
-    sys.platform != "linux", reason="addresses of 127.0.0.0/8 and prlimit are Linux's"
+    sys.platform != "linux", reason="system: addresses of 127.0.0.0/8 and prlimit are Linux's"
 )
 
 
@@ -65,6 +65,7 @@ def wait_healthy(url):
         assert time.monotonic() < deadline, found
 
 
+@pytest.mark.fault("H8", "one address has half of the connections at most: other clients are served")
 @_linux
 def test_whoever_holds_all_places_of_an_address_shuts_out_nobody_else(serve, caplog):
     server = serve(limits=Limits(connections=64))
@@ -92,7 +93,7 @@ def descriptors():
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = 3 * CLIENTS
     if hard != resource.RLIM_INFINITY and hard < wanted:
-        pytest.skip(f"this process may open {hard} files, not {wanted}")
+        pytest.skip(f"system: this process may open {hard} files, not {wanted}")
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
@@ -105,6 +106,9 @@ async def ask(address):
     return writer, await reader.readuntil(b"\r\n\r\n")
 
 
+@pytest.mark.fault(
+    "H8", "each of two thousand is answered, or told 429 and when to come again; `/health` answers"
+)
 @pytest.mark.usefixtures("descriptors")
 def test_two_thousand_clients_at_once_are_answered_each(serve, service):
     """Four are served, all others are told to come back; nobody is cut off, and nothing is left of them."""
@@ -165,6 +169,9 @@ def child():
     assert set(err.splitlines()) <= {_SHED}
 
 
+@pytest.mark.fault(
+    "P14", "without a descriptor left, clients that wait are closed, and those that are there are served"
+)
 @_linux
 def test_without_descriptors_clients_are_shed(child):
     child.allow(child.process.num_fds() + 8)

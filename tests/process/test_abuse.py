@@ -14,7 +14,9 @@ from tests.process.command import gone, wait_for
 
 pytestmark = [
     pytest.mark.alone,  # a node that gets no processor is lost, too
-    pytest.mark.skipif(sys.platform != "linux", reason="its callers come from many loopback addresses"),
+    pytest.mark.skipif(
+        sys.platform != "linux", reason="system: its callers come from many loopback addresses"
+    ),
 ]
 
 ROOT = Path(__file__).parents[2]

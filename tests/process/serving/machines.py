@@ -31,8 +31,10 @@ def measured(folder: Path, bytes_per_s: float = SPEED) -> None:
 
 
 class Process:
-    """`tpiedge ARGUMENTS...`, or another `program`, in a session of its own, writing to `log`. `descriptors`: its soft and
-    its hard limit at the start, where they are not those of the tests."""
+    """`tpiedge ARGUMENTS...`, or another `program`, in a session of its own, writing to `log`.
+
+    `descriptors`: its soft and its hard limit at the start, where they are not those of the tests.
+    """
 
     def __init__(
         self,
