@@ -13,9 +13,12 @@ __all__ = ["check_characters", "encode"]
 
 _CHARACTERS_PER_TOKEN = 64
 """A text with more characters than this per position cannot fit: it is refused before it is tokenized."""
-_TOKENS_PER_CHARACTER = 4
-"""A character that has no token is one token for each of its bytes."""
+_BYTES_PER_CHARACTER = 4
+"""At most; a byte is as many tokens as its tokenizer's `growth` at most."""
 _PIECE = 2048
+_SHORTEST_PIECE = 256
+_USUAL_GROWTH = 32
+"""Of a tokenizer that may make more of a byte, the pieces are shorter."""
 _LOST_PER_CUT = 32
 """Tokens that the end of a piece may have cut in two, generously."""
 
@@ -41,11 +44,12 @@ def encode(text: str, service: Service, param: str, *, add_special: bool) -> tup
 
 def _is_too_long(text: str, tokenizer: Tokenizer, limit: int) -> bool:
     """Certain where it is true; where it is false, the text has not many more tokens than `limit`."""
-    if len(text) * _TOKENS_PER_CHARACTER <= limit or not _is_valid(text):
+    if len(text) * _BYTES_PER_CHARACTER * tokenizer.growth <= limit or not _is_valid(text):
         return False
+    piece = max(_SHORTEST_PIECE, int(_PIECE * min(1.0, _USUAL_GROWTH / tokenizer.growth)))
     count = 0
-    for start in range(0, len(text), _PIECE):
-        count += len(tokenizer.encode(text[start : start + _PIECE], add_special=False)) - _LOST_PER_CUT
+    for start in range(0, len(text), piece):
+        count += len(tokenizer.encode(text[start : start + piece], add_special=False)) - _LOST_PER_CUT
         if count > limit:
             return True
     return False

@@ -171,13 +171,15 @@ def _run(job: bytes, wall_s: float) -> str:
 def _answer(output: bytes, status: int) -> str:
     try:
         answer = json.loads(output)
-    except ValueError:
+    except (ValueError, RecursionError):
+        answer = None
+    if not isinstance(answer, dict) or not isinstance(answer.get("text", answer.get("error")), str):
         # Killed by a limit (a negative status), or out of memory before it could say so.
         reason = f"signal {-status}" if status < 0 else f"exit status {status}"
         raise UserError(
             f"the model's chat template took too much time or memory ({reason}); use another template"
-        ) from None
-    if "error" in answer:
+        )
+    if "text" not in answer:
         raise UserError(f"the model's chat template failed: {sanitised_line(answer['error'], 320)}")
     return str(answer["text"])
 

@@ -12,6 +12,7 @@ from tokenizers import Tokenizer as Backend
 from tpiedge.errors import UserError
 from tpiedge.model.fields import ConfigFields
 from tpiedge.model.folder import has_file, read_bytes, read_json
+from tpiedge.model.tokenizer_growth import text_growth
 from tpiedge.sanitise import quote, sanitised_line
 
 __all__ = ["Tokenizer"]
@@ -21,6 +22,7 @@ _MAX_BYTES = 64_000_000  # the largest in use (262,000 tokens) has 35 MB
 # vocabulary of 262,000 tokens with twice as many merges has 1.4 million commas and 0.6 million lists.
 _MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
 _MAX_CONFIG_BYTES = 10_000_000
+_MAX_TOKEN = 1024  # eight times the longest in use, a run of spaces
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
@@ -35,13 +37,19 @@ class _Wrapping:
 
 
 class Tokenizer:
-    """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates."""
+    """`special_tokens` maps "bos_token", "eos_token", ... to their text, for chat templates. `growth`: how many tokens
+    a byte of a text can become at most."""
 
     def __init__(
-        self, backend: Backend, special_tokens: Mapping[str, str], wrapping: _Wrapping | None = None
+        self,
+        backend: Backend,
+        special_tokens: Mapping[str, str],
+        wrapping: _Wrapping | None = None,
+        growth: float = 1.0,
     ) -> None:
         self._backend = backend
         self._wrapping = wrapping
+        self.growth = growth
         self.special_tokens = MappingProxyType(dict(special_tokens))
         self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
@@ -52,12 +60,13 @@ class Tokenizer:
         """Read `tokenizer.json` and, where it exists, `tokenizer_config.json`. Raises UserError."""
         if not has_file(folder, "tokenizer.json"):
             _refuse_without_json(folder)
-        backend = _parse(read_bytes(folder, "tokenizer.json", _MAX_BYTES), folder / "tokenizer.json")
+        data = read_bytes(folder, "tokenizer.json", _MAX_BYTES)
+        backend, growth = _parse(data, folder / "tokenizer.json")
         backend.no_padding()
         backend.no_truncation()
         config = _read_config(folder)
         special = _special_tokens(config, folder)
-        return Tokenizer(backend, special, _wrapping(config, backend, special))
+        return Tokenizer(backend, special, _wrapping(config, backend, special), growth)
 
     @property
     def vocab_size(self) -> int:
@@ -111,8 +120,14 @@ class Tokenizer:
         return ids if wrapping is None else [*wrapping.before, *ids, *wrapping.after]
 
     def decode(self, ids: Iterable[int], *, skip_special: bool = True) -> str:
-        """The text of `ids`; ids beyond the vocabulary have no text."""
-        return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
+        """The text of `ids`; ids beyond the vocabulary have no text. Raises UserError where the decoder fails."""
+        try:
+            return str(self._backend.decode(list(ids), skip_special_tokens=skip_special))
+        except BaseException as error:
+            _reraise_own(error)
+            raise UserError(
+                f"the model's tokenizer cannot decode its tokens ({sanitised_line(error, 120)})"
+            ) from None
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """What `token_id` adds to a text that has begun: with its leading space, and exact where it is a part of a
@@ -150,17 +165,28 @@ def _byte_level() -> Mapping[str, int]:
     return {chr(byte): byte for byte in shown} | {chr(0x100 + i): byte for i, byte in enumerate(hidden)}
 
 
-def _parse(data: bytes, path: Path) -> Backend:
+def _parse(data: bytes, path: Path) -> tuple[Backend, float]:
+    """(the library's object, tokens that a byte can become)."""
     for mark, limit in _MAX_MARKS.items():
         if data.count(mark) > limit:
             raise UserError(f"{path} lists more than {limit} values: no model needs as many")
+    # Before the library reads it: it normalizes the added tokens at once.
+    growth = text_growth(data, str(path))
     try:
-        return Backend.from_buffer(data)
+        backend = Backend.from_buffer(data)
     except BaseException as error:
         _reraise_own(error)
         raise UserError(
             f"{path} is not a tokenizer that can be read ({sanitised_line(error, 120)}); download the model again"
         ) from None
+    # A token's text is copied wherever the token is found.
+    longest = max(map(len, backend.get_vocab(with_added_tokens=True)), default=0)
+    if longest > _MAX_TOKEN:
+        raise UserError(
+            f"{path} has a token of {longest} characters; at most {_MAX_TOKEN} are accepted: get the model from a "
+            "source you trust"
+        )
+    return backend, growth
 
 
 def _reraise_own(error: BaseException) -> None:
@@ -184,13 +210,18 @@ def _special_tokens(config: ConfigFields, folder: Path) -> dict[str, str]:
         value = config.raw(name)
         if isinstance(value, dict):
             value = value.get("content")
-        if isinstance(value, str):
+        if isinstance(value, str) and _is_unicode(value):
             tokens[name] = value
         elif value is not None:
             raise UserError(
                 f"{folder / 'tokenizer_config.json'}: {name} is {quote(value)}, not a token's text"
             )
     return tokens
+
+
+def _is_unicode(text: str) -> bool:
+    """Whether it has no half of a surrogate pair, as JSON may."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _wrapping(config: ConfigFields, backend: Backend, special: Mapping[str, str]) -> _Wrapping | None:

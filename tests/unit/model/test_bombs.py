@@ -223,7 +223,23 @@ def test_a_config(
     assert cost.nbytes < LIMIT_BYTES // 2  # nothing was allocated by its numbers
 
 
+TEN_TIMES = b'{"type":"Replace","pattern":{"String":"a"},"content":"aaaaaaaaaa"}'
+CHAIN = b'"normalizer":{"type":"Sequence","normalizers":[' + b",".join([TEN_TIMES] * 7) + b"]}"
+LETTERS = b'"model":{"type":"WordLevel","unk_token":"a","vocab":{"a":0}}'
+ADDED = (
+    b'"added_tokens":[{"id":1,"content":"aaaaaaaa","single_word":false,"lstrip":false,"rstrip":false,'
+    b'"normalized":true,"special":false}]'
+)
+
 TOKENIZERS: dict[str, tuple[bytes, str]] = {
+    "a chain that makes ten million of one": (
+        b"{" + CHAIN + b"," + LETTERS + b"}",
+        "its normalizer can make a text",
+    ),
+    "a chain that added tokens pass": (
+        b"{" + ADDED + b"," + LETTERS + b"," + CHAIN + b"}",
+        "its normalizer can make a text",
+    ),
     "no JSON": (b"{" * 90_000, "is not a tokenizer"),
     "nested lists": (b"[" * 700_000, "is not a tokenizer"),
     "zeros": (bytes(8 * MB), "is not a tokenizer"),
