@@ -33,7 +33,7 @@ CONTROL_PORT = 7070
 DATA_OFFSET, FILES_OFFSET, PAIRING_OFFSET = 1, 2, 3
 
 _HOST = re.compile(r"[0-9A-Za-z](?:[0-9A-Za-z._-]{0,252}[0-9A-Za-z])?", re.ASCII)
-_IPV6 = re.compile(r"[0-9A-Fa-f:.]*:[0-9A-Fa-f:.]*(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
+_IPV6 = re.compile(r"(?=[^:]*:)[0-9A-Fa-f:.]+(?:%[0-9A-Za-z._-]{1,64})?", re.ASCII)
 _MAX_PORT = 65535
 _ANYWHERE = ("tcp://0.0.0.0:", "tcp://[::]:")
 _ENDPOINT = re.compile(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeAlias, Union
 
 from tpiedge.errors import UserError
+from tpiedge.sanitise import quote
 
 __all__ = ["JSON", "BlobSpec", "MatrixSpec", "ModelSpec", "VectorSpec"]
 
@@ -116,5 +117,5 @@ def _check_names(name: str, source: str) -> None:
 def _check_int(what: str, value: int, limit: int) -> None:
     if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= limit:
         raise UserError(
-            f"pack layout, {what}: {str(value)[:20]} is not a number from 1 to {limit}; pack again"
+            f"pack layout, {what}: {quote(value, 20)} is not a number from 1 to {limit}; pack again"
         )

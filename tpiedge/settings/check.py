@@ -4,6 +4,7 @@ import difflib
 from collections.abc import Iterable, Iterator, Sequence
 
 from tpiedge.errors import UserError
+from tpiedge.sanitise import sanitised_line
 from tpiedge.settings.file import Entry, SettingsFile
 from tpiedge.settings.schema import COMMON, COMMON_TABLE, Flag, Verb, takes
 
@@ -26,7 +27,7 @@ def problems(file: SettingsFile, verbs: Iterable[Verb]) -> Iterator[str]:
         if not table:
             yield from (_outside(file, key, list(flags_of)) for key in entries)
         elif (flags := flags_of.get(table)) is None:
-            yield f"{file.place(table)}: there is no table [{table}]{nearest(table, list(flags_of))}"
+            yield f"{file.place(table)}: there is no table [{_shown(table)}]{nearest(table, list(flags_of))}"
         else:
             for key, entry in entries.items():
                 yield from _entry_problems(file, table, key, entry, flags)
@@ -38,6 +39,11 @@ def nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
+def _shown(name: str) -> str:
+    """A name that is not known: it may be anything."""
+    return sanitised_line(name, 80)
+
+
 def _common_flag(key: str, tables: Iterable[dict[str, Flag]]) -> Flag:
     """The flag as the verbs that have it declare it."""
     return next((flags[key] for flags in tables if key in flags), Flag(key))
@@ -47,7 +53,7 @@ def _outside(file: SettingsFile, key: str, tables: Sequence[str]) -> str:
     place = file.place("", key)
     if key in tables:
         return f"{place}: {key} is a table: write [{key}]"
-    return f"{place}: {key} stands before the first table: put it below one, like [run]"
+    return f"{place}: {_shown(key)} stands before the first table: put it below one, like [run]"
 
 
 def _entry_problems(
@@ -55,7 +61,7 @@ def _entry_problems(
 ) -> Iterator[str]:
     place, flag = file.place(table, key), flags.get(key)
     if flag is None:
-        yield f"{place}: [{table}] has no key {key}{nearest(key, list(flags))}"
+        yield f"{place}: [{table}] has no key {_shown(key)}{nearest(key, list(flags))}"
     elif not takes(flag, entry.value):
         found = type(entry.value).__name__
         yield f"{place}: {key} in [{table}] must be {flag.wanted}, not {_TYPES.get(found, found)}"

@@ -1,0 +1,59 @@
+"""Every parser of foreign bytes: what was once found, some inputs that are the same in every run, and some new ones."""
+
+import json
+import secrets
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from tests.fuzz.parsers import CORPUS, PARSERS
+
+_TOOL = Path(__file__).parents[2] / "tools" / "fuzz.py"
+_INPUTS = 1000
+_LIMIT_S = 250.0
+
+
+def fuzz(parser: str, *options: object) -> dict[str, object]:
+    """What the command reports; with findings it fails and names them."""
+    command = [sys.executable, _TOOL, "--parser", parser, *options]
+    ended = subprocess.run(
+        list(map(str, command)), capture_output=True, text=True, timeout=_LIMIT_S, check=False
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    return dict(json.loads(ended.stdout))
+
+
+def fresh_seed() -> int:
+    """The same in every run of `.ci/run`, which asks for that of hypothesis."""
+    return 2 if settings.get_current_profile_name() == "ci" else secrets.randbits(32)
+
+
+@pytest.mark.parametrize("parser", list(PARSERS))
+def test_every_input_is_read_or_refused(parser: str, tmp_path: Path) -> None:
+    for seed in (1, fresh_seed()):
+        report = fuzz(parser, "--inputs", _INPUTS, "--seed", seed, "--findings", tmp_path)
+        assert report["inputs"] == _INPUTS
+
+
+@pytest.mark.parametrize("name", list(PARSERS))
+def test_some_first_input_is_in_order(name: str, tmp_path: Path) -> None:
+    parser = PARSERS[name]
+    read = parser.open(tmp_path)
+
+    def accepted(data: bytes) -> bool:
+        try:
+            read(data)
+        except parser.refuses:
+            return False
+        return True
+
+    assert any(map(accepted, parser.seeds()))
+
+
+@pytest.mark.parametrize("parser", sorted(path.name for path in CORPUS.iterdir()))
+def test_what_was_found_stays_mended(parser: str, tmp_path: Path) -> None:
+    found = sorted((CORPUS / parser).iterdir())
+    assert fuzz(parser, "--replay", *found, "--findings", tmp_path)["inputs"] == len(found)
