@@ -77,7 +77,7 @@ def read_bytes(folder: Path, name: str, limit: int) -> bytes:
                 f"{folder / name} has {format_bytes(size)}; at most {format_bytes(limit)} are accepted"
             )
         try:
-            return file.read(limit)
+            return file.read(size)  # takes the memory of all that it is asked for
         except OSError as error:
             raise UserError(f"{folder / name} cannot be read: {_reason(error)}") from None
 
