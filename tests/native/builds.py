@@ -1,4 +1,4 @@
-"""Building the driver (main.cpp and what lies beside it) with the native sources that compute, and running it."""
+"""Building the driver (main.cpp and what lies beside it) with the native sources of kernels and transport."""
 
 import os
 import shutil
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tpiedge.kernels.shared_library import ISAS
 
-__all__ = ["BEYOND", "Checksums", "build", "host_compiler", "report", "run"]
+__all__ = ["BEYOND", "NATIVE", "Checksums", "build", "host_compiler", "report", "run"]
 
 _DRIVER = Path(__file__).parent
 _PACKAGE = _DRIVER.parents[1] / "tpiedge"
@@ -17,6 +17,9 @@ _PACKAGE = _DRIVER.parents[1] / "tpiedge"
 _FLAGS = ("-std=c++17", "-Wall", "-Wextra", "-ffp-contract=off", "-pthread")
 _COMPILE_TIMEOUT_S = 900.0
 _RUN_TIMEOUT_S = 900.0
+
+#: What the driver calls, in the package.
+NATIVE = ("kernels/native", "transport/native")
 
 #: The driver's argument with which it lets a kernel read beyond an array, on purpose.
 BEYOND = "beyond"
@@ -33,7 +36,7 @@ def host_compiler() -> str | None:
 
 def build(compiler: str, flags: Sequence[str], folder: Path) -> Path:
     """The driver's path. A source that does not compile raises with the compiler's words."""
-    sources = [*sorted((_PACKAGE / "kernels/native").glob("*.cpp")), _PACKAGE / "transport/native/wire.cpp"]
+    sources = [path for part in NATIVE for path in sorted((_PACKAGE / part).glob("*.cpp"))]
     sources += sorted(_DRIVER.glob("*.cpp"))
     objects = [folder / f"{source.parent.name}-{source.stem}-{at}.o" for at, source in enumerate(sources)]
     commands = [

@@ -188,5 +188,6 @@ void check_attention_block(void *handle, const char *isa);
 void check_kv(void *handle, const char *isa);
 void check_quantise(const char *isa);
 void check_wire();
+void check_reducer();
 
 #endif

@@ -1,5 +1,5 @@
 // Calls whatever the kernels' library exports, on every instruction set that the CPU has, and the transport's
-// conversions, with random shapes, and compares with slow references. The arguments are the instruction sets' names in
+// conversions and all-reduces, with random shapes, and compares with slow references. The arguments are the instruction sets' names in
 // the order of their numbers. Prints a line for each operation and instruction set, with a checksum of all results;
 // ends with 1 at the first wrong one. With the argument "beyond" it reads beyond an array instead, to see whether
 // somebody notices.
@@ -85,6 +85,7 @@ int main(int count, char **names) {
     check_crc32();
     check_probes();
     check_wire();
+    check_reducer();
     for (int isa = 0; isa + 1 < count; isa++)
         if (tpiedge_has_isa(isa)) check_isa(isa, names[isa + 1]);
     // A number without a name would not have been checked.
