@@ -87,7 +87,7 @@ def parse_settings(path: Path, text: str) -> SettingsFile:
     """Raises UserError where `text` is no TOML."""
     try:
         content = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise UserError(f"the settings file {path} is not valid TOML: {error}") from None
     lines = dict(_lines(text))
     tables: dict[str, dict[str, Entry]] = {}

@@ -77,6 +77,6 @@ def _listed(name: str, text: str) -> list[str]:
         return [text]
     try:
         items = tomllib.loads(f"items = {text}")["items"]
-    except tomllib.TOMLDecodeError:
+    except (ValueError, RecursionError):
         raise UserError(f'{name} is not a list like ["a", "b"]') from None
     return [str(item) for item in items]
