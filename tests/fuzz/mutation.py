@@ -192,5 +192,6 @@ class Mutator:
             from_ = chance.randrange(len(other) + 1)
             return data[:at] + other[from_ : from_ + chance.choice((2, 8, 64))] + data[end:]
         if what == 10:
-            return data[:at] + str(chance.choice(_NUMBERS)).encode() + data[end:]
+            number = str(chance.choice(_NUMBERS)).encode() if chance.random() < 0.9 else b"9" * 5000
+            return data[:at] + number + data[end:]
         return data[:at] + chance.choice(self._words or (b"\xff",)) + data[chance.choice((at, end)) :]
