@@ -8,6 +8,7 @@ import signal
 import struct
 import tempfile
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from hashlib import sha256
@@ -124,6 +125,13 @@ class Campaign:
 
     def _work(self, count: int, at: object, shared: mmap.mmap, datas: list[bytes] | None) -> None:
         """In the child."""
+        try:
+            self._try(count, at, shared, datas)
+        except Exception:
+            self._note(Finding("the fuzzer failed", traceback.format_exc()), b"")
+            raise
+
+    def _try(self, count: int, at: object, shared: mmap.mmap, datas: list[bytes] | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with tempfile.TemporaryDirectory(dir=_memory_folder()) as scratch:
             examiner = Examiner(self._parser, Path(scratch))

@@ -40,17 +40,17 @@ class Examiner:
         self._read = parser.open(scratch)
         self._outcomes: set[str] = set()
         self._count = 0
+        self._reading = False
+        self._ceiling = 0
+        self._most = resource.getrlimit(resource.RLIMIT_AS)[1]
         self.accepted = False  # whether the last input was in order
         signal.signal(signal.SIGVTALRM, self._expire)
 
     def examine(self, data: bytes) -> tuple[Finding | None, bool]:
         """What is wrong, and whether the parser said something that it had not said before."""
-        if self._count % _REBASED_EVERY == 0:
-            _limit_memory()
-        self._count += 1
         finding, outcome = None, "read"
         try:
-            with _alarm():
+            with self._limits():
                 self._read(data)
         except self._parser.refuses as error:
             text = str(error)
@@ -70,24 +70,26 @@ class Examiner:
         self._outcomes.add(outcome)
         return finding, new
 
-    @staticmethod
-    def _expire(*_: object) -> None:
-        raise TooSlow(f"more than {LIMIT_S:g} s")
+    @contextmanager
+    def _limits(self) -> Iterator[None]:
+        """What making inputs and judging outcomes takes is not the parser's."""
+        if self._count % _REBASED_EVERY == 0:
+            pages = int(Path("/proc/self/statm").read_text().split()[0])
+            self._ceiling = pages * resource.getpagesize() + MEMORY
+        self._count += 1
+        signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
+        resource.setrlimit(resource.RLIMIT_AS, (self._ceiling, self._most))
+        self._reading = True
+        try:
+            yield
+        finally:
+            self._reading = False
+            resource.setrlimit(resource.RLIMIT_AS, (self._most, self._most))
+            signal.setitimer(signal.ITIMER_VIRTUAL, 0)
 
-
-@contextmanager
-def _alarm() -> Iterator[None]:
-    signal.setitimer(signal.ITIMER_VIRTUAL, LIMIT_S)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
-
-
-def _limit_memory() -> None:
-    pages = int(Path("/proc/self/statm").read_text().split()[0])
-    hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-    resource.setrlimit(resource.RLIMIT_AS, (pages * resource.getpagesize() + MEMORY, hard))
+    def _expire(self, *_: object) -> None:
+        if self._reading:  # Python may come to it when all is done
+            raise TooSlow(f"more than {LIMIT_S:g} s")
 
 
 def _finding(error: BaseException) -> Finding:
