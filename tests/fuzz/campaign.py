@@ -59,6 +59,8 @@ class Campaign:
         self._seed = seed
         self._folder = folder
         self._began = time.time()
+        # Of this process: those that try the inputs may be killed.
+        self._scratch = tempfile.TemporaryDirectory(dir=_memory_folder())
 
     def run(self, inputs: int, jobs: int = 1, until: Callable[[], bool] = lambda: False) -> Report:
         """Ends early once `until` says so."""
@@ -78,6 +80,7 @@ class Campaign:
             for worker in workers:
                 worker.process.kill()
                 worker.process.join()
+            self._scratch.cleanup()
         self._collect(report)
         report.seconds = time.monotonic() - began
         return report
@@ -89,6 +92,7 @@ class Campaign:
         report, left = Report(), worker
         while left := self._watched(left, report, restart=False):
             time.sleep(_POLL_S)
+        self._scratch.cleanup()
         self._collect(report)
         return report
 
@@ -133,7 +137,7 @@ class Campaign:
 
     def _try(self, count: int, at: object, shared: mmap.mmap, datas: list[bytes] | None) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with tempfile.TemporaryDirectory(dir=_memory_folder()) as scratch:
+        with tempfile.TemporaryDirectory(dir=self._scratch.name) as scratch:
             examiner = Examiner(self._parser, Path(scratch))
             mutator = Mutator(
                 self._parser.first(),
