@@ -207,7 +207,9 @@ def test_a_peer_admitted_later_gets_in(hub: ZmqHub) -> None:
         assert_serves(hub, spoke, "node-3")
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="127.0.0.2 is an address of this computer on Linux only")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="system: 127.0.0.2 is an address of this computer on Linux only"
+)
 def test_the_address_of_a_peer_is_that_of_its_latest_connection(hub: ZmqHub) -> None:
     for source in ("127.0.0.2", "127.0.0.3"):
         with connect(hub, source=source) as spoke:

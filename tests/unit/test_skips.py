@@ -1,10 +1,14 @@
 """What is skipped says what it needs, fails where that is required, and is told once in the end."""
 
+import ast
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from tests.skips import NEEDS
 
 ROOT = Path(__file__).parents[2]
 TESTS = """
@@ -75,3 +79,29 @@ def test_what_nobody_can_require(outcome):
     told, status = outcome(TESTS, "--require=rot")
     assert status == 4
     assert "--require rot: there are only native, compiler, root" in told
+
+
+def test_every_reason_that_is_written_down_names_a_need():
+    """Also of tests that are skipped on other systems only."""
+    unnamed = [
+        f"{path.relative_to(ROOT)}: {reason}"
+        for path in ROOT.glob("tests/**/*.py")
+        for reason in reasons(ast.parse(path.read_text()))
+        if reason.partition(":")[0] not in NEEDS
+    ]
+    assert unnamed == []
+
+
+def reasons(tree: ast.Module) -> Iterator[str]:
+    """Literal ones of `pytest.skip`, `pytest.mark.skipif` and `pytest.importorskip`."""
+    for call in ast.walk(tree):
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Attribute):
+            continue
+        if call.func.attr in ("skip", "skipif", "importorskip"):
+            given = [word.value for word in call.keywords if word.arg == "reason"]
+            if call.func.attr == "skip":
+                given += call.args
+            for reason in given:
+                start = reason.values[0] if isinstance(reason, ast.JoinedStr) else reason
+                if isinstance(start, ast.Constant):
+                    yield start.value

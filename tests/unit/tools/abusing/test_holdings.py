@@ -20,7 +20,7 @@ from tools.abusing.holdings import (
 )
 from tpiedge.units import MIB
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: reads /proc")
 
 HELD = ProcessHoldings(1, 60, 20, 100 * MIB, 80 * MIB)
 _HOLDER = """
