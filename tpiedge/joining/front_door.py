@@ -23,6 +23,7 @@ from tpiedge.joining.members import KnownWorker, MemberJournal, Revoked
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import CLOCK_SET_S, Redemption
+from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
 from tpiedge.transport.zeromq import ZmqHub
@@ -42,13 +43,13 @@ _CROWDED = "too many newcomers without a token wait at the master: try again, or
 
 def guest_policy(folder: Path) -> GuestPolicy:
     """How the control hub of the master whose state is in `folder` treats unknown keys; pass it to ZmqHub."""
-    tokens = TokenStore(folder)
+    tokens, warnings = TokenStore(folder), RateLimitedLog(_log)
 
     def takes(ticket: str, name: str) -> bool:
         try:
             return tokens.takes(ticket, name)
         except TpiedgeError as error:
-            _log.error("cannot see whether %s has a token: %s", name, error)
+            warnings.warning("cannot see whether %s has a token: %s", name, error)
             return False
 
     return GuestPolicy(peer_name, takes=takes, crowded=Refused("limited", _CROWDED))

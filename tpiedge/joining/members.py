@@ -20,11 +20,11 @@ from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import Redemption
 from tpiedge.transport.keys import is_key
 
-__all__ = ["KnownWorker", "MemberJournal", "MemberTable", "Revoked", "read_members"]
+__all__ = ["MEMBERS_FILE", "KnownWorker", "MemberJournal", "MemberTable", "Revoked", "read_members"]
 
 MAX_REVOKED = 10_000
 MAX_MEMBERS = 1_000
-_NAME = "members.json"
+MEMBERS_FILE = "members.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class MemberJournal:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._path = folder / _NAME
+        self._path = folder / MEMBERS_FILE
         self._lock = threading.Lock()
         self._table = read_members(folder)
 
@@ -193,7 +193,7 @@ class MemberJournal:
 
 def read_members(folder: Path) -> MemberTable:
     """The table on the disk. Raises UserError for a damaged file."""
-    path = folder / _NAME
+    path = folder / MEMBERS_FILE
     values = read_private(path) or {"members": [], "revoked": []}
     members, revoked = values.get("members"), values.get("revoked")
     if not isinstance(members, list) or not isinstance(revoked, list):

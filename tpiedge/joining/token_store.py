@@ -1,12 +1,13 @@
 """The table of tokens in the master's state folder, shared by `tpiedge token` and a running master."""
 
+import contextlib
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
-from tpiedge.joining.members import read_members
+from tpiedge.joining.members import MEMBERS_FILE, read_members
 from tpiedge.joining.tokens import Redemption, TokenRecord, TokenTable
 
 __all__ = ["TokenStore"]
@@ -16,7 +17,7 @@ _END_OF_TIME_S = 1e11  # the year 5138: calendars take it
 
 
 class TokenStore:
-    """Every call reads the file afresh, under a lock where it changes it. `wall_clock`: seconds since 1970.
+    """Every call sees the file as it is now, under a lock where it changes it. `wall_clock`: seconds since 1970.
 
     Who was let in stands beside it, in members.json.
     """
@@ -24,6 +25,9 @@ class TokenStore:
     def __init__(self, folder: Path, wall_clock: Callable[[], float] = time.time) -> None:
         self._path = folder / "tokens.json"
         self._now = wall_clock
+        #: What `takes` has read, and of which files.
+        self._living = TokenTable()
+        self._read_of: object = None
 
     def create(self, expires_s: float = DAY_S, uses: int | None = 1) -> tuple[TokenRecord, str]:
         """A new token and its secret. Raises UserError."""
@@ -59,9 +63,15 @@ class TokenStore:
         return self._read().less(spent).judge(secret, self._now())
 
     def takes(self, ticket: str, name: str) -> bool:
-        """Whether the worker `name` knows the secret of a token that lives."""
-        left = self._read().less(read_members(self._path.parent).spent)
-        return left.takes(ticket, name, self._now())
+        """Whether the worker `name` knows the secret of a token that lives. For one thread.
+
+        Strangers may ask without end, so the files are read only when they have changed.
+        """
+        files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
+        if files != self._read_of:
+            self._living = self._read().less(read_members(self._path.parent).spent)
+            self._read_of = files
+        return self._living.takes(ticket, name, self._now())
 
     def _read(self) -> TokenTable:
         values = read_private(self._path)
@@ -97,3 +107,11 @@ class TokenStore:
 
     def _damaged(self) -> UserError:
         return UserError(f"{self._path} is damaged: delete it, and the tokens in it are void")
+
+
+def _version(path: Path) -> tuple[int, int, int] | None:
+    """Another one for every file that replaces it; None where there is none."""
+    with contextlib.suppress(OSError):
+        found = path.stat()
+        return found.st_ino, found.st_mtime_ns, found.st_size
+    return None

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
+from tpiedge.host.private_file import read_private
 from tpiedge.joining.members import KnownWorker, MemberJournal
 from tpiedge.joining.token_store import TokenStore
 from tpiedge.joining.tokens import (
@@ -148,6 +149,35 @@ def test_a_ticket_is_good_for_one_name_and_as_long_as_its_token() -> None:
 def test_a_ticket_of_a_token_that_waits_for_a_clock_is_good_when_it_is_set() -> None:
     table, _, secret = TokenTable().create(60.0, HOUR, 1)
     assert table.takes(ticket_of(secret, "w-1"), "w-1", T0)
+
+
+def test_strangers_who_show_tickets_have_the_files_read_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And anew for whatever changes: a token, a worker that spends it, one that is void."""
+    store, journal = TokenStore(tmp_path, lambda: T0), MemberJournal(tmp_path)
+    reads = list[Path]()
+    monkeypatch.setattr(
+        "tpiedge.joining.token_store.read_private", lambda path: reads.append(path) or read_private(path)
+    )
+    assert not store.takes("0" * 32, "w-1")
+    _, secret = store.create(HOUR, 2)
+    other, void = store.create(HOUR)
+    reads.clear()
+    assert [store.takes(ticket_of(secret, "w-1"), name) for name in ("w-1", "w-2", "w-3")] == [
+        True,
+        False,
+        False,
+    ]
+    assert len(reads) == 1
+    for used in (False, True):
+        journal.join(
+            KnownWorker(CurveKeys.generate().public, "pi", T0, "token"), partial(store.judge, secret)
+        )
+        assert store.takes(ticket_of(secret, "w-1"), "w-1") is not used
+    assert store.takes(ticket_of(void, "w-1"), "w-1")
+    store.revoke(other.id)
+    assert not store.takes(ticket_of(void, "w-1"), "w-1")
 
 
 def test_a_revoked_or_foreign_secret_is_unknown() -> None:
