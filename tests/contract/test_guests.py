@@ -1,9 +1,10 @@
 """Guests and silent callers hold no descriptor and no processor of the master's for long, and keep nobody out."""
 
+import errno
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ from tpiedge.transport.monitor import LinkState
 from tpiedge.transport.zeromq import ZmqHub, ZmqSpoke
 from tpiedge.wire.control import Shutdown
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no connection is watched")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: elsewhere no connection is watched")
 
 WORKER = CurveKeys.generate()
 NAME = peer_name(WORKER.public)
@@ -70,6 +71,25 @@ def test_a_guest_who_says_nothing_is_cut(gate: Gate, crowd: Crowd) -> None:
     guest = crowd.stranger(probes=False)
     wait_until(lambda: guest.up)
     wait_until(lambda: guest.cut)
+
+
+def test_who_cannot_be_cut_for_want_of_a_descriptor_is_cut_later(
+    monkeypatch: pytest.MonkeyPatch, gate: Gate, crowd: Crowd
+) -> None:
+    duplicate, tries = os.dup, list[int]()
+
+    def refuse_first(fd: int) -> int:
+        tries.append(fd)
+        if len(tries) == 1:
+            raise OSError(errno.EMFILE, "too many open files")
+        return duplicate(fd)
+
+    monkeypatch.setattr("tpiedge.transport.backlog._STRANGER_S", 0.5)
+    monkeypatch.setattr(os, "dup", refuse_first)
+    guest = crowd.stranger(probes=False)
+    wait_until(lambda: guest.up)
+    wait_until(lambda: guest.cut)
+    assert len(tries) > 1
 
 
 def test_a_guest_whose_place_another_has_is_cut(gate: Gate, crowd: Crowd) -> None:
@@ -142,14 +162,16 @@ def test_a_connection_in_another_s_name_is_cut(gate: Gate, crowd: Crowd, name: s
         is_heard(gate, spoke)
 
 
-def test_a_descriptor_that_was_used_again_is_not_taken_for_a_guest_s(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    """The first frame of a guest who has hung up is received when its number is that of a member's connection."""
+@contextmanager
+def reused(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, is_there: Callable[[ZmqHub], object], route: bytes | None
+) -> Iterator[ZmqHub]:
+    """The first frame of a guest who has hung up is received when its number is that of a member's connection. The
+    member is there still afterwards."""
     allowed = {WORKER.public: NAME}
     with (
         ZmqHub(
-            "tcp://127.0.0.1:*", MASTER, "master", allowed, plane=CONTROL, guests=guest_policy(tmp_path)
+            "tcp://127.0.0.1:*", MASTER, "master", allowed, plane=CONTROL, guests=guest_policy(folder)
         ) as hub,
         Crowd(hub.address, MASTER.public) as crowd,
         ZmqSpoke(hub.address, MASTER.public, WORKER, NAME, hub_name="master", plane=CONTROL) as spoke,
@@ -158,13 +180,27 @@ def test_a_descriptor_that_was_used_again_is_not_taken_for_a_guest_s(
         assert hub.recv(5.0) is not None
         members = hub._known[hub._routes[NAME]].connection
         monkeypatch.setattr("tpiedge.transport.zeromq.connection_of", lambda _descriptor: members)
-        guest = crowd.stranger()
-        wait_until(lambda: guest.up and hub.recv(0.02) is None and len(hub.peers) == 2)
-        hub.disconnect(next(name for name in hub.peers if name != NAME))
+        guest = crowd.stranger(route=route)
+        wait_until(lambda: guest.up and hub.recv(0.02) is None and is_there(hub))
+        yield hub
         spoke.send(Shutdown(2))
         assert hub.recv(5.0).message == Shutdown(2)
         assert spoke.recv(0.3) is None
         assert spoke.monitor.poll() is LinkState.UP
+
+
+def test_a_descriptor_that_was_used_again_is_not_taken_for_a_guest_s(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with reused(monkeypatch, tmp_path, lambda hub: len(hub.peers) == 2, None) as hub:
+        hub.disconnect(next(name for name in hub.peers if name != NAME))
+
+
+def test_a_descriptor_that_was_used_again_is_not_cut_for_an_impostor(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with reused(monkeypatch, tmp_path, lambda hub: hub.counters.impostor, b"somebody-else/x"):
+        pass
 
 
 @pytest.mark.fault("W7", "a worker with a token is let in although strangers have every place")

@@ -197,7 +197,9 @@ class Backlog:
             if arrived is None:
                 self._ended_bytes += self._flows.pop(connection).left
                 self._strangers.left(connection)
-            elif not flow.cut:
+            elif flow.cut:
+                self._cutter.cut(connection)  # again: it needs a descriptor, which there may not have been
+            else:
                 self._judge(connection, flow, flow.waiting(arrived, taken))
         for connection in self._strangers.overdue(self._received_until):
             self._cut_stranger(connection)

@@ -219,8 +219,8 @@ class ZmqHub(ZmqEndpoint):
         # The name that the gatekeeper gave the connection.
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
-        connection = connection_of(frame.get("__fd"))
         self._skip_rest(frame)
+        connection = self._connection_of(route, frame)
         if route in self._cut:
             if connection is None or connection == self._cut[route]:
                 self.counters.revoked += 1
@@ -260,11 +260,14 @@ class ZmqHub(ZmqEndpoint):
             self._cutter.cut(before.connection)
         return before
 
+    def _connection_of(self, route: bytes, frame: Frame) -> TcpConnection | None:
+        """Over which the frame came; None where it is gone, though its descriptor was used again for another peer."""
+        connection = connection_of(frame.get("__fd"))
+        owner = self._backlog.flow(connection).route
+        return None if owner not in (b"", route) and self._is_connected(owner) else connection
+
     def _peer(self, user: str, route: bytes, address: str, connection: TcpConnection | None) -> _Peer:
         flow = self._backlog.flow(connection)
-        if flow.route not in (b"", route) and self._is_connected(flow.route):
-            # The descriptor of a connection that is gone was used again: this one is another peer's.
-            connection, flow = None, self._backlog.flow(None)
         flow.route, flow.name = route, user
         self.admission.introduced(user, connection)
         return _Peer(user, address, connection, flow)
