@@ -11,7 +11,7 @@ import pytest
 
 from tests.contract.crowd import Crowd, sockets_of, wait_until
 from tests.contract.gate import MASTER, Gate
-from tpiedge.errors import PeerError
+from tpiedge.errors import PeerError, UserError
 from tpiedge.joining.connecting import enrol, open_link
 from tpiedge.joining.front_door import guest_policy
 from tpiedge.joining.identity import peer_name
@@ -215,6 +215,20 @@ def test_a_worker_with_a_token_gets_in_where_strangers_have_all_places(gate: Gat
     ):
         enrol(link, "pi", "a secret")
     assert len(gate.hub.admission.guests) == len(guests)
+
+
+@pytest.mark.fault("W7", "a worker with a token is let in although others guess tokens all the time")
+def test_guesses_keep_no_worker_with_a_token_out(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("tpiedge.joining.enrolment._WRONG_IN_ALL", 1)
+    with closing(Gate(tmp_path)) as gate:
+        for words in ("does not know this token", "too many wrong tokens"):
+            keys = CurveKeys.generate()
+            with (
+                open_link(gate.address, MASTER.public, keys, peer_name(keys.public)) as link,
+                pytest.raises((UserError, PeerError), match=words),
+            ):
+                enrol(link, "guesser", "a secret")
+        join(gate)
 
 
 def test_a_damaged_file_of_tokens_keeps_nobody_else_out(gate: Gate, crowd: Crowd, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ Laws:
 1. A key becomes a member only by an Enrol with the secret of a living token; a member needs no secret.
 2. A revoked key stays out, whatever secret it brings, and its secret is not spent.
 3. What else a guest says has no effect but a counter, and ends its connection.
-4. Wrong secrets are limited per key and altogether; members never feel that.
+4. Wrong secrets are limited per key and altogether; neither members nor who brings a good one ever feel that.
 5. Who speaks another protocol or would compute other numbers stays out, member or not, and no secret is spent.
 """
 
@@ -62,11 +62,14 @@ class Enrolment:
         version: str,
         numerics: Numerics,
         members: Callable[[], MemberTable],
+        is_good: Callable[[str, str], bool],
     ) -> None:
+        """`is_good(secret, peer)`: whether a living token has the secret, without waiting for the disk."""
         self._cluster = cluster
         self._version = version
         self._numerics = numerics
         self._members = members
+        self._is_good = is_good
         self._wrong = Limiter(_WRONG_PER_KEY, _WRONG_IN_ALL, _WINDOW_S)
         self.refusals: Counter[RefusalKind] = Counter()
 
@@ -112,7 +115,7 @@ class Enrolment:
             return self._refuse(
                 "denied", f"the master does not know this worker: {_NEW_TOKEN} and join with it"
             )
-        if self._wrong.is_full(key, now):
+        if self._wrong.is_full(key, now) and not self._is_good(message.secret, peer):
             return self._refuse("limited", "too many wrong tokens: try again in a minute")
         member = KnownWorker(key, sanitised_name(message.name), wall, "token")
         return Candidate(member, message.secret, self._accept(peer, message))

@@ -22,7 +22,7 @@ from tpiedge.joining.identity import fingerprint, peer_name
 from tpiedge.joining.members import KnownWorker, MemberJournal, Revoked
 from tpiedge.joining.numerics import own_numerics
 from tpiedge.joining.token_store import TokenStore
-from tpiedge.joining.tokens import CLOCK_SET_S, Redemption
+from tpiedge.joining.tokens import CLOCK_SET_S, Redemption, ticket_of
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.transport.admission import GuestPolicy
 from tpiedge.transport.endpoint import Unreachable
@@ -43,7 +43,12 @@ _CROWDED = "too many newcomers without a token wait at the master: try again, or
 
 def guest_policy(folder: Path) -> GuestPolicy:
     """How the control hub of the master whose state is in `folder` treats unknown keys; pass it to ZmqHub."""
-    tokens, warnings = TokenStore(folder), RateLimitedLog(_log)
+    return GuestPolicy(peer_name, takes=_taker(TokenStore(folder)), crowded=Refused("limited", _CROWDED))
+
+
+def _taker(tokens: TokenStore) -> Callable[[str, str], bool]:
+    """TokenStore.takes, or False where the files cannot be read."""
+    warnings = RateLimitedLog(_log)
 
     def takes(ticket: str, name: str) -> bool:
         try:
@@ -52,7 +57,7 @@ def guest_policy(folder: Path) -> GuestPolicy:
             warnings.warning("cannot see whether %s has a token: %s", name, error)
             return False
 
-    return GuestPolicy(peer_name, takes=takes, crowded=Refused("limited", _CROWDED))
+    return takes
 
 
 class FrontDoor:
@@ -77,12 +82,14 @@ class FrontDoor:
         self._wall = wall_clock
         self.journal = MemberJournal(folder)
         self._tokens = TokenStore(folder, wall_clock)
+        takes = _taker(self._tokens)
         self._clock_was_set = False
         self.enrolment = Enrolment(
             f"cluster {fingerprint(master_key)[:8]}",
             __version__,
             own_numerics(),
             lambda: self.journal.table,
+            lambda secret, peer: takes(ticket_of(secret, peer), peer),
         )
         self._disk = DiskThread("tpiedge-members", _MAX_CANDIDATES)
         #: The peers for which the disk is waited for.

@@ -39,7 +39,9 @@ class Enrolling:
         self.table = table or MemberTable()
         self.spent: list[str] = []
         self._tokens = tokens
-        self.machine = Enrolment("c1", "0.1.0", numerics, lambda: self.table)
+        self.machine = Enrolment(
+            "c1", "0.1.0", numerics, lambda: self.table, lambda secret, _: tokens.get(secret) == "ok"
+        )
 
     def reply(self, message: Message, now: float = 0.0, key: str = KEY) -> EnrolmentReply:
         """After its effects."""
@@ -115,16 +117,16 @@ def test_a_revoked_key_stays_out_and_spends_nothing() -> None:
 def test_wrong_secrets_are_limited_per_key_for_a_minute() -> None:
     enrolling = Enrolling({"good": "ok"})
     assert [enrolling.say(enrol("x"), now) for now in (0.0, 1.0, 2.0, 3.0)] == ["secret"] * 3 + ["limited"]
-    assert enrolling.say(enrol("good"), 4.0) == "limited"
-    assert enrolling.say(enrol("good"), 4.0, OTHER) == "ok"
-    assert enrolling.say(enrol("good"), 60.5) == "ok"
+    assert enrolling.say(enrol("x"), 4.0, OTHER) == "secret"
+    assert enrolling.say(enrol("x"), 60.5) == "secret"
 
 
-def test_wrong_secrets_are_limited_altogether_and_members_do_not_feel_it() -> None:
-    enrolling = Enrolling({}, MemberTable().admit(KnownWorker(OTHER, "pi", 0.0, "token")))
+def test_wrong_secrets_are_limited_altogether_and_members_and_good_ones_do_not_feel_it() -> None:
+    enrolling = Enrolling({"good": "ok"}, MemberTable().admit(KnownWorker(OTHER, "pi", 0.0, "token")))
     answers = [enrolling.say(enrol("x"), 0.0, f"key {number}") for number in range(70)]
     assert answers == ["secret"] * 60 + ["limited"] * 10
     assert enrolling.say(enrol(), 0.0, OTHER) == "ok"
+    assert enrolling.say(enrol("good"), 0.0) == "ok"
 
 
 def test_another_version_of_the_same_protocol_is_noted() -> None:
