@@ -16,7 +16,8 @@ from typing import Final, NamedTuple
 
 __all__ = ["Cutter", "TcpConnection", "borrowed", "connection_of", "is_open"]
 
-_DELAY_S: Final = 0.05
+#: For the last word to leave, also where the machine is busy.
+_DELAY_S: Final = 0.25
 
 
 class TcpConnection(NamedTuple):
