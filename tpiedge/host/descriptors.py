@@ -9,8 +9,9 @@ from tpiedge.errors import ResourceError
 
 __all__ = ["LEAST", "check_descriptors", "raise_descriptor_limit"]
 
-#: A master with a worker needs some seventy, a node one per layer and peer besides.
-LEAST: Final = 256
+#: A master with a worker needs some seventy, and more for each further one; crowds of strangers may hold half of all at
+#: its HTTP port (api/limits.py) and 128 at each of three others (transport/backlog.py).
+LEAST: Final = 1024
 #: Ample, and what macOS grants a process. Not all that a system allows: some programs close that many at their start.
 _WANTED: Final = 10_240
 

@@ -216,6 +216,12 @@ class Admission:
             return None
         has_ticket = policy.takes(ticket, name)
         with self._lock:
+            if (
+                self._others.get(name) is not caller
+                or caller.key in self._denied
+                or caller.key in self._names
+            ):
+                return None  # that changed meanwhile
             if has_ticket and self._push_out(self._crowd(has_ticket=True), policy.limit, caller.called):
                 self._seat(name, replace(caller, has_ticket=True))
                 return None

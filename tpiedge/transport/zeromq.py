@@ -240,7 +240,9 @@ class ZmqHub(ZmqEndpoint):
                 self._end(route, connection, at_once=farewell is None)
                 return None
         known = self._routes.get(user)
-        if known == route and connection == self._known[route].connection:
+        # Of two connections that are gone already it is not known whether they were one: a member gets the doubt.
+        unclear = connection is None and not self.admission.may_be_guest(user)
+        if known == route and connection == self._known[route].connection and not unclear:
             self.counters.malformed += 1
             return MalformedMessage(user, "an empty frame")
         if known is not None and known != route and self._is_connected(known):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 #: Whose connections are not counted together with those of HOST.
 _STRANGER = "127.0.0.2"
 _SILENT = 300
-_SOFT, _HARD = 256, 512
+_SOFT, _HARD = 512, 1024
 _FEW_LINES = 40
 
 
@@ -59,6 +59,6 @@ def test_too_few_are_told_at_the_start(tmp_path: Path, verb: tuple[str, ...]) ->
     process = Process(tmp_path / "log", *verb, descriptors=(64, 64))
     assert process.wait() == 4
     assert process.log == (
-        "tpiedge: this process may open 64 files and connections at a time, and needs 256: raise the limit "
+        "tpiedge: this process may open 64 files and connections at a time, and needs 1024: raise the limit "
         "(ulimit -n 4096; a service: LimitNOFILE=4096)\n"
     )

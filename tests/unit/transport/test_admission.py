@@ -144,6 +144,20 @@ def test_a_denied_key_has_no_use_for_a_ticket(crowded: Admission) -> None:
     assert crowded.judge(KEYS[2]) is None
 
 
+@pytest.mark.parametrize("change", ["denied", "admitted"])
+def test_what_changes_while_a_ticket_is_looked_at_counts(clock: ManualClock, change: str) -> None:
+    def takes(_ticket: str, _name: str) -> bool:
+        admission.deny(KEYS[2]) if change == "denied" else admission.admit(KEYS[2], "w2")
+        return True
+
+    admission = Admission({}, GuestPolicy(name_of, limit=1, takes=takes, crowded=FULL), clock)
+    admission.judge(KEYS[1])
+    admission.judge(KEYS[2])
+    assert admission.refusal("w2", "for w2", None) is None
+    assert admission.guests == ("w1",)
+    assert ("w2" in admission.admitted) == (change == "admitted")
+
+
 def test_a_revoked_or_denied_key_is_no_guest_until_admitted(admission: Admission) -> None:
     admission.revoke("w0")
     admission.judge(KEYS[1])
