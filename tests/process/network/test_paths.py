@@ -49,13 +49,13 @@ def check_taken_back(cluster: NetworkCluster, epoch: int, exact: Exact) -> int:
 )
 def test_large_packets_that_vanish_end_the_request_in_words(cluster: NetworkCluster, exact: Exact) -> None:
     """Heartbeats pass, so nobody is silent."""
-    rank = cluster.node("worker1")["rank"]
     with cluster.namespaces.swallowing("worker1", _LONGEST):
         started = time.monotonic()
         with pytest.raises(openai.APIStatusError) as caught:
             cluster.ask(PROMPT, TOKENS)
         assert time.monotonic() - started < _ENDED_S
     assert caught.value.status_code == 503
-    assert re.search(words_of_loss(rank, "its connection broke and was made anew"), caught.value.message)
+    # Of the links that break, another worker's may be told of first.
+    assert re.search(words_of_loss(r"\d", ".*its connection broke and was made anew"), caught.value.message)
     cluster.wait_ready(3, _BACK_S)
     exact(cluster)

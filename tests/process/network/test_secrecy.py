@@ -9,6 +9,7 @@ from pathlib import Path
 import msgpack
 import pytest
 
+from tests.process.network.cluster import NetworkCluster
 from tests.process.network.observed import MARKER, PROMPT, Observed
 from tpiedge.host.addresses import FILES_OFFSET
 from tpiedge.joining.tokens import parse_token
@@ -29,11 +30,12 @@ def test_the_eavesdropper_hears_what_is_said_in_the_open(observed: Observed) -> 
     assert len(observed.recording.find(MARKER)) == 1
 
 
-def test_the_eavesdropper_was_there_when_weights_were_shipped(observed: Observed) -> None:
-    nodes = observed.cluster.status()["nodes"]
-    shipped = sum(node["weight_bytes"] for node in nodes if node["name"] != "master")
+def test_the_eavesdropper_was_there_when_weights_were_shipped(
+    observed: Observed, cluster: NetworkCluster
+) -> None:
+    shipped = sum(node["weight_bytes"] for node in cluster.status()["nodes"] if node["name"] != "master")
     assert shipped > 1 << 20
-    assert observed.recording.sent_from(observed.cluster.port + FILES_OFFSET) >= shipped
+    assert observed.recording.sent_from(cluster.port + FILES_OFFSET) >= shipped
 
 
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16-le", "utf-16-be"])
