@@ -145,7 +145,10 @@ class Campaign:
                 self._parser.form,
                 (self._seed, self._parser.name, at),
             )
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic of Rust prints its stack
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic of Rust says so
+            os.environ["RUST_BACKTRACE"] = (
+                "0"  # looking at its stack can need more memory than the limit, and then hangs
+            )
             accepted = 0
             for done in range(count):
                 data = mutator.make() if datas is None else datas[done]

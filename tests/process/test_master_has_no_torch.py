@@ -71,7 +71,7 @@ def test_tokens_are_listed_with_little(tmp_path):
     run("token", "ls", "--state", tmp_path, without=WORKING - {"msgpack", "psutil", "zmq"})
 
 
-@pytest.mark.parametrize(("flag", "name"), [("--model", "tinyllama"), ("--testbed", "paper-8")])
+@pytest.mark.parametrize(("flag", "name"), [("--model", "demo"), ("--testbed", "paper-8")])
 def test_names_are_completed_without_torch(flag, name):
     line = f"tpiedge run {flag} {name[:4]}"
     shown = run(_TPIEDGE_COMPLETE="bash_complete", COMP_WORDS=line, COMP_CWORD="3")

@@ -27,11 +27,15 @@ __all__ = ["MAX_GROWTH", "text_growth"]
 MAX_GROWTH = 256.0
 _MAX_BESIDE_MODEL = 16_000_000  # thousands of added tokens take 2 MB, a table of replacements 0.5
 
-# What lies between brackets, but for lists without any in them, which are most of a file: pairs of merges.
-_INSIDE = rb'[^"\[\]{}]++|"(?:[^"\\]++|\\.)*+"'
-_FLAT = re.compile(rb"(?:%b|\[(?:%b)*+\])*+" % (_INSIDE, _INSIDE), re.DOTALL)
+# Some of what lies between brackets, with short lists of texts, which are most of a file: pairs of merges. At every
+# byte there is one way on, and repetitions are bounded: what may be taken back costs memory. (Possessive repetitions,
+# which take nothing back, are wrong before Python 3.11.5.)
+_STRING = rb'"[^"\\]*(?:\\.[^"\\]*){0,4096}"'
+_BETWEEN = rb'[^"\[\]{}]*'
+_SHORT_LIST = rb"\[%b(?:%b%b){0,8}\]" % (_BETWEEN, _STRING, _BETWEEN)
+_FLAT = re.compile(rb"%b(?:(?:%b|%b)%b){0,1000}" % (_BETWEEN, _STRING, _SHORT_LIST, _BETWEEN), re.DOTALL)
 _BLANK = re.compile(rb"[ \t\r\n]*")
-_SCALAR = re.compile(rb'"(?:[^"\\]++|\\.)*+"|[-+.\w]++', re.DOTALL)
+_SCALAR = re.compile(rb"%b|[-+.\w]+" % _STRING, re.DOTALL)
 _REPEATED = re.compile(r"([^\\^$.|?*+()\[\]{}])\{([1-9]\d{0,2}),\}", re.DOTALL)
 
 Fields = Mapping[str, object]
@@ -282,8 +286,8 @@ def _value_end(data: bytes, at: int) -> int:
         return scalar.end()
     depth, at = 1, at + 1
     while depth:
-        flat = _FLAT.match(data, at)
-        at = flat.end() if flat else at
+        while (flat := _FLAT.match(data, at)) and flat.end() > at:
+            at = flat.end()
         mark = data[at : at + 1]
         if mark not in (b"{", b"[", b"}", b"]") or not mark:
             raise ValueError(f"an unfinished value at byte {at}")
