@@ -253,9 +253,11 @@ def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
 
 
 def _address_of(connection: TcpConnection) -> str:
-    """The IP address at its other end, "" where the connection is gone."""
+    """The IP address at its other end, "" where the connection is gone; something else may have its descriptor."""
     with contextlib.suppress(OSError), borrowed(connection) as lent:
-        return str(lent.getpeername()[0])
+        match lent.getpeername():
+            case (str(address), int(), *_):
+                return address
     return ""
 
 

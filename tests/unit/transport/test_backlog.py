@@ -1,12 +1,14 @@
 """How much of what has come over a connection counts as waiting."""
 
+import socket
 from unittest.mock import Mock
 
 import pytest
+import zmq
 
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.backlog import Arrived, Backlog, Flow
-from tpiedge.transport.cutting import TcpConnection
+from tpiedge.transport.cutting import TcpConnection, connection_of
 
 
 def test_what_comes_is_waiting_until_it_is_received() -> None:
@@ -49,3 +51,12 @@ def test_where_nothing_is_watched_nothing_is_kept(monkeypatch: pytest.MonkeyPatc
     first = backlog.flow(TcpConnection(1, 2))
     assert backlog.flow(TcpConnection(1, 2)) is not first
     backlog.close()
+
+
+def test_a_descriptor_that_is_another_socket_s_by_now() -> None:
+    """libzmq closes connections whose frames still wait, and any part of the process may open something instead."""
+    one, other = socket.socketpair()
+    with one, other, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        backlog = Backlog(router, 1000, Admission({}))
+        assert backlog.flow(connection_of(one.fileno())).address == ""
+        backlog.close()
