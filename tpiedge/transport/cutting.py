@@ -53,6 +53,17 @@ def borrowed(connection: TcpConnection) -> Iterator[socket.socket]:
         lent.detach()
 
 
+@contextlib.contextmanager
+def _double(descriptor: int) -> Iterator[int]:
+    """Stays the same socket, or whatever it is, for as long as the block takes, whatever libzmq closes and opens
+    meanwhile."""
+    double = os.dup(descriptor)
+    try:
+        yield double
+    finally:
+        os.close(double)
+
+
 class Cutter:
     """Cuts now, or soon, so that what was sent last still leaves."""
 
@@ -60,10 +71,13 @@ class Cutter:
         self._due: deque[tuple[float, TcpConnection]] = deque()
 
     def cut(self, connection: TcpConnection) -> None:
-        # A double stays the same socket, whatever libzmq closes and opens meanwhile.
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(connection.descriptor)) as double:
-            if os.fstat(double.fileno()).st_ino == connection.inode:
-                double.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError), _double(connection.descriptor) as double:
+            if os.fstat(double).st_ino == connection.inode:
+                lent = socket.socket(fileno=double)  # OSError where a file has the descriptor by now
+                try:
+                    lent.shutdown(socket.SHUT_RDWR)
+                finally:
+                    lent.detach()
 
     def cut_soon(self, connection: TcpConnection) -> None:
         """Some time later, by `turn`."""
