@@ -1,6 +1,7 @@
 """`tpiedge` with a fault that begins while it runs: `python -m tests.process.faulty FAULT FILE ARGUMENTS...`.
 
-`slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says; then FILE.stuck is there.
+`slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
+those of other threads; then FILE.stuck is there.
 The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
 """
 
@@ -31,10 +32,10 @@ class Fault:
         self.program = (sys.executable, "-m", "tests.process.faulty", kind, path)
         self._path = path
 
-    def begin(self, spared: int = 0) -> None:
-        """`spared`: how many calls go well before the first that does not."""
+    def begin(self, spared: int = 0, thread: str = "") -> None:
+        """`spared`: how many calls go well before the first that does not; `thread`: whose calls, "" for any's."""
         partial = self._path.with_suffix(".partial")
-        partial.write_text(str(spared))
+        partial.write_text(f"{spared} {thread}")
         partial.replace(self._path)
 
     def end(self) -> None:
@@ -55,12 +56,22 @@ def _slow_disk(path: Path) -> None:
     fsync: Callable[[int], None] = os.fsync
     passed = 0
 
-    def wait_and_sync(fd: int) -> None:
+    def is_due() -> bool:
         nonlocal passed
-        while path.exists() and passed >= int(path.read_text()):
+        try:
+            spared, _, thread = path.read_text().partition(" ")
+        except FileNotFoundError:
+            return False
+        if thread not in ("", threading.current_thread().name):
+            return False
+        passed += 1
+        return passed > int(spared)
+
+    def wait_and_sync(fd: int) -> None:
+        if is_due():
             _stuck(path).touch()
-            time.sleep(_POLL_S)
-        passed += path.exists()
+            while path.exists():
+                time.sleep(_POLL_S)
         fsync(fd)
 
     os.fsync = wait_and_sync

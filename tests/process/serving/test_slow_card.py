@@ -24,6 +24,8 @@ from tpiedge.wire.join import Enrolled
 #: In which a cluster whose master is silent would have lost it.
 SILENCE_S = 3.0
 ANSWER_S = 1.5
+#: Other threads note what they measured, whenever that is.
+MEMBERS_THREAD = "tpiedge-members"
 
 
 @pytest.fixture
@@ -77,7 +79,7 @@ def test_a_crash_leaves_a_member_or_a_token(
     cluster = clusters(program=fault.program)
     master = cluster.start_master()
     token = cluster.token()
-    fault.begin(spared)
+    fault.begin(spared, MEMBERS_THREAD)
     coming = joining(token)
     wait_for(lambda: fault.met, START_S)
     master.end(signal.SIGKILL)
