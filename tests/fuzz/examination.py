@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.fuzz.parsers import Parser
+from tests.fuzz.parser import Parser
 
 __all__ = ["LIMIT_S", "MEMORY", "Examiner", "Finding"]
 

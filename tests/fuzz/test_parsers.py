@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-from tests.fuzz.parsers import CORPUS, PARSERS
+from tests.fuzz.parser import CORPUS
+from tests.fuzz.parsers import PARSERS
 
 _TOOL = Path(__file__).parents[2] / "tools" / "fuzz.py"
 _INPUTS = 1000

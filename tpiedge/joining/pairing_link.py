@@ -118,7 +118,7 @@ class PairingHub:
         now = self._clock.now()
         match message:
             case Knock():
-                return self._pairing.knock(name, key, self._hub.admission.address_of(name), message, now)
+                return self._pairing.knock(name, key, self._hub.address_of(name), message, now)
             case Reveal():
                 return self._pairing.reveal(name, message, now)
         return Verdict(b"", "only pairing is done on this port")

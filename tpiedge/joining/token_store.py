@@ -39,7 +39,7 @@ class TokenStore:
     def list(self) -> tuple[tuple[TokenRecord, Redemption], ...]:
         """Each token with what would become of it now."""
         self.start()
-        now, table = self._now(), self._read().less(read_members(self._path.parent).spent)
+        now, table = self._now(), self._unspent()
         return tuple((record, record.state(now)) for record in table.records)
 
     def start(self) -> None:
@@ -69,9 +69,13 @@ class TokenStore:
         """
         files = [_version(self._path), _version(self._path.with_name(MEMBERS_FILE))]
         if files != self._read_of:
-            self._living = self._read().less(read_members(self._path.parent).spent)
+            self._living = self._unspent()
             self._read_of = files
         return self._living.takes(ticket, name, self._now())
+
+    def _unspent(self) -> TokenTable:
+        """The tokens less what the members, now or once, have spent of them."""
+        return self._read().less(read_members(self._path.parent).spent)
 
     def _read(self) -> TokenTable:
         values = read_private(self._path)

@@ -32,7 +32,7 @@ class NodeSlot:
     def warm(self, *, measure: bool = False) -> Standby:
         """Starts the process that `start` will use, unless it runs already. Raises ResourceError if that fails."""
         if self._standby is None or not self._standby.alive:
-            self._drop_standby()
+            self.cool()
             self._standby = Standby(self.threads, measure=measure)
             self._standby.start()
         return self._standby
@@ -47,7 +47,9 @@ class NodeSlot:
 
     def cool(self) -> None:
         """Ends the process that `warm` started, if nobody has needed it. Idempotent."""
-        self._drop_standby()
+        if self._standby is not None:
+            self._standby.stop()
+            self._standby = None
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> int:
         """Starts the node and returns its pid; an earlier node is killed first. Raises ResourceError.
@@ -79,14 +81,9 @@ class NodeSlot:
     def close(self, grace_s: float = 0.0) -> None:
         """Ends the node as `stop` does, then the standby process at once."""
         self.stop(grace_s)
-        self._drop_standby()
+        self.cool()
 
     def _has_room(self) -> bool:
         if self._memory_bytes is None or self._child is None:
             return True
         return self._planned_bytes + _STANDBY_BYTES <= self._memory_bytes
-
-    def _drop_standby(self) -> None:
-        if self._standby is not None:
-            self._standby.stop()
-            self._standby = None

@@ -25,7 +25,7 @@ from tpiedge.wire.epochs import (
     Preparing,
     Spawned,
 )
-from tpiedge.wire.join import Enrol, Refused
+from tpiedge.wire.join import Enrol
 from tpiedge.wire.messages import Message
 from tpiedge.wire.probing import LinkSpeed, Probing
 
@@ -104,7 +104,6 @@ class Reception:
         self._reputation.forget(name)
         self._offer_rate.forget(name)
         self._sessions.lose(name, "its membership was revoked")
-        self._hub.disconnect(name, Refused("revoked", "the master has revoked the key of this worker"))
 
     def _handle(self, envelope: Envelope) -> None:
         sender, message = envelope.sender, envelope.message

@@ -171,11 +171,6 @@ class Admission:
             if guest is not None:
                 self._guests[name] = replace(guest, introduced=True, connection=connection)
 
-    def address_of(self, guest: str) -> str:
-        """The IP address that a guest connected from, "" where it is unknown."""
-        found = self._guests.get(guest)
-        return "" if found is None else found.address
-
     def judge(self, key: str, address: str = "") -> str | None:
         """The name that belongs to `key`, perhaps a guest's; None, and counted, where there is none."""
         with self._lock:

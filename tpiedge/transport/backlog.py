@@ -22,7 +22,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from tpiedge.transport.admission import Admission
-from tpiedge.transport.cutting import Cutter, TcpConnection, borrowed, connection_of
+from tpiedge.transport.cutting import FAREWELL_S, Cutter, TcpConnection, borrowed, connection_of
 from tpiedge.transport.strangers import Strangers
 from tpiedge.units import KIB
 
@@ -40,8 +40,8 @@ STRANGERS_EACH: Final = 64
 
 # A handshake has 3 s.
 _STRANGER_S: Final = 5.0
-# For the last word to leave.
-_FAREWELL_S: Final = 0.5
+# Longer than who is heard out is left its connection by its owner.
+_FAREWELL_S: Final = 2 * FAREWELL_S
 #: Bytes that may wait of a guest, who has only an Enrol or a Knock to send.
 _GUEST_BYTES: Final = 64 * KIB
 _MOST_AT_ONCE: Final = 256

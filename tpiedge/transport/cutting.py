@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-__all__ = ["Cutter", "TcpConnection", "borrowed", "connection_of", "is_open"]
+__all__ = ["FAREWELL_S", "Cutter", "TcpConnection", "borrowed", "connection_of", "is_open"]
 
-#: For the last word to leave, also where the machine is busy.
-_DELAY_S: Final = 0.25
+FAREWELL_S: Final = 0.25
+"""For the last word to leave, also where the machine is busy."""
 
 
 class TcpConnection(NamedTuple):
@@ -81,7 +81,7 @@ class Cutter:
 
     def cut_soon(self, connection: TcpConnection) -> None:
         """Some time later, by `turn`."""
-        self._due.append((time.monotonic() + _DELAY_S, connection))
+        self._due.append((time.monotonic() + FAREWELL_S, connection))
 
     def turn(self) -> None:
         """Cut what is due. Call it often."""

@@ -239,7 +239,7 @@ def test_all_workers_at_once(cluster: Serving, exact) -> None:
             kill_agent(cluster, worker)
         stream.join()
     assert re.search(words_of_loss(r"\d", SILENT), str(stream.error))
-    cluster.wait_until(lambda status: not status["ready"])
+    cluster.wait_until(lambda status: "0 of 2 workers here" in status["reason"])
     with pytest.raises(openai.APIStatusError, match="0 of 2 workers here") as caught:
         cluster.ask("Once", 1)
     assert caught.value.status_code == 503
