@@ -1,6 +1,9 @@
 """`tpiedge chat` and `tpiedge nodes` against a server of this process."""
 
 import json
+import socket
+import struct
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
@@ -179,8 +182,9 @@ def test_approving_and_revoking(tmp_path, command, service):
 
     assert "attic" in run("approve", "K7Q2").output
     assert service.approved == ["K7Q2"]
-    assert "w-0123" in run("revoke", "w-0123").output
-    assert service.revoked == ["w-0123"]
+    assert run("revoke", "w-0123").output == "w-0123 is shut out\n"
+    assert run("revoke", "attic").output == "w-4567 (attic) is shut out\n"
+    assert service.revoked == ["w-0123", "w-4567"]
     assert isinstance(run("revoke", "nobody").exception, UserError)
     assert isinstance(run("approve", "wrong").exception, UserError)
     assert "--all is for the list" in str(run("--all", "approve", "K7Q2").exception)
@@ -205,6 +209,22 @@ def test_what_stands_after_the_subcommand_counts(tmp_path, command, service):
     wrong, right = ["--state", str(tmp_path / "elsewhere")], ["--state", str(tmp_path)]
     result = CliRunner().invoke(nodes, [*wrong, "approve", "K7Q2", *right], catch_exceptions=False)
     assert result.output == "attic may join from now on\n"
+
+
+def test_a_port_where_no_http_is_spoken():
+    """As that for workers, which hangs up."""
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as threads:
+
+        def hang_up():
+            connection, _ = server.accept()
+            connection.recv(1)
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            connection.close()
+
+        threads.submit(hang_up)
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(PeerError, match=f"the connection to {url} broke: .*'serving … at'"):
+            raise CliRunner().invoke(chat, ["--url", url, "--prompt", "x"]).exception
 
 
 @pytest.mark.parametrize("command", [nodes, chat])

@@ -10,6 +10,7 @@ import pytest
 from tests.hub_server import Hub, Repo, running_hub
 from tests.process.command import Ended, Started
 from tpiedge.model.presets import preset
+from tpiedge.units import format_bytes
 
 NAME = "org/babbler"
 
@@ -45,6 +46,10 @@ def test_pull_run_and_remove(
     assert "llama2-70b" in [alias["name"] for alias in listed["aliases"]]
     shown = json.loads(tpiedge("show", NAME, "--json").out)
     assert (shown["num_layers"], shown["hidden_size"], len(shown["packs"])) == (3, 64, 1)
+    (pack,) = [pack for pack in listed["packs"] if pack["model"] == NAME]
+    (line,) = [line for line in tpiedge("show", pack["name"]).out.splitlines() if line.startswith("pack")]
+    assert line.split()[1:3] == [f"{pack['precision']},", format_bytes(pack["nbytes"]).split()[0]]
+    assert f"pack        {pack['name']}, {pack['precision']}, " in tpiedge("show", NAME).out
     assert tpiedge("rm", NAME, stdin="n\n").status == 0
     assert json.loads(tpiedge("ls", "--json").out)["models"]
     assert tpiedge("rm", NAME, "--packs-only", "--yes").status == 0

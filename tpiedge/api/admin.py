@@ -49,8 +49,7 @@ class Admin:
 
     async def _revoke(self, request: Request) -> Response:
         name = await self._word(request, "name")
-        await self._intake.run(lambda: self._service.revoke(name))
-        return JSONResponse({"revoked": name})
+        return JSONResponse({"revoked": await self._intake.run(lambda: self._service.revoke(name))})
 
     async def _word(self, request: Request, key: str) -> str:
         """The one field of the body."""

@@ -141,6 +141,6 @@ class Service(Protocol):
         """Let a waiting worker in; returns its name. Raises UserError for an unknown code."""
         ...
 
-    def revoke(self, name: str) -> None:
-        """Shut a node out for good. Raises UserError for an unknown name."""
+    def revoke(self, name: str) -> str:
+        """Shut the node out for good that has this name or, alone, this host; returns its name. Raises UserError."""
         ...

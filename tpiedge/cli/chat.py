@@ -5,7 +5,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from tpiedge.cli.conversation import ANSWER_TOKENS, ChatMessage, Settings, Spoken, converse
+from tpiedge.cli.conversation import ANSWER_TOKENS, SETTINGS, ChatMessage, Settings, Spoken, converse
 from tpiedge.cli.options import Ending
 from tpiedge.errors import ContextFull
 from tpiedge.local.answer import collect
@@ -47,6 +47,10 @@ class _LocalSpeaker:
         sampling: Sampling,
     ) -> None:
         self.name = model.name
+        self.settings: Settings = {
+            **{name: getattr(sampling, name) for name in SETTINGS if name != "max_tokens"},
+            "max_tokens": ending.max_tokens or ANSWER_TOKENS,
+        }
         self._cluster = cluster
         self._model = model
         self._capacity = capacity
@@ -76,14 +80,6 @@ class _LocalSpeaker:
 
     def _set(self, settings: Settings) -> tuple[Sampling, int]:
         """How tokens are drawn, and how many at most, after what /set changed."""
-        usual = self._sampling
-        sampling = replace(
-            usual,
-            temperature=settings.get("temperature", usual.temperature),
-            top_k=int(settings.get("top_k", usual.top_k)),
-            top_p=settings.get("top_p", usual.top_p),
-            min_p=settings.get("min_p", usual.min_p),
-            repetition_penalty=settings.get("repetition_penalty", usual.repetition_penalty),
-            seed=int(settings.get("seed", usual.seed)),
-        )
-        return sampling, int(settings.get("max_tokens", self._ending.max_tokens or ANSWER_TOKENS))
+        values = {**self.settings, **settings}
+        tokens = int(values.pop("max_tokens"))
+        return replace(self._sampling, **values), tokens  # type: ignore[arg-type]  # /set keeps whole numbers whole

@@ -89,10 +89,10 @@ def chat(
 class _MasterSpeaker:
     """A `Speaker`. The master keeps the common prefix of the turns in its cache."""
 
-    def __init__(self, master: MasterClient, model: str, options: Mapping[str, object]) -> None:
+    def __init__(self, master: MasterClient, model: str, options: Mapping[str, float | None]) -> None:
         self.name = model
         self._master = master
-        self._options = {name: value for name, value in options.items() if value is not None}
+        self.settings = {name: value for name, value in options.items() if value is not None}
 
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         answer = self.ask(messages, settings, show)
@@ -101,7 +101,7 @@ class _MasterSpeaker:
     def ask(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> _Answer:
         """As `speak`, with the master's count of tokens."""
         answer = _Answer()
-        body = {"model": self.name, "messages": messages, "stream": True} | self._options | dict(settings)
+        body = {"model": self.name, "messages": messages, "stream": True} | self.settings | dict(settings)
         body["stream_options"] = {"include_usage": True}
         with self._master.stream("/v1/chat/completions", body) as events:
             for event in events:
@@ -114,15 +114,18 @@ class _MasterSpeaker:
 def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: bool) -> None:
     """One message and its answer."""
     screen = Screen()
+    begun = False
 
     def show(text: str) -> None:
+        nonlocal begun
+        begun = True
         if not as_json:
             screen.show(text)
 
     try:
         answer = speaker.ask(messages_of(system, prompt), {}, show)
     finally:
-        if not as_json:
+        if begun and not as_json:
             click.echo()
     if not as_json:
         return

@@ -20,6 +20,7 @@ from tpiedge.wire.fields import Range
 
 __all__ = [
     "ANSWER_TOKENS",
+    "SETTINGS",
     "ChatMessage",
     "Conversation",
     "Settings",
@@ -41,7 +42,7 @@ Enter sends a message, Alt-Enter begins a new line of it; what is pasted is one 
 /save FILE      write the conversation as JSON
 /bye            end (Ctrl-D); Ctrl-C stops an answer"""
 
-_SETTINGS: Mapping[str, tuple[Range, float]] = {
+SETTINGS: Mapping[str, tuple[Range, float]] = {
     "temperature": (Range(0.0, 2.0), 0.7),
     "top_k": (Range(0, MAX_TOP_K), 40),
     "top_p": (TOP_P, 0.9),
@@ -70,6 +71,11 @@ class Speaker(Protocol):
     """A model that answers."""
 
     name: str
+
+    @property
+    def settings(self) -> Settings:
+        """What flags set, or else the model's habits where they are known here."""
+        ...
 
     def speak(self, messages: list[ChatMessage], settings: Settings, show: Callable[[str], None]) -> Spoken:
         """The answer to the last message; blocks. `show` gets it piece by piece. Raises UserError, PeerError."""
@@ -106,7 +112,7 @@ def _taken(conversation: "Conversation", text: str, keys: Keyboard) -> bool:
 
 
 class Conversation:
-    """The messages so far. A message without a whole answer is forgotten."""
+    """The messages so far. A message without an answer is forgotten; one that was stopped stays, as far as it came."""
 
     def __init__(self, speaker: Speaker, keys: Keyboard, system: str | None) -> None:
         self._speaker = speaker
@@ -134,7 +140,7 @@ class Conversation:
     def _obey(self, name: str, rest: str) -> None:
         match name:
             case "help" | "?":
-                click.echo(_HELP.format(names=", ".join(_SETTINGS)), err=True)
+                click.echo(_HELP.format(names=", ".join(SETTINGS)), err=True)
             case "clear":
                 self._messages.clear()
                 self._confirm("the conversation is forgotten")
@@ -154,10 +160,10 @@ class Conversation:
             key = name.replace("-", "_")
             self._settings[key] = _parsed(key, value.strip())
             self._confirm(f"{key} {self._settings[key]}, from the next answer on")
-        elif not self._settings:
+        elif not (found := {**self._speaker.settings, **self._settings}):
             _tell("nothing is set: all is as usual for the model")
         else:
-            _tell(", ".join(f"{one} {value}" for one, value in self._settings.items()))
+            _tell(", ".join(f"{one} {value}" for one, value in found.items()))
 
     def _confirm(self, line: str) -> None:
         """Says what a command did, where somebody looks."""
@@ -180,8 +186,10 @@ class Conversation:
     def _answer(self, text: str) -> None:
         messages = messages_of(self._system, [*self._messages, _message("user", text)])
         watch, screen = LoopWatch(), Screen()
+        pieces: list[str] = []
 
         def show(piece: str) -> None:
+            pieces.append(piece)
             screen.show(piece)
             if watch.push(piece) and self._keys.interactive:
                 _tell(f"\n{REPEATS}, /set repetition_penalty 1.1 may help")
@@ -194,6 +202,8 @@ class Conversation:
             if not self._keys.interactive:
                 raise
             screen.show(" [stopped]\n")
+            if pieces:
+                self._keep(text, "".join(pieces))
             return
         except (PeerError, UserError) as error:
             if not self._keys.interactive and not isinstance(error, ContextFull):
@@ -205,7 +215,10 @@ class Conversation:
         click.echo()
         if spoken.finish_reason == "length" and self._keys.interactive:
             _tell("[cut: the answer has as many tokens as it may; /set max_tokens allows more]")
-        self._messages += [_message("user", text), _message("assistant", spoken.text)]
+        self._keep(text, spoken.text)
+
+    def _keep(self, text: str, answer: str) -> None:
+        self._messages += [_message("user", text), _message("assistant", answer)]
 
 
 def _message(role: str, content: str) -> ChatMessage:
@@ -214,9 +227,9 @@ def _message(role: str, content: str) -> ChatMessage:
 
 def _parsed(name: str, value: str) -> float:
     """The number that /set gives a setting. Raises UserError."""
-    if name not in _SETTINGS:
-        raise UserError(f"/set knows {', '.join(_SETTINGS)}, not {sanitised(name)[:40]}")
-    allowed, example = _SETTINGS[name]
+    if name not in SETTINGS:
+        raise UserError(f"/set knows {', '.join(SETTINGS)}, not {sanitised(name)[:40]}")
+    allowed, example = SETTINGS[name]
     words = "a whole number" if isinstance(example, int) else "a number"
     try:
         number = type(example)(value)

@@ -36,7 +36,7 @@ from tpiedge.host.addresses import (
 from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads
 from tpiedge.host.ports import holder, port_state
-from tpiedge.host.private_file import replace_private
+from tpiedge.host.private_file import private_folder, replace_private
 from tpiedge.joining.entrance import Entrance
 from tpiedge.joining.identity import load_or_create_keys
 from tpiedge.joining.tokens import JoinToken
@@ -52,6 +52,7 @@ from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.store.locks import FileLock, holder_of
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, MachineFacts
 from tpiedge.sanitise import sanitised_line
@@ -64,6 +65,7 @@ from tpiedge.wire.weights import Keeping
 
 __all__ = ["master"]
 
+_LOCK = ".master.lock"
 _HTTP_PORT = 8080
 _REPORT_S = 60.0
 _MOST_S = 1e9
@@ -174,21 +176,33 @@ def master(
         descriptors=check_descriptors(),
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
-    _check_ports(flags)
-    with serving_until_stopped("workers that are left running join the next start"):
-        folder = master_state(state)
+    folder = master_state(state)
+    with _only_master(folder), serving_until_stopped("workers that are left running join the next start"):
+        _check_ports(flags)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
         with (
             Supervisor() as supervisor,
-            _serving(flags, model, keys, folder, supervisor) as (running, api),
+            _serving(flags, model, keys, folder, supervisor) as (running, api, entrance),
             _inviting(flags.listen, keys, folder, token_file),
         ):
             click.echo(f"serving {model.name} at {_url(flags.http, api)}/v1", err=True)
             try:
-                watch(running, supervisor)
+                watch(running, supervisor, entrance.pending)
             finally:
                 _drain(running, api, drain)
+
+
+@contextmanager
+def _only_master(folder: Path) -> Iterator[None]:
+    """Keeps other masters off the members, tokens and address that are in `folder`. Raises UserError where one runs."""
+    with FileLock(private_folder(folder) / _LOCK) as lock:
+        if not lock.try_alone():
+            raise UserError(
+                f"a master runs already (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
+                "or give this one a --state of its own, and other ports with --listen and --http"
+            )
+        yield
 
 
 def _check_ports(flags: _Flags) -> None:
@@ -215,7 +229,7 @@ def _url(http: Address, api: ApiServer) -> str:
 @contextmanager
 def _serving(
     flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path, supervisor: Supervisor
-) -> Iterator[tuple[Master, ApiServer]]:
+) -> Iterator[tuple[Master, ApiServer, Entrance]]:
     """The running parts, put together; ended in reverse order."""
     alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
     capacity = chosen_context(model, alone, flags.context)
@@ -271,7 +285,7 @@ def _serving(
         replace_private(admin, {"url": api.url, "secret": secret, "workers": workers})
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
-        yield running, api
+        yield running, api, entrance
 
 
 def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> RankZeroSettings:

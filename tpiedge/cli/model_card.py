@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpiedge.errors import UserError
 from tpiedge.kernels.panels import GROUP
-from tpiedge.local.catalogue import ModelKind, find_model, packs_of, packs_of_gguf
+from tpiedge.local.catalogue import ModelKind, find_model, packs_of, packs_of_gguf, stored_pack
 from tpiedge.local.pack_label import load_label
 from tpiedge.model.aliases import Alias, aliases
 from tpiedge.model.config import ModelConfig
@@ -16,6 +16,7 @@ from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.specs import BlobSpec
 from tpiedge.pack.storage import storage_of
+from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_bytes
 
 __all__ = ["ModelCard"]
@@ -94,7 +95,7 @@ class ModelCard:
         found = [
             ("model", self.name if self.hub_name is None else f"{self.name} ({self.hub_name})"),
             ("where", str(self.folder) if self.folder else f"not on this computer: tpiedge pull {self.name}"),
-            *(("pack", f"{load_label(path).name}, {path}") for path in self.packs if path != self.folder),
+            *(("pack", _described(path, self.folder)) for path in self.packs),
         ]
         if alias is not None:
             gate = ", gated: accept it on the model's page and set HF_TOKEN" if alias.gated else ""
@@ -144,6 +145,14 @@ def _nbytes(blob: BlobSpec, precision: Precision) -> int:
     weights = _numbers(blob) - vectors
     scales = weights // GROUP * 16 if precision.quantised else 0
     return (weights * precision.bits + scales + vectors * precision.of_vectors.bits) // 8
+
+
+def _described(pack: Path, folder: Path | None) -> str:
+    """Its name, unless the card is its own, how exactly it stores what, and where it lies."""
+    found = stored_pack(pack)
+    size = "damaged" if found.nbytes is None else format_bytes(found.nbytes)
+    words = [f"{found.precision or '?'}, {size}, of {sanitised_line(found.source)}"]
+    return ", ".join(words if pack == folder else [found.name, *words, str(pack)])
 
 
 def _alias_of(name: HubName | None) -> Alias | None:

@@ -62,8 +62,9 @@ def approve(context: click.Context, code: str, as_json: bool, state: Path | None
 @click.pass_context
 def revoke(context: click.Context, name: str, as_json: bool, state: Path | None) -> None:
     """Shut the node NAME out for good."""
-    if _order(context, as_json, state, "revoke", {"name": name}) is not None:
-        click.echo(f"{sanitised(name)} is shut out")
+    answer = _order(context, as_json, state, "revoke", {"name": name})
+    if answer is not None:
+        click.echo(f"{_title({'name': str(answer.get('revoked')), 'host': name})} is shut out")
 
 
 def _order(
@@ -122,7 +123,7 @@ def _because(reason: str) -> str:
 def _title(node: dict[str, Any]) -> str:
     """The machine's name as it calls itself, with the one that `revoke` takes."""
     host = node.get("host")
-    return sanitised(f"{node['name']} ({host})" if host else node["name"])
+    return sanitised(f"{node['name']} ({host})" if host not in (None, "", node["name"]) else node["name"])
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:

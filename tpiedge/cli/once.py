@@ -89,7 +89,10 @@ def positions(model: PreparedModel, context: int | None, prompt_ids: Sequence[in
     if not tokens:
         raise UserError("the prompt is empty: give at least one token")
     if tokens >= limit:
-        raise UserError(f"the prompt has {tokens} tokens, the context {limit} positions: shorten the prompt")
+        more = " or raise --context" if limit < model.config.max_position_embeddings else ""
+        raise UserError(
+            f"the prompt has {tokens} tokens, the context {limit} positions: shorten the prompt{more}"
+        )
     beyond = max(prompt_ids)
     if beyond >= model.config.vocab_size:
         raise UserError(f"token id {beyond} is outside the vocabulary of {model.config.vocab_size}")

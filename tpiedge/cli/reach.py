@@ -100,6 +100,11 @@ class MasterClient:
             raise PeerError(f"the master at {self._url} has been silent for a minute") from None
         except httpx.RemoteProtocolError:
             raise PeerError(f"the master at {self._url} ended the connection early") from None
+        except httpx.NetworkError:
+            raise PeerError(
+                f"the connection to {self._url} broke: if the master has not ended, is that the address which it "
+                "prints as 'serving … at'?"
+            ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"cannot talk to {self._url}: {sanitised(str(error))[:200]}") from None
 

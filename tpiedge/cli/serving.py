@@ -78,8 +78,9 @@ class MasterService:
     def approve(self, code: str) -> str:
         return self._entrance.approve(code)
 
-    def revoke(self, name: str) -> None:
-        self._entrance.revoke(name, at_once=self._master.forget)
+    def revoke(self, name: str) -> str:
+        hosts = {node.name: node.host for node in self._master.status.nodes if node.host}
+        return self._entrance.revoke(name, self._master.forget, hosts)
 
     def _seen(self, status: ClusterStatus) -> ClusterStatus:
         if self._supervisor.failure is None:

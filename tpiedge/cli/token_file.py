@@ -1,6 +1,7 @@
 """The token that a master makes at its start: printed for a worker, or in a file that workers wait for.
 
-It is void when the master ends. Where a master was killed, the next one makes it void.
+It is void when the master ends. Where a master was killed, the next one of the same folder, which has one at a time,
+makes it void.
 """
 
 import os
@@ -13,15 +14,13 @@ import click
 
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address
-from tpiedge.host.private_file import private_folder, read_private, replace_private
+from tpiedge.host.private_file import read_private, replace_private
 from tpiedge.joining.token_store import DAY_S, TokenStore
 from tpiedge.joining.tokens import JoinToken
-from tpiedge.pack.store.locks import FileLock, holder_of
 
 __all__ = ["await_token", "invitation", "offered"]
 
 _NOTE = "offered.json"
-_LOCK = ".offered.lock"
 _OWNER_ONLY = 0o600
 _EXPIRES_S = 30 * DAY_S
 _POLL_S = 0.1
@@ -30,33 +29,21 @@ _MAX_BYTES = 4096
 
 @contextmanager
 def offered(path: Path, folder: Path, master_key: str, address: Address) -> Iterator[None]:
-    """Keeps a token for any number of workers in `path`, which only its owner may read. Raises UserError, also where
-    another master of `folder` has made its own."""
-    with FileLock(private_folder(folder) / _LOCK) as lock:
-        if not lock.try_alone():
-            who = holder_of(lock.path)
-            raise UserError(
-                f"the master of process {who} offers a token from {folder}: end it, or give another --state"
-            )
-        with _noted(folder, _EXPIRES_S, None) as secret:
-            _write(path, JoinToken(master_key, secret, address).text)
-            try:
-                yield
-            finally:
-                with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
-                    path.unlink()
+    """Keeps a token for any number of workers in `path`, which only its owner may read. Raises UserError."""
+    with _noted(folder, _EXPIRES_S, None) as secret:
+        _write(path, JoinToken(master_key, secret, address).text)
+        try:
+            yield
+        finally:
+            with suppress(OSError):  # gone with its volume, perhaps: what it holds is void in a moment
+                path.unlink()
 
 
 @contextmanager
 def invitation(folder: Path) -> Iterator[str]:
-    """Gives the secret of a token for one worker. Where another master of `folder` runs, its token stays, and this one
-    lasts its day. Raises UserError."""
-    with FileLock(private_folder(folder) / _LOCK) as lock:
-        if not lock.try_alone():
-            yield TokenStore(folder).create()[1]
-            return
-        with _noted(folder, DAY_S, 1) as secret:
-            yield secret
+    """Gives the secret of a token for one worker. Raises UserError."""
+    with _noted(folder, DAY_S, 1) as secret:
+        yield secret
 
 
 @contextmanager

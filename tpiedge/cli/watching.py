@@ -1,11 +1,13 @@
 """What a master says of itself while it runs."""
 
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import click
 
+from tpiedge.joining.pairing import Pending
 from tpiedge.master.master import Master
 from tpiedge.master.status import ClusterStatus, NodeStatus, collective_names
 from tpiedge.sanitise import sanitised_line
@@ -13,23 +15,50 @@ from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["watch"]
+__all__ = ["Callers", "Changes", "watch"]
 
 _WATCH_S = 0.1
+_CALL_S = 5.0
 _SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small": "cannot be used"}
 
 
-def watch(running: Master, supervisor: Supervisor) -> None:
-    """Prints what changes, until the user ends it. Raises what ended the control thread, or another one."""
-    show = _Changes(lambda line: click.echo(line, err=True))
+def watch(running: Master, supervisor: Supervisor, pending: Callable[[], Sequence[Pending]]) -> None:
+    """Prints what changes, `pending` workers too, until the user ends it. Raises what ended the control thread, or
+    another one."""
+    show, callers = Changes(_say), Callers(_say)
     while running.failed is None:
         supervisor.check()
         show(running.status)
+        callers(pending(), time.monotonic())
         time.sleep(_WATCH_S)
     raise running.failed
 
 
-class _Changes:
+def _say(line: str) -> None:
+    click.echo(line, err=True)
+
+
+class Callers:
+    """Turns workers that show a code into lines: one for each, but no more than one within `_CALL_S`, whoever calls."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._known: frozenset[str] = frozenset()
+        self._due = -math.inf
+
+    def __call__(self, pending: Sequence[Pending], now: float) -> None:
+        self._known &= {one.name for one in pending}
+        new = [one for one in pending if one.name not in self._known]
+        if new and now >= self._due:
+            self._due = now + _CALL_S
+            self._known |= {new[0].name}
+            self._say(
+                f"{sanitised_line(new[0].host)} ({new[0].address}) waits to join: type the code that it shows: "
+                "tpiedge nodes approve CODE"
+            )
+
+
+class Changes:
     """Turns snapshots into lines."""
 
     def __init__(self, say: Callable[[str], None]) -> None:

@@ -14,14 +14,15 @@ from tpiedge.units import format_seconds
 
 __all__ = ["check_master_clock", "check_reach", "judge_skew"]
 
-_OTHERS = ("tensors", "files", "pairing")
+_TENSORS = "tensors"
+_OTHERS = (_TENSORS, "files", "pairing")
 _CONNECT_S = 2.0
 _MAX_SKEW_S = 60.0
 _SLOW_S = 0.02
 
 
 def check_reach(master: Address) -> Sequence[Finding]:
-    """The control port must answer; the others open as they are needed."""
+    """The control port must answer, and those beside it; tensors' opens as it is needed."""
     control = _connect(master)
     name = f"master {master}"
     if isinstance(control, str):
@@ -33,15 +34,20 @@ def check_reach(master: Address) -> Sequence[Finding]:
         )
     else:
         first = ok(name, f"connected in {format_seconds(control)}")
-    return [first, *(_other(master.beside(step), purpose) for step, purpose in enumerate(_OTHERS, 1))]
+    return [first, *(_other(master, master.beside(step), purpose) for step, purpose in enumerate(_OTHERS, 1))]
 
 
-def _other(address: Address, purpose: str) -> Finding:
+def _other(control: Address, address: Address, purpose: str) -> Finding:
     name, result = f"master {address}", _connect(address)
     if isinstance(result, float):
         return ok(name, f"{purpose}, connected in {format_seconds(result)}")
-    if result == "refused":
+    if result == "refused" and purpose == _TENSORS:
         return ok(name, f"{purpose}, nobody listens now (the way is free)")
+    if result == "refused":
+        advice = (
+            f"is port {control.port} that of its --listen? or let TCP {address.port} through its firewall"
+        )
+        return fail(name, f"{purpose}, nobody listens, as a master does", advice)
     return warn(name, f"{purpose}, {result}", f"let TCP {address.port} through the master's firewall")
 
 

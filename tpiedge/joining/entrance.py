@@ -1,6 +1,6 @@
 """Where workers come in: the master's control hub with its front door, and the hubs beside it for files and pairing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -87,12 +87,13 @@ class Entrance:
         """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
         return self._pairing.approve(code).name
 
-    def revoke(self, name: str, at_once: Callable[[str], None]) -> None:
-        """Shut a worker out for good; `name` may be its host's. `at_once` gets its peer name before the disk has it.
+    def revoke(self, name: str, at_once: Callable[[str], None], hosts: Mapping[str, str]) -> str:
+        """Shut a worker out for good and return its peer name; `name` may be its host's, in which `hosts` is as in
+        MemberTable. `at_once` gets the peer name before the disk has it.
 
         Raises UserError, DiskFull.
         """
-        self._door.revoke(name, at_once)
+        return self._door.revoke(name, at_once, hosts)
 
     def close(self) -> None:
         self._stack.close()

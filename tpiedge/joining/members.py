@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 
 from tpiedge.errors import DiskFull, UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
@@ -93,12 +94,15 @@ class MemberTable:
             )
         return MemberTable((*others, member), self.revoked)
 
-    def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
-        """The table without the worker `name` (its peer name, or its host where one worker has it).
+    def revoke(
+        self, name: str, when: float, hosts: Mapping[str, str] = MappingProxyType({})
+    ) -> "tuple[MemberTable, Revoked]":
+        """The table without the worker `name` (its peer name, or its host where one worker has it). `hosts`: by peer
+        name, of the workers that have another one now than when they joined.
 
         It may be revoked already. Raises UserError.
         """
-        found = [one for one in self.members if name in (one.name, one.host)]
+        found = [one for one in self.members if name in (one.name, hosts.get(one.name, one.host))]
         again = next((one for one in self.revoked if one.name == name), None)
         if not found and again is not None:
             return self, again
@@ -158,10 +162,17 @@ class MemberJournal:
                 self._write(table.admit(replace(member, token=token)))
         return outcome
 
-    def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
-        """`at_once` is called when the worker is out, before the disk has it. Raises UserError where there is none."""
+    def revoke(
+        self,
+        name: str,
+        when: float,
+        at_once: Callable[[Revoked], None] | None = None,
+        hosts: Mapping[str, str] = MappingProxyType({}),
+    ) -> Revoked:
+        """`hosts` as in MemberTable. `at_once` is called when the worker is out, before the disk has it. Raises
+        UserError where there is none."""
         with self._lock:
-            self._table, gone = self._table.revoke(name, when)
+            self._table, gone = self._table.revoke(name, when, hosts)
         if at_once is not None:
             at_once(gone)
         try:

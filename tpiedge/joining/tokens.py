@@ -131,7 +131,7 @@ class TokenTable:
         if not 1.0 <= expires_s <= MAX_EXPIRY_S:
             raise UserError("a token lives from 1 second to 366 days")
         if uses is not None and not 1 <= uses <= MAX_USES:
-            raise UserError(f"a token lets 1 to {MAX_USES} workers in, or any number")
+            raise UserError(f"a token lets 1 to {MAX_USES} workers in (--uses), or 'any' number")
         kept = tuple(record for record in self.started(now).records if not _stale(record, now))
         if len(kept) >= MAX_TOKENS:
             raise UserError(f"{MAX_TOKENS} tokens exist already: revoke some with 'tpiedge token revoke'")

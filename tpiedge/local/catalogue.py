@@ -29,6 +29,7 @@ __all__ = [
     "name_pack",
     "packs_of",
     "packs_of_gguf",
+    "stored_pack",
     "stored_packs",
     "the_pack_of",
 ]
@@ -95,7 +96,19 @@ def find_model(name: str, cache: Path | None) -> FoundModel:
 
 def stored_packs(cache: Path | None) -> list[StoredPack]:
     """Every complete pack of the cache, by name."""
-    return sorted(map(_describe, _pack_folders(cache)), key=lambda pack: (pack.name.lower(), pack.path))
+    return sorted(map(stored_pack, _pack_folders(cache)), key=lambda pack: (pack.name.lower(), pack.path))
+
+
+def stored_pack(path: Path) -> StoredPack:
+    """What is known of one pack."""
+    match = _OF_MODEL.fullmatch(path.name)
+    model = match[1].replace("--", "/", 1) if match else path.name
+    label, used_s = load_label(path), last_use_s(path)
+    try:
+        pack = Pack.open(path)
+    except UserError:
+        return StoredPack(path, label.name, model, label.source, None, None, used_s)
+    return StoredPack(path, label.name, model, label.source, pack.precision.value, pack.nbytes, used_s)
 
 
 def packs_of(name: str, cache: Path | None) -> list[Path]:
@@ -198,14 +211,3 @@ def _suggestion(name: str, cache: Path | None) -> str:
     begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
     found = dict.fromkeys([*begun, *close])
     return f"; did you mean {' or '.join(found)}?" if found else ""
-
-
-def _describe(path: Path) -> StoredPack:
-    match = _OF_MODEL.fullmatch(path.name)
-    model = match[1].replace("--", "/", 1) if match else path.name
-    label, used_s = load_label(path), last_use_s(path)
-    try:
-        pack = Pack.open(path)
-    except UserError:
-        return StoredPack(path, label.name, model, label.source, None, None, used_s)
-    return StoredPack(path, label.name, model, label.source, pack.precision.value, pack.nbytes, used_s)

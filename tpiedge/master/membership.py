@@ -108,7 +108,7 @@ class Membership:
             return self.lose(member.rank, f"it did not start within {self._start_s:.0f} s")
         patience = 1 if member.state is NodeState.READY else _LOADING_PATIENCE
         if member.state in _ORDER[1:] and silent_s > self._timeout_s * patience:
-            return self.lose(member.rank, f"silent for {silent_s:.1f} s (frozen or cut off)")
+            return self.lose(member.rank, f"silent for {silent_s:.1f} s (killed, frozen or cut off)")
         return ()
 
     def _member(self, rank: int) -> Member:

@@ -76,6 +76,7 @@ class Reconciler:
         self._resting: tuple[str, ...] = ()  # flapping workers that the last plan leaves out
         self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
         self._begun = 0.0  # when the coming session began
+        self._planned = 0.0  # when the last plan was made
         self._spare: Mapping[str, SpareReason] = {}
         self._reason = "starting"
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
@@ -103,6 +104,7 @@ class Reconciler:
         ):
             self._reason = "loading the weights"
             sessions.switch(sessions.coming)
+            self._notify()  # the plan was made while those it leaves out still had a part
         if self.hopeless:  # a request may have come after `hopeless` was set
             self._requests.fail_all(self.not_serving())
         self._dispatch()
@@ -144,6 +146,7 @@ class Reconciler:
 
     def _replan(self) -> None:
         self._debounce.planned()
+        self._planned = self._clock.now()
         found = self._find()
         if isinstance(found, NoPlan):
             self.hopeless = self._sessions.serving is None
@@ -156,14 +159,14 @@ class Reconciler:
         self._notify()
 
     def _notify(self) -> None:
-        """Tells the workers that the plan has no part for why that is so. The plan is of this moment: what it says of
-        a worker is about its latest offer."""
+        """Tells the workers that the plan has no part for why that is so, unless they have made another offer since."""
         now = self._clock.now()
         excluded = {
             name: SpareReason("excluded", exclusion.why(now)) for name, exclusion in self._left_out().items()
         }
         busy = {name for session in self._sessions.active for name in session.machines}
-        idle = [machine for machine in self._roster.present if machine.name not in busy]
+        known = (machine for machine in self._roster.present if machine.offered <= self._planned)
+        idle = [machine for machine in known if machine.name not in busy]
         for name, reason in self._notices.due(idle, {**self._spare, **excluded}):
             self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), name)
 

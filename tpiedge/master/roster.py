@@ -117,7 +117,7 @@ class Roster:
     def tick(self, now: float) -> tuple[tuple[str, str], ...]:
         """Loses every machine that has been silent for too long, and returns (name, cause) of each."""
         overdue = [
-            (machine.name, f"silent for {now - machine.heard:.1f} s (frozen or cut off)")
+            (machine.name, f"silent for {now - machine.heard:.1f} s (killed, frozen or cut off)")
             for machine in self.present
             if now - machine.heard > self._timeout_s
         ]

@@ -46,6 +46,10 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     if is_folder:
         _refuse_gguf_folder(folder)
         raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
+    if os.path.isfile(name):
+        raise UserError(
+            f"{name} is no model: give the folder that it is in, or a GGUF file (its name ends in .gguf)"
+        )
     raise UserError(
         f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, a GGUF file, "
         "a pack's name (`tpiedge ls`), or a model of the hub (org/name, or an alias from `tpiedge ls --all`)"

@@ -159,7 +159,9 @@ class FakeService:
         self.approved.append(code)
         return "attic"
 
-    def revoke(self, name: str) -> None:
-        if name not in {node.name for node in self._nodes}:
+    def revoke(self, name: str) -> str:
+        found = [node.name for node in self._nodes if name in (node.name, node.host)]
+        if not found:
             raise UserError(f"there is no node {name[:40]!r}")
-        self.revoked.append(name)
+        self.revoked.append(found[0])
+        return found[0]

@@ -30,6 +30,12 @@ def test_a_model_that_is_not_there(fails, cache, name, expected):
     assert not cache.exists()
 
 
+def test_a_file_that_is_no_model(fails, cache, tmp_path):
+    path = tmp_path / "notes.md"
+    path.write_text("notes")
+    assert f"{path} is no model: give the folder that it is in" in fails(*run_model(path))
+
+
 def test_a_folder_without_config(fails, cache, tmp_path):
     (tmp_path / "empty").mkdir()
     assert "has no config.json" in fails(*run_model(tmp_path / "empty"))

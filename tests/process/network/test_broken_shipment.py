@@ -32,7 +32,7 @@ _BACK_S = 30.0
 _OVERHEAD = 1.15
 #: So slow, as they say, that three machines are better than two.
 _SLOW = 1e6
-_SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(frozen or cut off\)"
+_SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
 #: Of its share, between two faults: more than a layer, which is made durable when it is complete.
 _PROGRESS = 0.25
 

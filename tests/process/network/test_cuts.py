@@ -30,7 +30,7 @@ _MEGABITS = 20
 _SOME_STATES = 1_000_000
 #: An answer that brings nothing for so long waits; a step takes a tenth of it.
 _STALL_S = 0.3
-_SILENT = re.compile(words_of_loss(r"(\d)", r"silent for (\d+\.\d) s \(frozen or cut off\)", ".*"))
+_SILENT = re.compile(words_of_loss(r"(\d)", r"silent for (\d+\.\d) s \(killed, frozen or cut off\)", ".*"))
 
 Cut = Callable[[Namespaces], AbstractContextManager[None]]
 

@@ -18,7 +18,7 @@ from tests.process.serving.serving import Serving, unfinished, words_of_loss
 
 # Two seconds on an idle machine: silence of 1.5 s, found at a heartbeat of 0.3 s, and the way to the client.
 NOTICED_S = 3.0
-SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(frozen or cut off\)"
+SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
 KILLED = "killed by SIGKILL"
 #: An answer that brings nothing for so long waits; a step takes a tenth of it.
 STALL_S = 0.3
@@ -203,7 +203,7 @@ def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victi
 
 
 @pytest.mark.parametrize("fault", [FROZEN_NODE], ids=["node frozen"])
-@pytest.mark.fault("P3", "longer: the stream ends in an error that says frozen or cut off")
+@pytest.mark.fault("P3", "longer: the stream ends in an error that says killed, frozen or cut off")
 def test_inside_an_all_reduce(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     """The agent lives, its node does not move: the others wait for it."""
     assert re.search(fault.words, broken_stream(cluster, lambda: fault.harm(cluster, victim), patience))

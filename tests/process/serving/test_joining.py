@@ -136,6 +136,18 @@ def test_a_second_master_on_the_same_http_port(cluster: Serving, undisturbed, tm
     assert words.endswith(" has this port; stop it, or give another port with --http\n")
 
 
+def test_a_second_master_of_the_same_folder(cluster: Serving, undisturbed):
+    """It would have the first one's members and tokens, and leave it without its administration at the end."""
+    ended = run_command(
+        "master", "--model", "demo", "--listen", f"{HOST}:{free_ports()}", "--http", f"{HOST}:{free_ports()}",
+        "--threads", 1, "--state", cluster.state,
+    )  # fmt: skip
+    words = refusal(ended, USER)
+    assert "a master runs already (process " in words
+    assert all(flag in words for flag in ("--state", "--listen", "--http"))
+    assert run_command("nodes", "--state", cluster.state).returncode == 0
+
+
 @pytest.mark.fault("W10", "the second is told; the first one is undisturbed")
 def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path):
     """A copied disk."""

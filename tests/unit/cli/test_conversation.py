@@ -31,6 +31,7 @@ class Parrot:
     name = "parrot"
 
     def __init__(self) -> None:
+        self.settings: Settings = {}
         self.answer: str | BaseException = "hello"
         self.reason = "stop"
         self.asked: list[tuple[list[ChatMessage], Settings]] = []
@@ -174,6 +175,29 @@ def test_a_message_without_an_answer_is_forgotten(
     parrot.answer = "yes"
     talk.take("again")
     assert said(parrot.asked[1][0]) == [("user", "again")]
+
+
+def test_what_was_said_of_a_stopped_answer_stays(talk: Conversation, parrot: Parrot) -> None:
+    def stopped(_messages: list[ChatMessage], _settings: Settings, show: Callable[[str], None]) -> Spoken:
+        show("once ")
+        show("upon")
+        raise KeyboardInterrupt
+
+    speak, parrot.speak = parrot.speak, stopped  # type: ignore[method-assign]
+    assert talk.take("a story")
+    parrot.speak = speak  # type: ignore[method-assign]
+    talk.take("go on")
+    assert said(parrot.asked[0][0]) == [("user", "a story"), ("assistant", "once upon"), ("user", "go on")]
+
+
+def test_set_shows_what_flags_set(
+    talk: Conversation, parrot: Parrot, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parrot.settings = {"max_tokens": 40, "temperature": 1.0}
+    talk.take("/set temperature 0.5")
+    capsys.readouterr()
+    talk.take("/set")
+    assert capsys.readouterr().err == "max_tokens 40, temperature 0.5\n"
 
 
 def test_a_pipe_ends_with_the_first_failure(parrot: Parrot) -> None:

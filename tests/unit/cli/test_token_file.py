@@ -1,6 +1,5 @@
 """The token of a master's start: there as long as the master runs; in a file for its owner alone, and waited for."""
 
-import os
 import stat
 import threading
 
@@ -108,20 +107,6 @@ def test_other_tokens_stay(state, store, left_behind):
         with invitation(state):
             assert len(store.list()) == 2
     assert redeem(state, secret) == "ok"
-
-
-def test_another_master_of_the_same_folder_leaves_the_token_alone(tmp_path, state, store):
-    with offered(tmp_path / "token", state, KEY, HERE):
-        token = parse_token(await_token(tmp_path / "token", 0.0))
-        with invitation(state) as secret:
-            assert redeem(state, secret) == "ok"
-        with (
-            pytest.raises(UserError, match=f"process {os.getpid()} offers a token from {state}"),
-            offered(tmp_path / "other", state, KEY, HERE),
-        ):
-            pass
-        assert redeem(state, token.secret) == "ok"
-    assert [record.left for record, _ in store.list()] == [0]  # the other one's, used
 
 
 def test_a_start_invites_one_worker_until_the_master_ends(state, store):

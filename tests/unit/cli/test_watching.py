@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 
 from tpiedge.cli.nodes import _print
-from tpiedge.cli.watching import _Changes, _summary
+from tpiedge.cli.watching import Callers, Changes, _summary
+from tpiedge.joining.pairing import Pending
 from tpiedge.master.status import ClusterStatus, NodeStatus
 
 NODES = tuple(
@@ -41,7 +42,7 @@ def beside(**changes: object) -> ClusterStatus:
 )
 def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object], line: str) -> None:
     said: list[str] = []
-    show = _Changes(said.append)
+    show = Changes(said.append)
     for status in (STATUS, beside(), beside(**changes), beside(**{**changes, "why": "another number"})):
         show(status)
     assert said == [_summary(STATUS), line]
@@ -53,7 +54,7 @@ def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object]
 def test_of_what_the_whole_cluster_waits_for_one_line_is_enough() -> None:
     said: list[str] = []
     waiting = replace(beside(spare="no plan"), ready=False, reason="1 of 2 workers here")
-    _Changes(said.append)(waiting)
+    Changes(said.append)(waiting)
     assert said == ["not ready: 1 of 2 workers here"]
 
 
@@ -79,3 +80,24 @@ def test_nodes_shows_it_and_why(
 def test_nodes_says_nothing_of_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None:
     _print(asdict(replace(STATUS, collective="", bulk_collective="")) | {"pending": []}, 0)
     assert "all-reduces" not in capsys.readouterr().out
+
+
+def test_a_worker_that_shows_a_code_is_named_once() -> None:
+    told: list[str] = []
+    callers = Callers(told.append)
+    attic, pi = Pending("w-1", "attic", "10.0.0.5", 0.0), Pending("w-2", "pi\x1b[2J", "10.0.0.6", 0.0)
+    for now in (0.0, 0.1, 20.0):
+        callers([attic], now)
+    assert told == ["attic (10.0.0.5) waits to join: type the code that it shows: tpiedge nodes approve CODE"]
+    callers([attic, pi], 21.0)
+    callers([], 22.0)
+    callers([attic], 30.0)  # again
+    assert [line.split(" (")[0] for line in told] == ["attic", "pi\\x1b[2J", "attic"]
+
+
+def test_a_crowd_of_callers_fills_no_screen() -> None:
+    told: list[str] = []
+    callers = Callers(told.append)
+    for tenths in range(600):
+        callers([Pending(f"w-{tenths}-{one}", "attic", "10.0.0.5", 0.0) for one in range(32)], tenths / 10)
+    assert len(told) <= 13

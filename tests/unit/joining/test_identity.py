@@ -87,7 +87,11 @@ def test_the_journal_keeps_members_and_revoked_keys(tmp_path: Path) -> None:
     journal.admit(KnownWorker(B.public, "pi", 2.0, "code"))
     with pytest.raises(UserError, match="2 workers are called 'pi': say which of w-"):
         journal.revoke("pi", 3.0)
-    gone = journal.revoke(peer_name(A.public), 3.0)
+    names = {peer_name(A.public): "attic", peer_name(B.public): "pi"}
+    assert journal.table.revoke("pi", 3.0, names)[1].key == B.public  # as they are called now
+    with pytest.raises(UserError, match="no worker 'cellar'"):
+        journal.table.revoke("cellar", 3.0, names)
+    gone = journal.revoke("attic", 3.0, hosts=names)
     assert gone.key == A.public
     again = MemberJournal(tmp_path)
     assert again.table == journal.table

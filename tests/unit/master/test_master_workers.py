@@ -154,6 +154,18 @@ def test_a_worker_without_a_part_is_told_why_and_again_when_that_changes(story: 
     assert told(agent) == 2 * [("slower", "2 s with it, 1 s without it")]
 
 
+def test_a_worker_whose_place_another_takes_is_told(story: Story) -> None:
+    """Once the other one has it: until then it computes."""
+    story.plan = lambda machines: assignments_of("w-2")
+    ousted = story.join("w-2")
+    story.settle()
+    story.plan, story.spare = lambda machines: assignments_of("w-1"), {"w-2": SpareReason("slower", "words")}
+    story.join("w-1")
+    story.settle()
+    assert story.members() == ("master", "w-1")
+    assert told(ousted) == [("slower", "words")]
+
+
 def test_a_worker_that_starts_anew_is_told_again(story: Story) -> None:
     story.plan = lambda machines: assignments_of()
     story.spare = {"w-1": SpareReason("slower", "words")}

@@ -27,7 +27,7 @@ def test_a_silent_node_is_lost_once() -> None:
     cluster.reach(0, NodeState.READY, 0.0)
     cluster.reach(1, NodeState.READY, 0.0)
     cluster.heartbeat(0, 1, 2, 3, 1.4)
-    assert cluster.tick(1.6) == (Loss(1, "silent for 1.6 s (frozen or cut off)"),)
+    assert cluster.tick(1.6) == (Loss(1, "silent for 1.6 s (killed, frozen or cut off)"),)
     assert cluster.tick(1.7) == ()
     assert not cluster.all_in(NodeState.JOINED)
 
@@ -37,7 +37,7 @@ def test_a_loading_node_is_given_more_time() -> None:
     cluster.reach(0, NodeState.JOINED, 0.0)
     cluster.reach(0, NodeState.LOADING, 0.0)
     assert cluster.tick(8.9) == ()
-    assert cluster.tick(9.1) == (Loss(0, "silent for 9.1 s (frozen or cut off)"),)
+    assert cluster.tick(9.1) == (Loss(0, "silent for 9.1 s (killed, frozen or cut off)"),)
 
 
 def test_a_node_that_never_joins_is_lost_after_the_start_limit() -> None:

@@ -28,7 +28,7 @@ def test_a_machine_is_present_from_its_offer_on() -> None:
     assert roster.heard("w-1", 2.0)
     assert names(roster) == ["w-1"]
     assert roster.tick(3.5) == ()
-    assert roster.tick(3.6) == (("w-1", "silent for 1.6 s (frozen or cut off)"),)
+    assert roster.tick(3.6) == (("w-1", "silent for 1.6 s (killed, frozen or cut off)"),)
     assert roster.tick(9.0) == ()
     assert names(roster) == []
 
