@@ -145,7 +145,7 @@ def test_a_second_master_of_the_same_folder(cluster: Serving, undisturbed):
     words = refusal(ended, USER)
     assert "a master runs already (process " in words
     assert all(flag in words for flag in ("--state", "--listen", "--http"))
-    assert run_command("nodes", "--state", cluster.state).returncode == 0
+    assert run_command("nodes", "--state", cluster.state).status == 0
 
 
 @pytest.mark.fault("W10", "the second is told; the first one is undisturbed")
