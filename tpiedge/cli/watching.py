@@ -75,19 +75,25 @@ class Changes:
         for node in status.nodes:
             if node.spare != self._spare.get(node.name, ""):
                 self._spare[node.name] = node.spare
-                self._say_spare(node)
+                if node.spare not in ("", "no plan"):  # no plan: the summary says so
+                    what = _SPARE.get(node.spare, "waits as a spare")
+                    self._say(f"{_called(node, status)} {what}: {sanitised_line(node.why)}")
 
-    def _say_spare(self, node: NodeStatus) -> None:
-        """Says that the plan has no part for a machine. That no plan has any for anybody is in the summary."""
-        if node.spare not in ("", "no plan"):
-            self._say(f"{node.host} {_SPARE.get(node.spare, 'waits as a spare')}: {sanitised_line(node.why)}")
+
+def _called(node: NodeStatus, status: ClusterStatus) -> str:
+    """What its machine calls itself, with the name that tells it from others of that name."""
+    host = node.host or node.name
+    alone = all(other.name == node.name or other.host != host for other in status.nodes)
+    return host if alone else f"{host} ({node.name})"
 
 
 def _summary(status: ClusterStatus) -> str:
     if not status.ready:
         fetching = [node for node in status.nodes if node.fetched_bytes < node.fetch_total_bytes]
-        return f"not ready: {status.reason}" + "".join(f"; {node.host} fetches" for node in fetching)
+        return f"not ready: {status.reason}" + "".join(
+            f"; {_called(node, status)} fetches" for node in fetching
+        )
     parts = [node for node in status.nodes if node.rank is not None]
-    names = ", ".join(node.host or node.name for node in parts)
+    names = ", ".join(_called(node, status) for node in parts)
     way = f", {collective_names(status.collective, status.bulk_collective)}" if status.collective else ""
     return f"ready: {counted(len(parts), 'node')} ({names}){way}"

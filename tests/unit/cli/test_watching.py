@@ -22,6 +22,13 @@ def test_a_master_says_how_nodes_add_up() -> None:
     assert _summary(replace(STATUS, collective="", bulk_collective="")) == "ready: 2 nodes (master, ann)"
 
 
+def test_machines_of_the_same_name_are_told_apart() -> None:
+    nodes = tuple(replace(node, host=host) for node, host in zip(NODES, ("", "pi"), strict=True))
+    twin = replace(nodes[1], name="w-9", rank=2)
+    line = _summary(replace(STATUS, nodes=(*nodes, twin)))
+    assert line == "ready: 3 nodes (master, pi (ann), pi (w-9)), mesh (prompts: two-shot)"
+
+
 def beside(**changes: object) -> ClusterStatus:
     """A third machine waits."""
     spare = NodeStatus("w-9", None, "spare", (0, 0), (0, 0), 2, 0, 0.0, 0, 0.1, "a reason", "bob")
