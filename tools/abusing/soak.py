@@ -125,11 +125,11 @@ class Soak:
             self._kill_attackers()
             self._client.pause()
         record.stream = self._client.take()
-        for judgement in record.stream.judgements.keys() - phase.bears - {"exact"}:
+        unborne = record.stream.judgements.keys() - phase.bears - {"exact"}
+        for judgement in unborne:
             record.faults.append(f"the stream was {judgement}, {record.stream.judgements[judgement]} times")
-        record.faults += [
-            f"wrong: {words}" for words in record.stream.words if record.stream.judgements["wrong"]
-        ]
+        if unborne:
+            record.faults += [f"{count} times {words}" for words, count in record.stream.words.most_common()]
         self._recover(phase, record, epoch)
         record.settle_s, left, record.holdings = settle(self.baseline, self._roles, SETTLE_S)
         record.faults += [*left, *memory_growth(self.memory, record.holdings)]
