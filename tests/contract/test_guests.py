@@ -179,7 +179,7 @@ def reused(
         spoke.send(Shutdown(1), timeout_s=5.0)
         assert hub.recv(5.0) is not None
         members = hub._known[hub._routes[NAME]].connection
-        monkeypatch.setattr("tpiedge.transport.zeromq.connection_of", lambda _descriptor: members)
+        monkeypatch.setattr("tpiedge.transport.zeromq.connection_of", lambda *_of: members)
         guest = crowd.stranger(route=route)
         wait_until(lambda: guest.up and hub.recv(0.02) is None and is_there(hub))
         yield hub

@@ -124,7 +124,7 @@ def test_a_revoked_worker_is_told_dropped_and_cut_off(gate: Gate) -> None:
     with link(gate) as spoke, link(gate, OTHER) as other:
         enrol(spoke, "pi", gate.token())
         enrol(other, "pi2", gate.token())
-        gate.door.revoke("pi")
+        gate.door.revoke(NAME)
         answer = spoke.recv(WAIT_S)
         assert answer is not None
         assert isinstance(answer.message, Refused)

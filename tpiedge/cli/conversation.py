@@ -56,7 +56,7 @@ _COMMAND = re.compile(r"/([a-z?]+)(?:\s+(.*))?", re.DOTALL | re.IGNORECASE)
 
 ChatMessage = dict[str, str]
 Settings = Mapping[str, float]
-"""What /set changed, by name."""
+"""Numbers that flags or /set gave, by name."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,8 @@ def _taken(conversation: "Conversation", text: str, keys: Keyboard) -> bool:
 
 
 class Conversation:
-    """The messages so far. A message without an answer is forgotten; one that was stopped stays, as far as it came."""
+    """The messages so far. A message without an answer, or whose answer broke off, is forgotten; one that the user
+    stopped stays as far as it came."""
 
     def __init__(self, speaker: Speaker, keys: Keyboard, system: str | None) -> None:
         self._speaker = speaker

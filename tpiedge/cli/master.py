@@ -197,7 +197,11 @@ def master(
 def _only_master(folder: Path) -> Iterator[None]:
     """Keeps other masters off the members, tokens and address that are in `folder`. Raises UserError where one runs."""
     with FileLock(private_folder(folder) / _LOCK) as lock:
-        if not lock.try_alone():
+        try:
+            alone = lock.try_alone()
+        except OSError as error:
+            raise UserError(f"cannot lock {lock.path}: {error.strerror}; choose another --state") from None
+        if not alone:
             raise UserError(
                 f"a master runs already (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
                 "or give this one a --state of its own, and other ports with --listen and --http"

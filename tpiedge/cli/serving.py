@@ -79,8 +79,8 @@ class MasterService:
         return self._entrance.approve(code)
 
     def revoke(self, name: str) -> str:
-        hosts = {node.name: node.host for node in self._master.status.nodes if node.host}
-        return self._entrance.revoke(name, self._master.forget, hosts)
+        here = (node for node in self._master.status.nodes if node.host and node.state != "lost")
+        return self._entrance.revoke(name, {node.name: node.host for node in here}, self._master.forget)
 
     def _seen(self, status: ClusterStatus) -> ClusterStatus:
         if self._supervisor.failure is None:

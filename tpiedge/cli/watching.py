@@ -10,7 +10,7 @@ import click
 from tpiedge.joining.pairing import Pending
 from tpiedge.master.master import Master
 from tpiedge.master.status import ClusterStatus, NodeStatus, collective_names
-from tpiedge.sanitise import sanitised_line
+from tpiedge.sanitise import quote, sanitised_line
 from tpiedge.supervision import Supervisor
 from tpiedge.units import counted
 from tpiedge.wire.fields import SpareKind
@@ -18,7 +18,7 @@ from tpiedge.wire.fields import SpareKind
 __all__ = ["Callers", "Changes", "watch"]
 
 _WATCH_S = 0.1
-_CALL_S = 5.0
+_CALL_S, _FORGIVEN_S = 5.0, 600.0
 _SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small": "cannot be used"}
 
 
@@ -39,22 +39,25 @@ def _say(line: str) -> None:
 
 
 class Callers:
-    """Turns workers that show a code into lines: one for each, but no more than one within `_CALL_S`, whoever calls."""
+    """Turns workers that show a code into lines: one for each, but ever fewer the more they are, whoever calls."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._known: frozenset[str] = frozenset()
-        self._due = -math.inf
+        self._due, self._pause_s = -math.inf, _CALL_S
 
     def __call__(self, pending: Sequence[Pending], now: float) -> None:
         self._known &= {one.name for one in pending}
         new = [one for one in pending if one.name not in self._known]
+        if now >= self._due + _FORGIVEN_S:
+            self._pause_s = _CALL_S
         if new and now >= self._due:
-            self._due = now + _CALL_S
+            self._due = now + self._pause_s
+            self._pause_s *= 2
             self._known |= {new[0].name}
             self._say(
-                f"{sanitised_line(new[0].host)} ({new[0].address}) waits to join: type the code that it shows: "
-                "tpiedge nodes approve CODE"
+                f"{new[0].address} waits to join: type 'tpiedge nodes approve CODE' with the code on its screen "
+                f"(it says that it is {quote(new[0].host)})"
             )
 
 
@@ -83,8 +86,8 @@ class Changes:
 def _called(node: NodeStatus, status: ClusterStatus) -> str:
     """What its machine calls itself, with the name that tells it from others of that name."""
     host = node.host or node.name
-    alone = all(other.name == node.name or other.host != host for other in status.nodes)
-    return host if alone else f"{host} ({node.name})"
+    others = (other for other in status.nodes if other.name != node.name)
+    return f"{node.name} ({host})" if any(host in (other.name, other.host) for other in others) else host
 
 
 def _summary(status: ClusterStatus) -> str:

@@ -14,8 +14,8 @@ from tpiedge.units import format_seconds
 
 __all__ = ["check_master_clock", "check_reach", "judge_skew"]
 
-_TENSORS = "tensors"
-_OTHERS = (_TENSORS, "files", "pairing")
+_TENSORS, _FILES = "tensors", "files"
+_OTHERS = (_TENSORS, _FILES, "pairing")
 _CONNECT_S = 2.0
 _MAX_SKEW_S = 60.0
 _SLOW_S = 0.02
@@ -43,12 +43,12 @@ def _other(control: Address, address: Address, purpose: str) -> Finding:
         return ok(name, f"{purpose}, connected in {format_seconds(result)}")
     if result == "refused" and purpose == _TENSORS:
         return ok(name, f"{purpose}, nobody listens now (the way is free)")
-    if result == "refused":
-        advice = (
-            f"is port {control.port} that of its --listen? or let TCP {address.port} through its firewall"
-        )
-        return fail(name, f"{purpose}, nobody listens, as a master does", advice)
-    return warn(name, f"{purpose}, {result}", f"let TCP {address.port} through the master's firewall")
+    verdict = fail if purpose == _FILES else warn  # who has a token needs no pairing
+    way = f"let TCP {address.port} through the master's firewall"
+    if result != "refused":
+        return verdict(name, f"{purpose}, {result}", way)
+    found = f"{purpose}, nobody listens, as a master does"
+    return verdict(name, found, f"is port {control.port} that of its --listen? or {way}")
 
 
 def _connect(address: Address) -> float | str:

@@ -87,13 +87,13 @@ class Entrance:
         """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
         return self._pairing.approve(code).name
 
-    def revoke(self, name: str, at_once: Callable[[str], None], hosts: Mapping[str, str]) -> str:
-        """Shut a worker out for good and return its peer name; `name` may be its host's, in which `hosts` is as in
-        MemberTable. `at_once` gets the peer name before the disk has it.
-
-        Raises UserError, DiskFull.
+    def revoke(self, name: str, hosts: Mapping[str, str], at_once: Callable[[str], None]) -> str:
+        """Shut a worker out for good and return its peer name; `name` and `hosts` as in MemberTable.called. `at_once`
+        gets the peer name before the disk has it. Raises UserError, DiskFull.
         """
-        return self._door.revoke(name, at_once, hosts)
+        peer = self._door.journal.table.called(name, hosts)
+        self._door.revoke(peer, at_once)
+        return peer
 
     def close(self) -> None:
         self._stack.close()

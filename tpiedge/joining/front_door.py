@@ -10,9 +10,8 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import MappingProxyType
 
 from tpiedge import __version__
 from tpiedge.clock import Clock, MonotonicClock
@@ -136,14 +135,9 @@ class FrontDoor:
         self.journal.admit(member)
         self._admitted(member)
 
-    def revoke(
-        self,
-        name: str,
-        at_once: Callable[[str], None] | None = None,
-        hosts: Mapping[str, str] = MappingProxyType({}),
-    ) -> str:
-        """Throw a worker out: nothing that it sends counts from now on. Gives its peer name, which `at_once` gets
-        before the disk has it; `hosts` as in MemberTable. Raises UserError where there is none, and as `admit`."""
+    def revoke(self, name: str, at_once: Callable[[str], None] | None = None) -> None:
+        """Throw the worker of that peer name out: nothing that it sends counts from now on. `at_once` gets the name
+        before the disk has it. Raises UserError where there is none, and as `admit`."""
 
         def shut_out(gone: Revoked) -> None:
             self._follow_table(gone.key)
@@ -152,7 +146,7 @@ class FrontDoor:
             if at_once is not None:
                 at_once(gone.name)
 
-        return self.journal.revoke(name, self._wall(), shut_out, hosts).name
+        self.journal.revoke(name, self._wall(), shut_out)
 
     def close(self) -> None:
         """Waits for the disk to have what was decided, for a while. Idempotent."""

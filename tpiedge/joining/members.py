@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from types import MappingProxyType
 
 from tpiedge.errors import DiskFull, UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
@@ -94,24 +93,34 @@ class MemberTable:
             )
         return MemberTable((*others, member), self.revoked)
 
-    def revoke(
-        self, name: str, when: float, hosts: Mapping[str, str] = MappingProxyType({})
-    ) -> "tuple[MemberTable, Revoked]":
-        """The table without the worker `name` (its peer name, or its host where one worker has it). `hosts`: by peer
-        name, of the workers that have another one now than when they joined.
+    def called(self, name: str, hosts: Mapping[str, str]) -> str:
+        """The peer name of the worker that `name` means: its peer name, or what its computer is called, where it is
+        here and the only one of that name. `hosts`: what the computers of those that are here are called, by peer name.
 
-        It may be revoked already. Raises UserError.
+        Raises UserError.
         """
-        found = [one for one in self.members if name in (one.name, hosts.get(one.name, one.host))]
-        again = next((one for one in self.revoked if one.name == name), None)
-        if not found and again is not None:
-            return self, again
+        if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
+            return name
+        found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
         if not found:
-            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes' shows those there are")
+            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
         if len(found) > 1:
-            names = ", ".join(one.name for one in found)
-            raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {names}")
-        gone = Revoked(found[0].key, found[0].host, when, found[0].token)
+            raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {', '.join(found)}")
+        if found[0] not in hosts:
+            raise UserError(
+                f"the worker {name[:80]!r} is away: if it is the one that you mean, say {found[0]}"
+            )
+        return found[0]
+
+    def revoke(self, name: str, when: float) -> "tuple[MemberTable, Revoked]":
+        """The table without the worker of that peer name, which may be revoked already. Raises UserError."""
+        again = next((one for one in self.revoked if one.name == name), None)
+        if again is not None:
+            return self, again
+        found = next((one for one in self.members if one.name == name), None)
+        if found is None:
+            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
+        gone = Revoked(found.key, found.host, when, found.token)
         return self.without((gone,)), gone
 
     def without(self, gone: Iterable[Revoked]) -> "MemberTable":
@@ -162,17 +171,10 @@ class MemberJournal:
                 self._write(table.admit(replace(member, token=token)))
         return outcome
 
-    def revoke(
-        self,
-        name: str,
-        when: float,
-        at_once: Callable[[Revoked], None] | None = None,
-        hosts: Mapping[str, str] = MappingProxyType({}),
-    ) -> Revoked:
-        """`hosts` as in MemberTable. `at_once` is called when the worker is out, before the disk has it. Raises
-        UserError where there is none."""
+    def revoke(self, name: str, when: float, at_once: Callable[[Revoked], None] | None = None) -> Revoked:
+        """As in the table. `at_once` is called when the worker is out, before the disk has it."""
         with self._lock:
-            self._table, gone = self._table.revoke(name, when, hosts)
+            self._table, gone = self._table.revoke(name, when)
         if at_once is not None:
             at_once(gone)
         try:

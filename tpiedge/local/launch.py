@@ -116,9 +116,7 @@ def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> 
     else:
         plan = _plan_for_this_computer(model, layout, capacity_tokens)
     if isinstance(plan, Infeasible):
-        raise OutOfMemory(
-            f"{model.name} does not fit: {plan.reason}; give more --memory or --nodes, or less --context or --precision"
-        )
+        raise OutOfMemory(f"{model.name} does not fit: {plan.reason}")
     _check_this_computer(model, plan)
     return plan
 

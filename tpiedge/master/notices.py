@@ -2,7 +2,7 @@
 
 Laws:
 1. A worker is told once, and again when the kind of reason changes; numbers that change are no news.
-2. A worker that had a part since, or was lost and came back, is told again.
+2. A worker that had a part since, or was lost and came back, or made another offer, may be told again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +24,7 @@ class Notices:
     def due(
         self, idle: Sequence[Machine], reasons: Mapping[str, SpareReason]
     ) -> list[tuple[str, SpareReason]]:
-        """What to tell to whom after a plan that has no part for the `idle`, all the present machines without one."""
+        """What to tell to whom after a plan that has no part for the `idle`, all that it knew and that are present."""
         known, self._told = self._told, {}
         for machine in idle:
             if machine.name in reasons:

@@ -39,6 +39,7 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
         if found is None:
             if is_folder:
                 _refuse_gguf_folder(folder)
+            _refuse_file(name)
             raise UserError(
                 f"{name} is not on this computer yet, and no folder here; to fetch it from the hub: tpiedge pull {name}"
             )
@@ -46,14 +47,18 @@ def resolve_model(name: str, cache: Path | None = None) -> Path:
     if is_folder:
         _refuse_gguf_folder(folder)
         raise UserError(f"{folder} has no config.json: name the folder of a Hugging Face checkpoint")
-    if os.path.isfile(name):
-        raise UserError(
-            f"{name} is no model: give the folder that it is in, or a GGUF file (its name ends in .gguf)"
-        )
+    _refuse_file(name)
     raise UserError(
         f"no model {quote(name)}: give {DEMO!r}, a folder with config.json and safetensors files, a GGUF file, "
         "a pack's name (`tpiedge ls`), or a model of the hub (org/name, or an alias from `tpiedge ls --all`)"
     )
+
+
+def _refuse_file(name: str) -> None:
+    if os.path.isfile(name):
+        raise UserError(
+            f"{name} is no model: give the folder that it is in, or a GGUF file (its name ends in .gguf)"
+        )
 
 
 def is_gguf(name: str) -> bool:

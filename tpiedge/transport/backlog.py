@@ -132,6 +132,8 @@ class Backlog:
         self._due = 0.0
         self._looked = self._received_until = 0.0
         self._ended_bytes = 0
+        #: The ROUTER's, once it is bound.
+        self.port = 0
         #: The owner sets this when it finds nothing that waits.
         self.empty = False
         self._stopped = self._closing = not SUPPORTED
@@ -172,7 +174,7 @@ class Backlog:
             for _ in range(_MOST_AT_ONCE):
                 event = recv_monitor_message(self._events, zmq.NOBLOCK)
                 if event["event"] == zmq.EVENT_ACCEPTED:
-                    self._meet(connection_of(event["value"]))
+                    self._meet(connection_of(event["value"], self.port))
                 else:
                     self._stopped = True
 

@@ -27,10 +27,20 @@ class TcpConnection(NamedTuple):
     inode: int
 
 
-def connection_of(descriptor: str | int) -> TcpConnection | None:
-    """From a frame's property `__fd`, or an event's value; None where the connection is gone already."""
+def connection_of(descriptor: str | int, port: int, address: str = "") -> TcpConnection | None:
+    """From a frame's property `__fd`, or an event's value; None where the connection is gone already.
+
+    Another one may have its descriptor by then, the API's perhaps: what is no TCP connection to this `port`, from this
+    IP address if one is given, is not it.
+    """
     with contextlib.suppress(OSError, ValueError):
-        return TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
+        connection = TcpConnection(int(descriptor), os.fstat(int(descriptor)).st_ino)
+        with borrowed(connection) as lent:
+            own, other = lent.getsockname(), lent.getpeername()
+        if not isinstance(own, tuple) or own[1] != port or not is_open(connection):
+            return None
+        if address.partition("%")[0] in ("", other[0].partition("%")[0]):
+            return connection
     return None
 
 

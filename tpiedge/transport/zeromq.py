@@ -161,6 +161,7 @@ class ZmqHub(ZmqEndpoint):
                 f"{_ADVICE.get(number, _OWN_ADDRESS)}"
             ) from None
         self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._backlog.port = int(self._address.rpartition(":")[2])
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
         route = self._routes.get(to or "")
@@ -220,7 +221,7 @@ class ZmqHub(ZmqEndpoint):
         user: str = frame.get("User-Id")  # type: ignore[assignment]
         address: str = frame.get("Peer-Address")  # type: ignore[assignment]
         self._skip_rest(frame)
-        connection = self._connection_of(route, frame)
+        connection = self._connection_of(route, frame, address)
         if route in self._cut:
             if connection is None or connection == self._cut[route]:
                 self.counters.revoked += 1
@@ -262,9 +263,9 @@ class ZmqHub(ZmqEndpoint):
             self._cutter.cut(before.connection)
         return before
 
-    def _connection_of(self, route: bytes, frame: Frame) -> TcpConnection | None:
+    def _connection_of(self, route: bytes, frame: Frame, address: str) -> TcpConnection | None:
         """Over which the frame came; None where it is gone, though its descriptor was used again for another peer."""
-        connection = connection_of(frame.get("__fd"))
+        connection = connection_of(frame.get("__fd"), self._backlog.port, address)
         owner = self._backlog.flow(connection).route
         return None if owner not in (b"", route) and self._is_connected(owner) else connection
 

@@ -11,7 +11,7 @@ import pytest
 from tpiedge.errors import UserError
 from tpiedge.host.addresses import Address, parse_address
 from tpiedge.joining.identity import fingerprint, load_or_create_keys, peer_name
-from tpiedge.joining.members import KnownWorker, MemberJournal
+from tpiedge.joining.members import KnownWorker, MemberJournal, MemberTable
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.worker.trusted_masters import TrustedMasters
 
@@ -85,13 +85,7 @@ def test_the_journal_keeps_members_and_revoked_keys(tmp_path: Path) -> None:
     journal = MemberJournal(tmp_path)
     journal.admit(KnownWorker(A.public, "pi", 1.0, "token"))
     journal.admit(KnownWorker(B.public, "pi", 2.0, "code"))
-    with pytest.raises(UserError, match="2 workers are called 'pi': say which of w-"):
-        journal.revoke("pi", 3.0)
-    names = {peer_name(A.public): "attic", peer_name(B.public): "pi"}
-    assert journal.table.revoke("pi", 3.0, names)[1].key == B.public  # as they are called now
-    with pytest.raises(UserError, match="no worker 'cellar'"):
-        journal.table.revoke("cellar", 3.0, names)
-    gone = journal.revoke("attic", 3.0, hosts=names)
+    gone = journal.revoke(peer_name(A.public), 3.0)
     assert gone.key == A.public
     again = MemberJournal(tmp_path)
     assert again.table == journal.table
@@ -101,6 +95,24 @@ def test_the_journal_keeps_members_and_revoked_keys(tmp_path: Path) -> None:
         again.admit(KnownWorker(A.public, "pi", 4.0, "token"))
     with pytest.raises(UserError, match="no worker 'nobody'"):
         again.revoke("nobody", 5.0)
+
+
+def test_a_worker_is_called_as_it_calls_itself_now_and_never_by_another_ones_key() -> None:
+    one, other = peer_name(A.public), peer_name(B.public)
+    table = MemberTable().admit(KnownWorker(A.public, "pi", 1.0, "token"))
+    table = table.admit(KnownWorker(B.public, "pi", 2.0, "code"))
+    with pytest.raises(UserError, match="2 workers are called 'pi': say which of w-"):
+        table.called("pi", {one: "pi"})
+    assert table.called("attic", {one: "attic", other: "pi"}) == one
+    assert table.called("pi", {one: "attic", other: "pi"}) == other
+    with pytest.raises(UserError, match="no worker 'cellar'"):
+        table.called("cellar", {one: "attic", other: "pi"})
+    with pytest.raises(UserError, match=f"is away: if it is the one that you mean, say {other}"):
+        table.called("pi", {one: "attic"})
+    assert table.called(other, {one: other, other: one}) == other  # whatever they say they are called
+    table, _ = table.revoke(one, 3.0)
+    assert table.called(one, {other: one}) == one
+    assert table.revoke(one, 4.0)[0] == table
 
 
 @pytest.mark.parametrize("text", ['{"members": 1, "revoked": []}', '{"members": [{}], "revoked": []}', "{}x"])

@@ -1,12 +1,13 @@
 """Guests of a hub: few, for a short time, and never instead of a member."""
 
+import os
 import socket
 
 import pytest
 
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.admission import Admission, GuestPolicy
-from tpiedge.transport.cutting import connection_of
+from tpiedge.transport.cutting import TcpConnection
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.join import Refused
 
@@ -76,7 +77,7 @@ def test_a_guest_has_one_connection(admission: Admission, clock: ManualClock) ->
     """As long as it may be open: before it is introduced, and until it is closed, also of one who is dismissed."""
     assert [admission.judge(KEYS[1]), admission.judge(KEYS[1])] == ["w1", None]
     with socket.socket() as connection:
-        admission.introduced("w1", connection_of(connection.fileno()))
+        admission.introduced("w1", TcpConnection(connection.fileno(), os.fstat(connection.fileno()).st_ino))
         clock.advance(10.0)
         assert admission.judge(KEYS[1]) is None
         admission.dismiss("w1")

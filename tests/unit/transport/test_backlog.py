@@ -1,5 +1,6 @@
 """How much of what has come over a connection counts as waiting."""
 
+import os
 import socket
 from unittest.mock import Mock
 
@@ -8,7 +9,7 @@ import zmq
 
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.backlog import Arrived, Backlog, Flow
-from tpiedge.transport.cutting import TcpConnection, connection_of
+from tpiedge.transport.cutting import TcpConnection
 
 
 def test_what_comes_is_waiting_until_it_is_received() -> None:
@@ -58,5 +59,6 @@ def test_a_descriptor_that_is_another_socket_s_by_now() -> None:
     one, other = socket.socketpair()
     with one, other, zmq.Context() as context, context.socket(zmq.ROUTER) as router:
         backlog = Backlog(router, 1000, Admission({}))
-        assert backlog.flow(connection_of(one.fileno())).address == ""
+        connection = TcpConnection(one.fileno(), os.fstat(one.fileno()).st_ino)
+        assert backlog.flow(connection).address == ""
         backlog.close()

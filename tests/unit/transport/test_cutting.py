@@ -4,7 +4,9 @@ import os
 import socket
 import tempfile
 
-from tpiedge.transport.cutting import Cutter, connection_of
+from tpiedge.transport.cutting import Cutter, TcpConnection, connection_of
+
+HOST = "127.0.0.1"
 
 
 def opened() -> int:
@@ -19,7 +21,7 @@ def test_a_connection_is_cut() -> None:
         other, _ = server.accept()
         with other:
             before = opened()
-            connection = connection_of(other.fileno())
+            connection = connection_of(other.fileno(), server.getsockname()[1], HOST)
             assert connection is not None
             Cutter().cut(connection)
             assert one.recv(1) == b""
@@ -29,9 +31,28 @@ def test_a_connection_is_cut() -> None:
 def test_a_file_that_has_the_descriptor_by_now_is_left_alone() -> None:
     with tempfile.TemporaryFile() as file:
         before = opened()
-        connection = connection_of(file.fileno())
-        assert connection is not None
+        connection = TcpConnection(file.fileno(), os.fstat(file.fileno()).st_ino)
         Cutter().cut(connection)
         Cutter().cut(connection._replace(inode=connection.inode + 1))
         assert opened() == before
         file.write(b"still there")
+
+
+def test_what_has_the_descriptor_by_now_is_not_taken_for_the_connection() -> None:
+    with (
+        socket.create_server((HOST, 0)) as ours,
+        socket.create_server((HOST, 0)) as another,
+        socket.create_connection(ours.getsockname()),
+        socket.create_connection(another.getsockname()),
+        tempfile.TemporaryFile() as file,
+        socket.socket(socket.AF_UNIX) as unix,
+        ours.accept()[0] as connection,
+        another.accept()[0] as other,
+    ):
+        port, before = ours.getsockname()[1], opened()
+        assert connection_of(str(connection.fileno()), port) is not None
+        for descriptor in (other, file, unix, ours):
+            assert connection_of(descriptor.fileno(), port) is None
+        assert connection_of(connection.fileno(), port, "10.0.0.5") is None
+        assert connection_of(9999, port) is None
+        assert opened() == before
