@@ -132,8 +132,8 @@ class Backlog:
         self._due = 0.0
         self._looked = self._received_until = 0.0
         self._ended_bytes = 0
-        #: The ROUTER's, once it is bound.
-        self.port = 0
+        # The ROUTER's, once it is bound.
+        self._port = 0
         #: The owner sets this when it finds nothing that waits.
         self.empty = False
         self._stopped = self._closing = not SUPPORTED
@@ -173,10 +173,13 @@ class Backlog:
         with contextlib.suppress(zmq.Again):
             for _ in range(_MOST_AT_ONCE):
                 event = recv_monitor_message(self._events, zmq.NOBLOCK)
-                if event["event"] == zmq.EVENT_ACCEPTED:
-                    self._meet(connection_of(event["value"], self.port))
-                else:
-                    self._stopped = True
+                match event["event"]:
+                    case zmq.EVENT_LISTENING:  # before any is accepted
+                        self._port = int(event["endpoint"].rpartition(b":")[2])
+                    case zmq.EVENT_ACCEPTED:
+                        self._meet(connection_of(event["value"], self._port))
+                    case _:
+                        self._stopped = True
 
     def _meet(self, connection: TcpConnection | None) -> None:
         """It may have said nothing yet."""
@@ -244,10 +247,10 @@ class Backlog:
 
 
 def _events_of(router: zmq.Socket[bytes]) -> zmq.Socket[bytes]:
-    """Told of each accepted connection and of the end. To be read until then, and without a bound: libzmq waits for the
-    reader otherwise, in `disable_monitor` even with the interpreter's lock."""
+    """Told of the bind, of each accepted connection and of the end. To be read until then, and without a bound: libzmq
+    waits for the reader otherwise, in `disable_monitor` even with the interpreter's lock."""
     place = f"inproc://backlog-{id(router)}"
-    router.monitor(place, int(zmq.EVENT_ACCEPTED) | int(zmq.EVENT_MONITOR_STOPPED))
+    router.monitor(place, int(zmq.EVENT_LISTENING | zmq.EVENT_ACCEPTED | zmq.EVENT_MONITOR_STOPPED))
     events: zmq.Socket[bytes] = router.context.socket(zmq.PAIR)
     events.rcvhwm = 0
     events.connect(place)

@@ -161,7 +161,7 @@ class ZmqHub(ZmqEndpoint):
                 f"{_ADVICE.get(number, _OWN_ADDRESS)}"
             ) from None
         self._address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._backlog.port = int(self._address.rpartition(":")[2])
+        self._port = int(self._address.rpartition(":")[2])
 
     def _try_send(self, frame: Buffer, to: str | None) -> bool:
         route = self._routes.get(to or "")
@@ -265,7 +265,7 @@ class ZmqHub(ZmqEndpoint):
 
     def _connection_of(self, route: bytes, frame: Frame, address: str) -> TcpConnection | None:
         """Over which the frame came; None where it is gone, though its descriptor was used again for another peer."""
-        connection = connection_of(frame.get("__fd"), self._backlog.port, address)
+        connection = connection_of(frame.get("__fd"), self._port, address)
         owner = self._backlog.flow(connection).route
         return None if owner not in (b"", route) and self._is_connected(owner) else connection
 

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 import pytest
 import zmq
 
+from tests.contract.crowd import wait_until
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.backlog import Arrived, Backlog, Flow
 from tpiedge.transport.cutting import TcpConnection
@@ -61,4 +62,15 @@ def test_a_descriptor_that_is_another_socket_s_by_now() -> None:
         backlog = Backlog(router, 1000, Admission({}))
         connection = TcpConnection(one.fileno(), os.fstat(one.fileno()).st_ino)
         assert backlog.flow(connection).address == ""
+        backlog.close()
+
+
+def test_a_connection_is_watched_from_its_first_moment() -> None:
+    """Whatever the owner of the ROUTER does after the bind: nobody has to tell the port."""
+    with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+        backlog = Backlog(router, 1000, Admission({}))
+        port = router.bind_to_random_port("tcp://127.0.0.1")
+        with socket.create_connection(("127.0.0.1", port)):
+            wait_until(lambda: len(backlog._flows) == 1)
+        wait_until(lambda: not backlog._flows)
         backlog.close()
