@@ -76,11 +76,6 @@ class LoopWatch:
         self._unseen = 0
         self._told = False
 
-    @property
-    def text_seen(self) -> bool:
-        """Whether the answer has begun."""
-        return bool(self._tail)
-
     def push(self, text: str) -> bool:
         """Whether the answer is seen to repeat itself now; true once."""
         self._tail = (self._tail + text)[-_LONGEST_PERIOD * _REPEATS :]

@@ -118,16 +118,18 @@ def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: boo
 
     def show(text: str) -> None:
         nonlocal begun
-        begun = True
         if not as_json:
+            begun = True
             screen.show(text)
 
     try:
         answer = speaker.ask(messages_of(system, prompt), {}, show)
-    finally:
-        if begun and not as_json:
+    except BaseException:
+        if begun:
             click.echo()
+        raise
     if not as_json:
+        click.echo()
         return
     record = {"model": speaker.name, "text": answer.text, "finish_reason": answer.finish_reason}
     click.echo(json.dumps(record | {"usage": answer.usage}))

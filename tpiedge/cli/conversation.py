@@ -209,7 +209,7 @@ class Conversation:
         except (PeerError, UserError) as error:
             if not self._keys.interactive and not isinstance(error, ContextFull):
                 raise
-            if watch.text_seen:
+            if pieces:
                 click.echo()
             _tell(f"tpiedge: {error}")
             return

@@ -64,7 +64,7 @@ def revoke(context: click.Context, name: str, as_json: bool, state: Path | None)
     """Shut the node NAME out for good."""
     answer = _order(context, as_json, state, "revoke", {"name": name})
     if answer is not None:
-        click.echo(f"{_title({'name': str(answer.get('revoked')), 'host': name})} is shut out")
+        click.echo(f"{_named(str(answer.get('revoked')), name)} is shut out")
 
 
 def _order(
@@ -122,8 +122,11 @@ def _because(reason: str) -> str:
 
 def _title(node: dict[str, Any]) -> str:
     """The machine's name as it calls itself, with the one that `revoke` takes."""
-    host = node.get("host")
-    return sanitised(f"{node['name']} ({host})" if host not in (None, "", node["name"]) else node["name"])
+    return _named(node["name"], node.get("host"))
+
+
+def _named(name: str, host: str | None) -> str:
+    return sanitised(f"{name} ({host})" if host not in (None, "", name) else name)
 
 
 def _row(node: dict[str, Any]) -> tuple[str, ...]:

@@ -103,7 +103,7 @@ class MemberTable:
             return name
         found = [one.name for one in self.members if hosts.get(one.name, one.host) == name]
         if not found:
-            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
+            raise _unknown(name)
         if len(found) > 1:
             raise UserError(f"{len(found)} workers are called {name[:80]!r}: say which of {', '.join(found)}")
         if found[0] not in hosts:
@@ -119,7 +119,7 @@ class MemberTable:
             return self, again
         found = next((one for one in self.members if one.name == name), None)
         if found is None:
-            raise UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
+            raise _unknown(name)
         gone = Revoked(found.key, found.host, when, found.token)
         return self.without((gone,)), gone
 
@@ -236,6 +236,10 @@ def _revoked(values: object, path: Path) -> Revoked:
         ) and isinstance(token := more.get("token", ""), str):
             return Revoked(key, host, float(when), token)
     raise _damaged(path)
+
+
+def _unknown(name: str) -> UserError:
+    return UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
 
 
 def _damaged(path: Path) -> UserError:
