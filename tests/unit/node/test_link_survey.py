@@ -150,6 +150,13 @@ def out_of_turn(message: Message) -> Play:
     return play
 
 
+def in_no_hurry(player: Player) -> None:
+    """Has its turn until somebody is lost, however late that is said which is out of turn."""
+    player.turn()
+    with contextlib.suppress(PeerLost):
+        player.hear(Survey)
+
+
 @pytest.mark.parametrize(
     "message",
     [
@@ -164,7 +171,7 @@ def out_of_turn(message: Message) -> Play:
 )
 def test_what_is_sent_to_rank_0_out_of_turn_is_misconduct(message: Message) -> None:
     with Linked(3) as linked:
-        error = surveyed(linked, {2: out_of_turn(message)})[0]
+        error = surveyed(linked, {1: in_no_hurry, 2: out_of_turn(message)})[0]
     assert isinstance(error, Misconduct)
     assert error.rank == 2
 
