@@ -22,7 +22,10 @@ def test_health_and_readiness(serve, service):
         service.unavailable = "too few nodes: 1 of 2"
         answer = http.get("/ready")
         assert answer.status_code == 503
-        assert answer.json() == {"ready": False}
+        assert answer.json() == {
+            "ready": False,
+            "reason": "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why",
+        }
         assert http.get("/health").status_code == 200
         service.failed = "tpiedge-ship"
         answer = http.get("/ready")

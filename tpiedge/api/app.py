@@ -22,6 +22,7 @@ from tpiedge.api.service import Service
 __all__ = ["Api"]
 
 _TOO_LARGE = 413
+_NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -88,7 +89,9 @@ class Api:
         """Without the reason where that names machines: whoever asks need not have a key."""
         status = self._service.status()
         headers = None if status.ready else {"Retry-After": "5"}
-        reason = {"reason": f"the thread {status.failed} failed"} if status.failed else {}
+        reason = {}
+        if not status.ready:
+            reason["reason"] = f"the thread {status.failed} failed" if status.failed else _NOT_READY
         return JSONResponse({"ready": status.ready, **reason}, 200 if status.ready else 503, headers)
 
     async def _metrics(self, _request: Request) -> Response:

@@ -16,6 +16,7 @@ import click
 from tpiedge import __version__
 from tpiedge.cli.configured import ConfiguredGroup
 from tpiedge.cli.ending import Terminated, honour_signals
+from tpiedge.cli.usage import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
 from tpiedge.host.descriptors import raise_descriptor_limit
 
@@ -148,7 +149,7 @@ def _run() -> int:
         click.echo(error.ctx.get_help(), err=True)
         return 2
     except click.ClickException as error:
-        return _fail(error.format_message(), error.exit_code)
+        return _fail(usage_words(error), error.exit_code)
     except TpiedgeError as error:
         return _fail(str(error), error.exit_code)
     except (KeyboardInterrupt, click.Abort, Terminated) as ended:

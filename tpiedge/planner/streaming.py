@@ -19,6 +19,8 @@ from tpiedge.wire.weights import Keeping, WeightMemory
 
 __all__ = ["head_seconds", "node_need", "node_seconds", "smallest_bytes"]
 
+_REMEDY = "raise its memory limit or shorten the context"
+
 
 def node_need(
     model: ModelFacts, rank: int, share: NodeShare, node: NodeFacts, capacity_tokens: int
@@ -35,7 +37,8 @@ def node_need(
     if node.memory_bytes is not None and whole.total_bytes > node.memory_bytes:
         return Infeasible(
             f"node {rank} needs {format_bytes(whole.total_bytes)} ({whole.words}) but may use "
-            f"{format_bytes(node.memory_bytes)}: {format_bytes(whole.total_bytes - node.memory_bytes)} too little"
+            f"{format_bytes(node.memory_bytes)}: {format_bytes(whole.total_bytes - node.memory_bytes)} too "
+            f"little; {_REMEDY}"
         )
     return replace(whole, weights=WeightMemory(0, 0, "all", node.keeping.direct))
 
@@ -73,7 +76,11 @@ def _held(
             f"node {rank} needs at least {format_least(fixed + least)} (weights {format_bytes(least)} of "
             f"{format_bytes(matrices)}, KV cache {format_bytes(whole.kv_bytes)}, program "
             f"{format_bytes(whole.base_bytes)})"
-            + (f" but may use {format_bytes(node.memory_bytes)}" if node.memory_bytes is not None else "")
+            + (
+                f" but may use {format_bytes(node.memory_bytes)}; {_REMEDY}"
+                if node.memory_bytes is not None
+                else ""
+            )
         )
     keeping = node.keeping
     window = _window(model, rank, share, keeping)

@@ -20,7 +20,7 @@ from tests.process.bad_input.refusal import RESOURCE, run_model
         (("--nodes", 0), "--nodes 0 is out of range"),
         (("--nodes", -1), "--nodes -1 is out of range"),
         (("--nodes", 65), "--nodes 65 is out of range"),
-        (("--nodes", "two"), "'two' is not a valid integer"),
+        (("--nodes", "two"), "'two' is not a whole number"),
         (("--threads", 0), "--threads 0 is out of range"),
         (("--precision", "q9"), "'q9' is not one of 'f32', 'bf16'"),
         (("--compute", "int3"), "'int3' is not one of"),

@@ -89,7 +89,7 @@ NUMBERS = (click.types.IntParamType, click.types.FloatParamType)
 @pytest.mark.parametrize(("words", "flag"), typed(*NUMBERS), ids=str)
 @pytest.mark.parametrize("value", ["many", "", "0x10", "1_0 0"])
 def test_what_is_no_number(fails, words, flag, value):
-    assert f"'{flag}': '{value}' is not a valid" in fails(*filled(words), flag, value)
+    assert re.search(rf"'{flag}': '{value}' is not a (whole )?number\b", fails(*filled(words), flag, value))
 
 
 @pytest.mark.parametrize(("words", "flag"), typed(click.FloatRange), ids=str)

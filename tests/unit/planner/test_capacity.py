@@ -187,7 +187,7 @@ def test_the_least_that_works_is_named():
     # The FFN block of 64 MiB, and a third of it that may stay empty.
     assert found == Infeasible(
         "laptop needs at least 462 MB (weights 89.5 MB of 3.2 GB, KV cache 27.3 MB, program 344.8 MB) but may use "
-        "396.4 MB"
+        "396.4 MB; raise its memory limit or shorten the context"
     )
 
 

@@ -84,7 +84,7 @@ def read_gguf_header(path: Path) -> GgufHeader:
         with os.fdopen(open_regular(path), "rb", buffering=MIB) as file:
             return _Parser(path, file).header()
     except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        raise UserError(f"{path} cannot be read: {error.strerror}; name a GGUF file") from None
 
 
 class _Parser:
