@@ -51,6 +51,7 @@ from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
+from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.store.locks import FileLock, holder_of
 from tpiedge.planner.partition import parse_shares
@@ -256,6 +257,7 @@ def _serving(
             flags.collective,
             flags.wire,
             model.kv,
+            grid_exponents(model.pack),
         )
         running = Master(
             entrance.hub,

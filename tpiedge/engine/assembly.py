@@ -14,6 +14,7 @@ from tpiedge.kernels.linear import Linear
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
+from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.fields import KVPrecision
 
@@ -65,9 +66,11 @@ class Engine:
         compute: str,
         threads: int,
         meter: Meter,
+        grids: Exponents,
     ) -> "Engine":
+        """`grids`: the exponents of a quantised model, which all nodes have alike."""
         linear = Linear.create(Arithmetic(compute), threads)
-        forward = ForwardPass(config, share, weights, cache, communicator, linear, meter)
+        forward = ForwardPass(config, share, weights, cache, communicator, linear, meter, grids)
         return Engine(config, epoch, weights, communicator, linear, cache, meter, forward)
 
     def leader(self, limits: StepLimits | None = None, route: Route | None = None) -> Leader:

@@ -15,7 +15,7 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator, Tag
-from tpiedge.engine.fused_blocks import FusedBlocks
+from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import ChunkRows, OverlappedReduces
 from tpiedge.engine.steps import Chunk, chunks, last_rows
@@ -23,6 +23,7 @@ from tpiedge.kernels.attention import attention, kv_of_heads
 from tpiedge.kernels.attention_block import CachePosition
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import Biases, ffn
+from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
@@ -31,12 +32,11 @@ from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.rope import rope_frequencies
+from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.data import StepPlan
 
 __all__ = ["ForwardPass"]
-
-_FFN_TILE = 128
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class ForwardPass:
         communicator: Communicator,
         linear: Linear,
         meter: Meter,
+        grids: Exponents,
     ) -> None:
         self._config = config
         self._share = share
@@ -65,13 +66,17 @@ class ForwardPass:
         self._communicator = communicator
         self._linear = linear
         self._meter = meter
-        self._reduces = OverlappedReduces(communicator, meter)
+        self._reduces = OverlappedReduces(communicator, meter, linear.pool)
         self._attention_blocks = tuple(Block(layer, "attention") for layer in range(config.num_layers))
         self._ffn_blocks = tuple(Block(layer, "ffn") for layer in range(config.num_layers))
         group_size = config.num_heads // config.num_kv_heads
         self._kv = kv_share(share.attention, group_size)
         self._kv_of_head = kv_of_heads(share.attention.start, share.attention.stop, group_size)
-        self._fused = FusedBlocks(config, self._kv_of_head, cache, weights)
+        #: Of o and down of each layer; None for a model that is not quantised.
+        self._grids: BlockGrids = [
+            (Grid.among(o, communicator.size), Grid.among(down, communicator.size)) for o, down in grids
+        ] or [(None, None)] * config.num_layers
+        self._fused = FusedBlocks(config, share, self._kv_of_head, cache, weights, self._grids)
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
@@ -88,7 +93,7 @@ class ForwardPass:
         step_rows = tuple(ChunkRows.of(x_TH, chunk) for chunk in chunks(plan))
         rotary = self._rotary(plan)
         self._meter.step = plan.step
-        self._reduces = OverlappedReduces(self._communicator, self._meter)
+        self._reduces = OverlappedReduces(self._communicator, self._meter, self._linear.pool, plan.wire)
         if not self._stack(x_TH, plan, step_rows, rotary):
             self._blocks(x_TH, plan, step_rows, rotary)
         for segment in plan.segments:
@@ -136,7 +141,8 @@ class ForwardPass:
                 tag, bias_H = Tag(step, 2 * layer, rows.chunk.index), weights.vectors.get("o_bias")
                 with self._meter.attention_span(layer):
                     partial_CH = self._attention(rows.x_CH, weights, layer, rows.chunk, rotary)
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, wait=len(step_rows) == 1)
+                grid = self._grids[layer][0]
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
@@ -153,7 +159,8 @@ class ForwardPass:
                 tag, bias_H = Tag(step, 2 * layer + 1, rows.chunk.index), weights.vectors.get("down_bias")
                 with self._meter.ffn_span(layer):
                     partial_CH = self._ffn(rows.x_CH, weights, layer)
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, wait=len(step_rows) == 1)
+                grid = self._grids[layer][1]
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
 
     def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...]) -> None:
         """Computes and reduces only the rows whose hidden states are used afterwards (MOM, section 3.1)."""
@@ -192,7 +199,7 @@ class ForwardPass:
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
-        return self._linear.contract(out_CnP.flatten(1), o_RH)
+        return self._linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
     def _cache_position(self, layer: int, chunk: Chunk, rotary: _Rotary) -> CachePosition:
         segment = chunk.segments[0]
@@ -241,16 +248,14 @@ class ForwardPass:
             self._bias(weights, "up", up.shape[0]),
         )
         norm_H = weights.vectors["ffn_norm"]
-        return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear, biases)
+        grid = self._grids[layer][1]
+        return ffn(x_CH, norm_H, self._config.rms_norm_eps, gate, up, down, self._linear, biases, grid)
 
     def _bias(self, weights: BlockWeights, name: str, columns: int) -> Tensor | None:
         """[`columns`]: this node's part of the bias, with zeros for the padding, which stay zero through SwiGLU and the
         down projection. None without a bias."""
-        bias = weights.vectors.get(f"{name}_bias")
-        if bias is None:
-            return None
-        own = bias[self._share.ffn.start * _FFN_TILE : self._share.ffn.stop * _FFN_TILE]
-        return functional.pad(own, (0, columns - own.shape[0]))
+        own = ffn_bias(weights, name, self._share)
+        return None if own is None else functional.pad(own, (0, columns - own.shape[0]))
 
     def _rotary(self, plan: StepPlan) -> _Rotary:
         """cos and sin of every row; RoPE scaling goes by each segment's own sequence length."""

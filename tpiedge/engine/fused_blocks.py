@@ -3,31 +3,51 @@
 Weights that stay in memory always are; those that are streamed come anew with every step, and their calls with them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias
+
+from torch import Tensor
 
 from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, all_panels
 from tpiedge.kernels.dispatch import for_attention
 from tpiedge.kernels.ffn import FusedFFN
+from tpiedge.kernels.ffn import all_panels as all_ffn_panels
+from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.library import Pool
-from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.stack import FusedLayers
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.layout import ATTENTION_MATRICES
+from tpiedge.pack.share import NodeShare, Share, kv_share
 
-__all__ = ["FusedBlocks"]
+__all__ = ["BlockGrids", "FusedBlocks", "ffn_bias"]
+
+BlockGrids: TypeAlias = Sequence[tuple[Grid | None, Grid | None]]
+"""Of each layer: those of o and down; None where the model is not quantised."""
+
+_FFN_TILE: Final = 128
 
 
 class FusedBlocks:
     """The fused blocks of one node's share. None where a block has to be computed one operation at a time: without
-    native kernels, with weights that are not quantised, or with biases."""
+    native kernels, or with weights that are not quantised. All layers at once have no biases of o and down: those are
+    added after the all-reduce."""
 
     def __init__(
-        self, config: ModelConfig, kv_of_head: tuple[int, ...], cache: KVCache, weights: Weights
+        self,
+        config: ModelConfig,
+        share: NodeShare,
+        kv_of_head: tuple[int, ...],
+        cache: KVCache,
+        weights: Weights,
+        grids: BlockGrids,
     ) -> None:
         self._config = config
+        self._share = share
+        self._kv = kv_share(share.attention, config.group_size)
+        self._grids = grids
         self._kv_of_head = kv_of_head
         self._cache = cache
         self._weights = weights
@@ -60,7 +80,7 @@ class FusedBlocks:
             return None
         known = self._ffn.get(layer)
         if known is None or known[0] is not weights:
-            known = self._ffn[layer] = weights, self._new_ffn(weights, pool)
+            known = self._ffn[layer] = weights, self._new_ffn(layer, weights, pool)
         return known[1]
 
     def _new_stack(self, kept: Mapping[Block, BlockWeights], slot: int, pool: Pool) -> FusedLayers | None:
@@ -77,13 +97,15 @@ class FusedBlocks:
         return FusedLayers(blocks, [self._cache.addresses(layer, slot) for layer in layers], pool)
 
     def _new_attention(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedAttention | None:
-        vectors, config = weights.vectors, self._config
+        vectors, config, (grid, _) = weights.vectors, self._config, self._grids[layer]
         matrices = tuple(weights.matrices[name] for name in ATTENTION_MATRICES)
-        if for_attention(pool, config.head_dim) is None or not all_panels(matrices) or config.qkv_bias:
+        if for_attention(pool, config.head_dim) is None or not all_panels(matrices) or grid is None:
             return None
         norms = (vectors["q_norm"], vectors["k_norm"]) if config.qk_norm else None
         block = AttentionBlock(
             matrices,
+            grid,
+            self._qkv_biases(weights),
             vectors["attention_norm"],
             norms,
             config.rms_norm_eps,
@@ -93,12 +115,27 @@ class FusedBlocks:
         )
         return FusedAttention(block, self._cache.memory, pool)
 
-    def _new_ffn(self, weights: BlockWeights, pool: Pool) -> FusedFFN | None:
-        gate, up, down = (weights.matrices[name] for name in ("gate", "up", "down"))
-        if not (
-            isinstance(gate, PanelMatrix) and isinstance(up, PanelMatrix) and isinstance(down, PanelMatrix)
-        ):
+    def _qkv_biases(self, weights: BlockWeights) -> tuple[Tensor, Tensor, Tensor] | None:
+        """This node's parts of the biases of q, k and v, if the model has them."""
+        if not self._config.qkv_bias:
             return None
-        if "gate_bias" in weights.vectors or "up_bias" in weights.vectors:
+
+        def own(name: str, heads: Share) -> Tensor:
+            width = self._config.head_dim
+            return weights.vectors[f"{name}_bias"][heads.start * width : heads.stop * width]
+
+        return own("q", self._share.attention), own("k", self._kv), own("v", self._kv)
+
+    def _new_ffn(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedFFN | None:
+        matrices = weights.matrices["gate"], weights.matrices["up"], weights.matrices["down"]
+        _, grid = self._grids[layer]
+        if not all_ffn_panels(matrices) or grid is None:
             return None
-        return FusedFFN(weights.vectors["ffn_norm"], self._config.rms_norm_eps, (gate, up, down), pool)
+        biases = ffn_bias(weights, "gate", self._share), ffn_bias(weights, "up", self._share)
+        return FusedFFN(weights.vectors["ffn_norm"], self._config.rms_norm_eps, matrices, pool, grid, biases)
+
+
+def ffn_bias(weights: BlockWeights, name: str, share: NodeShare) -> Tensor | None:
+    """A node's part of the bias of gate or up; None without one."""
+    bias = weights.vectors.get(f"{name}_bias")
+    return None if bias is None else bias[share.ffn.start * _FFN_TILE : share.ffn.stop * _FFN_TILE]

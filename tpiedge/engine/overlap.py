@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from tpiedge.collectives.arrays import F32Array
@@ -18,6 +19,9 @@ from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.steps import Chunk
 from tpiedge.errors import Cancelled
+from tpiedge.kernels.grid import Grid, add_sums, widened
+from tpiedge.kernels.library import Pool
+from tpiedge.wire.fields import WirePrecision
 
 __all__ = ["ChunkRows", "OverlappedReduces", "StepCancelled"]
 
@@ -49,35 +53,52 @@ class _UnderWay:
     rows: ChunkRows
     tag: Tag
     bias_H: Tensor | None
+    grid: Grid | None
     begun: float
 
 
 class OverlappedReduces:
-    """The all-reduces of one node in one step. Every method raises PeerLost, ProtocolError or StepCancelled."""
+    """The all-reduces of one node in one step. Every method raises PeerLost, ProtocolError or StepCancelled.
 
-    def __init__(self, communicator: Communicator, meter: Meter) -> None:
+    Sums of a grid travel as integers, but where parts travel rounded, as `wire`: then as the numbers that they are.
+    """
+
+    def __init__(
+        self, communicator: Communicator, meter: Meter, pool: Pool | None, wire: WirePrecision = "f32"
+    ) -> None:
         self._communicator = communicator
         self._meter = meter
+        self._pool = pool
+        self._wire = wire
         self._under_way: deque[_UnderWay] = deque()
 
     def all_reduce(
-        self, rows: ChunkRows, partial_CH: Tensor | None, tag: Tag, bias_H: Tensor | None, *, wait: bool
+        self,
+        rows: ChunkRows,
+        partial_CH: Tensor | None,
+        tag: Tag,
+        bias_H: Tensor | None,
+        grid: Grid | None = None,
+        *,
+        wait: bool,
     ) -> None:
         """x += sum of all nodes' partials (+ the bias of the row-parallel matrix, once): at once (`wait`), or by the
-        time that `settle` is called."""
-        given = rows.x_CH if partial_CH is None else partial_CH
+        time that `settle` is called. `grid`: of partials that are sums; the same on all nodes."""
         contributes = partial_CH is not None
+        if grid is not None and self._wire != "f32":
+            partial_CH, grid = None if partial_CH is None else widened(partial_CH, grid), None
+        given = partial_CH if partial_CH is not None else _nothing(rows, grid)
         self._meter.block = tag.block
         if wait:
             self.settle()
             with self._meter.reduce_span(tag.block):
                 sum_CH = self._communicator.all_reduce(given, tag, contributes=contributes)
-            self._take(rows, sum_CH, tag, bias_H)
+            self._take(rows, sum_CH, tag, bias_H, grid)
             return
         begun = time.perf_counter()
         with self._meter.reduce_span(tag.block):
             self._communicator.begin_all_reduce(given, tag, contributes=contributes)
-        self._under_way.append(_UnderWay(rows, tag, bias_H, begun))
+        self._under_way.append(_UnderWay(rows, tag, bias_H, grid, begun))
         while len(self._under_way) > _MOST:
             self._finish()
 
@@ -98,15 +119,25 @@ class OverlappedReduces:
         with self._meter.reduce_span(one.tag.block):
             sum_CH = self._communicator.finish_all_reduce(one.tag)
         self._meter.travelled(one.tag.block, one.begun)
-        self._take(one.rows, sum_CH, one.tag, one.bias_H)
+        self._take(one.rows, sum_CH, one.tag, one.bias_H, one.grid)
 
-    def _take(self, rows: ChunkRows, sum_CH: Tensor, tag: Tag, bias_H: Tensor | None) -> None:
+    def _take(
+        self, rows: ChunkRows, sum_CH: Tensor, tag: Tag, bias_H: Tensor | None, grid: Grid | None
+    ) -> None:
         self._check_cancelled(tag)
-        # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
-        np.add(rows.array_CH, sum_CH.numpy(), out=rows.array_CH)
+        if grid is not None:
+            add_sums(rows.x_CH, sum_CH, grid, self._pool)
+        else:
+            # numpy adds with the same bits, and a call of it costs less than one of torch right after a wake-up.
+            np.add(rows.array_CH, sum_CH.numpy(), out=rows.array_CH)
         if bias_H is not None:
             np.add(rows.array_CH, bias_H.numpy(), out=rows.array_CH)
 
     def _check_cancelled(self, tag: Tag) -> None:
         if self._communicator.cancelled:
             raise StepCancelled(f"step {tag.step} was cancelled after block {tag.block}")
+
+
+def _nothing(rows: ChunkRows, grid: Grid | None) -> Tensor:
+    """What tells shape and kind where a node has no part."""
+    return rows.x_CH if grid is None else torch.empty(rows.x_CH.shape, dtype=torch.int32)

@@ -18,6 +18,7 @@ from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.planned import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
+from tpiedge.pack.grids import grid_exponents
 from tpiedge.wire.data import Segment, StepPlan
 
 __all__ = ["ROWS", "WindowRows", "open_engine"]
@@ -88,6 +89,7 @@ def open_engine(model: PreparedModel, layout: Layout, capacity_tokens: int) -> I
             compute=model.compute,
             threads=layout.threads_per_node,
             meter=Meter(),
+            grids=grid_exponents(model.pack),
         )
         resources.callback(engine.close)
         yield WindowRows(engine)

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.attention import STORED, head_starts
+from tpiedge.kernels.grid import Grid, sums_of
 from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool, pack_panels
-from tpiedge.kernels.linear import check_weight
+from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool, pack_panels, pack_row_parallel
+from tpiedge.kernels.linear import check_bias, check_weight
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 
 __all__ = ["AttentionBlock", "CacheMemory", "CachePosition", "FusedAttention", "Panels", "all_panels"]
@@ -41,10 +42,12 @@ def all_panels(matrices: tuple[Weight, ...]) -> TypeGuard[Panels]:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBlock:
-    """What does not depend on the tokens. `head_norms_d`: of queries and keys, where the model has them. `rotated`:
-    columns of a head."""
+    """What does not depend on the tokens. `grid`: of o. `biases`: of q, k and v, where the model has them.
+    `head_norms_d`: of queries and keys, likewise. `rotated`: columns of a head."""
 
     matrices: Panels
+    grid: Grid
+    biases: tuple[Tensor, Tensor, Tensor] | None
     norm_H: Tensor
     head_norms_d: tuple[Tensor, Tensor] | None
     eps: float
@@ -84,7 +87,7 @@ class FusedAttention:
 
     def __init__(self, block: AttentionBlock, cache: CacheMemory, pool: Pool) -> None:
         _check(block, cache)
-        q, k, _, o = block.matrices
+        q, k, v, o = block.matrices
         width = cache.format.width
         q_norm_d, k_norm_d = block.head_norms_d or (None, None)
         fields = _BLOCK.pack(
@@ -93,7 +96,10 @@ class FusedAttention:
             block.rotated, cache.head_stride, cache.stride, STORED[cache.format.precision],
             _NO_WINDOW if block.window is None else block.window, block.eps, 1 / math.sqrt(width),
         )  # fmt: skip
-        weights = b"".join(pack_panels(w) for w in block.matrices)
+        biases = block.biases or (None, None, None)
+        weights = b"".join(
+            pack_panels(w, bias_R=bias_R) for w, bias_R in zip((q, k, v), biases, strict=True)
+        ) + pack_row_parallel(o, block.grid.exponent, block.grid.most)
         self.packed = weights + fields + head_starts(block.kv_of_head, q.rows // width, cache.kv_heads)
         self._block = block
         self._pool = pool
@@ -103,24 +109,28 @@ class FusedAttention:
         self.scratch = q.cols + 2 * q.rows + 3 * k.rows
 
     def run(self, x_TH: Tensor, place: CachePosition) -> Tensor:
-        """[T, O] f32: o of the attention of q over the cache, to which k and v are appended before; q, k and v of the
-        norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
+        """[T, O], sums of the grid: o of the attention of q over the cache, to which k and v are appended before; q, k
+        and v of the norm of x. Tokens may be as many as there are; a token's bits do not depend on the others."""
         tokens, row_bytes = self.check(x_TH, place), _F32_BYTES * self._block.rotated
         x_TH = x_TH.contiguous()
-        y_TO, scratch = torch.empty((tokens, self.outputs)), torch.empty(tokens * self.scratch)
-        self._pool.attention_panels(
-            self.packed,
-            x_TH.data_ptr(),
-            y_TO.data_ptr(),
-            tokens,
-            place.start,
-            place.cos_Tr.data_ptr() + place.row * row_bytes,
-            place.sin_Tr.data_ptr() + place.row * row_bytes,
-            place.keys,
-            place.values,
-            scratch.data_ptr(),
-        )
-        return y_TO
+        scratch = torch.empty(tokens * self.scratch)
+
+        def compute(sums_TO: Tensor, wide: bool) -> bool:
+            return self._pool.attention_panels(
+                self.packed,
+                x_TH.data_ptr(),
+                sums_TO.data_ptr(),
+                tokens,
+                place.start,
+                place.cos_Tr.data_ptr() + place.row * row_bytes,
+                place.sin_Tr.data_ptr() + place.row * row_bytes,
+                place.keys,
+                place.values,
+                scratch.data_ptr(),
+                wide,
+            )
+
+        return sums_of((tokens, self.outputs), compute)
 
     def check(self, x_TH: Tensor, place: CachePosition) -> int:
         """The tokens. The native kernels read raw memory, so what they are given is checked, here and in `_check`, but
@@ -162,6 +172,8 @@ def _check(block: AttentionBlock, cache: CacheMemory) -> None:
             f"q, k, v and o are {list(q.shape)}, {list(k.shape)}, {list(v.shape)} and {list(o.shape)} for "
             f"{cache.kv_heads} KV heads of {width}"
         )
+    for w, bias_R in zip((q, k, v), block.biases or (), strict=False):
+        check_bias(bias_R, w.rows)
     if block.window is not None and block.window < 1:
         raise ValueError(f"a window of {block.window} positions")
     if block.rotated % 2 or not 0 <= block.rotated <= width:

@@ -17,13 +17,14 @@ from torch import Tensor
 
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import for_product
-from tpiedge.kernels.library import Pool, pack_panels
-from tpiedge.kernels.linear import Linear, check_activations, check_weight
+from tpiedge.kernels.grid import Grid, sums_of
+from tpiedge.kernels.library import Pool, pack_panels, pack_row_parallel
+from tpiedge.kernels.linear import Linear, check_activations, check_bias, check_weight
 from tpiedge.kernels.norm import check_norm_weight, rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.swiglu import swiglu
 
-__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "FusedFFN", "ffn", "mini_sequences"]
+__all__ = ["NORMED_BYTES", "SCRATCH_BYTES", "Biases", "FusedFFN", "all_panels", "ffn", "mini_sequences"]
 
 #: What gate and up may take. With 4096 x 11008 a message of 1 MiB still passes as one; halves of it cost a fifth more.
 SCRATCH_BYTES = 8 << 20
@@ -48,21 +49,23 @@ def ffn(
     down_FO: Weight,
     linear: Linear,
     biases: Biases = (None, None),
+    grid: Grid | None = None,
 ) -> Tensor:
-    """[T, O] f32: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x).
+    """[T, O]: contract(swiglu(project(h, gate), project(h, up)), down) of h = rms_norm(x); f32, or of quantised
+    matrices sums of `grid`.
 
     For few tokens without biases one native call, with the same bits: between two products Python's own code would
     have been driven out of the CPU's caches by the weights. With quantised matrices one for each mini-sequence.
     """
     matrices = gate_FH, up_FH, down_FO
     pool = for_product(linear.pool, down_FO, x_TH.shape[0])
-    if pool is not None and biases == (None, None):
-        if _all_panels(matrices):
-            return FusedFFN(norm_H, eps, matrices, pool).run(x_TH)
-        if _all_tensors(matrices):
+    if pool is not None:
+        if all_panels(matrices) and grid is not None:
+            return FusedFFN(norm_H, eps, matrices, pool, grid, biases).run(x_TH)
+        if _all_tensors(matrices) and biases == (None, None):
             rounds = linear.arithmetic is Arithmetic.BF16
             return _few(x_TH, norm_H, eps, matrices, rounds, pool)
-    return _in_turn(x_TH, norm_H, eps, matrices, linear, biases)
+    return _in_turn(x_TH, norm_H, eps, matrices, linear, biases, grid)
 
 
 def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmetic) -> Iterator[slice]:
@@ -78,38 +81,61 @@ def mini_sequences(tokens: int, hidden: int, columns: int, arithmetic: Arithmeti
 
 
 class FusedFFN:
-    """A block of quantised matrices, gate, up and down, without biases, that is checked and packed once: for as long as
-    the matrices stay where they are. Raises ValueError for what does not fit together."""
+    """A block of quantised matrices, gate, up and down, that is checked and packed once: for as long as the matrices
+    stay where they are. Raises ValueError for what does not fit together."""
 
     def __init__(
-        self, norm_H: Tensor, eps: float, matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix], pool: Pool
+        self,
+        norm_H: Tensor,
+        eps: float,
+        matrices: tuple[PanelMatrix, PanelMatrix, PanelMatrix],
+        pool: Pool,
+        grid: Grid,
+        biases: Biases = (None, None),
     ) -> None:
-        gate, _, down = matrices
+        gate, up, down = matrices
         _check_weights(norm_H, matrices)
-        self.packed = b"".join(pack_panels(w) for w in matrices)
+        _check_biases(biases, gate.rows)
+        self.packed = (
+            pack_panels(gate, bias_R=biases[0])
+            + pack_panels(up, bias_R=biases[1])
+            + pack_row_parallel(down, grid.exponent, grid.most)
+        )
         self.norm_H, self.eps, self._pool = norm_H, eps, pool
-        self._kept = matrices  # whose addresses are packed
+        self._kept = matrices, biases  # whose addresses are packed
         self.hidden, self.outputs = gate.cols, down.cols
         #: Floats for each token.
         self.scratch = gate.cols + 2 * gate.rows
         self._inner = gate.rows
 
     def run(self, x_TH: Tensor) -> Tensor:
-        """[T, O] f32, one mini-sequence after the other."""
+        """[T, O]: sums of the grid, one mini-sequence after the other."""
         check_activations(x_TH, self.hidden)
         tokens, hidden = x_TH.shape
-        x_TH, y_TO = x_TH.contiguous(), torch.empty((tokens, self.outputs))
-        x, y, norm = x_TH.data_ptr(), y_TO.data_ptr(), self.norm_H.data_ptr()
+        x_TH = x_TH.contiguous()
         pieces = list(mini_sequences(tokens, hidden, self._inner, Arithmetic.INT8))
         scratch = torch.empty(pieces[0].stop * self.scratch if pieces else 0)
-        for rows in pieces:
-            count = rows.stop - rows.start
-            from_, to = x + _F32_BYTES * hidden * rows.start, y + _F32_BYTES * self.outputs * rows.start
-            self._pool.ffn_panels(self.packed, from_, to, count, norm, self.eps, scratch.data_ptr())
-        return y_TO
+
+        def compute(sums_TO: Tensor, wide: bool) -> bool:
+            return all(self._compute(x_TH, sums_TO, rows, scratch, wide) for rows in pieces)
+
+        return sums_of((tokens, self.outputs), compute)
+
+    def _compute(self, x_TH: Tensor, sums_TO: Tensor, rows: slice, scratch: Tensor, wide: bool) -> bool:
+        return self._pool.ffn_panels(
+            self.packed,
+            x_TH.data_ptr() + _F32_BYTES * self.hidden * rows.start,
+            sums_TO.data_ptr() + sums_TO.itemsize * self.outputs * rows.start,
+            rows.stop - rows.start,
+            self.norm_H.data_ptr(),
+            self.eps,
+            scratch.data_ptr(),
+            wide,
+        )
 
 
-def _all_panels(matrices: Matrices) -> TypeGuard[tuple[PanelMatrix, PanelMatrix, PanelMatrix]]:
+def all_panels(matrices: Matrices) -> TypeGuard[tuple[PanelMatrix, PanelMatrix, PanelMatrix]]:
+    """Whether gate, up and down are quantised."""
     return all(isinstance(w, PanelMatrix) for w in matrices)
 
 
@@ -139,17 +165,16 @@ def _in_turn(
     matrices: Matrices,
     linear: Linear,
     biases: Biases,
+    grid: Grid | None,
 ) -> Tensor:
     """One mini-sequence after the other."""
-    gate_FH, _, down_FO = matrices
+    gate_FH, *_ = matrices
     tokens, hidden = x_TH.shape
     pieces = list(mini_sequences(tokens, hidden, gate_FH.shape[0], linear.arithmetic))
     if len(pieces) <= 1:
-        return _parts(x_TH, norm_H, eps, matrices, linear, biases)
-    y_TO = torch.empty((tokens, down_FO.shape[1]))
-    for rows in pieces:
-        y_TO[rows] = _parts(x_TH[rows], norm_H, eps, matrices, linear, biases)
-    return y_TO
+        return _parts(x_TH, norm_H, eps, matrices, linear, biases, grid)
+    # Of the widest kind of sums that one of them has.
+    return torch.cat([_parts(x_TH[rows], norm_H, eps, matrices, linear, biases, grid) for rows in pieces])
 
 
 def _parts(
@@ -159,6 +184,7 @@ def _parts(
     matrices: Matrices,
     linear: Linear,
     biases: Biases,
+    grid: Grid | None,
 ) -> Tensor:
     """Norm, products and SwiGLU one after the other; gate and up are overwritten in place."""
     gate_FH, up_FH, down_FO = matrices
@@ -168,7 +194,7 @@ def _parts(
             y_TF += bias_F
     inner_TF = swiglu(gate_TF, up_TF, linear.pool)
     del gate_TF, up_TF, y_TF
-    return linear.contract(inner_TF, down_FO)
+    return linear.contract(inner_TF, down_FO, grid)
 
 
 def _check_weights(norm_H: Tensor, matrices: Matrices) -> None:
@@ -182,3 +208,9 @@ def _check_weights(norm_H: Tensor, matrices: Matrices) -> None:
         raise ValueError(
             f"gate {list(gate_FH.shape)}, up {list(up_FH.shape)} and down {list(down_FO.shape)} do not fit together"
         )
+
+
+def _check_biases(biases: Biases, rows: int) -> None:
+    for bias_F in biases:
+        if bias_F is not None:
+            check_bias(bias_F, rows)

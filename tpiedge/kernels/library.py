@@ -11,7 +11,7 @@ from torch import Tensor
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.shared_library import ISAS, KernelLibrary
 
-__all__ = ["MAX_HEAD_WIDTH", "MAX_PRODUCTS", "Pool", "pack_panels"]
+__all__ = ["MAX_HEAD_WIDTH", "MAX_PRODUCTS", "Pool", "pack_panels", "pack_row_parallel"]
 
 # The most products of one call of Pool.project, and columns of a head (native/interface.cpp, native/kv.h).
 MAX_PRODUCTS = 4
@@ -20,8 +20,11 @@ MAX_HEAD_WIDTH = 256
 _F32_BYTES = 4
 # One weight of a product: w, y, is bf16, stride, rows.
 _WEIGHT = struct.Struct("=5q")
-# A quantised one: data, y, bits, bytes from one unit to the next, rows, cols, rows of a unit.
-_PANELS = struct.Struct("=7q")
+# A quantised one: data, y, bits, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and most
+# of the grid.
+_PANELS = struct.Struct("=10q")
+# As the statuses in native/interface.h.
+_NO_MEMORY, _TOO_LARGE = 1, 2
 _NO_WINDOW = 1 << 62
 
 
@@ -111,16 +114,20 @@ class Pool:
             )
         )
 
-    def contract_panels(self, x_TR: Tensor, w: PanelMatrix, y_TO: Tensor) -> None:
-        """y = x @ w of a row-parallel matrix, for any number of tokens."""
-        packed = pack_panels(w, y_TO.data_ptr())
-        _complete(self._dll.tpiedge_panels_contract(self._handle, x_TR.data_ptr(), x_TR.shape[0], packed))
+    # The sums of row-parallel quantised matrices, as grid.py describes them. False where they may be too large for
+    # int32 and `wide` was not asked for: then `y`, int64 where `wide`, holds nothing of use.
+
+    def contract_panels(self, packed: bytes, x: int, tokens: int, wide: bool) -> bool:
+        """y = x @ w of a matrix as `pack_row_parallel` packs it, for any number of tokens."""
+        return _fits(self._dll.tpiedge_panels_contract(self._handle, x, tokens, packed, wide))
 
     def ffn_panels(
-        self, packed: bytes, x: int, y: int, tokens: int, norm: int, eps: float, scratch: int
-    ) -> None:
-        """Norm, gate and up, SwiGLU, down, as ffn.py packs them; addresses of f32."""
-        _complete(self._dll.tpiedge_panels_ffn(self._handle, packed, x, y, tokens, norm, eps, scratch))
+        self, packed: bytes, x: int, y: int, tokens: int, norm: int, eps: float, scratch: int, wide: bool
+    ) -> bool:
+        """Norm, gate and up, SwiGLU, down, as ffn.py packs them; addresses of f32, `y` of sums."""
+        return _fits(
+            self._dll.tpiedge_panels_ffn(self._handle, packed, x, y, tokens, norm, eps, scratch, wide)
+        )
 
     def attention_panels(
         self,
@@ -134,13 +141,18 @@ class Pool:
         keys: int,
         values: int,
         scratch: int,
-    ) -> None:
-        """An attention block as attention_block.py packs it; addresses of f32 and of the cache."""
-        _complete(
+        wide: bool,
+    ) -> bool:
+        """An attention block as attention_block.py packs it; addresses of f32 and of the cache, `y` of sums."""
+        return _fits(
             self._dll.tpiedge_panels_attention(
-                self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch
+                self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch, wide
             )
         )
+
+    def add_sums(self, x: int, sums: int, count: int, exponent: int, wide: bool) -> None:
+        """x += sums in steps of 2**exponent, rounded to f32 once; int64 where `wide`, else int32."""
+        self._dll.tpiedge_add_sums(x, sums, count, exponent, wide)
 
     def stack_panels(
         self, packed: bytes, layers: int, x: int, tokens: int, start: int, cos: int, sin: int, scratch: int
@@ -231,17 +243,33 @@ class Pool:
 
 def _complete(status: int) -> None:
     """What a call returned that keeps numbers of its own meanwhile."""
-    if status:
+    if status == _NO_MEMORY:
         raise MemoryError("no memory for the native kernels' intermediate results")
+
+
+def _fits(status: int) -> bool:
+    _complete(status)
+    return status != _TOO_LARGE
 
 
 def _weight(w: Tensor, y: int, rows: int) -> bytes:
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
-def pack_panels(w: PanelMatrix, y: int = 0) -> bytes:
-    """As the native kernels take it; `y`: where its products go, unless the call says so."""
-    return _PANELS.pack(w.data_B.data_ptr(), y, w.bits, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit)
+def pack_panels(w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None) -> bytes:
+    """A column-parallel matrix as the native kernels take it; `y`: where its products go, unless the call says so;
+    `bias_R`, contiguous f32, is added to them and must stay where it is."""
+    return _packed(w, y, 0 if bias_R is None else bias_R.data_ptr(), 0, 0)
+
+
+def pack_row_parallel(w: PanelMatrix, exponent: int, most: int, y: int = 0) -> bytes:
+    """A row-parallel matrix with its grid, likewise."""
+    return _packed(w, y, 0, exponent, most)
+
+
+def _packed(w: PanelMatrix, y: int, bias: int, exponent: int, most: int) -> bytes:
+    data = w.data_B.data_ptr()
+    return _PANELS.pack(data, y, w.bits, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit, bias, exponent, most)
 
 
 def _rows(x_TNd: Tensor, y_TNd: Tensor) -> tuple[int, ...]:

@@ -16,11 +16,12 @@ from torch import Tensor
 from tpiedge.kernels import torch_linear, torch_panels
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import for_product
-from tpiedge.kernels.library import MAX_PRODUCTS, Pool
+from tpiedge.kernels.grid import Grid, sums_of
+from tpiedge.kernels.library import MAX_PRODUCTS, Pool, pack_row_parallel
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 
-__all__ = ["Linear", "check_activations", "check_weight"]
+__all__ = ["Linear", "check_activations", "check_bias", "check_weight"]
 
 
 class Linear:
@@ -69,20 +70,18 @@ class Linear:
         of_matrices = iter(self._project_matrices(x_TI, matrices) if matrices else ())
         return [next(of_panels if isinstance(w, PanelMatrix) else of_matrices) for w in weights]
 
-    def contract(self, x_TR: Tensor, w_RO: Weight) -> Tensor:
-        """x @ w: row-parallel matrices, one row per input feature. Returns [T, O] f32, contiguous."""
+    def contract(self, x_TR: Tensor, w_RO: Weight, grid: Grid | None = None) -> Tensor:
+        """x @ w: row-parallel matrices, one row per input feature. Returns [T, O], contiguous: f32, or of a quantised
+        matrix sums of `grid`, which it needs."""
         check_weight(w_RO, input_dim=0)
         check_activations(x_TR, w_RO.shape[0])
+        if isinstance(w_RO, PanelMatrix):
+            return self._contract_panels(x_TR, w_RO, grid)
         pool = for_product(self._pool, w_RO, x_TR.shape[0])
         if pool is None:
-            if isinstance(w_RO, PanelMatrix):
-                return torch_panels.contract(x_TR, w_RO)
             return torch_linear.contract(x_TR, w_RO, self.arithmetic)
         y_TO = torch.empty((x_TR.shape[0], w_RO.shape[1]))
-        if isinstance(w_RO, PanelMatrix):
-            pool.contract_panels(x_TR.contiguous(), w_RO, y_TO)
-        else:
-            pool.contract(self._input(x_TR), w_RO, y_TO)
+        pool.contract(self._input(x_TR), w_RO, y_TO)
         return y_TO
 
     def close(self) -> None:
@@ -116,6 +115,20 @@ class Linear:
         pool.project_panels(x_TI.contiguous(), weights, outputs)
         return outputs
 
+    def _contract_panels(self, x_TR: Tensor, w: PanelMatrix, grid: Grid | None) -> Tensor:
+        if grid is None:
+            raise ValueError("the sums of a quantised matrix need a grid")
+        pool = for_product(self._pool, w, x_TR.shape[0])
+        if pool is None:
+            return torch_panels.contract(x_TR, w, grid)
+        x_TR, tokens = x_TR.contiguous(), x_TR.shape[0]
+
+        def multiply(sums_TO: Tensor, wide: bool) -> bool:
+            packed = pack_row_parallel(w, grid.exponent, grid.most, sums_TO.data_ptr())
+            return pool.contract_panels(packed, x_TR.data_ptr(), tokens, wide)
+
+        return sums_of((tokens, w.cols), multiply)
+
     def _input(self, x: Tensor) -> Tensor:
         if self.arithmetic is Arithmetic.BF16:
             x = x.bfloat16().float()
@@ -128,6 +141,16 @@ def check_activations(x: Tensor, features: int) -> None:
         raise ValueError(
             f"activations are {list(x.shape)} {x.dtype} on {x.device}, not f32 [tokens, {features}] in main memory"
         )
+
+
+def check_bias(bias: Tensor, outputs: int) -> None:
+    """One that a native call adds."""
+    if (
+        bias.shape != (outputs,)
+        or bias.dtype is not torch.float32
+        or not (bias.is_cpu and bias.is_contiguous())
+    ):
+        raise ValueError(f"a bias is {list(bias.shape)} {bias.dtype}, not contiguous f32 [{outputs}]")
 
 
 def check_weight(w: Weight, input_dim: int) -> None:

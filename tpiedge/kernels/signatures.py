@@ -7,7 +7,7 @@ from tpiedge.native_code import Signatures
 __all__ = ["ABI", "SIGNATURES"]
 
 #: As in native/interface.cpp.
-ABI = 8
+ABI = 9
 
 _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 _packed = ctypes.c_char_p
@@ -25,12 +25,16 @@ SIGNATURES: Signatures = {
         _int,
     ),
     "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], _int),
-    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed], _int),
+    "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed, _int], _int),
     "tpiedge_panels_attention": (
-        [_pointer, _packed, _pointer, _pointer, _size, _size, *[_pointer] * 5],
+        [_pointer, _packed, _pointer, _pointer, _size, _size, *[_pointer] * 5, _int],
         _int,
     ),
-    "tpiedge_panels_ffn": ([_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer], _int),
+    "tpiedge_panels_ffn": (
+        [_pointer, _packed, _pointer, _pointer, _size, _pointer, _float, _pointer, _int],
+        _int,
+    ),
+    "tpiedge_add_sums": ([_pointer, _pointer, _size, _size, _int], None),
     "tpiedge_panels_stack": (
         [_pointer, _packed, _size, _pointer, _size, _size, *[_pointer] * 4],
         _int,

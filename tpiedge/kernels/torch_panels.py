@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from tpiedge.kernels.grid import Grid, add_steps, narrowed, steps_of
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import GROUP, PANEL, PanelShape
 from tpiedge.kernels.quantise import dequantise_unit
@@ -34,16 +35,19 @@ def project(x_TI: Tensor, w: PanelMatrix) -> Tensor:
     return y_TO
 
 
-def contract(x_TR: Tensor, w: PanelMatrix) -> Tensor:
-    """x @ w of a row-parallel matrix: [T, O] f32. The groups of activations restart at every unit."""
-    y_TO = x_TR.new_zeros((x_TR.shape[0], w.cols))
+def contract(x_TR: Tensor, w: PanelMatrix, grid: Grid) -> Tensor:
+    """x @ w of a row-parallel matrix: [T, O] sums of `grid`. The groups of activations restart at every unit."""
+    sums_TO = x_TR.new_zeros((x_TR.shape[0], w.cols), dtype=torch.int64)
     for rows in _token_tiles(x_TR):
         for unit in range(w.units):
             begin = unit * w.rows_per_unit
             rounded_TI = round_activations(x_TR[rows, begin : begin + w.rows_per_unit])
             for first, w_OI in _tiles(w, unit):
-                y_TO[rows, first : first + w_OI.shape[0]].addmm_(rounded_TI, w_OI.t())
-    return y_TO
+                add_steps(
+                    sums_TO[rows, first : first + w_OI.shape[0]],
+                    steps_of(torch.mm(rounded_TI, w_OI.t()), grid),
+                )
+    return narrowed(sums_TO, grid)
 
 
 def round_activations(x_TI: Tensor) -> Tensor:

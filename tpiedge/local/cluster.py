@@ -17,6 +17,8 @@ from tpiedge.launch.timing import Timing
 from tpiedge.local.control import Controller
 from tpiedge.master.assignments import Assignment, Served
 from tpiedge.master.membership import Membership
+from tpiedge.pack.grids import grid_exponents
+from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
@@ -77,7 +79,16 @@ class ClusterSpec:
     @property
     def served(self) -> Served:
         """The settings that are the same for all nodes."""
-        return Served(self.pack, "", self.compute, self.capacity_tokens, self.collective, self.wire, self.kv)
+        return Served(
+            self.pack,
+            "",
+            self.compute,
+            self.capacity_tokens,
+            self.collective,
+            self.wire,
+            self.kv,
+            grid_exponents(Pack.open(self.pack)),
+        )
 
     @property
     def assignments(self) -> tuple[Assignment, ...]:

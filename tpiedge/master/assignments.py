@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tpiedge.launch.timing import Timing
+from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Assign
@@ -77,6 +78,8 @@ class Served:
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
+    #: Of each layer of a quantised model, the exponents of o and down.
+    grids: Exponents = ()
 
     @property
     def quantised(self) -> bool:
@@ -126,4 +129,5 @@ class Served:
             collective=self.collective,
             wire=self.wire,
             kv=self.kv,
+            grids=self.grids,
         )

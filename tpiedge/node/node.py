@@ -218,6 +218,7 @@ class Node:
             compute=assign.compute,
             threads=assign.threads,
             meter=self._meter,
+            grids=assign.grids,
         )
         self._resources.callback(engine.close)
         if self._tracer is not None:

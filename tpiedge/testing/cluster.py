@@ -26,6 +26,7 @@ from tpiedge.memory.pinning import Placement
 from tpiedge.memory.sweep import Sweep
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
+from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
@@ -146,6 +147,7 @@ class InProcessCluster:
             compute=self._compute,
             threads=1,
             meter=Meter(),
+            grids=grid_exponents(self._pack),
         )
         self._resources.callback(engine.close)
         return engine

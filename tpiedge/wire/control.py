@@ -12,13 +12,14 @@ from tpiedge.wire.fields import (
     KVPrecision,
     MaxItems,
     Name,
+    Packed,
     Rank,
     Seconds,
     Text,
     UnitRange,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_ARRAY, MAX_NODES
+from tpiedge.wire.limits import MAX_ARRAY, MAX_LAYERS, MAX_NODES
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import WeightMemory
 
@@ -68,7 +69,8 @@ class Assign:
 
     `peer_keys` are the public keys of all nodes' data endpoints, its own included. `collective` is what the user wants,
     or "auto"; unless it is "star", every node but the last listens for those of higher rank, and connects to those of
-    lower rank that Connect names. Partials travel as `wire`; keys and values are kept as `kv`.
+    lower rank that Connect names. Partials travel as `wire`; keys and values are kept as `kv`. `grids`: of each layer
+    of a quantised model, the exponents of o and down (kernels/grid.py).
     """
 
     epoch: U32
@@ -85,6 +87,7 @@ class Assign:
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
+    grids: Annotated[tuple[tuple[int, int], ...], Packed("<bb", MAX_LAYERS)] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ __all__ = [
     "MAX_DIMENSIONS",
     "MAX_FILE_CHUNK",
     "MAX_ITEMS",
+    "MAX_LAYERS",
     "MAX_NODES",
     "MAX_PROMPT_TOKENS",
     "MAX_SEGMENTS",
@@ -51,6 +52,7 @@ MAX_BLOB = 256 * KIB
 """Opaque bytes inside a message."""
 
 MAX_NODES = MAX_ARRAY
+MAX_LAYERS = 1024
 MAX_SEGMENTS = MAX_ARRAY
 MAX_DIMENSIONS = 4
 MAX_PROMPT_TOKENS = 131_072

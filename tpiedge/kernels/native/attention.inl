@@ -12,7 +12,7 @@ using tpiedge::Attention;
 using tpiedge::MAX_HEAD_WIDTH;
 
 constexpr int KEYS = 64;         // of a block: its keys and values stay in the L1 or L2 cache
-constexpr int KEYS_AT_ONCE = 4;  // as many as V::sum4 sums
+constexpr int KEYS_AT_ONCE = 4;  // as many as V::sum4 sums; V::KEYS of them share a reading of the query
 
 // A run of keys or values as one query after the other reads them: rows of W numbers, or of codes.
 template <class V, class W>
@@ -46,45 +46,41 @@ struct Online {
     }
 };
 
-// Adds to acc the products of queries with four keys' numbers [0, width) of f32 or bf16.
+// Adds to acc the products of queries with some keys' numbers [0, width) of f32 or bf16.
 template <class V, class W, int ROWS>
 inline void multiply(const float *const *q, int64_t from, const W *const *key, int64_t width,
-                     typename V::Reg (*acc)[KEYS_AT_ONCE]) {
+                     typename V::Reg (*acc)[V::KEYS]) {
     int64_t c = 0;
     for (; c + V::lanes <= width; c += V::lanes)
         for (int h = 0; h < ROWS; h++) {
             const auto in = V::load(q[h] + from + c);
-            for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::fma(in, V::load(key[i] + c), acc[h][i]);
+            for (int i = 0; i < V::KEYS; i++) acc[h][i] = V::fma(in, V::load(key[i] + c), acc[h][i]);
         }
     const int left = static_cast<int>(width - c);
     if (left)
         for (int h = 0; h < ROWS; h++) {
             const auto in = V::load_some(q[h] + from + c, left);
-            for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::fma(in, V::load_some(key[i] + c, left), acc[h][i]);
+            for (int i = 0; i < V::KEYS; i++) acc[h][i] = V::fma(in, V::load_some(key[i] + c, left), acc[h][i]);
         }
 }
 
 // Likewise of codes.
 template <class V, class W, int ROWS>
-inline void multiply_codes(const float *const *q, const W *const *key, int64_t width,
-                           typename V::Reg (*acc)[KEYS_AT_ONCE]) {
+inline void multiply_codes(const float *const *q, const W *const *key, int64_t width, typename V::Reg (*acc)[V::KEYS]) {
     const int64_t groups = whole_groups(width);
-    for (int64_t g = 0; g < groups; g++) {
-        const WholeGroup<V, W> group[KEYS_AT_ONCE] = {
-            {key[0], width, g}, {key[1], width, g}, {key[2], width, g}, {key[3], width, g}};
+    for (int64_t g = 0; g < groups; g++)
         for (int i = 0; i < KV_GROUP; i += V::lanes) {
-            typename V::Reg value[KEYS_AT_ONCE];
-            for (int k = 0; k < KEYS_AT_ONCE; k++) value[k] = group[k].get(i);
+            typename V::Reg value[V::KEYS];
+            for (int k = 0; k < V::KEYS; k++) value[k] = WholeGroup<V, W>(key[k], width, g).get(i);
             for (int h = 0; h < ROWS; h++) {
                 const auto in = V::load(q[h] + g * KV_GROUP + i);
-                for (int k = 0; k < KEYS_AT_ONCE; k++) acc[h][k] = V::fma(in, value[k], acc[h][k]);
+                for (int k = 0; k < V::KEYS; k++) acc[h][k] = V::fma(in, value[k], acc[h][k]);
             }
         }
-    }
     if (groups * KV_GROUP == width) return;
-    float rest[KEYS_AT_ONCE][KV_GROUP];
-    const float *rows[KEYS_AT_ONCE];
-    for (int k = 0; k < KEYS_AT_ONCE; k++) {
+    float rest[V::KEYS][KV_GROUP];
+    const float *rows[V::KEYS];
+    for (int k = 0; k < V::KEYS; k++) {
         expand_rest(key[k], width, rest[k]);
         rows[k] = rest[k];
     }
@@ -96,15 +92,20 @@ inline void scores(const float *const *q, const Run<V, W> &k, float scale, int c
     for (int s = 0; s < count; s += KEYS_AT_ONCE) {
         const W *key[KEYS_AT_ONCE];  // a short last group repeats its last key
         for (int i = 0; i < KEYS_AT_ONCE; i++) key[i] = k.row(s + i < count ? s + i : count - 1);
-        typename V::Reg acc[ROWS][KEYS_AT_ONCE];
-        for (int h = 0; h < ROWS; h++)
-            for (int i = 0; i < KEYS_AT_ONCE; i++) acc[h][i] = V::zero();
-        if constexpr (CODES<W>)
-            multiply_codes<V, W, ROWS>(q, key, k.width, acc);
-        else
-            multiply<V, W, ROWS>(q, 0, key, k.width, acc);
+        typename V::Reg sums[ROWS][KEYS_AT_ONCE];
+        for (int first = 0; first < KEYS_AT_ONCE; first += V::KEYS) {
+            typename V::Reg acc[ROWS][V::KEYS];
+            for (int h = 0; h < ROWS; h++)
+                for (int i = 0; i < V::KEYS; i++) acc[h][i] = V::zero();
+            if constexpr (CODES<W>)
+                multiply_codes<V, W, ROWS>(q, key + first, k.width, acc);
+            else
+                multiply<V, W, ROWS>(q, 0, key + first, k.width, acc);
+            for (int h = 0; h < ROWS; h++)
+                for (int i = 0; i < V::KEYS; i++) sums[h][first + i] = acc[h][i];
+        }
         for (int h = 0; h < ROWS; h++) {
-            V::sum4(acc[h], to[h] + s);
+            V::sum4(sums[h], to[h] + s);
             for (int i = 0; i < KEYS_AT_ONCE; i++) to[h][s + i] *= scale;
         }
     }
@@ -127,7 +128,12 @@ inline float soften(float *weight, int low, int high, float *highest, float *sum
     for (int s = high; s < KEYS; s++) weight[s] = 0.0f;
     auto total = V::zero();
     for (int s = 0; s < high; s += V::lanes) total = V::add(total, V::load(weight + s));
-    const float kept = *highest == each[0] ? 1.0f : expf(*highest - each[0]);
+    float kept = 1.0f;
+    if (*highest != each[0]) {
+        float same[V::lanes];
+        V::store(same, exponential<V>(V::broadcast(*highest - each[0])));
+        kept = same[0];
+    }
     *sum = *sum * kept + V::sum(total);
     *highest = each[0];
     return kept;

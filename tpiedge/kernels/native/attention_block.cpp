@@ -52,10 +52,11 @@ float *turned(void *handle, const AttentionBlock &b, const Tokens &tokens, float
 
 }  // namespace
 
-// `scratch`: T (H + 2 (n + K) d + K d) floats. Without memory for q, k and v the cache stays as it was.
-TPIEDGE_EXPORT int tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y,
+// y as that of tpiedge_panels_contract. `scratch`: T (H + 2 (n + K) d + K d) floats. Without memory for q, k and v the cache
+// stays as it was.
+TPIEDGE_EXPORT int tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, void *y,
                                             int64_t count, int64_t start, const float *cos, const float *sin,
-                                            uint8_t *keys, uint8_t *values, float *scratch) {
+                                            uint8_t *keys, uint8_t *values, float *scratch, int wide) {
     const AttentionBlock &b = *block;
     const Tokens tokens{count, start, cos, sin};
     const int64_t *head_start = reinterpret_cast<const int64_t *>(block + 1);
@@ -69,7 +70,7 @@ TPIEDGE_EXPORT int tpiedge_panels_attention(void *handle, const AttentionBlock *
     qkv[1].y = k;
     qkv[2].y = v;
     o.y = y;
-    if (tpiedge_panels_project(handle, normed, count, qkv, 3)) return 1;
+    if (const int status = tpiedge_panels_project(handle, normed, count, qkv, 3)) return status;
     const float *turned_q = turned(handle, b, tokens, q, q_other, b.heads, b.q_norm);
     append(handle, b, tokens, turned(handle, b, tokens, k, k_other, b.kv_heads, b.k_norm), keys);
     append(handle, b, tokens, v, values);
@@ -77,5 +78,5 @@ TPIEDGE_EXPORT int tpiedge_panels_attention(void *handle, const AttentionBlock *
     tpiedge_attention(handle, turned_q, keys, values, out, static_cast<int>(b.stored), head_start, b.head_stride,
                       b.stride, b.head_stride, b.stride, count, b.heads, b.kv_heads, b.width, start, b.window,
                       static_cast<float>(b.scale));
-    return tpiedge_panels_contract(handle, out, count, &o);
+    return tpiedge_panels_contract(handle, out, count, &o, wide);
 }

@@ -22,6 +22,7 @@ struct Avx2 {
     static constexpr int lanes = 8;
     static constexpr int TOKENS = 2;
     static constexpr int VECTORS = 4;
+    static constexpr int KEYS = 2;
 
     static Reg zero() { return _mm256_setzero_ps(); }
     static Reg broadcast(float value) { return _mm256_set1_ps(value); }
@@ -53,9 +54,15 @@ struct Avx2 {
         four = _mm_add_ps(four, _mm_movehl_ps(four, four));
         return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
     }
-    static void sum4(const Reg *four, float *to) {
-        const Reg pairs = _mm256_hadd_ps(_mm256_hadd_ps(four[0], four[1]), _mm256_hadd_ps(four[2], four[3]));
-        _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(pairs), _mm256_extractf128_ps(pairs, 1)));
+    static Reg fused(Reg a, Reg b, Reg c) { return fma(a, b, c); }
+    // Of each 128 bits of a and b: a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+    static Reg weave(Reg a, Reg b) { return add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b)); }
+    static Reg quads(Reg a, Reg b, Reg c, Reg d) {
+        const __m256d ab = _mm256_castps_pd(weave(a, b)), cd = _mm256_castps_pd(weave(c, d));
+        return add(_mm256_castpd_ps(_mm256_unpacklo_pd(ab, cd)), _mm256_castpd_ps(_mm256_unpackhi_pd(ab, cd)));
+    }
+    static void store_quads(float *to, Reg a) {
+        _mm_storeu_ps(to, _mm_add_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1)));
     }
     static Reg power2(Reg magic) {
         const __m256i n = _mm256_add_epi32(_mm256_castps_si256(magic), _mm256_set1_epi32(127));

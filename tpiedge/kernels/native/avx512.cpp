@@ -21,6 +21,7 @@ struct Avx512 {
     static constexpr int lanes = 16;
     static constexpr int TOKENS = 4;
     static constexpr int VECTORS = 4;
+    static constexpr int KEYS = 4;
 
     static __mmask16 mask(int count) { return static_cast<__mmask16>((1u << count) - 1); }
     // A full zeroing mask, because GCC 12 warns of its own header's undefined source in the plain forms.

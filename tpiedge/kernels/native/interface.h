@@ -16,12 +16,15 @@ struct Weight {  // as packed by library.py
 
 struct PanelWeight {  // as packed by library.py
     const uint8_t *data;
-    float *y;
+    void *y;  // f32; of row-parallel matrices int32 or int64
     int64_t bits;
     int64_t unit_nbytes;  // from one unit to the next
     int64_t rows;
     int64_t cols;
     int64_t rows_per_unit;
+    const float *bias;  // of the outputs of a column-parallel matrix, or null
+    int64_t exponent;   // of a row-parallel matrix: y is in steps of 2^exponent
+    int64_t most;       // and at most so large in 32 bits
 };
 
 struct AttentionBlock {  // as packed by attention_block.py; the first query head of every KV head and the end follow
@@ -52,8 +55,11 @@ struct PanelLayer {  // as packed by stack.py
     double eps;
 };
 
-// Of calls that keep numbers meanwhile: 0, or 1 where the system has no memory for them. Then the call stopped there, and
-// what it was to compute is not complete.
+// What calls return that may not compute all of what they were to; they stop there. No memory for what they keep meanwhile;
+// or sums of a row-parallel matrix that may be too large for 32 bits, but for those of `most`.
+namespace tpiedge {
+enum { DONE = 0, NO_MEMORY = 1, TOO_LARGE = 2 };
+}
 #define TPIEDGE_STATUS __attribute__((warn_unused_result)) int
 
 // Calls of one handle by several threads wait for each other where they share anything. Nothing throws.
@@ -69,12 +75,13 @@ TPIEDGE_STATUS tpiedge_ffn(void *handle, const float *x, int64_t tokens, int64_t
                            int rounds, const Weight *weights, int64_t cols, float *scratch);
 TPIEDGE_STATUS tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights,
                                       int64_t count);
-TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight);
-TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, float *y,
+TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight, int wide);
+TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, void *y,
                                         int64_t tokens, int64_t start, const float *cos, const float *sin,
-                                        uint8_t *keys, uint8_t *values, float *scratch);
-TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
-                                  const float *norm, float eps, float *scratch);
+                                        uint8_t *keys, uint8_t *values, float *scratch, int wide);
+TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, void *y, int64_t tokens,
+                                  const float *norm, float eps, float *scratch, int wide);
+void tpiedge_add_sums(float *x, const void *sums, int64_t count, int64_t exponent, int wide);
 TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
                                     int64_t start, const float *cos, const float *sin, float *scratch,
                                     double *seconds);

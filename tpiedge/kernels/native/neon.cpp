@@ -15,6 +15,7 @@ struct Neon {
     static constexpr int lanes = 4;
     static constexpr int TOKENS = 4;
     static constexpr int VECTORS = 4;
+    static constexpr int KEYS = 1;
 
     static Reg zero() { return vdupq_n_f32(0.0f); }
     static Reg broadcast(float value) { return vdupq_n_f32(value); }
@@ -34,10 +35,16 @@ struct Neon {
     static Reg div(Reg a, Reg b) { return vdivq_f32(a, b); }
     static Reg max(Reg a, Reg b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }  // vmaxq's NaN differs
     static Reg fma(Reg a, Reg b, Reg c) { return vfmaq_f32(c, a, b); }
-    static float sum(Reg a) { return vaddvq_f32(a); }  // (0 + 1) + (2 + 3), as pairwise additions have it
-    static void sum4(const Reg *four, float *to) {
-        store(to, vpaddq_f32(vpaddq_f32(four[0], four[1]), vpaddq_f32(four[2], four[3])));
+    static Reg fused(Reg a, Reg b, Reg c) { return fma(a, b, c); }
+    static float sum(Reg a) { return vaddv_f32(vadd_f32(vget_low_f32(a), vget_high_f32(a))); }
+    // a0 + a2, b0 + b2, a1 + a3, b1 + b3.
+    static Reg weave(Reg a, Reg b) { return vaddq_f32(vzip1q_f32(a, b), vzip2q_f32(a, b)); }
+    static Reg quads(Reg a, Reg b, Reg c, Reg d) {
+        const Reg ab = weave(a, b), cd = weave(c, d);
+        return vaddq_f32(vcombine_f32(vget_low_f32(ab), vget_low_f32(cd)),
+                         vcombine_f32(vget_high_f32(ab), vget_high_f32(cd)));
     }
+    static void store_quads(float *to, Reg a) { store(to, a); }
     static Reg power2(Reg magic) {
         const uint32x4_t n = vaddq_u32(vreinterpretq_u32_f32(magic), vdupq_n_u32(127));
         return vreinterpretq_f32_u32(vshlq_n_u32(n, 23));

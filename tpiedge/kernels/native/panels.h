@@ -6,6 +6,13 @@
 //     y = fma(float(sum of (code - offset) * q), scale * dx, y)
 // in f32, the sum exact. So its bits depend neither on the instruction set nor on threads, other tokens or pieces.
 //
+// The outputs of a row-parallel matrix are sums over its units, which may be those of several nodes. So that they do not
+// depend on who adds up what, each unit is folded by itself, from 0, and its part is rounded to a multiple of a power of
+// two, the step of the matrix's grid (grid.py), to the nearest, halves to even; these integers are added. That needs no
+// operation more than the rounding: dx has the step's reciprocal as a factor already. Beside the sums those of the parts'
+// squares are kept, in f32, which show whether a part or a sum may have been too large for 32 bits (see `fits` in
+// panels_interface.cpp).
+//
 // Quantised activations lie in tiles of `tile_tokens` tokens; the last tile has what is left. A tile of T tokens is, unit
 // by unit and group by group: dx of each token (T f32), minus eight times the sum of each token's q (T int32), then the
 // q: for each `step` inputs those of every token, T * step bytes. Short groups are filled up with zeros to a multiple of
@@ -32,10 +39,10 @@ struct Inputs {
     int64_t per_unit;
 };
 
-// Panels that follow each other in one unit, times all tokens; or those of some units, summed.
+// Panels that follow each other in one unit, times all tokens; or those of some units, their parts added.
 struct PanelRun {
     const uint8_t *data;
-    int64_t units;        // that follow each other, all of the same inputs
+    int64_t units;        // that follow each other, all of the same inputs; one unless there are sums
     int64_t data_stride;  // from one unit to the next
     int64_t inputs;       // of one unit
     int64_t outputs;      // of these panels; the last panel may have less than 16
@@ -47,13 +54,16 @@ struct PanelRun {
     float *y;                // of the first token and output
     int64_t y_stride;        // from one token to the next
     int64_t y_panel_stride;  // from one panel to the next
-    bool adds;  // y goes on; otherwise it starts from 0
+    // Of a row-parallel matrix instead: the sums of the units' parts, whole panels, and of their squares, laid out as y.
+    int32_t *sums;
+    float *squares;
+    bool adds;  // sums and squares go on; otherwise they start from 0
 };
 
 struct PanelKernels {
     int tile_tokens;
-    // Writes one tile: x has at most tile_tokens tokens at the stride.
-    void (*quantise)(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, uint8_t *tile);
+    // Writes one tile: x has at most tile_tokens tokens at the stride. `factor`, a power of two: of every dx.
+    void (*quantise)(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, float factor, uint8_t *tile);
     void (*q4)(const PanelRun &);
     void (*q8)(const PanelRun &);
 };

@@ -2,12 +2,14 @@
 // before it includes this:
 //   TOKENS             of a tile, at most 8: as many as registers allow
 //   STEP               inputs of one token that lie side by side in a tile: 4 or 8
-//   Floats             sixteen f32, one for each output of a panel; zero(), load(at), store(at, v), load_some(at, n),
-//                      store_some(at, v, n) for n < 16 of them
+//   Floats             sixteen f32, one for each output of a panel; zero(), store(at, v), store_some(at, v, n) for n < 16
+//                      of them
 //   FETCHES_AHEAD      whether four-bit codes are asked for ahead of their use, for three tokens and more
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
+//   add_part(y, sums, squares)   adds sixteen y, each rounded to the nearest integer (halves to even; any integer where it is
+//                      no number or does not fit), and their squares
 //   quantise(x, q)     32 floats to 32 int8 (as bytes) by the rules of panels.h; returns {dx, sum of q}
 // and, where OWN_DOTS is false (STEP is 4 then):
 //   Codes<BITS>        of sixteen outputs and four inputs, as Sum likes them
@@ -43,7 +45,7 @@ constexpr int64_t code_nbytes(int64_t inputs) {
 // --- activations
 
 template <class P>
-void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens, uint8_t *to) {
+void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens, float factor, uint8_t *to) {
     alignas(64) float whole[GROUP] = {};
     alignas(32) uint8_t q[GROUP];
     if (count < GROUP) {
@@ -51,15 +53,16 @@ void quantise_group(const float *x, int64_t count, int64_t token, int64_t tokens
         x = whole;
     }
     const Quantised group = P::quantise(x, q);
+    const float dx = group.dx * factor;
     const int32_t correction = -8 * group.sum;
-    memcpy(to + 4 * token, &group.dx, 4);
+    memcpy(to + 4 * token, &dx, 4);
     memcpy(to + 4 * (tokens + token), &correction, 4);
     to += 8 * tokens + P::STEP * token;
     for (int64_t i = 0; i < filled(count); i += P::STEP) memcpy(to + i * tokens, q + i, P::STEP);
 }
 
 template <class P>
-void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, uint8_t *tile) {
+void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inputs, float factor, uint8_t *tile) {
     const int64_t units = units_of(inputs);
     for (int64_t t = 0; t < tokens; t++) {
         const float *from = x + t * stride;
@@ -68,7 +71,7 @@ void quantise(const float *x, int64_t stride, int64_t tokens, const Inputs &inpu
             const int64_t count = inputs_of_unit(inputs, unit);
             for (int64_t i = 0; i < count; i += GROUP) {
                 const int64_t some = count - i < GROUP ? count - i : GROUP;
-                quantise_group<P>(from + i, some, t, tokens, to);
+                quantise_group<P>(from + i, some, t, tokens, factor, to);
                 to += quantised_nbytes(some) * tokens;
             }
             from += count;
@@ -140,27 +143,40 @@ struct Tile {
         }
     }
 
-    static inline void get(typename P::Floats &value, const float *at, int64_t count) {
-        value = count < PANEL ? P::load_some(at, static_cast<int>(count)) : P::load(at);
+    static inline const uint8_t *activations(const PanelRun &run, int64_t token) {
+        return run.activations + token / P::TOKENS * run.tile_nbytes + run.unit_nbytes * T;
+    }
+
+    inline void fold(const uint8_t *panel, int64_t inputs, const uint8_t *x) {
+        for (int t = 0; t < T; t++) y[t] = P::zero();
+        groups(panel, inputs, x);
+    }
+
+    static void add_units(const PanelRun &run, const uint8_t *panel, int64_t token, int64_t output) {
+        const int64_t at = token * PANEL + output / PANEL * run.y_panel_stride;
+        int32_t *sums = run.sums + at;
+        float *squares = run.squares + at;
+        if (!run.adds) {
+            memset(sums, 0, T * PANEL * sizeof *sums);
+            memset(squares, 0, T * PANEL * sizeof *squares);
+        }
+        const uint8_t *x = activations(run, token);
+        Tile tile;
+        for (int64_t unit = 0; unit < run.units; unit++) {
+            tile.fold(panel, run.inputs, x);
+            for (int t = 0; t < T; t++) P::add_part(tile.y[t], sums + t * PANEL, squares + t * PANEL);
+            panel += run.data_stride;
+            x += quantised_nbytes(run.inputs) * T;
+        }
     }
 
     static void compute(const PanelRun &run, const uint8_t *panel, int64_t token, int64_t output) {
+        if (run.sums) return add_units(run, panel, token, output);
         const int64_t left = run.outputs - output;
         const int64_t count = left < PANEL ? left : PANEL;
         float *to = run.y + token * run.y_stride + output / PANEL * run.y_panel_stride;
         Tile tile;
-        for (int t = 0; t < T; t++) {
-            if (run.adds)
-                get(tile.y[t], to + t * run.y_stride, count);
-            else
-                tile.y[t] = P::zero();
-        }
-        const uint8_t *x = run.activations + token / P::TOKENS * run.tile_nbytes + run.unit_nbytes * T;
-        for (int64_t unit = 0; unit < run.units; unit++) {
-            tile.groups(panel, run.inputs, x);
-            panel += run.data_stride;
-            x += quantised_nbytes(run.inputs) * T;
-        }
+        tile.fold(panel, run.inputs, activations(run, token));
         for (int t = 0; t < T; t++, to += run.y_stride) {
             if (count < PANEL)
                 P::store_some(to, tile.y[t], static_cast<int>(count));

@@ -62,12 +62,6 @@ struct Avx2Panels : AvxPanels {
     using Ints = Pair;
 
     static Floats zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
-    static Floats load(const float *from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
-    static Floats load_some(const float *from, int count) {
-        float whole[16] = {};
-        memcpy(whole, from, count * sizeof(float));
-        return load(whole);
-    }
     static void store(float *to, const Floats &value) {
         _mm256_storeu_ps(to, value.low);
         _mm256_storeu_ps(to + 8, value.high);
@@ -85,6 +79,16 @@ struct Avx2Panels : AvxPanels {
         const __m256 factor = _mm256_set1_ps(dx);
         return {_mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.low), _mm256_mul_ps(scales.low, factor), y.low),
                 _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.high), _mm256_mul_ps(scales.high, factor), y.high)};
+    }
+
+    static void add_eight(__m256 y, int32_t *sums, float *squares) {
+        __m256i *to = reinterpret_cast<__m256i *>(sums);
+        _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_cvtps_epi32(y)));
+        _mm256_storeu_ps(squares, _mm256_fmadd_ps(y, y, _mm256_loadu_ps(squares)));
+    }
+    static void add_part(const Floats &y, int32_t *sums, float *squares) {
+        add_eight(y.low, sums, squares);
+        add_eight(y.high, sums + 8, squares + 8);
     }
 
     // Eight inputs of eight outputs.

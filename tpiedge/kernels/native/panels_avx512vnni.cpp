@@ -26,8 +26,6 @@ struct Avx512Vnni : AvxPanels {
 
     static __mmask16 mask(int count) { return static_cast<__mmask16>((1u << count) - 1); }
     static Floats zero() { return _mm512_setzero_ps(); }
-    static Floats load(const float *from) { return _mm512_loadu_ps(from); }
-    static Floats load_some(const float *from, int count) { return _mm512_maskz_loadu_ps(mask(count), from); }
     static void store(float *to, Floats value) { _mm512_storeu_ps(to, value); }
     static void store_some(float *to, Floats value, int count) { _mm512_mask_storeu_ps(to, mask(count), value); }
     // Full zeroing masks, because GCC 12 warns of its own header's undefined source in the plain forms.
@@ -36,6 +34,12 @@ struct Avx512Vnni : AvxPanels {
     }
     static Floats fold(Ints sum, Floats scales, float dx, Floats y) {
         return _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum), _mm512_mul_ps(scales, _mm512_set1_ps(dx)), y);
+    }
+
+    static void add_part(Floats y, int32_t *sums, float *squares) {
+        const __m512i part = _mm512_maskz_cvtps_epi32(0xffff, y);
+        _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), part));
+        _mm512_storeu_ps(squares, _mm512_fmadd_ps(y, y, _mm512_loadu_ps(squares)));
     }
 
     template <int BITS>

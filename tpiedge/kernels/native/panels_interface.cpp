@@ -1,17 +1,23 @@
 // The C interface of products with quantised matrices. Pointers and sizes were checked in Python.
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
+
+#include <atomic>
 
 #include "context.h"
 
 namespace {
 
 using tpiedge::Context;
+using tpiedge::DONE;
 using tpiedge::Inputs;
+using tpiedge::NO_MEMORY;
 using tpiedge::PANEL;
 using tpiedge::PanelKernels;
 using tpiedge::PanelRun;
 using tpiedge::Rows;
+using tpiedge::TOO_LARGE;
 
 // Pieces for each thread. Those of row-parallel matrices read a run of each unit; where the time goes into reading, that
 // is to be long, because the processor begins anew to fetch ahead with every run. They are so few then that a thread that
@@ -31,6 +37,13 @@ constexpr int64_t PROJECT_BYTES = 768 << 10;
 constexpr int64_t CONTRACT_BYTES = 4 << 20;
 constexpr int64_t SUMS_BYTES = 4 << 20;
 constexpr int64_t LEAST_TILES = 4;
+// What a part may be in 64 bits, in steps of its grid, so that as many units as there are (1,024 at most) can be added in
+// any order. Beyond it, and for what is no number, a sum is NOT_A_NUMBER.
+constexpr float MOST_OF_A_PART = 70368744177664.0f;  // 2^46
+constexpr int64_t NOT_A_NUMBER = INT64_MIN;
+constexpr int64_t MOST_OF_A_SUM = int64_t{1} << 56;
+
+enum Width { NARROW, WIDE };  // 32 or 64 bits
 
 // Where the rows come from that are quantised.
 enum Source { PLAIN, NORMED, GATED };
@@ -39,6 +52,7 @@ struct Activations {
     const PanelKernels *panels;
     const tpiedge::Kernels *kernels;
     Source source;
+    float factor;  // of every dx
     const float *x;  // [T, inputs]; the gates where GATED
     int64_t tokens;
     Inputs inputs;
@@ -67,7 +81,7 @@ void quantise_tile(const void *context, int64_t tile) {
         for (int64_t t = 0; t < tokens; t++)
             a.kernels->swiglu(rows + t * width, a.up + (first + t) * width, rows + t * width, width);
     }
-    a.panels->quantise(x, width, tokens, a.inputs, a.to + tile * a.tile_nbytes());
+    a.panels->quantise(x, width, tokens, a.inputs, a.factor, a.to + tile * a.tile_nbytes());
 }
 
 // Products that share activations. A part's pieces are panels; of row-parallel matrices each goes through all units.
@@ -81,7 +95,13 @@ struct Job {
     } parts[tpiedge::MAX_PRODUCTS];
     int count = 0;
     const Activations *activations;
-    float *sums;  // row-parallel: of each panel and token
+    // Row-parallel, of each panel and token: sums and squares of the units' parts; or, where 32 bits are too few, the
+    // unit's part (in place of squares) and the sums.
+    int32_t *sums = nullptr;
+    float *squares = nullptr;
+    int64_t *wide_sums = nullptr;
+    float most_squares = 0;  // with which sums are known to fit
+    mutable std::atomic<bool> fits{true};
     int64_t piece = 1;
     int64_t pieces = 0;
 };
@@ -106,38 +126,99 @@ void project_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t 
         int64_t end = begin + some * PANEL;
         if (end > (unit + 1) * w.rows_per_unit) end = (unit + 1) * w.rows_per_unit;
         if (end > w.rows) end = w.rows;
-        run.y = w.y + begin;
+        run.y = static_cast<float *>(w.y) + begin;
         const uint8_t *at = w.data + unit * w.unit_nbytes;
         run_panels(job, w, run, at, panel, end - begin);
         first += some;
     }
 }
 
-// The panels [first, last) of every unit of a row-parallel matrix, into the same outputs. They are summed where they lie
-// side by side: rows of y are often so far apart that the CPU's caches keep only a few of them.
+// The outputs of a piece of a row-parallel matrix: rows of y are often so far apart that the CPU's caches keep only a few of
+// them, so sums lie side by side until they are done, `stride` from one panel to the next.
+struct Outputs {
+    int64_t begin;
+    int64_t count;
+    int64_t stride;
+    int64_t cols;
+
+    Outputs(const Job &job, const PanelWeight &w, int64_t first, int64_t last)
+        : begin(first * PANEL), count((last * PANEL < w.cols ? last * PANEL : w.cols) - begin),
+          stride(PANEL * job.activations->tokens), cols(w.cols) {}
+
+    // Rows of y from sums that lie side by side.
+    template <class Sum>
+    void copy(const Sum *sums, int64_t tokens, Sum *y) const {
+        for (int64_t t = 0; t < tokens; t++)
+            for (int64_t o = 0; o < count; o += PANEL) {
+                const int64_t some = count - o < PANEL ? count - o : PANEL;
+                memcpy(y + t * cols + begin + o, sums + o / PANEL * stride + t * PANEL, some * sizeof(Sum));
+            }
+    }
+};
+
+// Whether none is above `most`, nor no number.
+bool all_within(const float *values, int64_t count, float most) {
+    int beyond = 0;
+    for (int64_t i = 0; i < count; i++) beyond |= !(values[i] <= most);
+    return !beyond;
+}
+
+// The panels [first, last) of every unit of a row-parallel matrix, into the same outputs.
 void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t first, int64_t last) {
     const PanelWeight &w = part.weight;
     const Activations &a = *job.activations;
-    const int64_t begin = first * PANEL, outputs = (last * PANEL < w.cols ? last * PANEL : w.cols) - begin;
+    const Outputs outputs(job, w, first, last);
     const int64_t units = units_of(a.inputs), whole = w.rows / w.rows_per_unit;
-    run.y_stride = PANEL;
-    run.y_panel_stride = PANEL * a.tokens;
-    run.y = job.sums + first * run.y_panel_stride;
+    run.y_panel_stride = outputs.stride;
+    run.sums = job.sums + first * outputs.stride;
+    run.squares = job.squares + first * outputs.stride;
     const int64_t chunk = a.tiles() == 1 || w.rows_per_unit >= CHUNK_INPUTS ? 1 : CHUNK_INPUTS / w.rows_per_unit;
     run.data_stride = w.unit_nbytes;
     for (int64_t unit = 0; unit < units; unit += run.units) {
         const uint8_t *at = w.data + unit * w.unit_nbytes;
         run.inputs = inputs_of_unit(a.inputs, unit);
         run.units = run.inputs < w.rows_per_unit ? 1 : whole - unit < chunk ? whole - unit : chunk;
-        run_panels(job, w, run, at, first, outputs);
+        run_panels(job, w, run, at, first, outputs.count);
         run.unit_nbytes += run.units * quantised_nbytes(run.inputs);
         run.adds = true;
     }
-    for (int64_t t = 0; t < a.tokens; t++)
-        for (int64_t o = 0; o < outputs; o += PANEL) {
-            const int64_t count = outputs - o < PANEL ? outputs - o : PANEL;
-            memcpy(w.y + t * w.cols + begin + o, run.y + o * a.tokens + t * PANEL, count * sizeof(float));
+    if (!all_within(run.squares, (last - first) * outputs.stride, job.most_squares)) job.fits = false;
+    outputs.copy(run.sums, a.tokens, static_cast<int32_t *>(w.y));
+}
+
+// To the nearest integer, halves to even, as all kernels do it. Above 2^23 an f32 is an integer; below, adding that leaves no
+// bits for a fraction.
+int64_t rounded(float part) {
+    constexpr float INTEGERS = 8388608.0f;
+    const float most = fabsf(part);
+    if (!(most <= MOST_OF_A_PART)) return NOT_A_NUMBER;
+    const float whole = most < INTEGERS ? (most + INTEGERS) - INTEGERS : most;
+    return static_cast<int64_t>(part < 0.0f ? -whole : whole);
+}
+
+// As contract_piece, unit by unit in 64 bits.
+void contract_wide_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t first, int64_t last) {
+    const PanelWeight &w = part.weight;
+    const Activations &a = *job.activations;
+    const Outputs outputs(job, w, first, last);
+    const int64_t units = units_of(a.inputs), count = (last - first) * outputs.stride;
+    float *parts = job.squares + first * outputs.stride;
+    int64_t *sums = job.wide_sums + first * outputs.stride;
+    run.y_stride = PANEL;
+    run.y_panel_stride = outputs.stride;
+    run.y = parts;
+    memset(sums, 0, count * sizeof *sums);
+    memset(parts, 0, count * sizeof *parts);  // those of outputs that fill up a panel stay so
+    for (int64_t unit = 0; unit < units; unit++) {
+        run.inputs = inputs_of_unit(a.inputs, unit);
+        run_panels(job, w, run, w.data + unit * w.unit_nbytes, first, outputs.count);
+        run.unit_nbytes += quantised_nbytes(run.inputs);
+        for (int64_t i = 0; i < count; i++) {
+            const int64_t more = rounded(parts[i]);
+            sums[i] = sums[i] == NOT_A_NUMBER || more == NOT_A_NUMBER ? NOT_A_NUMBER : sums[i] + more;
         }
+    }
+    outputs.copy(sums, a.tokens, static_cast<int64_t *>(w.y));
 }
 
 void compute_panels(const void *context, int64_t index) {
@@ -149,8 +230,9 @@ void compute_panels(const void *context, int64_t index) {
     const int64_t last = first + job.piece < part.panels ? first + job.piece : part.panels;
     const Activations &a = *job.activations;
     const int64_t stride = part.weight.rows;
-    const PanelRun run{nullptr, 1, 0, 0, 0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr, stride, PANEL, false};
-    (part.transposed ? contract_piece : project_piece)(job, part, run, first, last);
+    const PanelRun run{nullptr, 1,      0,     0,       0,       a.to, a.tile_nbytes(), 0, a.tokens,
+                       nullptr, stride, PANEL, nullptr, nullptr, false};
+    (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
 }
 
 int64_t panels_of(const PanelWeight &w, bool transposed, int64_t unit_panels) {
@@ -169,13 +251,44 @@ int64_t pieces_for(int64_t threads, int64_t tiles, bool transposed) {
 
 int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
 
+// The squares of parts with which, by the inequality of Cauchy and Schwarz, the magnitudes of `units` parts add up to `most`
+// at most, rounded each; less a hundredth, since squares are summed in f32.
+float squares_within(int64_t most, int64_t units) {
+    const double parts = static_cast<double>(most - units);
+    return parts > 0 ? static_cast<float>(0.99 * parts * parts / static_cast<double>(units)) : -1.0f;
+}
+
+// Rooms for what a row-parallel product sums up.
+TPIEDGE_STATUS make_room(Context &context, Job &job, const Activations &a, const PanelWeight &w, Width width) {
+    const int64_t count = a.tokens * filled_outputs(w.cols);
+    if (width == WIDE) {
+        job.wide_sums = context.wide_sums.of<int64_t>(count);
+        job.squares = context.sums.of<float>(count);
+        return job.wide_sums && job.squares ? DONE : NO_MEMORY;
+    }
+    job.sums = context.sums.of<int32_t>(2 * count);
+    job.squares = reinterpret_cast<float *>(job.sums + count);
+    job.most_squares = squares_within(w.most, units_of(a.inputs));
+    return job.sums ? DONE : NO_MEMORY;
+}
+
+// Of a column-parallel product.
+void add_bias(Context &context, const PanelWeight &w, int64_t tokens) {
+    if (!w.bias) return;
+    float *y = static_cast<float *>(w.y);
+    tpiedge::share_rows(context.pool, tokens, w.rows, [&](int64_t first, int64_t last) {
+        for (int64_t t = first; t < last; t++)
+            for (int64_t o = 0; o < w.rows; o++) y[t * w.rows + o] += w.bias[o];
+    });
+}
+
 // Quantises a.tokens rows, then multiplies them. Without memory for either it does nothing.
-TPIEDGE_STATUS multiply(Context &context, Activations &a, const PanelWeight *weights, int64_t count, bool transposed) {
+TPIEDGE_STATUS multiply(Context &context, Activations &a, const PanelWeight *weights, int64_t count, bool transposed,
+                        Width width) {
     Job job;
     job.activations = &a;
-    job.sums = transposed ? context.sums.of<float>(a.tokens * filled_outputs(weights[0].cols)) : nullptr;
     a.to = context.activations.of<uint8_t>(a.tiles() * a.tile_nbytes());
-    if (!a.to || (transposed && !job.sums)) return 1;
+    if (!a.to || (transposed && make_room(context, job, a, weights[0], width))) return NO_MEMORY;
     context.pool.run(quantise_tile, &a, a.tiles());
     int64_t panels = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -190,7 +303,8 @@ TPIEDGE_STATUS multiply(Context &context, Activations &a, const PanelWeight *wei
         job.pieces += (job.parts[i].panels + job.piece - 1) / job.piece;
     }
     context.pool.run(compute_panels, &job, job.pieces);
-    return 0;
+    for (int i = 0; i < job.count; i++) add_bias(context, job.parts[i].weight, a.tokens);
+    return job.fits ? DONE : TOO_LARGE;
 }
 
 Inputs inputs_of(const PanelWeight &w, bool transposed) {
@@ -201,27 +315,56 @@ Inputs inputs_of(const PanelWeight &w, bool transposed) {
 int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed) {
     int64_t tiles = (transposed ? CONTRACT_BYTES : PROJECT_BYTES) / (a.tile_nbytes() + 1);
     if (transposed) {
-        const int64_t sums_nbytes = a.panels->tile_tokens * filled_outputs(w.cols) * static_cast<int64_t>(sizeof(float));
+        const int64_t each = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
+        const int64_t sums_nbytes = a.panels->tile_tokens * filled_outputs(w.cols) * each;
         if (tiles > SUMS_BYTES / (sums_nbytes + 1)) tiles = SUMS_BYTES / (sums_nbytes + 1);
     }
     return a.panels->tile_tokens * (tiles > LEAST_TILES ? tiles : LEAST_TILES);
 }
 
+// `y` from row `tokens` of `cols` numbers of y on.
+void *moved(void *y, int64_t tokens, int64_t cols, int64_t nbytes) {
+    return static_cast<uint8_t *>(y) + tokens * cols * nbytes;
+}
+
 // The same for any number of tokens, so many at a time as pass together.
-TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *weights, int64_t count,
-                            bool transposed) {
-    PanelWeight moved[tpiedge::MAX_PRODUCTS];
-    memcpy(moved, weights, count * sizeof *weights);
-    const int64_t tokens = a.tokens, width = a.inputs.count, block = block_of(a, weights[0], transposed);
+TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *weights, int64_t count, bool transposed,
+                            Width width) {
+    PanelWeight some[tpiedge::MAX_PRODUCTS];
+    memcpy(some, weights, count * sizeof *weights);
+    const int64_t tokens = a.tokens, inputs = a.inputs.count, block = block_of(a, weights[0], transposed);
     for (int64_t first = 0; first < tokens; first += block) {
         a.tokens = tokens - first < block ? tokens - first : block;
-        if (multiply(context, a, moved, count, transposed)) return 1;
-        a.x += a.tokens * width;
-        if (a.up) a.up += a.tokens * width;
+        if (const int status = multiply(context, a, some, count, transposed, width)) return status;
+        a.x += a.tokens * inputs;
+        if (a.up) a.up += a.tokens * inputs;
         for (int64_t i = 0; i < count; i++)
-            moved[i].y += a.tokens * (transposed ? weights[i].cols : weights[i].rows);
+            some[i].y = transposed ? moved(some[i].y, a.tokens, some[i].cols, width == WIDE ? 8 : 4)
+                                   : moved(some[i].y, a.tokens, some[i].rows, 4);
     }
-    return 0;
+    return DONE;
+}
+
+// What remains of an empty share.
+TPIEDGE_STATUS contract_nothing(const PanelWeight &w, int64_t tokens, Width width) {
+    memset(w.y, 0, tokens * w.cols * (width == WIDE ? 8 : 4));
+    return DONE;
+}
+
+// dx has the reciprocal of the grid's step as a factor.
+float factor_of(const PanelWeight &row_parallel) { return ldexpf(1.0f, static_cast<int>(-row_parallel.exponent)); }
+
+Activations activations(const Context &context, Source source, const float *x, int64_t tokens, const PanelWeight &w,
+                        bool transposed) {
+    Activations a{};
+    a.panels = context.panels;
+    a.kernels = context.kernels;
+    a.source = source;
+    a.factor = transposed ? factor_of(w) : 1.0f;
+    a.x = x;
+    a.tokens = tokens;
+    a.inputs = inputs_of(w, transposed);
+    return a;
 }
 
 }  // namespace
@@ -229,44 +372,57 @@ TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *
 // y = x @ w.T of each weight; all have the same inputs.
 TPIEDGE_EXPORT int tpiedge_panels_project(void *handle, const float *x, int64_t tokens, const PanelWeight *weights,
                                           int64_t count) {
-    if (count == 0) return 0;
+    if (count == 0) return DONE;
     Context &context = *static_cast<Context *>(handle);
     const std::lock_guard<std::mutex> one_caller(context.rooms);
-    const Activations a{context.panels, context.kernels, PLAIN,   x,       tokens, inputs_of(weights[0], false),
-                        nullptr,        0.0f,            nullptr, nullptr, nullptr};
-    return multiply_all(context, a, weights, count, false);
+    return multiply_all(context, activations(context, PLAIN, x, tokens, weights[0], false), weights, count, false, NARROW);
 }
 
-// y = x @ w.
-TPIEDGE_EXPORT int tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight) {
+// y = x @ w in steps of the grid of w: int32, or int64 where WIDE.
+TPIEDGE_EXPORT int tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight,
+                                           int wide) {
     Context &context = *static_cast<Context *>(handle);
-    if (weight->rows == 0) {
-        memset(weight->y, 0, tokens * weight->cols * sizeof(float));
-        return 0;
-    }
+    const Width width = wide ? WIDE : NARROW;
+    if (weight->rows == 0) return contract_nothing(*weight, tokens, width);
     const std::lock_guard<std::mutex> one_caller(context.rooms);
-    const Activations a{context.panels, context.kernels, PLAIN,   x,       tokens, inputs_of(*weight, true),
-                        nullptr,        0.0f,            nullptr, nullptr, nullptr};
-    return multiply_all(context, a, weight, 1, true);
+    return multiply_all(context, activations(context, PLAIN, x, tokens, *weight, true), weight, 1, true, width);
 }
 
-// Norm, gate and up, SwiGLU, down (`weights` in this order, without y). `scratch`: T (H + 2 F) floats.
-TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, float *y, int64_t tokens,
-                                      const float *norm, float eps, float *scratch) {
+// Norm, gate and up, SwiGLU, down (`weights` in this order, without y), whose result is as that of
+// tpiedge_panels_contract. `scratch`: T (H + 2 F) floats.
+TPIEDGE_EXPORT int tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, void *y, int64_t tokens,
+                                      const float *norm, float eps, float *scratch, int wide) {
     Context &context = *static_cast<Context *>(handle);
+    const Width width = wide ? WIDE : NARROW;
     PanelWeight gate_up[2] = {weights[0], weights[1]}, down = weights[2];
-    if (down.rows == 0) {
-        memset(y, 0, tokens * down.cols * sizeof(float));
-        return 0;
-    }
-    const std::lock_guard<std::mutex> one_caller(context.rooms);
-    float *gate = gate_up[0].y = scratch + tokens * gate_up[0].cols;
-    const float *up = gate_up[1].y = gate + tokens * down.rows;
     down.y = y;
-    const Activations normed{context.panels, context.kernels, NORMED,  x,       tokens, inputs_of(gate_up[0], false),
-                             norm,           eps,             scratch, nullptr, nullptr};
-    const Activations gated{context.panels, context.kernels, GATED,   gate, tokens, inputs_of(down, true),
-                            nullptr,        0.0f,            nullptr, up,   nullptr};
-    if (multiply_all(context, normed, gate_up, 2, false)) return 1;
-    return multiply_all(context, gated, &down, 1, true);
+    if (down.rows == 0) return contract_nothing(down, tokens, width);
+    const std::lock_guard<std::mutex> one_caller(context.rooms);
+    float *gate = scratch + tokens * gate_up[0].cols, *up = gate + tokens * down.rows;
+    gate_up[0].y = gate;
+    gate_up[1].y = up;
+    Activations normed = activations(context, NORMED, x, tokens, gate_up[0], false);
+    normed.weight = norm;
+    normed.eps = eps;
+    normed.rows = scratch;
+    Activations gated = activations(context, GATED, gate, tokens, down, true);
+    gated.up = up;
+    if (const int status = multiply_all(context, normed, gate_up, 2, false, NARROW)) return status;
+    return multiply_all(context, gated, &down, 1, true, width);
+}
+
+// x += sums, int32 or int64, in steps of 2^exponent, rounded to f32 once before they are added. What is NOT_A_NUMBER, or beyond
+// what a sum can be, becomes no number.
+TPIEDGE_EXPORT void tpiedge_add_sums(float *x, const void *sums, int64_t count, int64_t exponent, int wide) {
+    const float step = ldexpf(1.0f, static_cast<int>(exponent));
+    if (!wide) {
+        const int32_t *narrow = static_cast<const int32_t *>(sums);
+        for (int64_t i = 0; i < count; i++) x[i] += static_cast<float>(narrow[i]) * step;
+        return;
+    }
+    const int64_t *from = static_cast<const int64_t *>(sums);
+    for (int64_t i = 0; i < count; i++) {
+        const bool number = from[i] >= -MOST_OF_A_SUM && from[i] <= MOST_OF_A_SUM;
+        x[i] += number ? static_cast<float>(from[i]) * step : __builtin_nanf("");
+    }
 }

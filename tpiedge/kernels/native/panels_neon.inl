@@ -17,14 +17,6 @@ struct NeonPanels {
     };
 
     static Floats zero() { return {}; }
-    static Floats load(const float *from) {
-        return {{vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)}};
-    }
-    static Floats load_some(const float *from, int count) {
-        float whole[16] = {};
-        memcpy(whole, from, count * sizeof(float));
-        return load(whole);
-    }
     static void store(float *to, const Floats &value) {
         for (int i = 0; i < 4; i++) vst1q_f32(to + 4 * i, value.of[i]);
     }
@@ -43,6 +35,13 @@ struct NeonPanels {
         for (int i = 0; i < 4; i++)
             made.of[i] = vfmaq_f32(y.of[i], vcvtq_f32_s32(sum.of[i]), vmulq_n_f32(scales.of[i], dx));
         return made;
+    }
+
+    static void add_part(const Floats &y, int32_t *sums, float *squares) {
+        for (int i = 0; i < 4; i++) {
+            vst1q_s32(sums + 4 * i, vaddq_s32(vld1q_s32(sums + 4 * i), vcvtnq_s32_f32(y.of[i])));
+            vst1q_f32(squares + 4 * i, vfmaq_f32(vld1q_f32(squares + 4 * i), y.of[i], y.of[i]));
+        }
     }
 
     static int32x4_t magnitude(const float *x) {

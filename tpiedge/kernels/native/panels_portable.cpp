@@ -23,12 +23,6 @@ struct PortablePanels {
     };
 
     static Floats zero() { return {}; }
-    static Floats load(const float *from) { return load_some(from, 16); }
-    static Floats load_some(const float *from, int count) {
-        Floats value{};
-        memcpy(value.of, from, count * sizeof(float));
-        return value;
-    }
     static void store(float *to, const Floats &value) { store_some(to, value, 16); }
     static void store_some(float *to, const Floats &value, int count) { memcpy(to, value.of, count * sizeof(float)); }
 
@@ -56,6 +50,21 @@ struct PortablePanels {
         Floats value;
         for (int r = 0; r < 16; r++) value.of[r] = fmaf(static_cast<float>(sum.of[r]), scales.of[r] * dx, y.of[r]);
         return value;
+    }
+    // Above 2^23 an f32 is an integer; below, adding that leaves no bits for a fraction.
+    static int32_t rounded(float y) {
+        constexpr float INTEGERS = 8388608.0f, LIMIT = 2147483648.0f;
+        const float most = fabsf(y);
+        if (!(most < LIMIT)) return INT32_MIN;
+        const float whole = most < INTEGERS ? (most + INTEGERS) - INTEGERS : most;
+        return static_cast<int32_t>(y < 0.0f ? -whole : whole);
+    }
+    static void add_part(const Floats &y, int32_t *sums, float *squares) {
+        for (int r = 0; r < 16; r++) {
+            const uint32_t sum = static_cast<uint32_t>(sums[r]) + static_cast<uint32_t>(rounded(y.of[r]));
+            sums[r] = static_cast<int32_t>(sum);  // may wrap, and is of no use then
+            squares[r] += y.of[r] * y.of[r];
+        }
     }
     static Quantised quantise(const float *x, uint8_t *q) {
         int32_t most = 0;

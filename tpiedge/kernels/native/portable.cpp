@@ -14,6 +14,7 @@ struct Portable {
     static constexpr int lanes = 4;
     static constexpr int TOKENS = 2;
     static constexpr int VECTORS = 4;
+    static constexpr int KEYS = 1;
 
     static Reg zero() { return Reg{}; }
     static Reg broadcast(float value) { return Reg{value, value, value, value}; }
@@ -38,8 +39,37 @@ struct Portable {
     static Reg max(Reg a, Reg b) { return a > b ? a : b; }
     static Reg fma(Reg a, Reg b, Reg c) { return a * b + c; }
     static float sum(Reg a) { return (a[0] + a[2]) + (a[1] + a[3]); }
-    static void sum4(const Reg *four, float *to) {
-        for (int i = 0; i < 4; i++) to[i] = sum(four[i]);
+    static Reg quads(Reg a, Reg b, Reg c, Reg d) { return Reg{sum(a), sum(b), sum(c), sum(d)}; }
+    static void store_quads(float *to, Reg a) { store(to, a); }
+    // a * b + c rounded once. Where the CPU has no instruction for it: in f64 the product is exact, and a sum that is not
+    // is rounded to odd, towards which side it was cut off; rounded once more, to f32, it is as if it had been exact
+    // (Boldo and Melquiond, "Emulation of a FMA and correctly rounded sums", 2008).
+    static Reg fused(Reg a, Reg b, Reg c) {
+#ifdef __FP_FAST_FMAF
+        Reg value;
+        for (int i = 0; i < lanes; i++) value[i] = __builtin_fmaf(a[i], b[i], c[i]);
+        return value;
+#else
+        const Pair low = fused_pair(half_of(a, 0), half_of(b, 0), half_of(c, 0));
+        const Pair high = fused_pair(half_of(a, 1), half_of(b, 1), half_of(c, 1));
+        return Reg{static_cast<float>(low[0]), static_cast<float>(low[1]), static_cast<float>(high[0]),
+                   static_cast<float>(high[1])};
+#endif
+    }
+    typedef double Pair __attribute__((vector_size(16)));
+    typedef int64_t PairBits __attribute__((vector_size(16)));
+    static Pair half_of(Reg a, int half) {
+        return Pair{static_cast<double>(a[2 * half]), static_cast<double>(a[2 * half + 1])};
+    }
+    static Pair fused_pair(Pair a, Pair b, Pair c) {
+        const Pair product = a * b, sum = product + c;
+        const Pair added = sum - product, error = (product - (sum - added)) + (c - added);
+        PairBits bits = reinterpret_cast<PairBits>(sum);
+        // Neither comparison holds of what is no number, the error of infinities.
+        const PairBits inexact = (error > 0.0) | (error < 0.0), even = (bits & 1) - 1;
+        const PairBits towards = ((reinterpret_cast<PairBits>(error) ^ bits) >> 63) | 1;
+        bits += inexact & even & towards;
+        return reinterpret_cast<Pair>(bits);
     }
     static Reg power2(Reg magic) { return reinterpret_cast<Reg>((reinterpret_cast<Word>(magic) + 127) << 23); }
     static Reg half(uint16_t bits) {

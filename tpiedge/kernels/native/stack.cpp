@@ -1,18 +1,31 @@
 // All blocks of quantised matrices one after the other, for a node that shares them with no other.
 #include <chrono>
 
-#include "interface.h"
+#include "context.h"
 
 namespace {
 
+using tpiedge::DONE;
+using tpiedge::NO_MEMORY;
+using tpiedge::TOO_LARGE;
 using Clock = std::chrono::steady_clock;
-
-void add(float *x, const float *y, int64_t count) {
-    for (int64_t i = 0; i < count; i++) x[i] += y[i];
-}
 
 double seconds_since(Clock::time_point begun) {
     return std::chrono::duration<double>(Clock::now() - begun).count();
+}
+
+// Adds to x what `block(y, wide)` computes: in 32 bits, into `narrow`, or else in 64.
+template <class Block>
+TPIEDGE_STATUS add_block(float *x, int64_t count, int64_t exponent, int32_t *narrow, const Block &block) {
+    const int status = block(narrow, 0);
+    if (status == DONE) tpiedge_add_sums(x, narrow, count, exponent, 0);
+    if (status != TOO_LARGE) return status;
+    tpiedge::Room room;
+    int64_t *sums = room.of<int64_t>(count);
+    if (!sums) return NO_MEMORY;
+    if (const int failed = block(sums, 1)) return failed;
+    tpiedge_add_sums(x, sums, count, exponent, 1);
+    return DONE;
 }
 
 }  // namespace
@@ -25,18 +38,22 @@ TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, 
     seconds[0] = seconds[1] = 0;
     for (const PanelLayer *layer = layers; layer < layers + count; layer++) {
         const int64_t numbers = tokens * layer->attention->hidden;
-        float *const y = scratch, *const rest = scratch + numbers;
+        int32_t *const sums = reinterpret_cast<int32_t *>(scratch);
+        float *const rest = scratch + numbers;
         auto begun = Clock::now();
-        if (tpiedge_panels_attention(handle, layer->attention, x, y, tokens, start, cos, sin, layer->keys,
-                                     layer->values, rest))
-            return 1;
-        add(x, y, numbers);
+        const auto attention = [&](void *y, int wide) {
+            return tpiedge_panels_attention(handle, layer->attention, x, y, tokens, start, cos, sin, layer->keys,
+                                            layer->values, rest, wide);
+        };
+        if (const int status = add_block(x, numbers, layer->attention->o.exponent, sums, attention)) return status;
         seconds[0] += seconds_since(begun);
         begun = Clock::now();
-        if (tpiedge_panels_ffn(handle, layer->ffn, x, y, tokens, layer->ffn_norm, static_cast<float>(layer->eps), rest))
-            return 1;
-        add(x, y, numbers);
+        const auto ffn = [&](void *y, int wide) {
+            return tpiedge_panels_ffn(handle, layer->ffn, x, y, tokens, layer->ffn_norm, static_cast<float>(layer->eps),
+                                      rest, wide);
+        };
+        if (const int status = add_block(x, numbers, layer->ffn[2].exponent, sums, ffn)) return status;
         seconds[1] += seconds_since(begun);
     }
-    return 0;
+    return DONE;
 }

@@ -1,0 +1,88 @@
+"""The grids of a pack's row-parallel matrices (kernels/grid.py): which power of two each one's sums count.
+
+It follows from the pack alone, so it is the same whoever computes it and however a model is shared. The step is 2**-16
+of what an output is expected to be, its standard deviation for inputs of 1: the root of the inputs' number times that
+of the weights, estimated from the scales of a sample of panels. A sample is enough: a step that is too small or too
+large by some powers of two costs time, where sums no longer fit 32 bits, or bits below those that int8 activations
+have.
+"""
+
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tpiedge.errors import UserError
+from tpiedge.kernels.panels import split_panels
+from tpiedge.pack.files import array_bytes, open_regular, read_exactly
+from tpiedge.pack.matrix_layout import MatrixLayout, PanelLayout
+from tpiedge.pack.reader import Pack
+
+__all__ = ["Exponents", "grid_exponents"]
+
+Exponents = tuple[tuple[int, int], ...]
+"""Of each layer: those of o and down. None for a pack that is not quantised."""
+
+_BELOW: Final = 16
+#: How many scales a weight is, as a power of two: in 4 bits the largest of a group is 8 of them, in 8 bits 127.
+_SCALES: Final = {4: 2, 8: 6}
+_UNITS: Final = 8
+_PANELS: Final = 4
+_LEAST, _MOST = -100, 100  # 2**exponent and its reciprocal are normal numbers, with room
+
+
+def grid_exponents(pack: Pack) -> Exponents:
+    """Reads some kilobytes of every layer. UserError where they cannot be read; whether they are as they were written
+    is for those to check who compute with them."""
+    if not pack.precision.quantised:
+        return ()
+    layers = {key: _of_layer(pack, key) for key in pack.unique_keys if isinstance(key, int)}
+    of_blob = {pack.blob_id(layer): exponents for layer, exponents in layers.items()}
+    return tuple(of_blob[pack.blob_id(layer)] for layer in range(pack.num_layers))
+
+
+def _of_layer(pack: Pack, layer: int) -> tuple[int, int]:
+    path, layout = pack.blob_path(layer), pack.layout(layer)
+    try:
+        fd = open_regular(path)
+    except OSError as error:
+        raise UserError(f"cannot open {path}: {error.strerror}") from None
+    try:
+        o, down = (_of_matrix(fd, path, layout.matrix(name)) for name in ("o", "down"))
+    finally:
+        os.close(fd)
+    return o, down
+
+
+def _of_matrix(fd: int, path: Path, matrix: MatrixLayout) -> int:
+    if not isinstance(matrix, PanelLayout):
+        raise UserError(f"{path}: {matrix.name} is not quantised as its layer is: pack again")
+    squares = [square for panel in _panels(fd, path, matrix) for square in panel]
+    # Sums that round once: the same whoever adds them up.
+    mean = math.fsum(squares) / max(1, len(squares))
+    if mean == 0:
+        return 0
+    variance = mean * 4.0 ** _SCALES[matrix.precision.bits] * matrix.rows
+    _, exponent = math.frexp(variance)  # 2**(exponent - 1) <= variance < 2**exponent
+    return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))
+
+
+def _panels(fd: int, path: Path, matrix: PanelLayout) -> Iterator[list[float]]:
+    """The squares of the scales of some panels, but of those that are no numbers."""
+    for unit in _spread(matrix.units, _UNITS):
+        shape = matrix.shape(unit)
+        offset, _ = matrix.span(unit, unit + 1)
+        for panel in _spread(shape.panels, _PANELS):
+            stored = np.empty((1, shape.panel_nbytes), np.uint8)
+            read_exactly(fd, path, offset + panel * shape.panel_nbytes, array_bytes(stored))
+            scales, _ = split_panels(stored, shape)
+            yield [float(scale) ** 2 for scale in scales.ravel() if np.isfinite(scale)]
+
+
+def _spread(count: int, most: int) -> Iterator[int]:
+    """At most so many of `count` numbers, evenly spread."""
+    some = min(count, most)
+    return (at * count // some for at in range(some))
