@@ -8,7 +8,9 @@ The residual stream x_TH is f32 on every node and identical on all of them, beca
 the same order (TPI-LLM, section 3.1).
 """
 
+import functools
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 import torch.nn.functional as functional
@@ -31,18 +33,31 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.memory.sweep import Block
 from tpiedge.memory.weights import BlockWeights, Weights
 from tpiedge.model.config import ModelConfig
-from tpiedge.model.rope import rope_frequencies
+from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.wire.data import StepPlan
+from tpiedge.wire.data import Segment, StepPlan
 
 __all__ = ["ForwardPass"]
+
+_POSITIONS: Final = 64
 
 
 @dataclass(frozen=True)
 class _Rotary:
     cos_Td: Tensor
     sin_Td: Tensor
+
+
+def _tables_of(rope: RopeConfig, head_dim: int, start: int, count: int, length: int) -> tuple[Tensor, Tensor]:
+    inv_freq, scale = rope_frequencies(rope, head_dim, length)
+    return tables(torch.arange(start, start + count), torch.from_numpy(inv_freq), scale)
+
+
+@functools.lru_cache(maxsize=16)
+def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, Tensor]:
+    """Of so many positions at a time: for one it takes a fifth of the time of all."""
+    return _tables_of(rope, head_dim, block * _POSITIONS, _POSITIONS, 0)
 
 
 class ForwardPass:
@@ -259,9 +274,13 @@ class ForwardPass:
 
     def _rotary(self, plan: StepPlan) -> _Rotary:
         """cos and sin of every row; RoPE scaling goes by each segment's own sequence length."""
-        parts = []
-        for segment in plan.segments:
-            inv_freq, scale = rope_frequencies(self._config.rope, self._config.head_dim, segment.rope_length)
-            positions = torch.arange(segment.start, segment.start + segment.length)
-            parts.append(tables(positions, torch.from_numpy(inv_freq), scale))
+        parts = [self._tables(segment) for segment in plan.segments]
         return _Rotary(torch.cat([cos for cos, _ in parts]), torch.cat([sin for _, sin in parts]))
+
+    def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
+        rope, width = self._config.rope, self._config.head_dim
+        if rope.depends_on_length or segment.length > 1:
+            return _tables_of(rope, width, segment.start, segment.length, segment.rope_length)
+        block, row = divmod(segment.start, _POSITIONS)
+        cos, sin = _kept_tables(rope, width, block)
+        return cos[row : row + 1], sin[row : row + 1]

@@ -1,21 +1,69 @@
 """Rotary position embedding, in Hugging Face's half-split form.
 
 T tokens, N heads, d head width, r rotated width (r <= d; r = d for all but partially rotating models).
+
+Sines and cosines are made here, of additions and multiplications in f64, because those of libraries differ in their
+last bits from one instruction set to another.
 """
 
+import math
+from typing import Final
+
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tpiedge.kernels.library import Pool
 
 __all__ = ["rope", "tables"]
 
+_F64 = NDArray[np.float64]
+
+# pi / 2 in three parts: the first two have 25 bits, so that they times a number of quarter turns below 2**27 are exact.
+_QUARTER: Final = tuple(map(float.fromhex, ("0x1.921fb5p+0", "0x1.110b46p-26", "0x1.1a62633145c07p-54")))
+_TURNS: Final = 2 / math.pi
+# Taylor's series around 0 of (sin(x) - x) / x**3 and (cos(x) - 1) / x**2, in x**2, the last coefficients first.
+_SERIES: Final = [
+    np.array([[[(-1) ** n / math.factorial(2 * n + 1)]], [[(-1) ** n / math.factorial(2 * n)]]])
+    for n in range(7, 0, -1)
+]
+# What becomes of cos and sin a quarter turn later, and after two and three.
+_COSINE_SIGNS: Final = np.array([1.0, -1.0, -1.0, 1.0])
+_SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
+
 
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
-    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies; `scale` multiplies both."""
+    """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies; `scale` multiplies both. Angles are f32,
+    as Hugging Face has them, and below 2**27."""
     angles = positions_T.to(torch.float32)[:, None] * inv_freq.to(torch.float32)[None, :]
-    angles = torch.cat((angles, angles), dim=-1)
-    return angles.cos() * scale, angles.sin() * scale
+    cos, sin = _turned(angles.numpy().astype(np.float64))
+    return _both_halves(cos, scale), _both_halves(sin, scale)
+
+
+def _turned(angles: _F64) -> tuple[_F64, _F64]:
+    """cos and sin, to 2**-48."""
+    turns = np.rint(angles * _TURNS)
+    rest = angles
+    for part in _QUARTER:
+        rest = rest - turns * part
+    square = rest * rest
+    series = _SERIES[0]
+    for coefficient in _SERIES[1:]:
+        series = series * square + coefficient
+    series = series * square
+    sin, cos = rest + rest * series[0], 1 + series[1]
+    quarter = turns.astype(np.int64) & 3
+    swapped = (quarter & 1).astype(np.bool_)
+    return (
+        np.where(swapped, sin, cos) * _COSINE_SIGNS[quarter],
+        np.where(swapped, cos, sin) * _SINE_SIGNS[quarter],
+    )
+
+
+def _both_halves(values: _F64, scale: float) -> Tensor:
+    half = torch.from_numpy(values.astype(np.float32)) * scale
+    return torch.cat((half, half), dim=-1)
 
 
 def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from decimal import Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
@@ -27,6 +28,7 @@ Frequencies = NDArray[np.float32]
 _MAX_POSITIONS = 1 << 27
 _DEFAULT_THETA = 10000.0
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
+_DIGITS = 40
 
 
 @dataclass(frozen=True)
@@ -160,7 +162,20 @@ def _checked(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
 
 def _powers(theta: float, head_dim: int) -> Frequencies:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    return (np.float64(np.float32(theta)) ** exponents.astype(np.float64)).astype(np.float32)
+    powers = [_power(float(np.float32(theta)), float(exponent)) for exponent in exponents]
+    return np.array(powers, np.float64).astype(np.float32)
+
+
+def _power(base: float, exponent: float) -> float:
+    """The nearest f64, on every machine: those of C libraries and of numpy differ in their last bits."""
+    with localcontext(Context(prec=_DIGITS)):
+        return float(Decimal(base) ** Decimal(exponent))
+
+
+def _logarithm(value: float) -> float:
+    """Likewise."""
+    with localcontext(Context(prec=_DIGITS)):
+        return float(Decimal(value).ln())
 
 
 def _inverse(values: Frequencies) -> Frequencies:
@@ -175,7 +190,7 @@ def _dynamic_theta(rope: RopeConfig, head_dim: int, length: int) -> float:
         ratio = np.float32(rope.factor) * np.float32(length) / np.float32(rope.max_positions)
         stretch = ratio - np.float32(rope.factor - 1)
     exponent = np.float64(np.float32(head_dim / (head_dim - 2)))
-    return float(np.float32(rope.theta) * np.float32(np.float64(stretch) ** exponent))
+    return float(np.float32(rope.theta) * np.float32(_power(float(stretch), float(exponent))))
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Frequencies:
@@ -210,7 +225,7 @@ def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
 
     def dimension(turns: float) -> float:
         ratio = rope.original_positions / (turns * 2 * math.pi)
-        return head_dim * math.log(ratio) / (2 * math.log(rope.theta))
+        return head_dim * _logarithm(ratio) / (2 * _logarithm(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
@@ -227,4 +242,4 @@ def _yarn_scale(rope: RopeConfig) -> float:
 
 
 def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+    return 1.0 if factor <= 1 else 0.1 * weight * _logarithm(factor) + 1.0
