@@ -11,12 +11,21 @@ _NUMBERS = {"integer": " is not a whole number", "float": " is not a number"}
 
 
 def usage_words(error: click.ClickException) -> str:
-    """The line for `error`: a flag's range as numbers, and the likeliest of misspelt flags alone."""
+    """The line for `error`: a flag's range as numbers, the likeliest of misspelt flags alone, or where help is."""
     if isinstance(error, click.NoSuchOption) and error.possibilities:
         return f"{error.message} Did you mean {error.possibilities[0]!r}?"
     words = error.format_message()
+    if isinstance(error, click.UsageError) and error.ctx is not None and _leaves_one_alone(error):
+        return f"{words.removesuffix('.')}: '{error.ctx.command_path} --help' shows what there is"
     found = _NOT_A_NUMBER.search(words)
     return words if found is None else words[: found.start()] + _NUMBERS[found[1]] + _range_of(error)
+
+
+def _leaves_one_alone(error: click.UsageError) -> bool:
+    """Whether click's words end with what is wrong: those about a value tell what it may be."""
+    if isinstance(error, click.NoSuchCommand | click.NoSuchOption):
+        return not error.possibilities
+    return isinstance(error, click.MissingParameter) or not isinstance(error, click.BadParameter)
 
 
 def _range_of(error: click.ClickException) -> str:
