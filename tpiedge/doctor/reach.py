@@ -76,18 +76,18 @@ def check_master_clock(host: str, port: int = HTTP_PORT) -> Sequence[Finding]:
         return [skip("master's clock", f"not compared: no HTTP at {host}:{port}")]
     finally:
         connection.close()
-    return [judge_skew(date, datetime.now(UTC))]
+    return [judge_skew(date, datetime.now(UTC), f"{host}:{port}")]
 
 
-def judge_skew(date: str | None, now: datetime) -> Finding:
-    """`date`: of an HTTP answer."""
+def judge_skew(date: str | None, now: datetime, server: str) -> Finding:
+    """`date`: of an HTTP answer from `server`, which may be another program's or another master's."""
     try:
         skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
     except (TypeError, ValueError):
-        return skip("master's clock", "not compared: its HTTP server tells no date")
+        return skip("master's clock", f"not compared: the HTTP server at {server} tells no date")
     if abs(skew_s) > _MAX_SKEW_S:
-        found = f"differs by {format_seconds(abs(skew_s))}"
+        found = f"differs by {format_seconds(abs(skew_s))} from HTTP at {server}"
         return warn(
             "master's clock", found, "set both clocks (timedatectl set-ntp true): tokens would expire wrongly"
         )
-    return ok("master's clock", "agrees")
+    return ok("master's clock", f"agrees with HTTP at {server}")
