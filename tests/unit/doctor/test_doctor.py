@@ -168,6 +168,12 @@ def test_the_way_to_a_master():
     assert (result_of(closed), closed.found) == ("fail", "refused")
 
 
+def test_a_name_that_is_no_host():
+    (found,) = reach.check_reach(Address("no.such.host.invalid", 7070))
+    assert (result_of(found), found.found) == ("fail", "the host is not known here")
+    assert "spelling" in found.advice
+
+
 def test_the_clock_is_read_from_an_http_answer():
     class Quiet(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
