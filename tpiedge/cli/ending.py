@@ -28,7 +28,7 @@ def serving_until_stopped(next_time: str) -> Iterator[None]:
     except Terminated:
         pass
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; {next_time}") from None
+        raise KeyboardInterrupt(f"stopped; {next_time}") from None
 
 
 def _terminate(_signal: int, _frame: object) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.options import on_either_side
 from tpiedge.cli.path_options import state_option
 from tpiedge.cli.reach import admin_of
@@ -28,7 +29,7 @@ _GONE_S = 60.0
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=ListingGroup, invoke_without_command=True)
 @click.option(
     "--all", "everybody", is_flag=True, help="Also workers that have been away for a minute or more."
 )
