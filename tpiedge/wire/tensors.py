@@ -14,8 +14,8 @@ __all__ = ["INT8_GROUP", "DType", "TensorHeader", "check_tensors", "wire_bytes"]
 INT8_GROUP = 64
 """Elements of a row that share an f32 scale where they travel as int8; a row's last group may be short."""
 
-DType = Literal["f32", "bf16", "u8"]
-_ITEM_SIZES = {"f32": 4, "bf16": 2, "u8": 1}
+DType = Literal["f32", "bf16", "i32", "i64", "u8"]
+_ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 
 @dataclass(frozen=True, slots=True)
