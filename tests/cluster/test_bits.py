@@ -15,6 +15,7 @@ from tests.cluster.packs import split
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.reference import CASES, Reference
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.model.int4_files import Int4Checkpoint
 from tpiedge.collectives.route import Route
 from tpiedge.engine import assembly
 from tpiedge.engine.steps import StepLimits
@@ -22,14 +23,17 @@ from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
 from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
-from tpiedge.pack.sources.source import CheckpointSource
+from tpiedge.pack.sources.imported import open_tensors
+from tpiedge.pack.writing.random_weights import RandomSource
 from tpiedge.pack.writing.writer import write_pack
+from tpiedge.planner.partition import LayerShape, parse_shares, partition
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.fields import KVPrecision
 
@@ -149,6 +153,58 @@ def test_every_chunking_has_the_same_bits(
     assert torch.equal(logits_of(cut, text), logits_of(whole, text))
 
 
+def whole(pack: Path) -> list[NodeShare]:
+    """The share of a node that is alone."""
+    layout = Pack.open(pack).layout(0)
+    return [NodeShare(Share(0, layout.matrix("q").units), Share(0, layout.matrix("down").units))]
+
+
+def parted(pack: Path, shares: str) -> tuple[NodeShare, ...]:
+    (alone,), group = whole(pack), Pack.open(pack).group_size(0)
+    shape = LayerShape(len(alone.attention), len(alone.attention) // group, len(alone.ffn))
+    return partition(shape, parse_shares(shares, shares.count(",") + 1))
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 100, 128])
+def test_every_size_of_heads_has_the_bits_of_one_node(
+    head_dim: int, precision: Precision, tmp_path: Path, several_sets: Callable[..., None]
+) -> None:
+    """Four query heads on two KV heads, an FFN that is no multiple of 128, all instruction sets among the nodes."""
+    config = llama_config(hidden_size=192, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim)
+    spec = model_spec(ModelConfig.from_huggingface(config))
+    pack = tmp_path / "pack"
+    write_pack(spec, RandomSource.for_spec(0, spec, "BF16", std=0.1), precision, pack)
+    text = range(3, 90)
+    expected_TV = logits_of(InProcessCluster(pack, whole(pack)), text)
+    several_sets(AVAILABLE, (2, 1))
+    for shares in ("1,1", "1,0:1,2", "1,1,1,1"):
+        found_TV = logits_of(InProcessCluster(pack, parted(pack, shares), limits=StepLimits(64, 32)), text)
+        assert torch.equal(found_TV, expected_TV)
+
+
+def llama_config(**shape: int) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "vocab_size": 320,
+        "intermediate_size": 300,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    } | shape
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_checkpoints_of_four_bits_have_the_bits_of_one_node(method: str, tmp_path: Path) -> None:
+    Int4Checkpoint(method, ffn=320, heads=4, head_dim=16).write(tmp_path / "checkpoint")
+    pack = packed(tmp_path / "checkpoint", Precision.Q4, tmp_path / "pack")
+    text = range(3, 60)
+    expected_TV = logits_of(InProcessCluster(pack, whole(pack)), text)
+    for shares in ("1,1", "1,0:2,1"):
+        assert torch.equal(logits_of(InProcessCluster(pack, parted(pack, shares)), text), expected_TV)
+
+
 @pytest.fixture
 def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Lets the nodes that are made from now on compute with instruction sets and threads in turn."""
@@ -240,7 +296,7 @@ def scaled_pack(reference: Reference, precision: Precision, power: int, folder: 
 
 def packed(folder: Path, precision: Precision, to: Path) -> Path:
     checkpoint = Checkpoint.open(folder)
-    source = CheckpointSource(checkpoint.tensors)
+    source = open_tensors(checkpoint.tensors)
     write_pack(model_spec(checkpoint.config), source, precision, to)
     source.close()
     return to
@@ -259,8 +315,6 @@ def test_the_demo_s_logits_are_those_of_every_machine(
     precision: Precision, isa: str, tmp_path: Path, several_sets: Callable[..., None]
 ) -> None:
     pack = packed(resolve_model(DEMO), precision, tmp_path / "pack")
-    layout = Pack.open(pack).layout(0)
-    share = NodeShare(Share(0, layout.matrix("q").units), Share(0, layout.matrix("down").units))
     several_sets([isa])
-    logits_TV = logits_of(InProcessCluster(pack, [share]), range(3, 40))
+    logits_TV = logits_of(InProcessCluster(pack, whole(pack)), range(3, 40))
     assert hashlib.sha256(logits_TV.numpy().astype("<f4").tobytes()).hexdigest() == GOLDEN[precision]
