@@ -111,10 +111,18 @@ def _print(status: dict[str, Any], away: int) -> None:
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
         click.echo(f"all-reduces: {ways}" + _because(status["collective_why"]))
+    if status["ready"]:
+        click.echo("answers: " + _exactness(sanitised(status["split_shows"])))
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for join in status["pending"]:
         place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
         click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
+
+
+def _exactness(split_shows: str) -> str:
+    if not split_shows:
+        return "the same to the last bit, whoever computes them"
+    return f"their last bits may depend on the plan: {split_shows}"
 
 
 def _because(reason: str) -> str:

@@ -6,17 +6,13 @@ and whoever breaks the law gets one that wraps around. A larger value of a wide 
 where there is no number, or too large a one. A sum has it wherever a part was not finite, as one of f32 has NaN.
 """
 
-from typing import Final
-
 import numpy as np
 
 from tpiedge.collectives.arrays import Summable
+from tpiedge.kernels.grid import MOST as LARGEST
+from tpiedge.kernels.grid import NOT_A_NUMBER
 
 __all__ = ["LARGEST", "NOT_A_NUMBER", "all_finite", "mark_not_finite"]
-
-LARGEST: Final = 1 << 56
-"""The largest magnitude in a wide part; sums of as many parts as there can be nodes fit into int64."""
-NOT_A_NUMBER: Final = -(1 << 63)
 
 
 def all_finite(array: Summable, ranks: int | None = None) -> bool:
