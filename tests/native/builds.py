@@ -9,7 +9,18 @@ from pathlib import Path
 
 from tpiedge.kernels.shared_library import ISAS
 
-__all__ = ["BEYOND", "NATIVE", "Checksums", "build", "host_compiler", "report", "run"]
+__all__ = [
+    "ANY_BITS",
+    "BEYOND",
+    "FUSED",
+    "GOLDEN_STACK",
+    "NATIVE",
+    "Checksums",
+    "build",
+    "host_compiler",
+    "report",
+    "run",
+]
 
 _DRIVER = Path(__file__).parent
 _PACKAGE = _DRIVER.parents[1] / "tpiedge"
@@ -23,6 +34,16 @@ NATIVE = ("kernels/native", "transport/native")
 
 #: The driver's argument with which it lets a kernel read beyond an array, on purpose.
 BEYOND = "beyond"
+
+#: The argument with which it multiplies and adds numbers that it reads, as the portable kernels do (fused.cpp).
+FUSED = "fused"
+
+#: Products of f32 and bf16 matrices, which every instruction set sums as it does it best. All else has the same bits.
+ANY_BITS = {"project", "contract", "ffn"}
+
+#: What becomes of some tokens in the layers of golden.cpp. Who changes it changes what models answer: that a version
+#: shares a model with one that has other bits is then no longer possible.
+GOLDEN_STACK = "1b3dd805f5b10917"
 
 Checksums = dict[str, dict[str, str]]
 """Operation -> instruction set -> checksum of all its results."""
@@ -51,12 +72,13 @@ def build(compiler: str, flags: Sequence[str], folder: Path) -> Path:
 
 
 def run(
-    command: Sequence[str | Path], env: Mapping[str, str] | None = None
+    command: Sequence[str | Path], env: Mapping[str, str] | None = None, text: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    """Whatever its exit code."""
+    """Whatever its exit code; `text`: for it to read."""
     return subprocess.run(
         command,
         env={**os.environ, **(env or {})},
+        input=text,
         capture_output=True,
         text=True,
         timeout=_RUN_TIMEOUT_S,

@@ -138,6 +138,15 @@ public:
         add(result);
         if (bits_of(result) != bits_of(wanted)) fail(result, wanted);
     }
+    void equal(int64_t result, int64_t wanted) {
+        mix(static_cast<uint32_t>(result));
+        mix(static_cast<uint32_t>(result >> 32));
+        agree(result, wanted);
+    }
+    // Of what only some instruction sets may compute: no part of the checksum.
+    void agree(int64_t result, int64_t wanted) {
+        if (result != wanted) fail(static_cast<double>(result), static_cast<double>(wanted));
+    }
     void same_bytes(const void *result, const void *wanted, int64_t size) {
         for (int64_t i = 0; i < size; i++) {
             const int got = static_cast<const uint8_t *>(result)[i];
@@ -171,10 +180,10 @@ private:
     int64_t shape_[4] = {};
 };
 
-// Of a call that says whether it found memory.
+// Of a call that says whether it did all that it was to.
 inline void complete(int status) {
     if (!status) return;
-    fprintf(stderr, "a product found no memory\n");
+    fprintf(stderr, "a product ended with %d\n", status);
     exit(1);
 }
 
@@ -185,6 +194,8 @@ void check_rooms(void *handle);  // after check_panels
 void check_elementwise(void *handle, const char *isa);
 void check_attention(void *handle, const char *isa);
 void check_attention_block(void *handle, const char *isa);
+void check_golden_stack(void *handle, const char *isa);
+void print_fused();
 void check_kv(void *handle, const char *isa);
 void check_quantise(const char *isa);
 void check_wire();

@@ -2,7 +2,7 @@
 // conversions and all-reduces, with random shapes, and compares with slow references. The arguments are the instruction sets' names in
 // the order of their numbers. Prints a line for each operation and instruction set, with a checksum of all results;
 // ends with 1 at the first wrong one. With the argument "beyond" it reads beyond an array instead, to see whether
-// somebody notices.
+// somebody notices; with "fused" it multiplies and adds numbers that it reads (fused.cpp).
 #include <sys/resource.h>
 
 #include "check.h"
@@ -61,6 +61,7 @@ void check_isa(int isa, const char *name) {
     check_attention(handle, name);
     check_kv(handle, name);
     check_attention_block(handle, name);
+    check_golden_stack(handle, name);
     check_quantise(name);
     tpiedge_close(handle);
 }
@@ -80,6 +81,10 @@ void read_beyond() {
 int main(int count, char **names) {
     if (count == 2 && !strcmp(names[1], "beyond")) {
         read_beyond();
+        return 0;
+    }
+    if (count == 2 && !strcmp(names[1], "fused")) {
+        print_fused();
         return 0;
     }
     check_crc32();

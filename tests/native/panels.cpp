@@ -142,16 +142,38 @@ Quantised Panels::quantise(const float *x) const {
     return made;
 }
 
-float Panels::product(const Quantised &x, int64_t output) const {
+// Of the groups [first, last).
+float Panels::fold(const Quantised &x, int64_t output, size_t first, size_t last, float factor) const {
     const int offset = bits == 8 ? 128 : 8;
     float y = 0;
-    for (size_t g = 0; g < groups.size(); g++) {
+    for (size_t g = first; g < last; g++) {
         int sum = 0;
         for (int64_t i = groups[g].first; i < groups[g].first + groups[g].count; i++)
             sum += (codes[output * inputs() + i] - offset) * x.codes[i];
-        y = fmaf(static_cast<float>(sum), from_f16(scales[output * groups.size() + g]) * x.scales[g], y);
+        const float dx = x.scales[g] * factor;
+        y = fmaf(static_cast<float>(sum), from_f16(scales[output * groups.size() + g]) * dx, y);
     }
     return y;
+}
+
+float Panels::product(const Quantised &x, int64_t output) const { return fold(x, output, 0, groups.size(), 1.0f); }
+
+int64_t Panels::sum(const Quantised &x, int64_t output, int64_t exponent) const {
+    const float factor = ldexpf(1.0f, static_cast<int>(-exponent));
+    int64_t total = 0;
+    for (size_t first = 0, last; first < groups.size(); first = last) {
+        const int64_t unit = groups[first].first / rows_per_unit;
+        for (last = first; last < groups.size() && groups[last].first / rows_per_unit == unit;) last++;
+        const float part = fold(x, output, first, last, factor);
+        if (!(fabsf(part) <= 0x1p46f)) return NO_SUM;
+        total += static_cast<int64_t>(nearbyintf(part));
+    }
+    return total;
+}
+
+void Panels::tame() {
+    for (uint16_t &scale : scales) scale = static_cast<uint16_t>((scale & 0x83ff) | 5 << 10);
+    for (int64_t unit = 0; unit < units(); unit++) lay_out(unit, data.data() + unit * unit_nbytes);
 }
 
 float Panels::value(int64_t output, int64_t input) const {

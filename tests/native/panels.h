@@ -8,6 +8,8 @@
 
 constexpr int64_t GROUP = 32, PANEL = 16;
 
+constexpr int64_t NO_SUM = INT64_MIN;
+
 // As native code would convert it.
 float from_f16(uint16_t bits);
 
@@ -44,15 +46,22 @@ struct Panels {
     int64_t outputs() const { return transposed ? cols : rows; }
     int64_t inputs() const { return transposed ? rows : cols; }
     int64_t units() const { return (rows + rows_per_unit - 1) / rows_per_unit; }
-    PanelWeight weight(float *y) const {
-        return PanelWeight{data.data(), y, bits, unit_nbytes, rows, cols, rows_per_unit};
+    PanelWeight weight(float *y, const float *bias = nullptr) const {
+        return PanelWeight{data.data(), y, bits, unit_nbytes, rows, cols, rows_per_unit, bias, 0, 0};
+    }
+    // Row-parallel, on a grid.
+    PanelWeight weight(void *y, int64_t exponent, int64_t most = INT32_MAX) const {
+        return PanelWeight{data.data(), y, bits, unit_nbytes, rows, cols, rows_per_unit, nullptr, exponent, most};
     }
     Quantised quantise(const float *x) const;
-    float product(const Quantised &x, int64_t output) const;
+    float product(const Quantised &x, int64_t output) const;  // column-parallel
+    int64_t sum(const Quantised &x, int64_t output, int64_t exponent) const;
+    void tame();  // scales of moderate size
     float value(int64_t output, int64_t input) const;  // of matrices of one unit
     void lay_out(int64_t unit, uint8_t *to) const;
 
 private:
+    float fold(const Quantised &x, int64_t output, size_t first, size_t last, float factor) const;
     int64_t unit_rows(int64_t unit) const;
     int64_t nbytes(int64_t unit) const;
     void find_groups();

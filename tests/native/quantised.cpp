@@ -64,14 +64,45 @@ void check_project(void *handle, Check &check, Random &random, int64_t tokens, i
     for (int64_t i = 0; i < count; i++) compare(check, matrices[i], x, results[i], tokens);
 }
 
+// x += sums.
+void check_add_sums(Check &check, Random &random, const Array<int64_t> &sums, int64_t exponent) {
+    const Floats x = random_floats(random, sums.size());
+    Floats y(sums.size()), z(sums.size());
+    Array<int32_t> narrow(sums.size());
+    for (int64_t i = 0; i < sums.size(); i++) {
+        y[i] = z[i] = x[i];
+        narrow[i] = static_cast<int32_t>(static_cast<uint32_t>(sums[i]));
+    }
+    tpiedge_add_sums(y.data(), sums.data(), sums.size(), exponent, 1);
+    tpiedge_add_sums(z.data(), narrow.data(), sums.size(), exponent, 0);
+    const float step = ldexpf(1.0f, static_cast<int>(exponent));
+    for (int64_t i = 0; i < sums.size(); i++) {
+        check.same(y[i], sums[i] == NO_SUM ? NAN : x[i] + static_cast<float>(sums[i]) * step);
+        check.same(z[i], x[i] + static_cast<float>(narrow[i]) * step);
+    }
+}
+
 void check_contract(void *handle, Check &check, Random &random, int64_t tokens, int64_t rows, int64_t cols,
                     int64_t rows_per_unit) {
     const Floats x = activations(random, tokens, rows);
     const Panels matrix = row_parallel(random, rows, cols, rows_per_unit);
-    Floats y(tokens * cols);
-    const PanelWeight weight = matrix.weight(y.data());
-    complete(tpiedge_panels_contract(handle, x.data(), tokens, &weight));
-    compare(check, matrix, x, y, tokens);
+    const int64_t exponent = random.between(-40, 20), most = random.coin() ? INT32_MAX : random.between(0, 1 << 20);
+    Array<int64_t> wide(tokens * cols);
+    const PanelWeight weight = matrix.weight(wide.data(), exponent);
+    complete(tpiedge_panels_contract(handle, x.data(), tokens, &weight, 1));
+    check.shape(tokens, cols, rows, exponent);
+    for (int64_t t = 0; t < tokens; t++) {
+        const Quantised token = matrix.quantise(x.data() + t * rows);
+        for (int64_t o = 0; o < cols; o++) check.equal(wide[t * cols + o], matrix.sum(token, o, exponent));
+    }
+    Array<int32_t> narrow(tokens * cols);
+    const PanelWeight less = matrix.weight(narrow.data(), exponent, most);
+    if (tpiedge_panels_contract(handle, x.data(), tokens, &less, 0) != tpiedge::TOO_LARGE)
+        for (int64_t i = 0; i < wide.size(); i++) {
+            check.agree(narrow[i], wide[i]);
+            if (wide[i] > most || wide[i] < -most) check.agree(wide[i], most);
+        }
+    check_add_sums(check, random, wide, exponent);
 }
 
 // What its parts are, one after the other.
@@ -83,17 +114,33 @@ void check_ffn(void *handle, Check &check, Random &random) {
     const Panels down = row_parallel(random, inner, cols, random.between(1, inner));
     check.shape(tokens, hidden, inner, cols);
 
-    Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner), wanted(tokens * cols);
+    const Floats gate_bias = random_floats(random, inner), up_bias = random_floats(random, inner);
+    const float *biases[] = {random.coin() ? gate_bias.data() : nullptr, random.coin() ? up_bias.data() : nullptr};
+    const int64_t exponent = random.between(-30, 0);
+    Floats normed(tokens * hidden), gated(tokens * inner), raised(tokens * inner);
+    Array<int64_t> wanted(tokens * cols), y(tokens * cols);
     tpiedge_rms_norm(handle, x.data(), normed.data(), hidden, 0, tokens, 1, hidden, norm.data(), 1e-5f);
-    const PanelWeight parts[] = {gate.weight(gated.data()), up.weight(raised.data()), down.weight(wanted.data())};
+    const PanelWeight parts[] = {gate.weight(gated.data()), up.weight(raised.data()),
+                                 down.weight(wanted.data(), exponent)};
     complete(tpiedge_panels_project(handle, normed.data(), tokens, parts, 2));
+    for (int64_t i = 0; i < tokens * inner; i++) {
+        if (biases[0]) gated[i] += gate_bias[i % inner];
+        if (biases[1]) raised[i] += up_bias[i % inner];
+    }
     tpiedge_swiglu(handle, gated.data(), raised.data(), gated.data(), tokens * inner);
-    complete(tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2]));
+    complete(tpiedge_panels_contract(handle, gated.data(), tokens, &parts[2], 1));
 
-    Floats scratch(tokens * (hidden + 2 * inner)), y(tokens * cols);
-    const PanelWeight fused[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr)};
-    complete(tpiedge_panels_ffn(handle, fused, x.data(), y.data(), tokens, norm.data(), 1e-5f, scratch.data()));
-    for (int64_t i = 0; i < y.size(); i++) check.same(y[i], wanted[i]);
+    Floats scratch(tokens * (hidden + 2 * inner));
+    const PanelWeight fused[] = {gate.weight(nullptr, biases[0]), up.weight(nullptr, biases[1]),
+                                 down.weight(nullptr, exponent)};
+    const auto compute = [&](void *sums, int wide) {
+        return tpiedge_panels_ffn(handle, fused, x.data(), sums, tokens, norm.data(), 1e-5f, scratch.data(), wide);
+    };
+    complete(compute(y.data(), 1));
+    for (int64_t i = 0; i < y.size(); i++) check.equal(y[i], wanted[i]);
+    Array<int32_t> narrow(tokens * cols);
+    if (compute(narrow.data(), 0) != tpiedge::TOO_LARGE)
+        for (int64_t i = 0; i < y.size(); i++) check.agree(narrow[i], wanted[i]);
 }
 
 }  // namespace

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import tpiedge
-from tests.native.builds import BEYOND, NATIVE, Checksums, run
+from tests.native.builds import ANY_BITS, BEYOND, GOLDEN_STACK, NATIVE, Checksums, run
 
 pytestmark = pytest.mark.timeout(1800)  # builds: half a minute of CPU
 
@@ -19,6 +19,7 @@ _OPERATIONS = {
     "panels_ffn",
     "panels_attention",
     "panels_stack",
+    "golden_stack",
     "rms_norm",
     "rope",
     "swiglu",
@@ -36,6 +37,14 @@ def test_kernels_are_right_and_stay_within_their_arrays(host_checksums: Checksum
     assert {operation: set(host_checksums[operation]) for operation in _OPERATIONS} == dict.fromkeys(
         _OPERATIONS, isas
     )
+
+
+def test_all_but_products_of_plain_matrices_have_the_same_bits_on_every_instruction_set(
+    host_checksums: Checksums,
+) -> None:
+    for operation in _OPERATIONS - ANY_BITS:
+        assert len(set(host_checksums[operation].values())) == 1, (operation, host_checksums[operation])
+    assert set(host_checksums["golden_stack"].values()) == {GOLDEN_STACK}
 
 
 def test_the_driver_calls_every_function_that_is_exported() -> None:

@@ -6,6 +6,7 @@ T tokens, H hidden size, F columns of the FFN, N query heads, K KV heads, S posi
 import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,6 +25,7 @@ from tpiedge.bench.kernel_memory import (
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.attention import Rows, attention, kv_of_heads
 from tpiedge.kernels.ffn import ffn
+from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_rows import QuantisedRows, encode
 from tpiedge.kernels.linear import Linear
@@ -36,7 +38,10 @@ from tpiedge.pack.layout import whole_pages
 from tpiedge.units import counted
 from tpiedge.wire.fields import KVPrecision
 
-__all__ = ["KERNELS", "Case", "case_count", "cases_of", "random_panels"]
+__all__ = ["GRID", "KERNELS", "Case", "case_count", "cases_of", "random_panels"]
+
+#: Of the sums of quantised matrices, which fit 32 bits then: outputs are 1 to 1000.
+GRID: Final = Grid(-16)
 
 _EPS = 1e-5
 _DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -192,11 +197,12 @@ def _contract(wanted: _Wanted) -> list[Case]:
 
 
 def _product(wanted: _Wanted, kernel: str, weights: list[Weight], tokens: int) -> Case:
-    inputs = wanted.hidden if kernel == "project" else wanted.ffn
-    x_TI = torch.randn(tokens, inputs)
+    projects = kernel == "project"
+    x_TI = torch.randn(tokens, wanted.hidden if projects else wanted.ffn)
 
     def run(linear: Linear, copy: int) -> object:
-        return getattr(linear, kernel)(x_TI, weights[copy])
+        weight = weights[copy]
+        return linear.project(x_TI, weight) if projects else linear.contract(x_TI, weight, GRID)
 
     nbytes = _nbytes(weights[0]) + 4 * tokens * (wanted.hidden + wanted.ffn)
     operations = 2 * tokens * wanted.hidden * wanted.ffn
@@ -214,7 +220,7 @@ def _ffn(wanted: _Wanted) -> list[Case]:
         x_TH = torch.randn(tokens, wanted.hidden)
 
         def run(linear: Linear, copy: int) -> object:
-            return ffn(x_TH, norm_H, _EPS, gates[copy], ups[copy], downs[copy], linear)
+            return ffn(x_TH, norm_H, _EPS, gates[copy], ups[copy], downs[copy], linear, grid=GRID)
 
         nbytes = _nbytes(gates[0]) + _nbytes(ups[0]) + _nbytes(downs[0]) + 8 * tokens * wanted.hidden
         operations = 6 * tokens * wanted.hidden * wanted.ffn

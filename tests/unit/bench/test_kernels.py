@@ -6,13 +6,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from tpiedge.bench.kernel_cases import KERNELS, Case, case_count, cases_of, random_panels
+from tpiedge.bench.kernel_cases import GRID, KERNELS, Case, case_count, cases_of, random_panels
 from tpiedge.bench.kernel_memory import Rotation
 from tpiedge.bench.kernel_times import Bench, _CallTimer, last_level_cache_bytes
 from tpiedge.bench.repeats import Repeats
 from tpiedge.cli.bench_kernels import _numbers, _shapes
 from tpiedge.errors import UserError
 from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.grid import widened
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.probes import Probes
 from tpiedge.kernels.shared_library import kernel_library
@@ -59,7 +60,7 @@ def test_random_panels_are_numbers(bits: int, transposed: bool) -> None:
     assert w.shape == (rows, cols)
     with Linear(Arithmetic.INT8, 1, None) as linear:
         x = torch.ones(1, w.inputs)
-        y = linear.contract(x, w) if transposed else linear.project(x, w)
+        y = widened(linear.contract(x, w, GRID), GRID) if transposed else linear.project(x, w)
     assert y.shape == (1, w.outputs)
     assert y.isfinite().all()
     assert y.abs().max() > 0
@@ -77,6 +78,8 @@ def test_every_case_runs_natively_and_with_torch_alike(kernel: str, precision: s
                 continue  # torch's overwrites what it is given
             assert isinstance(found, torch.Tensor)
             assert isinstance(expected, torch.Tensor)
+            if found.dtype is not torch.float32:
+                found, expected = widened(found, GRID), widened(expected, GRID)
             torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 

@@ -10,6 +10,10 @@ from tpiedge.collectives.communicator import Tag
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import ChunkRows, OverlappedReduces, StepCancelled
 from tpiedge.engine.steps import Chunk
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.grid import NOT_A_NUMBER, Grid
+from tpiedge.kernels.linear import Linear
+from tpiedge.wire.fields import WirePrecision
 
 HIDDEN = 4
 
@@ -25,14 +29,15 @@ class Recorder:
         self.cancelled = False
         self._cancel_at = cancel_at
         self._begun: dict[Tag, Tensor] = {}
+        self.kinds: list[torch.dtype] = []
 
     def all_reduce(self, partial: Tensor, tag: Tag, *, contributes: bool = True) -> Tensor:
-        self._note("reduce", tag, contributes)
+        self._note("reduce", partial, tag, contributes)
         self.cancelled = tag == self._cancel_at
         return 2 * partial if contributes else torch.ones_like(partial)
 
     def begin_all_reduce(self, partial: Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        self._note("begin", tag, contributes)
+        self._note("begin", partial, tag, contributes)
         self._begun[tag] = 2 * partial if contributes else torch.ones_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> Tensor:
@@ -44,9 +49,10 @@ class Recorder:
     def under_way(self) -> int:
         return len(self._begun)
 
-    def _note(self, call: str, tag: Tag, contributes: bool) -> None:
+    def _note(self, call: str, partial: Tensor, tag: Tag, contributes: bool) -> None:
         self.calls.append((call, tag.block, tag.chunk))
         self.contributions[tag] = contributes
+        self.kinds.append(partial.dtype)
 
 
 def chunk_rows(x_TH: Tensor, count: int) -> list[ChunkRows]:
@@ -54,8 +60,8 @@ def chunk_rows(x_TH: Tensor, count: int) -> list[ChunkRows]:
     return [ChunkRows.of(x_TH, Chunk(i, i * height, (i + 1) * height, ())) for i in range(count)]
 
 
-def overlapped(recorder: Recorder) -> OverlappedReduces:
-    return OverlappedReduces(recorder, Meter())  # type: ignore[arg-type]
+def overlapped(recorder: Recorder, wire: WirePrecision = "f32") -> OverlappedReduces:
+    return OverlappedReduces(recorder, Meter(), None, wire)  # type: ignore[arg-type]
 
 
 def test_a_single_chunk_waits_at_once() -> None:
@@ -160,9 +166,64 @@ def test_a_cancel_while_one_waits_at_once() -> None:
 
 def test_the_meter_says_how_far_it_is() -> None:
     meter = Meter()
-    one = OverlappedReduces(Recorder(), meter)  # type: ignore[arg-type]
+    one = OverlappedReduces(Recorder(), meter, None)  # type: ignore[arg-type]
     (rows,) = chunk_rows(torch.zeros(1, HIDDEN), 1)
     one.all_reduce(rows, torch.ones(1, HIDDEN), Tag(1, 7, 0), None, wait=False)
     assert meter.block == 7
     one.settle()
     assert meter.reduce_wait_s > 0
+
+
+GRID = Grid(-3)
+SUMS = {torch.int32: [8, -4, 3, 1 << 29], torch.int64: [8, -4, 3, NOT_A_NUMBER // 2]}
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("kind", SUMS)
+def test_sums_of_a_grid_travel_as_integers(kind: torch.dtype, native: bool, wait: bool) -> None:
+    """They become numbers where they meet the rows; twice half of what is no number is none."""
+    recorder = Recorder()
+    x_TH = torch.full((1, HIDDEN), 0.5)
+    (rows,) = chunk_rows(x_TH, 1)
+    with Linear.create(Arithmetic.F32, 1) as linear:
+        one = OverlappedReduces(recorder, Meter(), linear.pool if native else None)  # type: ignore[arg-type]
+        one.all_reduce(
+            rows, torch.tensor([SUMS[kind]], dtype=kind), Tag(1, 0, 0), torch.ones(HIDDEN), GRID, wait=wait
+        )
+        one.settle()
+    assert recorder.kinds == [kind]
+    assert x_TH[0, :3].tolist() == [3.5, 0.5, 2.25]
+    if kind is torch.int64:
+        assert x_TH[0, 3].isnan()
+    else:
+        assert x_TH[0, 3] == 2.0**27
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_a_node_without_a_part_of_a_grid_gives_int32(wait: bool) -> None:
+    recorder = Recorder()
+    x_TH = torch.full((1, HIDDEN), 7.0)
+    (rows,) = chunk_rows(x_TH, 1)
+    one = overlapped(recorder)
+    one.all_reduce(rows, None, Tag(1, 0, 0), None, GRID, wait=wait)
+    one.settle()
+    assert (recorder.kinds, set(recorder.contributions.values())) == ([torch.int32], {False})
+    assert torch.equal(x_TH, torch.full((1, HIDDEN), 7.125)), "the others' sum, 1, in steps of an eighth"
+
+
+@pytest.mark.parametrize("wait", [True, False])
+@pytest.mark.parametrize("wire", ["bf16", "int8"])
+def test_parts_that_travel_rounded_are_numbers(wire: WirePrecision, wait: bool) -> None:
+    for partial, added in (
+        (torch.tensor([[8, -4, 3, 0]], dtype=torch.int64), [2.0, -1.0, 0.75, 0.0]),
+        (None, [1.0] * 4),
+    ):
+        recorder = Recorder()
+        x_TH = torch.zeros(1, HIDDEN)
+        (rows,) = chunk_rows(x_TH, 1)
+        one = overlapped(recorder, wire)
+        one.all_reduce(rows, partial, Tag(1, 0, 0), None, GRID, wait=wait)
+        one.settle()
+        assert recorder.kinds == [torch.float32]
+        assert x_TH.tolist() == [added]

@@ -1,6 +1,6 @@
 """Quantised matrices and their products, slowly, from the words of kernels/panels.py and native/panels.h alone."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,8 +11,28 @@ from tpiedge.kernels.panel_matrix import PanelMatrix
 
 F32 = npt.NDArray[np.float32]
 F64 = npt.NDArray[np.float64]
+I64 = npt.NDArray[np.int64]
 
-__all__ = ["Quantised", "bound", "lay_out", "product", "quantise_activations", "random_matrix"]
+__all__ = [
+    "F32",
+    "I64",
+    "KINDS",
+    "NOT_A_NUMBER",
+    "Quantised",
+    "added",
+    "bound",
+    "fused",
+    "lay_out",
+    "product",
+    "quantise_activations",
+    "random_matrix",
+    "share_of",
+    "sums",
+    "values",
+]
+
+#: What becomes of a sum one of whose parts is no number, or above 2**46 in magnitude.
+NOT_A_NUMBER = -(1 << 63)
 
 
 @dataclass(frozen=True)
@@ -95,6 +115,40 @@ def _lay_out_codes(codes: npt.NDArray[np.int64], bits: int) -> bytes:
     return bytes(result)
 
 
+KINDS = ["plain", "zeros", "outliers", "denormals", "ties", "no numbers"]
+
+
+def values(random: np.random.Generator, tokens: int, inputs: int, kind: str) -> F32:
+    """Activations of one of KINDS; the groups of what is not plain differ in it."""
+    x = random.standard_normal((tokens, inputs)).astype(np.float32)
+    if not inputs:
+        return x
+    where = random.random(x.shape)
+    if kind == "zeros":
+        x[:, : inputs // 2] = 0
+        x[where < 0.5] = -0.0
+    elif kind == "outliers":
+        x[where < 0.02] *= np.float32(1e37)
+    elif kind == "denormals":
+        x *= np.float32(1e-41)
+        x[:, inputs // 2 :] *= 1e4  # 127 / 1e-37 is too large, 127 / 1e-36 is not
+    elif kind == "ties":
+        x = np.round(x * 20).astype(np.float32) / 2
+        x[:, ::32] = 127
+    elif kind == "no numbers":
+        x[where < 0.01] = np.nan
+        x[where > 0.99] = np.inf
+        x[0, -1] = -np.inf
+    return x
+
+
+def share_of(w: PanelMatrix, start: int, stop: int) -> PanelMatrix:
+    """These units of a matrix, as a node would hold them."""
+    first, last = (min(unit * w.rows_per_unit, w.rows) for unit in (start, stop))
+    data_B = w.data_B[start * w.unit_nbytes : stop * w.unit_nbytes]
+    return PanelMatrix(data_B, w.bits, last - first, w.cols, w.rows_per_unit, w.unit_nbytes, w.transposed)
+
+
 def quantise_activations(x: F32) -> tuple[npt.NDArray[np.int64], F32]:
     """Of one token and unit: q of each input and dx of each group."""
     q, scales = np.zeros(len(x), np.int64), np.zeros(-(-len(x) // 32), np.float32)
@@ -112,17 +166,40 @@ def quantise_activations(x: F32) -> tuple[npt.NDArray[np.int64], F32]:
 
 
 def product(x_TI: F32, w: Quantised) -> F32:
-    """The fold, each step rounded once: [T, O]. Longer floats stand in for the fused operation."""
-    y = np.zeros((len(x_TI), w.matrix.outputs), np.float32)
+    """Of a column-parallel matrix: [T, O]."""
+    ((codes, scales),) = w.parts
+    return np.stack(
+        [np.zeros((w.matrix.outputs,), np.float32), *(_fold(row, codes, scales) for row in x_TI)]
+    )[1:]
+
+
+def sums(x_TI: F32, w: Quantised, exponent: int) -> I64:
+    """Of a row-parallel matrix, in steps of 2**exponent: [T, O]. The fold of each unit begins at 0."""
+    result = np.zeros((len(x_TI), w.matrix.outputs), np.int64)
     for t, row in enumerate(x_TI):
-        for part, codes, scales in _units(row, w):
-            q, dx = quantise_activations(part)
-            for group in range(len(dx)):
-                some = slice(32 * group, 32 * group + 32)
-                sums = (codes[:, some] @ q[some]).astype(np.float32)
-                factor = scales[:, group].astype(np.float32) * dx[group]
-                y[t] = fused(sums, factor, y[t])
-    return y
+        parts = [_fold(part, *of_unit, exponent) for part, *of_unit in _units(row, w)]
+        result[t] = [added(part[o] for part in parts) for o in range(w.matrix.outputs)]
+    return result
+
+
+def added(parts: Iterable[np.float32]) -> int:
+    """Each rounded to the nearest integer, halves to even."""
+    steps = [float(part) for part in parts]
+    numbers = all(abs(step) <= 1 << 46 for step in steps)  # false of what is no number
+    return sum(map(round, steps)) if numbers else NOT_A_NUMBER
+
+
+def _fold(x_I: F32, codes: I64, scales: npt.NDArray[np.float16], exponent: int = 0) -> F32:
+    """Of one token and unit, in steps of 2**exponent, each operation rounded once: [O]."""
+    y_O = np.zeros(len(codes), np.float32)
+    q, dx = quantise_activations(x_I)
+    with np.errstate(all="ignore"):
+        dx = dx * np.float32(2.0**-exponent)
+        for group in range(len(dx)):
+            some = slice(32 * group, 32 * group + 32)
+            exact = (codes[:, some] @ q[some]).astype(np.float32)
+            y_O = fused(exact, scales[:, group].astype(np.float32) * dx[group], y_O)
+    return y_O
 
 
 def fused(a: F32, b: F32, c: F32) -> F32:

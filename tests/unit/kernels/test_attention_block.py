@@ -1,11 +1,14 @@
 """The attention block as one native call has the bits of its parts."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
 from tpiedge.kernels.attention import attention, kv_of_heads
 from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention, all_panels
+from tpiedge.kernels.grid import MOST, Grid
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix
@@ -16,6 +19,7 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.wire.fields import KVPrecision
 
 HIDDEN, EPS = 72, 1e-5
+GRID = Grid(-18)
 
 
 def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:
@@ -35,7 +39,10 @@ def in_turn(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, lin
     tokens, width = len(x_TH), cache.format.width
     cos_Tr, sin_Tr = rotation(start, tokens, width)
     h_TH = rms_norm(x_TH, block.norm_H, EPS, linear.pool)
-    q_TNd, k_TKd, v_TKd = (y.view(tokens, -1, width) for y in linear.project_many(h_TH, (q, k, v)))
+    outputs = linear.project_many(h_TH, (q, k, v))
+    if block.biases is not None:
+        outputs = [y + bias for y, bias in zip(outputs, block.biases, strict=True)]
+    q_TNd, k_TKd, v_TKd = (y.view(tokens, -1, width) for y in outputs)
     if block.head_norms_d is not None:
         q_TNd, k_TKd = (
             rms_norm(x, norm, EPS, linear.pool)
@@ -45,7 +52,7 @@ def in_turn(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, lin
     cache.append(0, 0, start, k_TKd, v_TKd, linear.pool)
     keys, values = cache.keys(0, 0, start + tokens), cache.values(0, 0, start + tokens)
     out_TNd = attention(q_TNd, keys, values, block.kv_of_head, start, window=block.window, pool=linear.pool)
-    return linear.contract(out_TNd.flatten(1), o)
+    return linear.contract(out_TNd.flatten(1), o, block.grid)
 
 
 def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
@@ -60,6 +67,7 @@ def at_once(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, lin
     return FusedAttention(block, cache.memory, linear.pool).run(x_TH, place)
 
 
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
 @pytest.mark.parametrize(
     ("heads", "group", "width", "normed", "window"),
@@ -73,8 +81,9 @@ def at_once(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, lin
 @pytest.mark.parametrize("bits", [8, 4])
 def test_the_bits_of_its_parts(
     linear: Linear, bits: int, heads: tuple[int, int], group: int, width: int, normed: bool, window: int | None,
-    kv: KVPrecision,
+    kv: KVPrecision, biased: bool,
 ) -> None:  # fmt: skip
+    """The last tokens' sums are wide: they are larger."""
     torch.manual_seed(bits + width)
     kv_of_head = kv_of_heads(*heads, group)
     kv_heads = kv_of_head[-1] + 1
@@ -88,21 +97,27 @@ def test_the_bits_of_its_parts(
         )
     )
     norms = (torch.rand(width) + 0.5, torch.rand(width) + 0.5) if normed else None
-    block = AttentionBlock(matrices, torch.rand(HIDDEN) + 0.5, norms, EPS, kv_of_head, window, width)
+    q_bias, k_bias, v_bias = (torch.randn(w.rows) for w in matrices[:3])
+    biases = (q_bias, k_bias, v_bias) if biased else None
+    norm_H = torch.rand(HIDDEN) + 0.5
+    fine = AttentionBlock(matrices, Grid(-32), biases, norm_H, norms, EPS, kv_of_head, window, width)
+    coarse = replace(fine, grid=GRID)
     assert all_panels(matrices)
     caches = [
         KVCache(num_layers=1, kv_heads=kv_heads, head_dim=width, slots=1, capacity=40, precision=kv)
         for _ in range(2)
     ]
     start = 0
-    for tokens in (5, 1, 1, 20):
+    for tokens, block in ((5, coarse), (1, coarse), (1, fine), (20, coarse), (3, fine)):
         x_TH = torch.randn(tokens, HIDDEN)
         found_TH, expected_TH = (
             compute(x_TH, block, cache, start, linear)
             for compute, cache in zip((at_once, in_turn), caches, strict=True)
         )
         assert torch.equal(found_TH, expected_TH)
-        assert found_TH.isfinite().all()
+        assert found_TH.dtype is expected_TH.dtype is (torch.int64 if block is fine else torch.int32)
+        assert found_TH.any()
+        assert (found_TH.long() > -MOST).all()
         start += tokens
     assert torch.equal(*(cache._store for cache in caches))
 
@@ -113,20 +128,25 @@ def test_what_does_not_fit_is_refused(linear: Linear) -> None:
         torch.ones(HIDDEN),
         KVCache(num_layers=1, kv_heads=2, head_dim=16, slots=1, capacity=8, precision="f32"),
     )
-    good = AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None, 16)
+    good = AttentionBlock((q, q, q, o), GRID, None, norm_H, None, EPS, (0, 1), None, 16)
     x_TH = torch.ones(3, HIDDEN)
     at_once(x_TH, good, cache, 0, linear)
     three = matrix(3, 16, 4, False)
     for block in (
-        AttentionBlock((q, three, three, o), norm_H, None, EPS, (0, 1), None, 16),
-        AttentionBlock((three, q, q, o), norm_H, None, EPS, (0, 1), None, 16),
-        AttentionBlock((q, q, q, q), norm_H, None, EPS, (0, 1), None, 16),
-        AttentionBlock((q, q, q, o), norm_H[1:], None, EPS, (0, 1), None, 16),
-        AttentionBlock((q, q, q, o), norm_H, (torch.ones(15), torch.ones(16)), EPS, (0, 1), None, 16),
-        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), 0, 16),
-        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 2), None, 16),
-        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None, 18),
-        AttentionBlock((q, q, q, o), norm_H, None, EPS, (0, 1), None, 7),
+        AttentionBlock((q, three, three, o), GRID, None, norm_H, None, EPS, (0, 1), None, 16),
+        AttentionBlock((three, q, q, o), GRID, None, norm_H, None, EPS, (0, 1), None, 16),
+        AttentionBlock((q, q, q, q), GRID, None, norm_H, None, EPS, (0, 1), None, 16),
+        AttentionBlock((q, q, q, o), GRID, None, norm_H[1:], None, EPS, (0, 1), None, 16),
+        AttentionBlock(
+            (q, q, q, o), GRID, None, norm_H, (torch.ones(15), torch.ones(16)), EPS, (0, 1), None, 16
+        ),
+        AttentionBlock((q, q, q, o), GRID, None, norm_H, None, EPS, (0, 1), 0, 16),
+        AttentionBlock((q, q, q, o), GRID, None, norm_H, None, EPS, (0, 2), None, 16),
+        AttentionBlock((q, q, q, o), GRID, None, norm_H, None, EPS, (0, 1), None, 18),
+        AttentionBlock((q, q, q, o), GRID, None, norm_H, None, EPS, (0, 1), None, 7),
+        replace(good, biases=(torch.ones(32), torch.ones(32), torch.ones(31))),
+        replace(good, biases=(torch.ones(32).double(), torch.ones(32), torch.ones(32))),
+        replace(good, biases=(torch.ones(32), torch.ones(64)[::2], torch.ones(32))),
     ):
         with pytest.raises(ValueError):
             at_once(x_TH, block, cache, 0, linear)

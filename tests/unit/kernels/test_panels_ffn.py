@@ -13,6 +13,7 @@ from tpiedge.kernels import ffn as module
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, ffn
+from tpiedge.kernels.grid import MOST, Grid, widened
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix
@@ -20,6 +21,7 @@ from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.swiglu import swiglu
 
 INT8 = Arithmetic.INT8
+GRID = Grid(-18)
 HIDDEN, INNER, OUTPUTS = 90, 200, 77
 
 
@@ -37,39 +39,50 @@ def _panels(bits: int) -> tuple[PanelMatrix, PanelMatrix, PanelMatrix]:
     return gate.matrix, up.matrix, down.matrix
 
 
+@pytest.mark.parametrize("grid", [GRID, Grid(-36), Grid(-18, 100), Grid(3)], ids=str)
+@pytest.mark.parametrize("biased", [(False, False), (True, True), (True, False), (False, True)], ids=str)
 @pytest.mark.parametrize("bits", MATRICES)
 @pytest.mark.parametrize("engine", ["torch", *AVAILABLE])
-def test_has_the_bits_of_its_parts(engine: str, bits: int) -> None:
+def test_has_the_integers_of_its_parts(engine: str, bits: int, biased: tuple[bool, bool], grid: Grid) -> None:
+    """Narrow or wide."""
     gate, up, down = _panels(bits)
-    norm, biases = torch.randn(HIDDEN), (torch.randn(INNER), torch.randn(INNER))
-    for threads in (1, 2):
+    norm = torch.randn(HIDDEN)
+    gate_bias, up_bias = (torch.randn(INNER) if given else None for given in biased)
+    for threads, counts in ((1, (0, 3)), (2, (1, NATIVE_TOKENS))):
         with opened(engine, INT8, threads) as linear:
-            for tokens in (0, 1, 3, NATIVE_TOKENS):
+            for tokens in counts:
                 x = torch.randn(tokens, HIDDEN)
                 h = rms_norm(x, norm, 1e-5, linear.pool)
                 y_gate, y_up = linear.project(h, gate), linear.project(h, up)
-                inner = swiglu(y_gate.clone(), y_up, linear.pool)
-                assert torch.equal(ffn(x, norm, 1e-5, gate, up, down, linear), linear.contract(inner, down))
-                inner = swiglu(y_gate + biases[0], y_up + biases[1], linear.pool)
-                y = ffn(x, norm, 1e-5, gate, up, down, linear, biases)
-                assert torch.equal(y, linear.contract(inner, down))
+                y_gate = y_gate if gate_bias is None else y_gate + gate_bias
+                y_up = y_up if up_bias is None else y_up + up_bias
+                expected = linear.contract(swiglu(y_gate, y_up, linear.pool), down, grid)
+                y = ffn(x, norm, 1e-5, gate, up, down, linear, (gate_bias, up_bias), grid)
+                assert y.dtype is expected.dtype
+                assert torch.equal(y, expected)
+                if grid.exponent == -36 and tokens:
+                    assert y.dtype is torch.int64
+                    assert (y > -MOST).all()
 
 
+@pytest.mark.parametrize("exponent", [-18, -36])
 @pytest.mark.parametrize("bits", MATRICES)
 @pytest.mark.parametrize("isa", AVAILABLE)
 def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
-    isa: str, bits: int, monkeypatch: pytest.MonkeyPatch
+    isa: str, bits: int, exponent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, norm = torch.randn(75, HIDDEN), torch.randn(HIDDEN)
+    x, norm, biases = torch.randn(75, HIDDEN), torch.randn(HIDDEN), (torch.randn(INNER), torch.randn(INNER))
+    grid = Grid(exponent)
     with opened(isa, INT8) as linear:
-        y = ffn(x, norm, 1e-5, *_panels(bits), linear)
+        y = ffn(x, norm, 1e-5, *_panels(bits), linear, biases, grid)
     for threads in (1, 2, 3):
         with opened(isa, INT8, threads) as linear:
             for first, last in [(0, 1), (74, 75), (5, 7), (20, 33), (9, 75)]:
-                assert torch.equal(ffn(x[first:last], norm, 1e-5, *_panels(bits), linear), y[first:last])
+                some = ffn(x[first:last], norm, 1e-5, *_panels(bits), linear, biases, grid)
+                assert torch.equal(some, y[first:last])
             with monkeypatch.context() as patch:
                 patch.setattr(module, "SCRATCH_BYTES", 16 * 8 * INNER)
-                assert torch.equal(ffn(x, norm, 1e-5, *_panels(bits), linear), y)
+                assert torch.equal(ffn(x, norm, 1e-5, *_panels(bits), linear, biases, grid), y)
 
 
 @pytest.mark.parametrize("bits", MATRICES)
@@ -83,7 +96,7 @@ def test_equals_float64_within_what_quantising_activations_costs(bits: int) -> N
     for engine in ("torch", None):
         found = None if engine else open_library()
         with Linear(INT8, 2, found) as linear:
-            y = ffn(x, norm, 1e-5, *_panels(bits), linear).numpy()
+            y = widened(ffn(x, norm, 1e-5, *_panels(bits), linear, grid=GRID), GRID).numpy()
         assert np.abs(y - expected).max() < 0.02 * np.abs(expected).max()
 
 
@@ -93,8 +106,9 @@ def test_an_empty_share_adds_nothing() -> None:
     down = random_matrix(random, 4, 0, OUTPUTS, 48, True).matrix
     with Linear(INT8, 2, open_library()) as linear:
         for tokens in (0, 1, 20):
-            y = ffn(torch.randn(tokens, HIDDEN), torch.ones(HIDDEN), 1e-5, gate, up, down, linear)
-            assert torch.equal(y, torch.zeros(tokens, OUTPUTS))
+            x, norm = torch.randn(tokens, HIDDEN), torch.ones(HIDDEN)
+            y = ffn(x, norm, 1e-5, gate, up, down, linear, grid=GRID)
+            assert torch.equal(y, torch.zeros((tokens, OUTPUTS), dtype=torch.int32))
 
 
 def test_mixed_matrices_are_multiplied_in_turn() -> None:
@@ -104,7 +118,8 @@ def test_mixed_matrices_are_multiplied_in_turn() -> None:
     with Linear(INT8, 1, open_library()) as linear:
         h = rms_norm(x, norm, 1e-5, linear.pool)
         inner = swiglu(linear.project(h, gate), linear.project(h, up), linear.pool)
-        assert torch.equal(ffn(x, norm, 1e-5, gate, up, down, linear), linear.contract(inner, down))
+        y = ffn(x, norm, 1e-5, gate, up, down, linear, grid=GRID)
+        assert torch.equal(y, linear.contract(inner, down, GRID))
 
 
 def _zeros(bits: int, rows: int, cols: int, transposed: bool) -> PanelMatrix:
@@ -124,7 +139,7 @@ def test_temporaries_stay_within_their_budget(
     down = _zeros(4, columns, 32, True)
     with Linear(INT8, 1, open_library() if native else None) as linear, Allocations() as seen:
         seen._known.add(x.untyped_storage().data_ptr())
-        y = ffn(x, torch.ones(hidden), 1e-5, gate, up, down, linear)
+        y = ffn(x, torch.ones(hidden), 1e-5, gate, up, down, linear, grid=GRID)
     assert not y.any()
     # Torch widens weights and activations, too.
     assert least < seen.most < SCRATCH_BYTES + NORMED_BYTES + ((1 if native else 12) << 20)
@@ -145,4 +160,9 @@ def test_wrong_tensors_are_refused() -> None:
             (x[:, :7], norm, 1e-5, gate, up, down),
         ]:
             with pytest.raises(ValueError):
-                ffn(*args, linear)
+                ffn(*args, linear, grid=GRID)
+        for biases in [(norm, None), (None, torch.ones(INNER).double()), (None, torch.ones(2 * INNER)[::2])]:
+            with pytest.raises(ValueError, match="a bias is"):
+                ffn(x, norm, 1e-5, gate, up, down, linear, biases, GRID)
+        with pytest.raises(ValueError, match="grid"):
+            ffn(x, norm, 1e-5, gate, up, down, linear)

@@ -2,14 +2,14 @@
 
 import struct
 
-import numpy as np
 import pytest
 import torch
 
-from tests.unit.kernels.test_attention_block import EPS, HIDDEN, matrix, rotation
+from tests.unit.kernels.test_attention_block import EPS, GRID, HIDDEN, matrix, rotation
 from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import FusedFFN
+from tpiedge.kernels.grid import Grid, add_sums
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.stack import FusedLayers
 from tpiedge.kv.cache import KVCache
@@ -18,14 +18,28 @@ from tpiedge.wire.fields import KVPrecision
 LAYERS, WIDTH, CAPACITY = 3, 24, 40
 
 
-def blocks(linear: Linear, cache: KVCache, ffn_units: int = 3) -> list[tuple[FusedAttention, FusedFFN]]:
+def blocks(
+    linear: Linear, cache: KVCache, ffn_units: int = 3, grid: Grid = GRID, biased: bool = False
+) -> list[tuple[FusedAttention, FusedFFN]]:
     assert linear.pool is not None
     made = []
     for _ in range(LAYERS):
         q, kv, o = matrix(4, WIDTH, 4, False), matrix(2, WIDTH, 8, False), matrix(4, WIDTH, 4, True)
-        block = AttentionBlock((q, kv, kv, o), torch.rand(HIDDEN) + 0.5, None, EPS, (0, 0, 1, 1), None, WIDTH)
+        qkv_biases = (torch.randn(4 * WIDTH), torch.randn(2 * WIDTH), torch.randn(2 * WIDTH))
+        block = AttentionBlock(
+            (q, kv, kv, o),
+            grid,
+            qkv_biases if biased else None,
+            torch.rand(HIDDEN) + 0.5,
+            None,
+            EPS,
+            (0, 0, 1, 1),
+            None,
+            WIDTH,
+        )
         gate, up, down = (matrix(ffn_units, 20, 4, transposed) for transposed in (False, False, True))
-        ffn = FusedFFN(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool)
+        biases = (torch.randn(ffn_units * 20), torch.randn(ffn_units * 20)) if biased else (None, None)
+        ffn = FusedFFN(torch.rand(HIDDEN) + 0.5, EPS, (gate, up, down), linear.pool, grid, biases)
         made.append((FusedAttention(block, cache.memory, linear.pool), ffn))
     return made
 
@@ -37,11 +51,15 @@ def caches(kv: KVPrecision) -> list[KVCache]:
     ]
 
 
+@pytest.mark.parametrize("exponent", [-18, -32], ids=["narrow", "wide"])
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize("kv", ["f32", "bf16", "q8", "q4"])
-def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) -> None:
+def test_the_bits_of_one_block_after_the_other(
+    linear: Linear, kv: KVPrecision, biased: bool, exponent: int
+) -> None:
     torch.manual_seed(1)
-    one, other = caches(kv)
-    layers = blocks(linear, one)
+    (one, other), grid = caches(kv), Grid(exponent)
+    layers = blocks(linear, one, grid=grid, biased=biased)
     assert linear.pool is not None
     stack = FusedLayers(layers, [one.addresses(layer, 1) for layer in range(LAYERS)], linear.pool)
     assert stack.most_tokens >= NATIVE_TOKENS
@@ -53,10 +71,12 @@ def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) 
         seconds = stack.run(x_TH, start, cos_Tr, sin_Tr)
         for layer, (attention, ffn) in enumerate(layers):
             place = CachePosition(start, *other.addresses(layer, 1), cos_Tr, sin_Tr, 0)
-            for y_TH in (attention.run(expected_TH, place), None):
-                y_TH = ffn.run(expected_TH) if y_TH is None else y_TH
-                np.add(expected_TH.numpy(), y_TH.numpy(), out=expected_TH.numpy())
+            for block in (lambda x_TH, at=place, of=attention: of.run(x_TH, at), ffn.run):
+                sums_TH = block(expected_TH)
+                assert sums_TH.dtype is (torch.int64 if exponent == -32 else torch.int32)
+                add_sums(expected_TH, sums_TH, grid, linear.pool)
         assert torch.equal(x_TH, expected_TH)
+        assert x_TH.isfinite().all()
         assert min(seconds) > 0
         start += tokens
     assert torch.equal(one._store, other._store)
@@ -66,7 +86,7 @@ def test_the_bits_of_one_block_after_the_other(linear: Linear, kv: KVPrecision) 
 
 def beyond_memory(packed: bytes, at: int) -> bytes:
     """The same block, but its matrix `at` has more columns than any memory: inputs, or outputs where row-parallel."""
-    column = struct.calcsize("=7q") * at + struct.calcsize("=5q")
+    column = struct.calcsize("=10q") * at + struct.calcsize("=5q")
     return packed[:column] + struct.pack("=q", 1 << 50) + packed[column + 8 :]
 
 
@@ -81,7 +101,7 @@ def test_attention_without_memory_says_so_and_stops(linear: Linear, at: int, app
         attention.run(x_TH, place)
     assert cache._store.any() == appends
     attention.packed = right
-    assert attention.run(x_TH, place).isfinite().all()
+    assert attention.run(x_TH, place).any()
 
 
 @pytest.mark.parametrize(

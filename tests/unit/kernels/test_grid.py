@@ -1,0 +1,125 @@
+"""Integers that count steps of a grid: what parts become, and how their sums meet the residual stream."""
+
+import math
+from collections.abc import Iterator
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.panel_reference import added
+from tests.unit.kernels.test_linear import open_library
+from tpiedge.kernels.grid import MOST, NOT_A_NUMBER, Grid, add_sums, narrowed, steps_of, widened
+from tpiedge.kernels.library import Pool
+
+INT32 = (1 << 31) - 1
+# Those between two f32, on both sides of the middle, and those where f64 is too coarse to tell.
+EDGES = [
+    0,
+    1,
+    (1 << 24) + 1,
+    (1 << 24) + 3,
+    INT32,
+    (1 << 54) + (1 << 30) + 1,
+    (1 << 54) + (1 << 30),
+    MOST,
+    MOST + 1,
+]
+
+integers = st.integers(-MOST, MOST) | st.sampled_from([sign * edge for edge in EDGES for sign in (1, -1)])
+exponents = st.integers(-100, 60)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    if not AVAILABLE:
+        pytest.skip("native: the kernels are not built")
+    opened = Pool(open_library(), 1)
+    yield opened
+    opened.close()
+
+
+def nearest(value: int) -> float:
+    """The nearest f32, halves to even."""
+    low = np.float32(math.ldexp(value >> max(0, value.bit_length() - 24), max(0, value.bit_length() - 24)))
+    around = [low, np.nextafter(low, np.float32(-np.inf)), np.nextafter(low, np.float32(np.inf))]
+    return float(min(around, key=lambda one: (abs(Fraction(float(one)) - value), one.view(np.int32) & 1)))
+
+
+@given(integers, exponents)
+def test_a_sum_is_rounded_to_f32_once(value: int, exponent: int) -> None:
+    found = widened(torch.tensor([[value]]), Grid(exponent))
+    if abs(value) > MOST:
+        assert found.isnan().all()
+    else:
+        assert float(found) == nearest(value) * 2.0**exponent
+
+
+@given(
+    st.lists(integers | st.just(NOT_A_NUMBER), min_size=1, max_size=40),
+    exponents,
+    st.floats(-1e9, 1e9, width=32),
+)
+def test_native_and_torch_add_wide_sums_with_the_same_bits(
+    pool: Pool, values: list[int], exponent: int, x: float
+) -> None:
+    _compare(pool, torch.tensor([values]), exponent, x)
+
+
+@given(
+    st.lists(st.integers(-INT32 - 1, INT32), min_size=1, max_size=40),
+    exponents,
+    st.floats(-1e9, 1e9, width=32),
+)
+def test_native_and_torch_add_narrow_sums_with_the_same_bits(
+    pool: Pool, values: list[int], exponent: int, x: float
+) -> None:
+    sums = torch.tensor([values], dtype=torch.int32)
+    _compare(pool, sums, exponent, x)
+    _compare(pool, sums, exponent, x, torch.int64)
+
+
+def _compare(pool: Pool, sums: Tensor, exponent: int, x: float, kind: torch.dtype | None = None) -> None:
+    one, other = torch.full(sums.shape, x), torch.full(sums.shape, x)
+    add_sums(one, sums.to(kind or sums.dtype), Grid(exponent), pool)
+    add_sums(other, sums, Grid(exponent), None)
+    np.testing.assert_array_equal(one.numpy(), other.numpy())
+    assert torch.equal(one.isnan(), (sums.long() < -MOST) | (sums.long() > MOST))
+
+
+def test_what_add_sums_refuses(pool: Pool) -> None:
+    x, sums, grid = torch.zeros(2, 4), torch.zeros((2, 4), dtype=torch.int32), Grid(0)
+    for bad_x, bad_sums in (
+        (x.double(), sums),
+        (x, sums.short()),
+        (x, sums.float()),
+        (x, sums[:1]),
+        (torch.zeros(4, 2).t(), sums),
+        (x, torch.zeros((2, 8), dtype=torch.int32)[:, ::2]),
+    ):
+        with pytest.raises(ValueError, match="do not fit"):
+            add_sums(bad_x, bad_sums, grid, pool)
+
+
+@given(st.floats(width=32), st.integers(-40, 20))
+def test_a_part_in_steps(part: float, exponent: int) -> None:
+    """To the nearest, halves to even; NOT_A_NUMBER beyond 2**46."""
+    exact = part * 2.0**-exponent if abs(part) < 1e30 else part  # in f64
+    assert int(steps_of(torch.tensor([part]), Grid(exponent))) == added([np.float64(exact)])
+
+
+def test_sums_are_narrow_where_they_are_within_the_most() -> None:
+    for value, kind in ((7, torch.int32), (-7, torch.int32), (8, torch.int64), (-8, torch.int64)):
+        assert narrowed(torch.tensor([[value, 0]]), Grid(0, 7)).dtype is kind
+    assert narrowed(torch.tensor([[NOT_A_NUMBER]]), Grid(0)).dtype is torch.int64
+    assert narrowed(torch.zeros((0, 4), dtype=torch.int64), Grid(0)).dtype is torch.int32
+
+
+def test_a_grid_among_nodes() -> None:
+    assert [Grid.among(-9, nodes).most for nodes in (1, 2, 3)] == [INT32, INT32 // 2, INT32 // 3]
+    assert Grid(-9) == Grid.among(-9, 1)
