@@ -25,7 +25,8 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
-from tpiedge.host.usage import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.host.freed_memory import give_back_what_is_freed
+from tpiedge.host.usage import cpu_name, peak_rss_bytes
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.memory.planned import elastic_bytes, placed
 from tpiedge.memory.scheduler import Counts
