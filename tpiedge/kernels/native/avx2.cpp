@@ -22,7 +22,7 @@ struct Avx2 {
     static constexpr int lanes = 8;
     static constexpr int TOKENS = 2;
     static constexpr int VECTORS = 4;
-    static constexpr int KEYS = 2;
+    static constexpr int KEYS = 4;
 
     static Reg zero() { return _mm256_setzero_ps(); }
     static Reg broadcast(float value) { return _mm256_set1_ps(value); }

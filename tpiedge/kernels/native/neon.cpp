@@ -15,7 +15,7 @@ struct Neon {
     static constexpr int lanes = 4;
     static constexpr int TOKENS = 4;
     static constexpr int VECTORS = 4;
-    static constexpr int KEYS = 1;
+    static constexpr int KEYS = 2;
 
     static Reg zero() { return vdupq_n_f32(0.0f); }
     static Reg broadcast(float value) { return vdupq_n_f32(value); }

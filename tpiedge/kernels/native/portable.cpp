@@ -3,6 +3,10 @@
 #include <stddef.h>
 #include <string.h>
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 #include "kernels.h"
 
 namespace {
@@ -50,19 +54,48 @@ struct Portable {
         for (int i = 0; i < lanes; i++) value[i] = __builtin_fmaf(a[i], b[i], c[i]);
         return value;
 #else
-        const Pair low = fused_pair(half_of(a, 0), half_of(b, 0), half_of(c, 0));
-        const Pair high = fused_pair(half_of(a, 1), half_of(b, 1), half_of(c, 1));
-        return Reg{static_cast<float>(low[0]), static_cast<float>(low[1]), static_cast<float>(high[0]),
-                   static_cast<float>(high[1])};
+        const Pair low = half_of<0>(a) * half_of<0>(b) + half_of<0>(c), high = half_of<1>(a) * half_of<1>(b) + half_of<1>(c);
+        if (__builtin_expect(rounds_as_it_is(low, high), 1)) return joined(low, high);
+        return joined(odd_sum(half_of<0>(a) * half_of<0>(b), half_of<0>(c)),
+                      odd_sum(half_of<1>(a) * half_of<1>(b), half_of<1>(c)));
 #endif
     }
     typedef double Pair __attribute__((vector_size(16)));
     typedef int64_t PairBits __attribute__((vector_size(16)));
-    static Pair half_of(Reg a, int half) {
-        return Pair{static_cast<double>(a[2 * half]), static_cast<double>(a[2 * half + 1])};
+    typedef int32_t Words __attribute__((vector_size(16)));
+
+    template <int HALF>
+    static Pair half_of(Reg a) {
+#ifdef __SSE2__
+        return _mm_cvtps_pd(HALF ? _mm_movehl_ps(a, a) : a);
+#else
+        return Pair{static_cast<double>(a[2 * HALF]), static_cast<double>(a[2 * HALF + 1])};
+#endif
     }
-    static Pair fused_pair(Pair a, Pair b, Pair c) {
-        const Pair product = a * b, sum = product + c;
+    static Reg joined(Pair low, Pair high) {
+#ifdef __SSE2__
+        return _mm_movelh_ps(_mm_cvtpd_ps(low), _mm_cvtpd_ps(high));
+#else
+        return Reg{static_cast<float>(low[0]), static_cast<float>(low[1]), static_cast<float>(high[0]),
+                   static_cast<float>(high[1])};
+#endif
+    }
+    // Whether rounding four sums in f64 to f32 gives what rounding the exact ones would. It may not where one lies in the
+    // middle between two f32, or where f32 has fewer bits: below 2^-126, but for 0.
+    static bool rounds_as_it_is(Pair low, Pair high) {
+#ifdef __SSE2__
+        const __m128 l = _mm_castpd_ps(low), h = _mm_castpd_ps(high);
+        const Words lower = reinterpret_cast<Words>(_mm_shuffle_ps(l, h, _MM_SHUFFLE(2, 0, 2, 0)));
+        const Words upper = reinterpret_cast<Words>(_mm_shuffle_ps(l, h, _MM_SHUFFLE(3, 1, 3, 1))) & 0x7fffffff;
+        const Words doubtful = ((lower & 0x1fffffff) == 0x10000000) | ((upper < 0x38100000) & (upper != 0));
+        return !_mm_movemask_ps(reinterpret_cast<__m128>(doubtful));
+#else
+        (void)low, (void)high;
+        return false;
+#endif
+    }
+    static Pair odd_sum(Pair product, Pair c) {
+        const Pair sum = product + c;
         const Pair added = sum - product, error = (product - (sum - added)) + (c - added);
         PairBits bits = reinterpret_cast<PairBits>(sum);
         // Neither comparison holds of what is no number, the error of infinities.

@@ -9,35 +9,24 @@
 
 namespace {
 
+// Twice as many lanes. Two members, because GCC keeps an array of two in memory.
 template <class V>
-struct Sixteen {
-    static constexpr int lanes = 16;
-    static constexpr int PARTS = lanes / V::lanes;
-    static_assert(PARTS == 2 || PARTS == 4, "vectors of sixteen floats need no parts");
-    static constexpr int TOKENS = V::TOKENS < 2 ? V::TOKENS : 2;
-    static constexpr int VECTORS = V::VECTORS / PARTS > 0 ? V::VECTORS / PARTS : 1;
+struct Doubled {
+    static constexpr int lanes = 2 * V::lanes;
+    static constexpr int TOKENS = V::TOKENS < 1 ? V::TOKENS : 1;
+    static constexpr int VECTORS = V::VECTORS > 1 ? V::VECTORS / 2 : 1;
     static constexpr int KEYS = V::KEYS;
+    static constexpr int HALF = V::lanes;
 
     struct Reg {
-        typename V::Reg of[PARTS];
+        typename V::Reg low, high;
     };
 
-    // Loops, no lambdas: GCC compiles those of a template without the instruction set that the source asks for.
-    static inline Reg zero() {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::zero();
-        return all;
-    }
-    static inline Reg broadcast(float value) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::broadcast(value);
-        return all;
-    }
+    static inline Reg zero() { return {V::zero(), V::zero()}; }
+    static inline Reg broadcast(float value) { return {V::broadcast(value), V::broadcast(value)}; }
     template <class W>
     static inline Reg load(const W *from) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::load(from + i * V::lanes);
-        return all;
+        return {V::load(from), V::load(from + HALF)};
     }
     template <class W>
     static inline Reg load_some(const W *from, int count) {
@@ -46,79 +35,54 @@ struct Sixteen {
         return load(whole);
     }
     static inline void store(float *to, const Reg &value) {
-        for (int i = 0; i < PARTS; i++) V::store(to + i * V::lanes, value.of[i]);
+        V::store(to, value.low);
+        V::store(to + HALF, value.high);
     }
     static inline void store_some(float *to, const Reg &value, int count) {
         float whole[lanes];
         store(whole, value);
         memcpy(to, whole, count * sizeof(float));
     }
-    static inline Reg add(const Reg &a, const Reg &b) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::add(a.of[i], b.of[i]);
-        return all;
+    static inline Reg add(const Reg &a, const Reg &b) { return {V::add(a.low, b.low), V::add(a.high, b.high)}; }
+    static inline Reg sub(const Reg &a, const Reg &b) { return {V::sub(a.low, b.low), V::sub(a.high, b.high)}; }
+    static inline Reg mul(const Reg &a, const Reg &b) { return {V::mul(a.low, b.low), V::mul(a.high, b.high)}; }
+    static inline Reg div(const Reg &a, const Reg &b) { return {V::div(a.low, b.low), V::div(a.high, b.high)}; }
+    static inline Reg max(const Reg &a, const Reg &b) { return {V::max(a.low, b.low), V::max(a.high, b.high)}; }
+    static inline Reg fused(const Reg &a, const Reg &b, const Reg &c) {
+        return {V::fused(a.low, b.low, c.low), V::fused(a.high, b.high, c.high)};
     }
-    static inline Reg sub(const Reg &a, const Reg &b) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::sub(a.of[i], b.of[i]);
-        return all;
+    static inline Reg fma(const Reg &a, const Reg &b, const Reg &c) { return fused(a, b, c); }
+    static inline float sum(const Reg &a) { return V::sum(V::add(a.low, a.high)); }
+    static inline Reg quads(const Reg &a, const Reg &b, const Reg &c, const Reg &d) {
+        return {V::quads(a.low, b.low, c.low, d.low), V::quads(a.high, b.high, c.high, d.high)};
     }
-    static inline Reg mul(const Reg &a, const Reg &b) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::mul(a.of[i], b.of[i]);
-        return all;
-    }
-    static inline Reg div(const Reg &a, const Reg &b) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::div(a.of[i], b.of[i]);
-        return all;
-    }
-    static inline Reg max(const Reg &a, const Reg &b) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::max(a.of[i], b.of[i]);
-        return all;
-    }
-    static inline Reg fma(const Reg &a, const Reg &b, const Reg &c) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::fused(a.of[i], b.of[i], c.of[i]);
-        return all;
-    }
-    static inline Reg power2(const Reg &magic) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::power2(magic.of[i]);
-        return all;
-    }
-    static inline Reg half(uint16_t bits) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::half(bits);
-        return all;
-    }
-    static inline Reg codes(const int8_t *from) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::codes(from + i * V::lanes);
-        return all;
-    }
+    static inline void store_quads(float *to, const Reg &a) { V::store_quads(to, V::add(a.low, a.high)); }
+    static inline void sum4(const Reg *four, float *to) { store_quads(to, quads(four[0], four[1], four[2], four[3])); }
+    static inline Reg power2(const Reg &magic) { return {V::power2(magic.low), V::power2(magic.high)}; }
+    static inline Reg half(uint16_t bits) { return {V::half(bits), V::half(bits)}; }
+    static inline Reg codes(const int8_t *from) { return {V::codes(from), V::codes(from + HALF)}; }
     template <int SHIFT>
     static inline Reg nibbles(const unsigned char *from) {
-        Reg all;
-        for (int i = 0; i < PARTS; i++) all.of[i] = V::template nibbles<SHIFT>(from + i * V::lanes);
-        return all;
-    }
-    // The second half of the parts onto the first, until one is left.
-    static inline typename V::Reg folded(const Reg &a) {
-        if constexpr (PARTS == 2) return V::add(a.of[0], a.of[1]);
-        else return V::add(V::add(a.of[0], a.of[2]), V::add(a.of[1], a.of[3]));
-    }
-    static inline float sum(const Reg &a) { return V::sum(folded(a)); }
-    static inline void sum4(const Reg *four, float *to) {
-        Reg quads;
-        for (int i = 0; i < PARTS; i++)
-            quads.of[i] = V::quads(four[0].of[i], four[1].of[i], four[2].of[i], four[3].of[i]);
-        V::store_quads(to, folded(quads));
+        return {V::template nibbles<SHIFT>(from), V::template nibbles<SHIFT>(from + HALF)};
     }
 };
 
+template <class V, int LANES = V::lanes>
+struct Sixteen;
 template <class V>
-using Wide = std::conditional_t<V::lanes == 16, V, Sixteen<V>>;
+struct Sixteen<V, 16> {
+    using Type = V;
+};
+template <class V>
+struct Sixteen<V, 8> {
+    using Type = Doubled<V>;
+};
+template <class V>
+struct Sixteen<V, 4> {
+    using Type = Doubled<Doubled<V>>;
+};
+
+template <class V>
+using Wide = typename Sixteen<V>::Type;
 
 }  // namespace
