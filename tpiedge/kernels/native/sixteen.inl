@@ -13,7 +13,7 @@ namespace {
 template <class V>
 struct Doubled {
     static constexpr int lanes = 2 * V::lanes;
-    static constexpr int TOKENS = V::TOKENS < 1 ? V::TOKENS : 1;
+    static constexpr int TOKENS = V::TOKENS < 2 ? V::TOKENS : 2;
     static constexpr int VECTORS = V::VECTORS > 1 ? V::VECTORS / 2 : 1;
     static constexpr int KEYS = V::KEYS;
     static constexpr int HALF = V::lanes;
