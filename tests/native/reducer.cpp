@@ -29,6 +29,7 @@ using Bytes = std::vector<char>;
 
 constexpr int64_t PLACE_AT = 7, PLACE_BYTES = 13;
 constexpr int DONE = -1, DONE_AND_KEPT = -2;
+constexpr int64_t I32 = 3;
 
 // As in tpiedge/transport/native/interface.cpp.
 struct ReducePlan {
@@ -193,6 +194,12 @@ void spoil(Random &random, std::vector<Part> &parts) {
     }
 }
 
+uint32_t bits_of(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
 void look_at_all(Check &check, void *reducer) {
     uint64_t seen = 0;
     for (int64_t i = 0; i < tpiedge_reducer_received(reducer); i++) {
@@ -206,7 +213,7 @@ void look_at_all(Check &check, void *reducer) {
 
 // One reducer in a few all-reduces; `hostile`: of some, a message is not what it should be, or memory or room is short.
 void play(Check &check, Random &random, bool hostile) {
-    const int64_t combine = random.between(0, 2), precision = random.between(0, 2);
+    const int64_t combine = random.between(0, 2), precision = random.between(0, 3);
     const int64_t rows = random.between(1, 4), columns = random.between(1, 70), count = rows * columns;
     const size_t peer_count = combine == 0 ? 1 : static_cast<size_t>(random.between(1, 4));
     const int64_t rank = combine == 2 ? 0 : random.between(0, static_cast<int64_t>(peer_count));
@@ -236,11 +243,16 @@ void play(Check &check, Random &random, bool hostile) {
             socket.sends_left = hostile && !random.between(0, 9) ? static_cast<size_t>(random.between(0, 2)) : 1 << 20;
         }
         std::vector<double> wanted(before.begin(), before.end());
+        std::vector<uint32_t> whole;  // where the same bits are integers, whose sums wrap around
+        for (const float value : before) whole.push_back(bits_of(value));
         for (size_t i = 0; i < peer_count; i++) {
             for (float &value : peers[i].values) value = random.value();
             for (int64_t at = 0; at < count; at++) {
                 const float part = peers[i].values[static_cast<size_t>(at)];
-                wanted[static_cast<size_t>(at)] = combine == 0 ? part : wanted[static_cast<size_t>(at)] + part;
+                double &number = wanted[static_cast<size_t>(at)];
+                uint32_t &integer = whole[static_cast<size_t>(at)];
+                number = combine == 0 ? part : number + part;
+                integer = combine == 0 ? bits_of(part) : integer + bits_of(part);
             }
             std::vector<Part> parts = message_of(peers[i], place.data(), precision, rows, columns);
             const bool spoilt = hostile && random.coin();
@@ -254,6 +266,8 @@ void play(Check &check, Random &random, bool hostile) {
         if (outcome >= 0) {
             if (!hostile || outcome > static_cast<int>(peer_count)) check.same(static_cast<float>(outcome), DONE);
             for (int64_t at = 0; at < count; at++) check.same(own[at], before[static_cast<size_t>(at)]);
+        } else if (!hostile && precision == I32) {
+            check.same_bytes(own.data(), whole.data(), count * static_cast<int64_t>(sizeof(float)));
         } else if (!hostile) {
             const double error = precision == 0 ? 1e-5 : precision == 1 ? 0.2 : 0.3;
             for (int64_t at = 0; at < count; at++) check.close(own[at], wanted[static_cast<size_t>(at)], error);

@@ -152,7 +152,7 @@ def test_other_types_are_rounded_with_a_notice(tpiedge, tmp_path):
     record, err = imported(tpiedge, path, "--out", tmp_path / "pack")
     assert record["precision"]["layers"] == "q8"
     assert not record["exact"]
-    assert "tiny.gguf: 9 of Q5_0 are rounded to q8" in err
+    assert "tiny.gguf: 9 matrices of Q5_0 are rounded to q8" in err
 
 
 @pytest.mark.parametrize(
@@ -169,7 +169,7 @@ def test_integers_that_a_pack_cannot_hold_are_told(tpiedge, tmp_path):
     ended = tpiedge("pack", tmp_path / "model", "--out", tmp_path / "pack")
     assert ended.status == 0
     assert (
-        "tpiedge: model: 7 of GPTQ are rounded to q8, because act-order has put the inputs of a group apart\n"
+        "tpiedge: model: 7 matrices of GPTQ are rounded to q8, because act-order has put the inputs of a group apart\n"
         in ended.err
     )
     Int4Checkpoint().write(tmp_path / "in-order")

@@ -6,11 +6,12 @@ from tpiedge.cli.bench_allreduce import allreduce
 from tpiedge.cli.bench_decode import decode
 from tpiedge.cli.bench_kernels import kernels
 from tpiedge.cli.bench_memory import memory, memory_run
+from tpiedge.cli.listing import ListingGroup
 
 __all__ = ["bench"]
 
 
-@click.group()
+@click.group(cls=ListingGroup)
 def bench() -> None:
     """Measure this computer."""
 

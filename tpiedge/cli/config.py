@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from tpiedge.cli.configured import check_values, config_option, effective, key_of, options_of, verbs_of
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Location
 from tpiedge.errors import UserError
@@ -21,7 +22,7 @@ __all__ = ["config"]
 _HIDDEN = "***"
 
 
-@click.group()
+@click.group(cls=ListingGroup)
 def config() -> None:
     """Show and check settings."""
 

@@ -16,6 +16,7 @@ import click
 
 from tpiedge.cli.late import LateGroup
 from tpiedge.cli.types import Location
+from tpiedge.cli.usage import value_words
 from tpiedge.errors import UserError
 from tpiedge.settings.check import check_settings, problems
 from tpiedge.settings.file import SettingsFile, find_settings
@@ -123,7 +124,7 @@ def value_problem(command: click.Command, option: click.Option, value: object) -
     try:
         option.type_cast_value(context, value)
     except click.BadParameter as error:
-        return f"--{key_of(option)}: {error.message}"
+        return f"--{key_of(option)}: {value_words(error.message, error)}"
     return ""
 
 

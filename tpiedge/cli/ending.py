@@ -4,6 +4,8 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from tpiedge.cli.scribe import Scribe, log_by_scribe
+
 __all__ = ["Terminated", "honour_signals", "serving_until_stopped"]
 
 
@@ -21,14 +23,16 @@ def honour_signals() -> None:
 
 
 @contextmanager
-def serving_until_stopped(next_time: str) -> Iterator[None]:
-    """A service: one that a polite kill stops has done its work. Ctrl-C says what is so the `next_time`."""
+def serving_until_stopped(next_time: str) -> Iterator[Scribe]:
+    """A service: one that a polite kill stops has done its work. Ctrl-C says what is so the `next_time`. What is logged
+    meanwhile holds no thread up; nor does what is said by the scribe."""
     try:
-        yield
+        with log_by_scribe() as scribe:
+            yield scribe
     except Terminated:
         pass
     except KeyboardInterrupt:
-        raise KeyboardInterrupt(f"interrupted; {next_time}") from None
+        raise KeyboardInterrupt(f"stopped; {next_time}") from None
 
 
 def _terminate(_signal: int, _frame: object) -> None:

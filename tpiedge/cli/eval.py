@@ -4,11 +4,12 @@ import click
 
 from tpiedge.cli.eval_agreement import agreement
 from tpiedge.cli.eval_perplexity import perplexity
+from tpiedge.cli.listing import ListingGroup
 
 __all__ = ["evaluate"]
 
 
-@click.group("eval")
+@click.group("eval", cls=ListingGroup)
 def evaluate() -> None:
     """Measure a model's quality with a text."""
 

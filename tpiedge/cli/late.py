@@ -5,10 +5,12 @@ from typing import Any
 
 import click
 
+from tpiedge.cli.listing import ListingGroup
+
 __all__ = ["LateGroup"]
 
 
-class LateGroup(click.Group):
+class LateGroup(ListingGroup):
     """Until a command is run, `commands` has an outline of it: its name and the line that --help lists."""
 
     def __init__(self, name: str | None = None, **attributes: Any) -> None:

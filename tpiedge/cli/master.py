@@ -221,8 +221,8 @@ def _check_ports(flags: _Flags) -> None:
 def _check_port(flag: str, address: Address, purpose: str) -> None:
     if port_state(address.port, address.host) == "in use":
         raise UserError(
-            f"cannot listen on {address} {purpose}: {holder(address.port)} has this port; stop it, or give another "
-            f"port with {flag}"
+            f"cannot listen on {address} {purpose}: {holder(address.port).words} has this port; stop it, or give "
+            f"another port with {flag}"
         )
 
 

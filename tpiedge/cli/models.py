@@ -106,9 +106,9 @@ def _confirmed() -> bool:
     try:
         return click.confirm("Sure?", err=True)
     except click.Abort as aborted:  # by the end of the input, or by Ctrl-C
+        click.echo(err=True)
         if sys.stdin.isatty() or isinstance(aborted.__context__, KeyboardInterrupt):
             raise
-        click.echo(err=True)
         raise UserError("nobody answers on standard input: say --yes to delete without a question") from None
 
 

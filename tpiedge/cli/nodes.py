@@ -8,6 +8,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.options import on_either_side
 from tpiedge.cli.path_options import state_option
 from tpiedge.cli.reach import admin_of
@@ -28,7 +29,7 @@ _GONE_S = 60.0
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
-@click.group(invoke_without_command=True)
+@click.group(cls=ListingGroup, invoke_without_command=True)
 @click.option(
     "--all", "everybody", is_flag=True, help="Also workers that have been away for a minute or more."
 )
@@ -110,10 +111,18 @@ def _print(status: dict[str, Any], away: int) -> None:
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
         click.echo(f"all-reduces: {ways}" + _because(status["collective_why"]))
+    if status["ready"]:
+        click.echo("answers: " + _exactness(sanitised(status["split_shows"])))
     click.echo(f"{status['running']} running, {status['queued']} queued")
     for join in status["pending"]:
         place = f"{sanitised(join['name'])} ({sanitised(join['address'])})"
         click.echo(f"{place} waits to join: type the code that it shows: tpiedge nodes approve CODE")
+
+
+def _exactness(split_shows: str) -> str:
+    if not split_shows:
+        return "the same to the last bit, whoever computes them"
+    return f"their last bits may depend on the plan: {split_shows}"
 
 
 def _because(reason: str) -> str:

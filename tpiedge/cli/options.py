@@ -79,7 +79,6 @@ class _Bytes(click.ParamType[int]):
 BYTES = _Bytes()
 
 _LEAST_MEMORY = 64_000_000
-_FEW = 1024  # nobody has so many GB, and nothing works with so many MB or bytes
 
 
 class _Memory(_Bytes):
@@ -89,8 +88,9 @@ class _Memory(_Bytes):
         text = _digits(value).strip()
         nbytes: int = super().convert(text, param, ctx)
         if text.isdecimal():
-            meant = f"{nbytes}GB" if 0 < nbytes < _FEW else format_bytes(nbytes).replace(" ", "")
-            advice = f"did you mean {meant}?" if nbytes else "write it like 4GB"
+            advice = (
+                f"did you mean {format_bytes(nbytes).replace(' ', '')}?" if nbytes else "write it like 4GB"
+            )
             self.fail(f"{text} has no unit: {advice}", param, ctx)
         if nbytes < _LEAST_MEMORY:
             number = re.match(r"[\d.]+", text)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.table import print_table
 from tpiedge.local.paths import cache_folder
@@ -19,7 +20,7 @@ __all__ = ["shards"]
 _ID_DIGITS = 12
 
 
-@click.group()
+@click.group(cls=ListingGroup)
 def shards() -> None:
     """The parts of models that this computer keeps as a worker: list, remove, limit."""
 

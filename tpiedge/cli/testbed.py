@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.testbed_names import RUNNING_TESTBED, TESTBED
 from tpiedge.cli.testbed_report import print_check, print_status
 from tpiedge.errors import UserError
@@ -78,7 +79,7 @@ def _loss(text: str) -> float:
     return parse_part(text, greatest=1.0)
 
 
-@click.group()
+@click.group(cls=ListingGroup)
 def testbed() -> None:
     """Emulate several devices on this computer: their networks, processors and memory. Linux, needs root, or docker."""
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.path_options import state_option
 from tpiedge.cli.table import print_table
 from tpiedge.errors import UserError
@@ -25,7 +26,7 @@ _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _STATES: dict[Redemption, str] = {"ok": "usable", "expired": "expired", "used": "used", "unknown": "unknown"}
 
 
-@click.group()
+@click.group(cls=ListingGroup)
 def token() -> None:
     """Let new workers in: make, list and revoke tokens."""
 

@@ -7,6 +7,7 @@ from typing import Literal
 
 import click
 
+from tpiedge.host.freed_memory import FreedMemory
 from tpiedge.joining.pairing import Pending
 from tpiedge.master.master import Master
 from tpiedge.master.status import ClusterStatus, NodeStatus, collective_names
@@ -24,12 +25,13 @@ _SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small
 
 def watch(running: Master, supervisor: Supervisor, pending: Callable[[], Sequence[Pending]]) -> None:
     """Prints what changes, `pending` workers too, until the user ends it. Raises what ended the control thread, or
-    another one."""
-    show, callers = Changes(_say), Callers(_say)
+    another one. Meanwhile what floods took is given back to the system."""
+    show, callers, freed = Changes(_say), Callers(_say), FreedMemory()
     while running.failed is None:
         supervisor.check()
         show(running.status)
         callers(pending(), time.monotonic())
+        freed.give_back(time.monotonic())
         time.sleep(_WATCH_S)
     raise running.failed
 

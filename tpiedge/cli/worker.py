@@ -2,6 +2,7 @@
 
 import socket
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -111,7 +112,9 @@ def worker(
 ) -> None:
     """Join a master and compute a share of its model."""
     check_descriptors()
-    with serving_until_stopped("what was fetched is kept: start it again with --connect, no token is needed"):
+    with serving_until_stopped(
+        "what was fetched is kept: start it again with --connect, no token is needed"
+    ) as scribe:
         if token is None and token_file is not None:
             token = await_token(token_file, wait)
         folder = private_folder(worker_state(state))
@@ -128,11 +131,16 @@ def worker(
             keeping=keeping_of(window, pin, io),
             disk_bytes_per_s=disk_bytes_per_s(folder, store.folder),
         )
-        _serve(master, own, book, Measurements(folder, own.threads), wait)
+        _serve(master, own, book, Measurements(folder, own.threads), wait, scribe.say)
 
 
 def _serve(
-    master: _Master, own: _Self, book: TrustedMasters, measurements: Measurements, wait: float
+    master: _Master,
+    own: _Self,
+    book: TrustedMasters,
+    measurements: Measurements,
+    wait: float,
+    say: Callable[[str], None],
 ) -> None:
     """Serves until the master sends the worker away or the user ends it."""
     with ExitStack() as stack:
@@ -142,7 +150,7 @@ def _serve(
         stack.callback(standby.stop)
         spoke, key = _joined(master, own, time.monotonic() + wait, stack)
         book.remember(master.address, key)
-        agent = _agent(own, resolve(master.address), key, spoke, measurements, standby)
+        agent = _agent(own, resolve(master.address), key, spoke, measurements, standby, say)
         with Supervisor(lambda _: agent.stop()) as supervisor:
             agent.run()
         supervisor.check()
@@ -197,6 +205,7 @@ def _agent(
     spoke: ZmqSpoke,
     measurements: Measurements,
     standby: Standby,
+    say: Callable[[str], None],
 ) -> Agent:
     clock, name = MonotonicClock(), peer_name(own.keys.public)
     settings = AgentSettings(
@@ -217,7 +226,7 @@ def _agent(
         spoke,
         Provision(files, own.store, clock, own.local),
         clock,
-        lambda line: click.echo(line, err=True),
+        say,
         measurements,
         standby,
     )

@@ -1,4 +1,5 @@
-"""How f32 matrices travel: as they are, rounded to bf16, or as int8 with a scale for every group of a row.
+"""How matrices travel: f32 as they are, rounded to bf16, or as int8 with a scale for every group of a row; integers
+always as they are.
 
 Every rank, the sender included, goes on with the values that the others get, or the residual streams drift apart. By
 star, mesh and two-shot alike every rank's part is rounded, also where it does not travel, and then the sum is: the bits
@@ -7,18 +8,29 @@ native side does with the same bits.
 """
 
 from collections.abc import Mapping
-from typing import Final, Protocol
+from math import prod
+from typing import Any, Final, Protocol, TypeVar
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import F32Array, IntArray, Summable
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Buffer, Envelope
 from tpiedge.transport.native_library import PRECISIONS, packing_library
 from tpiedge.wire.fields import WirePrecision
-from tpiedge.wire.tensors import INT8_GROUP, TensorHeader, wire_bytes
+from tpiedge.wire.tensors import INT8_GROUP, SummandPrecision, TensorHeader, wire_bytes
 
-__all__ = ["CODECS", "Codec", "Shape", "native_decode", "native_encode", "read_array", "rounded"]
+__all__ = [
+    "CODECS",
+    "INTEGERS",
+    "AnyCodec",
+    "Codec",
+    "Shape",
+    "native_decode",
+    "native_encode",
+    "read_array",
+    "rounded",
+]
 
 Shape = tuple[int, ...]
 
@@ -31,28 +43,46 @@ _LARGEST = np.float32(127)
 _NOT_A_NUMBER = np.float32(np.nan)
 
 
-class Codec(Protocol):
-    """One precision. Arrays are f32, contiguous, of two dimensions."""
+_Array = TypeVar("_Array", F32Array, IntArray)
+
+
+class Codec(Protocol[_Array]):
+    """One precision. Arrays are contiguous, of two dimensions: all of f32, or all of integers."""
 
     @property
-    def name(self) -> WirePrecision: ...
+    def name(self) -> SummandPrecision:
+        """The precision; of integers that of narrow ones."""
+        ...
 
     @property
     def exact(self) -> bool:
         """Whether `decode` gives back what `encode` was given."""
         ...
 
-    def header(self, shape: Shape) -> TensorHeader:
-        """The header of the tensor that an array of `shape` becomes."""
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of arrays; integers may be wide as well."""
         ...
 
-    def encode(self, array: F32Array) -> Buffer:
+    def header(self, array: _Array) -> TensorHeader:
+        """The header of the tensor that the array becomes."""
+        ...
+
+    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
+        """Whether it can be that of an array of `shape`."""
+        ...
+
+    def encode(self, array: _Array) -> Buffer:
         """The tensor's bytes; may be the array's own memory."""
         ...
 
-    def decode(self, data: Buffer, shape: Shape) -> F32Array:
-        """The array; may be read-only and in the memory of `data`. A value that is not finite stays so."""
+    def decode(self, data: Buffer, shape: Shape) -> _Array:
+        """The array; may be read-only and in the memory of `data`. A value that is not finite stays so. Integers are
+        as wide as the bytes are many."""
         ...
+
+
+AnyCodec = Codec[Any]
 
 
 def native_encode(precision: WirePrecision, array: F32Array) -> memoryview | None:
@@ -84,12 +114,16 @@ def native_decode(precision: WirePrecision, data: Buffer, shape: tuple[int, ...]
 class _F32:
     name: Final = "f32"
     exact: Final = True
+    dtype: Final = np.dtype(np.float32)
 
-    def header(self, shape: Shape) -> TensorHeader:
-        return TensorHeader("f32", shape)
+    def header(self, array: F32Array) -> TensorHeader:
+        return TensorHeader("f32", array.shape)
+
+    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
+        return header.dtype == "f32" and header.shape == shape
 
     def encode(self, array: F32Array) -> Buffer:
-        return array.data.cast("B") if array.size else b""
+        return _memory(array)
 
     def decode(self, data: Buffer, shape: Shape) -> F32Array:
         return np.frombuffer(data, np.float32).reshape(shape)
@@ -100,9 +134,13 @@ class _BF16:
 
     name: Final = "bf16"
     exact: Final = False
+    dtype: Final = np.dtype(np.float32)
 
-    def header(self, shape: Shape) -> TensorHeader:
-        return TensorHeader("bf16", shape)
+    def header(self, array: F32Array) -> TensorHeader:
+        return TensorHeader("bf16", array.shape)
+
+    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
+        return header.dtype == "bf16" and header.shape == shape
 
     def encode(self, array: F32Array) -> Buffer:
         packed = native_encode(self.name, array)
@@ -129,10 +167,15 @@ class _Int8:
 
     name: Final = "int8"
     exact: Final = False
+    dtype: Final = np.dtype(np.float32)
 
-    def header(self, shape: Shape) -> TensorHeader:
-        rows, columns = shape
+    def header(self, array: F32Array) -> TensorHeader:
+        rows, columns = array.shape
         return TensorHeader("u8", (rows, wire_bytes(self.name, 1, columns)))
+
+    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
+        rows, columns = shape
+        return header.dtype == "u8" and header.shape == (rows, wire_bytes(self.name, 1, columns))
 
     def encode(self, array: F32Array) -> Buffer:
         native = native_encode(self.name, array)
@@ -168,23 +211,47 @@ class _Int8:
             return codes * np.repeat(scales, INT8_GROUP, axis=1)[:, :columns]
 
 
+class _Integers:
+    """Narrow ones as i32, wide ones as i64 (integers.py)."""
+
+    name: Final = "i32"
+    exact: Final = True
+    dtype: Final = np.dtype(np.int32)
+
+    def header(self, array: IntArray) -> TensorHeader:
+        return TensorHeader("i64" if array.dtype == np.int64 else "i32", array.shape)
+
+    def accepts(self, header: TensorHeader, shape: Shape) -> bool:
+        return header.dtype in ("i32", "i64") and header.shape == shape
+
+    def encode(self, array: IntArray) -> Buffer:
+        return _memory(array)
+
+    def decode(self, data: Buffer, shape: Shape) -> IntArray:
+        wide = memoryview(data).nbytes > self.dtype.itemsize * prod(shape)
+        array: IntArray = np.frombuffer(data, np.int64 if wide else np.int32)
+        return array.reshape(shape)
+
+
+def _memory(array: Summable) -> Buffer:
+    return array.data.cast("B") if array.size else b""
+
+
 def _groups(columns: int) -> int:
     return -(-columns // INT8_GROUP)
 
 
-def _called(codec: Codec) -> str:
-    return f"{'a' if codec.name == 'bf16' else 'an'} {codec.name} tensor"
+CODECS: Final[Mapping[WirePrecision, Codec[F32Array]]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
+"""Of f32, by what users choose."""
+INTEGERS: Final[Codec[IntArray]] = _Integers()
 
 
-CODECS: Final[Mapping[WirePrecision, Codec]] = {"f32": _F32(), "bf16": _BF16(), "int8": _Int8()}
-
-
-def rounded(codec: Codec, array: F32Array) -> F32Array:
+def rounded(codec: Codec[_Array], array: _Array) -> _Array:
     """The array as another rank would get it; may be the array itself."""
     return array if codec.exact else codec.decode(codec.encode(array), array.shape)
 
 
-def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec | None) -> F32Array:
+def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: AnyCodec | None) -> Summable:
     """The tensor that came with a message, read-only. Raises Misconduct.
 
     `shape` is what it must be once `codec` has read it. None: any matrix; or f32 or bf16, whichever it is.
@@ -194,6 +261,12 @@ def read_array(envelope: Envelope, rank: int, shape: Shape | None, codec: Codec 
         codec = CODECS["bf16" if header is not None and header.dtype == "bf16" else "f32"]
     if shape is None and header is not None and len(header.shape) == 2:
         shape = header.shape
-    if header is None or shape is None or header != codec.header(shape):
+    if header is None or shape is None or not codec.accepts(header, shape):
         raise Misconduct(rank, f"node {rank} sent {header} where {_called(codec)} of shape {shape} belongs")
-    return codec.decode(envelope.tensors[0], shape)
+    array: Summable = codec.decode(envelope.tensors[0], shape)
+    return array
+
+
+def _called(codec: AnyCodec) -> str:
+    names = "i32 or i64" if codec is INTEGERS else codec.name
+    return f"{'a' if names == 'bf16' else 'an'} {names} tensor"

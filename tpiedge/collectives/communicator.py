@@ -1,7 +1,8 @@
-"""Collectives as the forward pass sees them: [tokens, hidden] f32 tensors, tagged with their place in a step.
+"""Collectives as the forward pass sees them: [tokens, hidden] tensors, tagged with their place in a step.
 
 Every rank calls the same collectives in the same order with the same tags. The order of summation is the
-order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit.
+order of ranks, ((p0 + p1) + p2) + ..., so a run is reproducible bit for bit. Sums of integers are exact: they have the
+same bits for every split and by every collective.
 """
 
 from typing import NamedTuple, Protocol
@@ -86,10 +87,13 @@ class Communicator(Protocol):
         ...
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        """The sum over ranks of `partial` (f32, contiguous, [tokens, hidden]); same bits on every rank.
+        """The sum over ranks of `partial` (contiguous, [tokens, hidden]); same bits on every rank.
+
+        All ranks give f32, or all give integers: int32 or int64, each as its values need, within the laws of
+        `integers.py`, in steps whose plan has the wire "f32". The sum is int64 where a part was, int32 otherwise.
 
         The caller owns the result, which may be `partial` itself: do not use `partial` afterwards. With
-        `contributes=False` only its shape is used, and it stays as it is.
+        `contributes=False` only its shape is used, and whether it is of f32 or of integers; it stays as it is.
         """
         ...
 

@@ -10,8 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
-from tpiedge.collectives.codec import Codec, Shape
+from tpiedge.collectives.arrays import Summable
+from tpiedge.collectives.codec import AnyCodec, Shape
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.peer_channel import PeerChannel, node_name
 from tpiedge.transport.reduce_interface import DONE, Combine, Exchange, Reduce, Reduces
@@ -28,6 +28,8 @@ _MOST_KINDS: Final = 8
 # time, which costs more than going step by step from the beginning.
 _MOST_LEFT_OFF: Final = 3
 _PAUSE: Final = 64
+# Of f32 and of narrow integers. Wide ones are rare.
+_ITEM_BYTES: Final = 4
 _Byte = ctypes.c_char
 
 
@@ -71,11 +73,13 @@ class FastPath:
         self._prepared: dict[_Kind, _Prepared | None] = {}
 
     def reduce(
-        self, name: CollectiveName, codec: Codec, own: F32Array, tag: Tag
-    ) -> tuple[int, F32Array | None]:
+        self, name: CollectiveName, codec: AnyCodec, own: Summable, tag: Tag
+    ) -> tuple[int, Summable | None]:
         """To how many peers this rank's first message went, and the sum: `own`, in place, where all is done; None, or
         (at the root of a star) the sum that these peers have, not rounded yet, where the caller is to go on."""
-        prepared = self._prepare((name, codec.name, own.shape), codec)
+        if own.itemsize != _ITEM_BYTES:
+            return 0, None
+        prepared = self._prepare((name, codec.name, own.shape), codec, own)
         if prepared is None:
             return 0, None
         backoff = prepared.backoff[tag.block & 1]
@@ -89,25 +93,25 @@ class FastPath:
             return 0, own
         backoff.leave_off()
         if sent and name == "star" and self._channel.rank == 0:
-            return sent, np.frombuffer(prepared.scratch, np.float32).reshape(own.shape).copy()
+            return sent, np.frombuffer(prepared.scratch, own.dtype).reshape(own.shape).copy()
         return sent, None
 
-    def _prepare(self, kind: _Kind, codec: Codec) -> _Prepared | None:
+    def _prepare(self, kind: _Kind, codec: AnyCodec, own: Summable) -> _Prepared | None:
         kinds = self._prepared
         if kind in kinds:
             prepared = kinds.pop(kind)
         else:
             if len(kinds) >= _MOST_KINDS:
                 del kinds[next(iter(kinds))]
-            prepared = self._made(kind[0], codec, kind[2])
+            prepared = self._made(kind[0], codec, own)
         kinds[kind] = prepared
         return prepared
 
-    def _made(self, name: CollectiveName, codec: Codec, shape: Shape) -> _Prepared | None:
+    def _made(self, name: CollectiveName, codec: AnyCodec, own: Summable) -> _Prepared | None:
         endpoint = self._channel.endpoint
         if not isinstance(endpoint, Reduces) or name not in ("star", "mesh"):
             return None
-        header = codec.header(shape)
+        header = codec.header(own)
         rank = self._channel.rank
         if name == "mesh":
             combine, outgoing, peers = Combine.EXCHANGE, self._partial(rank, header), self._channel.peers
@@ -119,8 +123,8 @@ class FastPath:
             combine, outgoing = Combine.TAKE, self._partial(rank, header)
             incoming = {0: self._reduced(header)}
         answers = {node_name(peer): message for peer, message in incoming.items()}
-        rows, columns = shape
-        scratch = bytearray(4 * rows * columns)
+        rows, columns = own.shape
+        scratch = bytearray(own.nbytes)
         exchange = Exchange(
             combine, rank, codec.name, (rows, columns), outgoing, answers, PLACE_AT, PLACE_BYTES, scratch
         )

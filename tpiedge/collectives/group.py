@@ -11,8 +11,8 @@ from typing import Final
 import numpy as np
 import torch
 
-from tpiedge.collectives.arrays import F32Array, array_of, header_of
-from tpiedge.collectives.codec import CODECS, Codec
+from tpiedge.collectives.arrays import F32Array, Summable, array_of, summable_of
+from tpiedge.collectives.codec import CODECS, INTEGERS, AnyCodec, Codec
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.job import Collective, Job
@@ -38,6 +38,7 @@ COLLECTIVES: Final[Mapping[str, Callable[[PeerChannel], Collective]]] = {
 }
 
 _BELOW_BF16 = np.uint32(0xFFFF)
+_ELEMENT_BYTES: Final = 4
 
 
 class Group:
@@ -125,7 +126,7 @@ class Group:
     # --- all-reduces
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        own = array_of(partial)
+        own = summable_of(partial)
         name, codec = self._way(own)
         job = Job(tag, own.shape, own if contributes else None, codec)
         if contributes and not self._cancel_requested and not self._channel.inbox.holds and not self._jobs:
@@ -141,7 +142,7 @@ class Group:
         return self._result(tag, partial if contributes else None)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
-        own = array_of(partial)
+        own = summable_of(partial)
         name, codec = self._way(own)
         self._start(
             name, Job(tag, own.shape, own if contributes else None, codec, cancel=self._cancel_requested)
@@ -150,10 +151,15 @@ class Group:
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
         return self._result(tag, None)
 
-    def _way(self, own: F32Array) -> tuple[fields.CollectiveName, Codec]:
+    def _way(self, own: Summable) -> tuple[fields.CollectiveName, AnyCodec]:
         plan = self._plan
-        name = plan.collective if own.nbytes <= plan.small_bytes else plan.bulk_collective
-        return name, CODECS[plan.wire]
+        # All ranks go one way, whether their own integers are narrow or wide.
+        name = plan.collective if _ELEMENT_BYTES * own.size <= plan.small_bytes else plan.bulk_collective
+        if own.dtype.kind == "f":
+            return name, CODECS[plan.wire]
+        if plan.wire != "f32":
+            raise InternalError(f"integers are summed as they are, and not rounded to {plan.wire}")
+        return name, INTEGERS
 
     def _start(self, name: fields.CollectiveName, job: Job) -> None:
         collective = self._collective(name)
@@ -165,14 +171,14 @@ class Group:
         self.counts[name] += 1
 
     def _result(self, tag: Tag, into: torch.Tensor | None) -> torch.Tensor:
-        """In `into` where that is given."""
+        """In `into` where that is given and wide enough."""
         collective, job = self._jobs[tag]
         _advance(collective, job)
         total = collective.finish(job)
         del self._jobs[tag]
         self.cancelled = job.cancel
-        if into is not None:
-            np.copyto(into.numpy(), total)
+        if into is not None and (place := into.numpy()).dtype == total.dtype:
+            np.copyto(place, total)
             return into
         return torch.from_numpy(total if total.flags.writeable else total.copy())
 
@@ -188,7 +194,7 @@ class Group:
         if self.rank == 0:
             array = array_of(hidden)
             codec = _lossless(array)
-            message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array.shape))
+            message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array))
             self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
             return hidden
         place = Tag(tag.step, 0, tag.chunk)
@@ -200,7 +206,8 @@ class Group:
         what = Doing("gather", tag)
         if self.rank != 0:
             own = array_of(part)
-            message = Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header_of(own))
+            header = CODECS["f32"].header(own)
+            message = Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header)
             self._channel.send(message, (own.data,), (0,), what)
             return None
         parts = [part] * self.size
@@ -216,7 +223,7 @@ def _advance(collective: Collective, job: Job) -> None:
         job.advanced = True
 
 
-def _lossless(array: F32Array) -> Codec:
+def _lossless(array: F32Array) -> Codec[F32Array]:
     """The shortest that changes nothing: embeddings of a bf16 model need no more than bf16."""
     bf16 = CODECS["bf16"]
     return CODECS["f32"] if (array.view(np.uint32) & _BELOW_BF16).any() else bf16

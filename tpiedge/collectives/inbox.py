@@ -10,8 +10,8 @@ which liveness is asked.
 from collections.abc import Iterator, Mapping, Set
 from typing import Final
 
-from tpiedge.collectives.arrays import F32Array
-from tpiedge.collectives.codec import Codec, Shape, read_array
+from tpiedge.collectives.arrays import Summable
+from tpiedge.collectives.codec import AnyCodec, Shape, read_array
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage
@@ -32,7 +32,7 @@ _BURST: Final = 4096
 DataMessage = StepPlan | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """Kind, step, block, chunk, hop, rank of the sender."""
-ReceivedPart = tuple[int, F32Array | None, Message]
+ReceivedPart = tuple[int, Summable | None, Message]
 """A rank, its tensor (read-only; None where it has nothing to add), its message."""
 
 
@@ -71,7 +71,7 @@ class Inbox:
         ranks: set[int],
         what: Doing,
         shape: Shape | None = None,
-        codec: Codec | None = None,
+        codec: AnyCodec | None = None,
         hop: int = 0,
     ) -> Iterator[ReceivedPart]:
         """As `await_all`, read: each tensor of `shape` (None: any matrix) as `codec` reads it (None: f32 or bf16, as it

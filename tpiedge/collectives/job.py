@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tpiedge.collectives.arrays import F32Array
-from tpiedge.collectives.codec import Codec, Shape
+from tpiedge.collectives.arrays import Summable
+from tpiedge.collectives.codec import AnyCodec, Shape
 from tpiedge.collectives.communicator import Doing, Tag
 
 __all__ = ["Collective", "Job"]
@@ -13,6 +13,7 @@ __all__ = ["Collective", "Job"]
 @dataclass(slots=True)
 class Job:
     """`own` is this rank's part, not rounded yet, None where it has none; it must not change before the job is done.
+    `codec` says whether all parts are of f32 or of integers, some of which may be wide.
 
     `cancel`: on rank 0, from the beginning on, whether the flag is to be sent; elsewhere and in the end whether it was.
     `sent`: to how many peers, in their order, this rank's first message (or, at the root of a star, its answer, which
@@ -21,11 +22,11 @@ class Job:
 
     tag: Tag
     shape: Shape
-    own: F32Array | None
-    codec: Codec
+    own: Summable | None
+    codec: AnyCodec
     cancel: bool = False
     sent: int = 0
-    total: F32Array | None = None
+    total: Summable | None = None
     advanced: bool = False
     what: Doing = field(init=False)
 
@@ -44,6 +45,6 @@ class Collective(Protocol):
         """Wait for what others sent in `begin`, and send what follows from it. Once for every job."""
         ...
 
-    def finish(self, job: Job) -> F32Array:
+    def finish(self, job: Job) -> Summable:
         """The sum, in memory that belongs to the caller; `job.cancel` holds for every rank."""
         ...

@@ -6,7 +6,7 @@ those of the star.
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.codec import rounded
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.peer_channel import PeerChannel
@@ -25,7 +25,7 @@ class Mesh:
     def begin(self, job: Job) -> None:
         channel, codec, tag = self._channel, job.codec, job.tag
         flags = CANCEL if job.cancel else 0
-        header = None if job.own is None else codec.header(job.shape)
+        header = None if job.own is None else codec.header(job.own)
         part = Partial(channel.epoch, tag.step, tag.block, tag.chunk, flags, channel.rank, header)
         if job.own is None:
             channel.send(part, (), channel.peers, job.what, job.sent)
@@ -38,11 +38,10 @@ class Mesh:
     def advance(self, job: Job) -> None:
         """There is nothing more to send."""
 
-    def finish(self, job: Job) -> F32Array:
+    def finish(self, job: Job) -> Summable:
         channel = self._channel
-        out = np.empty(job.shape, np.float32)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(job.own, out, channel.rank)
+            total = OrderedSum(job.own, np.empty(job.shape, job.codec.dtype), channel.rank)
             others = set(channel.peers)
             for rank, part, message in channel.inbox.collect(
                 Partial, job.tag, others, job.what, job.shape, job.codec
@@ -52,5 +51,6 @@ class Mesh:
                 if rank == 0:
                     job.cancel = bool(message.flags & CANCEL)
             # Of three nodes, one may have sent another what made that other's part so. And only rank 0 is believed.
-            total.finish(job.what, blames=channel.rank == 0 and channel.size == 2)
-        return rounded(job.codec, out)
+            out = total.finish(job.what, blames=channel.rank == 0 and channel.size == 2)
+        result: Summable = rounded(job.codec, out)
+        return result

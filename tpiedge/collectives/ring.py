@@ -9,13 +9,13 @@ For comparisons among nodes that trust each other: every rank believes its neigh
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import Summable, widened
 from tpiedge.collectives.codec import Shape, read_array, rounded
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.peer_channel import PeerChannel
-from tpiedge.collectives.slices import check_slices, column_ranges, send_slice
+from tpiedge.collectives.slices import Travelling, check_slices, column_ranges, send_slice, travelling
+from tpiedge.collectives.summation import OrderedSum
 from tpiedge.errors import Misconduct
-from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Slice
 
 __all__ = ["Ring"]
@@ -34,29 +34,28 @@ class Ring:
         self._before = (channel.rank - 1) % channel.size
 
     def begin(self, job: Job) -> None:
-        job.total = np.empty(job.shape, np.float32)
+        job.total = np.empty(job.shape, job.codec.dtype)
         first = self._slice(job, 0)
-        self._send(job, 0, self._shape(job, 0), None if first is None else job.codec.encode(first))
+        self._send(job, 0, None if first is None else travelling(job, first))
 
     def advance(self, job: Job) -> None:
         for hop in range(1, self._size):
             received, _ = self._receive(job, hop - 1, self._shape(job, hop))
-            grown = _sum(received, self._slice(job, hop), self._shape(job, hop))
-            self._send(job, hop, grown.shape, job.codec.encode(grown))
+            grown = self._sum(job, hop, received)
+            self._send(job, hop, travelling(job, grown))
         self._put(job, hop, rounded(job.codec, grown))
 
-    def finish(self, job: Job) -> F32Array:
+    def finish(self, job: Job) -> Summable:
         last = 2 * self._size - 2
         for hop in range(self._size, last + 1):
-            shape = self._shape(job, hop)
-            whole, encoded = self._receive(job, hop - 1, shape)
+            whole, travelled = self._receive(job, hop - 1, self._shape(job, hop))
             if whole is None:
                 raise Misconduct(
                     self._before, f"node {self._before} sent no tensor where a whole sum belongs"
                 )
             if hop < last:
                 # The bytes as they came: nothing is rounded twice.
-                self._send(job, hop, shape, encoded)
+                self._send(job, hop, travelled)
             self._put(job, hop, whole)
         assert job.total is not None  # since `begin`
         if self._channel.rank == 0:
@@ -72,33 +71,34 @@ class Ring:
         columns = self._columns(job, hop)
         return job.shape[0], columns.stop - columns.start
 
-    def _slice(self, job: Job, hop: int) -> F32Array | None:
+    def _slice(self, job: Job, hop: int) -> Summable | None:
         """The columns of `hop` in this rank's part; None without a part."""
         return None if job.own is None else np.ascontiguousarray(job.own[:, self._columns(job, hop)])
 
-    def _put(self, job: Job, hop: int, values: F32Array) -> None:
+    def _sum(self, job: Job, hop: int, received: Summable | None) -> Summable:
+        """Adds this rank's columns of `hop` to what has been summed of them so far."""
+        out = np.empty(self._shape(job, hop), job.codec.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            total = OrderedSum(received, out, 0, (0, 1), self._size)
+            total.put(1, self._slice(job, hop))
+            return total.complete()
+
+    def _put(self, job: Job, hop: int, values: Summable) -> None:
         assert job.total is not None  # since `begin`
+        job.total = widened(job.total, values)
         job.total[:, self._columns(job, hop)] = values
 
-    def _send(self, job: Job, hop: int, shape: Shape, encoded: Buffer | None) -> None:
-        send_slice(self._channel, job, hop, shape, encoded, self._next)
+    def _send(self, job: Job, hop: int, slice_: Travelling | None) -> None:
+        send_slice(self._channel, job, hop, slice_, self._next)
 
-    def _receive(self, job: Job, hop: int, shape: Shape) -> tuple[F32Array | None, Buffer | None]:
+    def _receive(self, job: Job, hop: int, shape: Shape) -> tuple[Summable | None, Travelling | None]:
         """A slice of the rank before this one, and the same as it travelled."""
         ((_, envelope),) = self._channel.inbox.await_all(Slice, job.tag, {self._before}, job.what, hop)
         message = envelope.message
         assert isinstance(message, Slice)
         if self._channel.rank != 0:
             job.cancel |= bool(message.flags & CANCEL)
-        if not envelope.tensors:
+        if message.tensor is None:
             return None, None
-        return read_array(envelope, self._before, shape, job.codec), envelope.tensors[0]
-
-
-def _sum(first: F32Array | None, second: F32Array | None, shape: Shape) -> F32Array:
-    """None is nothing to add."""
-    if first is None or second is None:
-        only = second if first is None else first
-        return np.zeros(shape, np.float32) if only is None else only
-    with np.errstate(over="ignore", invalid="ignore"):
-        return first + second
+        values = read_array(envelope, self._before, shape, job.codec)
+        return values, (message.tensor, envelope.tensors[0])

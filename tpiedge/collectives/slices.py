@@ -5,20 +5,22 @@ from itertools import pairwise
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
-from tpiedge.collectives.codec import Shape
+from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.peer_channel import PeerChannel
 from tpiedge.collectives.summation import is_finite
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.endpoint import Buffer
 from tpiedge.wire.data import CANCEL, Slice
-from tpiedge.wire.tensors import INT8_GROUP
+from tpiedge.wire.tensors import INT8_GROUP, TensorHeader
 
-__all__ = ["check_slices", "column_ranges", "cut", "send_slice"]
+__all__ = ["Travelling", "check_slices", "column_ranges", "cut", "send_slice", "travelling"]
+
+Travelling = tuple[TensorHeader, Buffer]
+"""A slice as it travels: its header and its bytes."""
 
 
-def cut(array: F32Array, count: int) -> list[F32Array]:
+def cut(array: Summable, count: int) -> list[Summable]:
     """Views of `count` runs of units, as equal as can be, each a matrix of a unit per row; some may be empty.
 
     A unit is a group of a row where groups fill the rows, else a row: so a cut changes no rounding.
@@ -40,18 +42,22 @@ def column_ranges(columns: int, count: int) -> list[slice]:
     return [slice(*pair) for pair in pairwise(bounds)]
 
 
+def travelling(job: Job, part: Summable) -> Travelling:
+    return job.codec.header(part), job.codec.encode(part)
+
+
 def send_slice(
-    channel: PeerChannel, job: Job, hop: int, shape: Shape, encoded: Buffer | None, to: Sequence[int]
+    channel: PeerChannel, job: Job, hop: int, slice_: Travelling | None, to: Sequence[int]
 ) -> None:
-    """`encoded`: None where this rank has nothing to add. Raises PeerLost, ProtocolError."""
+    """`slice_`: None where this rank has nothing to add. Raises PeerLost, ProtocolError."""
     tag = job.tag
-    header = None if encoded is None else job.codec.header(shape)
+    header, tensors = (None, ()) if slice_ is None else (slice_[0], (slice_[1],))
     flags = CANCEL if job.cancel else 0
     message = Slice(channel.epoch, tag.step, tag.block, tag.chunk, flags, hop, channel.rank, header)
-    channel.send(message, () if encoded is None else (encoded,), to, job.what)
+    channel.send(message, tensors, to, job.what)
 
 
-def check_slices(slices: Sequence[F32Array], owners: Sequence[int], what: object) -> None:
+def check_slices(slices: Sequence[Summable], owners: Sequence[int], what: object) -> None:
     """ProtocolError where a slice of the sum is not finite; `owners`: who summed each. Whose part was at fault only the
     owner could tell."""
     with np.errstate(over="ignore", invalid="ignore"):

@@ -6,7 +6,7 @@ Two one-way latencies and 2 (N - 1) messages per all-reduce, all of them over ra
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.codec import rounded
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.peer_channel import PeerChannel
@@ -26,7 +26,7 @@ class Star:
         channel, tag = self._channel, job.tag
         if channel.rank == 0:
             return
-        header = None if job.own is None else job.codec.header(job.shape)
+        header = None if job.own is None else job.codec.header(job.own)
         part = Partial(channel.epoch, tag.step, tag.block, tag.chunk, 0, channel.rank, header)
         tensors = () if job.own is None else (job.codec.encode(job.own),)
         channel.send(part, tensors, (0,), job.what, job.sent)
@@ -35,7 +35,7 @@ class Star:
         if self._channel.rank == 0:
             self._answer(job, self._sum(job) if job.total is None else job.total)
 
-    def finish(self, job: Job) -> F32Array:
+    def finish(self, job: Job) -> Summable:
         if job.total is not None:
             return job.total
         channel = self._channel
@@ -45,10 +45,10 @@ class Star:
         job.cancel = bool(message.flags & CANCEL)
         return total
 
-    def _sum(self, job: Job) -> F32Array:
+    def _sum(self, job: Job) -> Summable:
         """Sums this rank's part and those of all leaves."""
         channel = self._channel
-        out = np.empty(job.shape, np.float32)
+        out = np.empty(job.shape, job.codec.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
             total = OrderedSum(None if job.own is None else rounded(job.codec, job.own), out)
             leaves = set(channel.peers)
@@ -56,13 +56,12 @@ class Star:
                 Partial, job.tag, leaves, job.what, job.shape, job.codec
             ):
                 total.put(rank, part)
-            total.finish(job.what)
-        return out
+            return total.finish(job.what)
 
-    def _answer(self, job: Job, total: F32Array) -> None:
+    def _answer(self, job: Job, total: Summable) -> None:
         channel, codec, tag = self._channel, job.codec, job.tag
         flags = CANCEL if job.cancel else 0
-        message = Reduced(channel.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(job.shape))
+        message = Reduced(channel.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(total))
         encoded = codec.encode(total)
         channel.send(message, (encoded,), channel.peers, job.what, job.sent)
         job.total = total if codec.exact else codec.decode(encoded, job.shape)

@@ -6,7 +6,8 @@ from math import isfinite
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import Summable, widened
+from tpiedge.collectives.integers import all_finite, mark_not_finite
 from tpiedge.errors import Misconduct, ProtocolError
 
 __all__ = ["OrderedSum", "is_finite"]
@@ -15,18 +16,25 @@ __all__ = ["OrderedSum", "is_finite"]
 class OrderedSum:
     """((p0 + p1) + p2) + ..., where a part is added as soon as all parts before it have been.
 
-    `own` is the part of `rank`; None where it has no share. No part is written to: the sum grows in `out`. Call within
+    `own` is the part of `rank`; None where it has no share. No part is written to: the sum grows in `out`, which is of
+    f32, as all parts are, or of int32, and then it is a copy of int64 from the first wide part on. Call within
     `np.errstate(over="ignore", invalid="ignore")`. `order`: the ranks whose parts there will be, `rank` among them;
-    None: all.
+    None: all. `ranks`: of how many ranks a part may be the sum.
     """
 
     def __init__(
-        self, own: F32Array | None, out: F32Array, rank: int = 0, order: Iterable[int] | None = None
+        self,
+        own: Summable | None,
+        out: Summable,
+        rank: int = 0,
+        order: Iterable[int] | None = None,
+        ranks: int = 1,
     ) -> None:
         self._out = out
         self._rank = rank
-        self._sum: F32Array | None = None
-        self._parts: dict[int, F32Array | None] = {}
+        self._ranks = ranks
+        self._sum: Summable | None = None
+        self._parts: dict[int, Summable | None] = {}
         self._order = count() if order is None else iter(order)
         self._next = next(self._order, None)
         self.put(rank, own)
@@ -36,7 +44,7 @@ class OrderedSum:
         """Whether no rank so far has a share."""
         return self._sum is None
 
-    def put(self, rank: int, part: F32Array | None) -> None:
+    def put(self, rank: int, part: Summable | None) -> None:
         """The part of `rank`, None where it has no share. Each rank once, in any order."""
         parts = self._parts
         parts[rank] = part
@@ -45,29 +53,36 @@ class OrderedSum:
             self._next = next(self._order, None)
             if part is None:
                 continue
+            self._out = widened(self._out, part)
             self._sum = part if self._sum is None else np.add(self._sum, part, self._out)
 
-    def complete(self) -> None:
-        """Put the sum into `out`; zeros where no rank has a share."""
+    def complete(self) -> Summable:
+        """The sum, in `out` unless that was too narrow; zeros where no rank has a share."""
         if self._sum is None:
             self._out.fill(0)
         elif self._sum is not self._out:
             np.copyto(self._out, self._sum)
+        if self._out.dtype == np.int64:
+            for part in self._parts.values():
+                if part is not None:
+                    mark_not_finite(self._out, part, self._ranks)
+        return self._out
 
-    def finish(self, what: object, *, blames: bool = True) -> None:
-        """Does `complete`, then raises if the sum is not finite: Misconduct names the rank that sent such a value.
+    def finish(self, what: object, *, blames: bool = True) -> Summable:
+        """Does `complete`, and raises if the sum is not finite: Misconduct names the rank that sent such a value.
 
         It is ProtocolError if all ranks sent one, if none did (the sum overflows), or without `blames`: then a third
         rank may be at fault, which gave the part's sender something else than it gave this rank.
         """
-        self.complete()
-        if not is_finite(self._out):
+        total = self.complete()
+        if not is_finite(total):
             raise self._blame(what) if blames else self._unattributed(what)
+        return total
 
     def _unattributed(self, what: object) -> ProtocolError:
         _, faulty = self._contributors()
         if not faulty:
-            return ProtocolError(f"the sum of {what} overflows f32")
+            return self._overflow(what)
         names = " and ".join(f"node {rank}" for rank in faulty)
         return ProtocolError(
             f"the sum of {what} is not finite where node {self._rank} adds it up: {names} contributed a value that is "
@@ -77,18 +92,26 @@ class OrderedSum:
     def _contributors(self) -> tuple[list[int], list[int]]:
         """The ranks with a share, and those of them whose part is not finite."""
         given = {rank: part for rank, part in sorted(self._parts.items()) if part is not None}
-        return list(given), [rank for rank, part in given.items() if not is_finite(part)]
+        return list(given), [rank for rank, part in given.items() if not is_finite(part, self._ranks)]
 
     def _blame(self, what: object) -> ProtocolError:
         given, faulty = self._contributors()
         if not faulty:
-            return ProtocolError(f"the sum of {what} overflows f32")
+            return self._overflow(what)
         if faulty[0] == 0 and len(faulty) == len(given) > 1:
             # Rank 0 is trusted: what it computed from had such values already.
             return ProtocolError(f"every node contributed a value that is not finite to {what}")
         return Misconduct(faulty[0], f"node {faulty[0]} contributed a value that is not finite to {what}")
 
+    def _overflow(self, what: object) -> ProtocolError:
+        return ProtocolError(
+            f"the sum of {what} overflows {'f32' if self._out.dtype.kind == 'f' else 'int64'}"
+        )
 
-def is_finite(array: F32Array) -> bool:
-    """A sum is cheaper than a test of every element; where it overflows the elements decide."""
+
+def is_finite(array: Summable, ranks: int | None = None) -> bool:
+    """Of f32, or of integers as `all_finite`."""
+    if array.dtype.kind == "i":
+        return all_finite(array, ranks)
+    # A sum is cheaper than a test of every element; where it overflows the elements decide.
     return isfinite(np.add.reduce(array, None)) or bool(np.isfinite(array).all())

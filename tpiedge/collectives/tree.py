@@ -8,7 +8,7 @@ For comparisons among nodes that trust each other: a child believes its head's c
 
 import numpy as np
 
-from tpiedge.collectives.arrays import F32Array
+from tpiedge.collectives.arrays import Summable
 from tpiedge.collectives.codec import read_array
 from tpiedge.collectives.job import Job
 from tpiedge.collectives.peer_channel import PeerChannel
@@ -35,14 +35,13 @@ class Tree:
     def advance(self, job: Job) -> None:
         if not self._children:
             return
-        out = np.empty(job.shape, np.float32)
-        total = self._sum(job, out)
-        if self._parent is None:
-            self._answer(job, out)
+        total = self._sum(job)
+        if self._parent is not None:
+            self._send_up(job, self._parent, total)
         else:
-            self._send_up(job, self._parent, None if total.empty else out)
+            self._answer(job, np.zeros(job.shape, job.codec.dtype) if total is None else total)
 
-    def finish(self, job: Job) -> F32Array:
+    def finish(self, job: Job) -> Summable:
         if self._parent is None:
             assert job.total is not None  # since `advance`
             return job.total
@@ -56,31 +55,31 @@ class Tree:
         channel.send(message, envelope.tensors, self._children, job.what)
         return total
 
-    def _send_up(self, job: Job, parent: int, part: F32Array | None) -> None:
+    def _send_up(self, job: Job, parent: int, part: Summable | None) -> None:
         channel, tag = self._channel, job.tag
-        header = None if part is None else job.codec.header(job.shape)
+        header = None if part is None else job.codec.header(part)
         message = Partial(channel.epoch, tag.step, tag.block, tag.chunk, 0, channel.rank, header)
         channel.send(message, () if part is None else (job.codec.encode(part),), (parent,), job.what)
 
-    def _sum(self, job: Job, out: F32Array) -> OrderedSum:
-        """Sums this rank's part and its children's into `out`."""
+    def _sum(self, job: Job) -> Summable | None:
+        """Sums this rank's part and its children's; None where none of these ranks has a share."""
         channel = self._channel
+        out = np.empty(job.shape, job.codec.dtype)
         with np.errstate(over="ignore", invalid="ignore"):
-            total = OrderedSum(job.own, out, channel.rank, (channel.rank, *self._children))
+            total = OrderedSum(job.own, out, channel.rank, (channel.rank, *self._children), channel.size)
             children = set(self._children)
             for rank, part, _ in channel.inbox.collect(
                 Partial, job.tag, children, job.what, job.shape, job.codec
             ):
                 total.put(rank, part)
-            if channel.rank == 0:
-                self._check(job, total)
-            else:
-                total.complete()  # only rank 0 says which node is at fault: no other is believed
-        return total
+            if total.empty:
+                return None
+            # Only rank 0 says which node is at fault: no other is believed.
+            return self._checked(job, total) if channel.rank == 0 else total.complete()
 
-    def _check(self, job: Job, total: OrderedSum) -> None:
+    def _checked(self, job: Job, total: OrderedSum) -> Summable:
         try:
-            total.finish(job.what)
+            return total.finish(job.what)
         except Misconduct as error:
             children = tree_children(error.rank, self._channel.size) if error.rank else ()
             if not children:
@@ -91,10 +90,10 @@ class Tree:
                 f"{len(children)} others; run it with --collective star to learn which node is at fault"
             ) from None
 
-    def _answer(self, job: Job, total: F32Array) -> None:
+    def _answer(self, job: Job, total: Summable) -> None:
         channel, codec, tag = self._channel, job.codec, job.tag
         flags = CANCEL if job.cancel else 0
-        message = Reduced(channel.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(job.shape))
+        message = Reduced(channel.epoch, tag.step, tag.block, tag.chunk, flags, codec.header(total))
         encoded = codec.encode(total)
         channel.send(message, (encoded,), self._children, job.what)
         job.total = total if codec.exact else codec.decode(encoded, job.shape)

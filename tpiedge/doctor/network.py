@@ -40,7 +40,10 @@ def _port(port: int, purpose: str) -> Finding:
     if state == "free":
         return ok(name, f"free ({purpose})")
     if state == "in use":
-        advice = f"{holder(port)} has it: a second master needs another --listen or --http"
+        having = holder(port)
+        if having.verb == "master":  # as when the doctor is asked beside it
+            return ok(name, f"in use ({purpose}), by the master that runs here")
+        advice = f"{having.words} has it: a master here needs another --listen or --http"
         return warn(name, f"in use ({purpose})", advice)
     return fail(name, f"{state} ({purpose})", "choose another port with --listen or --http")
 

@@ -16,6 +16,7 @@ __all__ = ["check_master_clock", "check_reach", "judge_skew"]
 
 _TENSORS, _FILES = "tensors", "files"
 _OTHERS = (_TENSORS, _FILES, "pairing")
+_NO_SUCH_HOST = "the host is not known here"
 _CONNECT_S = 2.0
 _MAX_SKEW_S = 60.0
 _SLOW_S = 0.02
@@ -26,8 +27,9 @@ def check_reach(master: Address) -> Sequence[Finding]:
     control = _connect(master)
     name = f"master {master}"
     if isinstance(control, str):
-        advice = "is the master running, its --listen reachable from here, and its firewall open?"
-        return [fail(name, control, advice)]
+        running = "is the master running, its --listen reachable from here, and its firewall open?"
+        spelling = "check the spelling, or give its IP address"
+        return [fail(name, control, spelling if control == _NO_SUCH_HOST else running)]
     if control > _SLOW_S:
         first = warn(
             name, f"connected in {format_seconds(control)}", "a token waits for this often: use a cable"
@@ -62,6 +64,8 @@ def _connect(address: Address) -> float | str:
         return f"no answer within {_CONNECT_S:g} s"
     except ConnectionRefusedError:
         return "refused"
+    except socket.gaierror:
+        return _NO_SUCH_HOST
     except OSError as error:
         return error.strerror or str(error)
 
@@ -76,18 +80,18 @@ def check_master_clock(host: str, port: int = HTTP_PORT) -> Sequence[Finding]:
         return [skip("master's clock", f"not compared: no HTTP at {host}:{port}")]
     finally:
         connection.close()
-    return [judge_skew(date, datetime.now(UTC))]
+    return [judge_skew(date, datetime.now(UTC), f"{host}:{port}")]
 
 
-def judge_skew(date: str | None, now: datetime) -> Finding:
-    """`date`: of an HTTP answer."""
+def judge_skew(date: str | None, now: datetime, server: str) -> Finding:
+    """`date`: of an HTTP answer from `server`, which may be another program's or another master's."""
     try:
         skew_s = (now - parsedate_to_datetime(date or "")).total_seconds()
     except (TypeError, ValueError):
-        return skip("master's clock", "not compared: its HTTP server tells no date")
+        return skip("master's clock", f"not compared: the HTTP server at {server} tells no date")
     if abs(skew_s) > _MAX_SKEW_S:
-        found = f"differs by {format_seconds(abs(skew_s))}"
+        found = f"differs by {format_seconds(abs(skew_s))} from HTTP at {server}"
         return warn(
             "master's clock", found, "set both clocks (timedatectl set-ntp true): tokens would expire wrongly"
         )
-    return ok("master's clock", "agrees")
+    return ok("master's clock", f"agrees with HTTP at {server}")

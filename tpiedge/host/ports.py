@@ -3,13 +3,27 @@
 import errno
 import os
 import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
 
 import psutil
 
-__all__ = ["holder", "port_state"]
+__all__ = ["Holder", "holder", "port_state"]
 
 _ANYWHERE = "0.0.0.0"
 _PROGRAM = "tpiedge"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Who listens on a port: 'another tpiedge master, pid 123', 'nginx, pid 123', or 'another program' if unknown.
+
+    `verb`: 'master' of `tpiedge master` and of the node that it started; empty for other programs.
+    """
+
+    words: str
+    verb: str = ""
 
 
 def port_state(port: int, host: str = _ANYWHERE) -> str:
@@ -24,8 +38,8 @@ def port_state(port: int, host: str = _ANYWHERE) -> str:
             return "in use" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
 
 
-def holder(port: int) -> str:
-    """'another tpiedge master, pid 123', 'nginx, pid 123', or 'another program' where the system does not say."""
+def holder(port: int) -> Holder:
+    """Who listens on the TCP port."""
     try:
         pids = {
             found.pid
@@ -33,17 +47,25 @@ def holder(port: int) -> str:
             if found.status == psutil.CONN_LISTEN and found.laddr and found.laddr.port == port and found.pid
         }
     except (psutil.Error, OSError):
-        return "another program"
-    return _described(min(pids)) if pids else "another program"
+        return Holder("another program")
+    return _described(min(pids)) if pids else Holder("another program")
 
 
-def _described(pid: int) -> str:
+def _described(pid: int) -> Holder:
     try:
         process = psutil.Process(pid)
-        words, name = process.cmdline(), process.name()
+        name = process.name()
+        for one in (process, *process.parents()[:1]):  # a node is the child of its verb
+            if verb := _verb(one.cmdline()):
+                return Holder(f"another tpiedge {verb}, pid {one.pid}", verb)
     except (psutil.Error, OSError):
-        return f"another program, pid {pid}"
-    for place, word in enumerate(words[:-1]):
-        if os.path.basename(word) == _PROGRAM and words[place + 1].isalpha():
-            return f"another tpiedge {words[place + 1]}, pid {pid}"
-    return f"{name}, pid {pid}"
+        return Holder(f"another program, pid {pid}")
+    return Holder(f"{name}, pid {pid}")
+
+
+def _verb(words: Sequence[str]) -> str:
+    """The X of `tpiedge X`; empty for other programs."""
+    for word, following in pairwise(words):
+        if os.path.basename(word) == _PROGRAM and following.isalpha():
+            return following
+    return ""

@@ -1,7 +1,6 @@
 """What a process uses and runs on."""
 
 import contextlib
-import ctypes
 import platform
 import resource
 import sys
@@ -9,11 +8,7 @@ from pathlib import Path
 
 import psutil
 
-__all__ = ["cpu_name", "forget_peak_rss", "give_back_what_is_freed", "peak_rss_bytes", "rss_bytes"]
-
-# Of mallopt in <malloc.h>.
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
-_MMAP_BYTES, _TRIM_BYTES = 128 << 10, 1 << 20
+__all__ = ["cpu_name", "forget_peak_rss", "peak_rss_bytes", "rss_bytes"]
 
 
 def peak_rss_bytes() -> int:
@@ -40,21 +35,6 @@ def forget_peak_rss() -> None:
     """Let `peak_rss_bytes` begin anew from what is resident now, where the system can (Linux)."""
     with contextlib.suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")
-
-
-def give_back_what_is_freed() -> None:
-    """From now on a block of 128 KiB or more goes back to the system when it is freed, and so does the end of the heap
-    where more than 1 MiB of it is free.
-
-    glibc raises that bound up to 32 MiB when it sees such blocks freed, and keeps twice as much: among eight nodes of
-    rows 8192 wide, whose messages are that large, 65 MB. Page faults are the price, an eighth of a prompt's time where
-    all weights are in memory. Other C libraries go on as they do.
-    """
-    library = ctypes.CDLL(None)
-    if hasattr(library, "mallopt") and hasattr(library, "malloc_trim"):
-        library.mallopt(_M_MMAP_THRESHOLD, _MMAP_BYTES)
-        library.mallopt(_M_TRIM_THRESHOLD, _TRIM_BYTES)
-        library.malloc_trim(0)
 
 
 def cpu_name() -> str:

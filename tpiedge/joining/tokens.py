@@ -68,7 +68,9 @@ class JoinToken:
 def parse_token(text: str) -> JoinToken:
     """Raises UserError, which does not show the text, where it is not what `JoinToken.text` made."""
     parts = text.strip().split("_", 3)
-    if len(parts) != 4 or parts[0] != _PREFIX:
+    if parts[0] == _PREFIX and len(parts) < 4:
+        raise _damaged()
+    if parts[0] != _PREFIX:
         raise UserError(
             f"not a token: it starts with {_PREFIX}_ and is one word; 'tpiedge token create' prints one"
         )

@@ -39,6 +39,8 @@ _PRECISION = "|".join(precision.value for precision in Precision)
 _STORAGE = rf"(?:{_PRECISION})(?:-embedding-(?:{_PRECISION}))?(?:-head-(?:{_PRECISION}))?(?:-vectors-f32)?(?:-plain)?"
 _OF_MODEL = re.compile(rf"(.+?)-{_STORAGE}-[0-9a-f]{{16}}")
 _MANY_NAMES = 1000
+_ALIKE = 0.7
+"""How alike a name must be to be what was meant: from 0 to 1, as difflib says."""
 
 
 class ModelKind(Enum):
@@ -205,9 +207,10 @@ def _packs_called(name: str, cache: Path | None) -> list[Path]:
 
 
 def _suggestion(name: str, cache: Path | None) -> str:
-    """The packs whose names are like this one, as the end of a sentence; empty where there are none."""
-    names = {pack.name.lower(): pack.name for pack in stored_packs(cache)}
-    close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3)]
+    """The models whose names are like this one, as the end of a sentence; empty where there are none."""
+    names = {} if parse_hub_name(name) else {known.lower(): known for known in (DEMO, *aliases())}
+    names |= {pack.name.lower(): pack.name for pack in stored_packs(cache)}
+    close = [names[one] for one in difflib.get_close_matches(name.lower()[:200], names, 3, _ALIKE)]
     begun = [names[one] for one in sorted(names) if name and one.startswith(name.lower())][:3]
     found = dict.fromkeys([*begun, *close])
     return f"; did you mean {' or '.join(found)}?" if found else ""

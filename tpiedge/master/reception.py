@@ -35,6 +35,8 @@ _log = logging.getLogger(__name__)
 
 #: Messages per round: more than can be waiting, unless a peer floods.
 _BURST = 5000
+#: So long a round hears what waits although its heartbeat is due: late ones must not end all hearing.
+_LEAST_S = 0.1
 
 
 class Reception:
@@ -62,12 +64,14 @@ class Reception:
         self._probings: dict[str, Probing] = {}
 
     def hear(self, until: float) -> None:
-        """Handles everything that has arrived. Blocks for the first message until `until`, or until woken.
+        """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
+        for the first message until then, or until woken.
 
         Raises EndpointClosed once the hub is closed.
         """
         self._door.settle()
-        wait_s = max(0.0, until - self._clock.now())
+        now = self._clock.now()
+        wait_s, enough = max(0.0, until - now), max(until, now + _LEAST_S)
         for _ in range(_BURST):
             try:
                 envelope = self._hub.recv(wait_s)
@@ -78,6 +82,8 @@ class Reception:
                 self._broke_protocol(error.peer, str(error))
             except LinkReset as error:
                 self._link_broke(error.peer, str(error))
+            if self._clock.now() >= enough:
+                return
             wait_s = 0.0
 
     def tick(self) -> None:

@@ -251,6 +251,24 @@ class Session:
             starting = self.phase is Phase.LAUNCHED
             self.fail(failure_of(error, self.epoch, self.assignments, self._collective, starting=starting))
 
+    @property
+    def split_shows(self) -> str:
+        """Why the last bits of answers may depend on the plan; "" where they do not, as a quantised model's with native
+        kernels and a wire that does not round (docs/kernels.md)."""
+        if not self._served.quantised:
+            return f"{self._served.compute} arithmetic"
+        if self._served.wire != "f32":
+            return f"parts travel as {self._served.wire}"
+        without = [
+            rank
+            for rank, said in sorted(self._loading.items())
+            if isinstance(said, Ready) and not said.native
+        ]
+        names = [
+            self.assignments[rank].host or self.assignments[rank].machine or "the master" for rank in without
+        ]
+        return f"no native kernels on {', '.join(names)}" if names else ""
+
     def _loads(self, event: Loading | Ready) -> None:
         now = self._clock.now()
         if self._has_advanced(event):

@@ -57,8 +57,9 @@ class ClusterStatus:
     """The whole cluster. `reason` says why it is not ready, or what happened last; `epoch` is 0 before the first plan.
 
     While several nodes serve, `collective` names the collective for the all-reduces of a token, `bulk_collective` the
-    one for those of a whole chunk, and `collective_why` is a sentence that says why these. `failed` names a thread of
-    the master whose failure ends it.
+    one for those of a whole chunk, and `collective_why` is a sentence that says why these. `split_shows`: why the last
+    bits of answers may depend on the plan; "" where they do not, or nobody serves. `failed` names a thread of the
+    master whose failure ends it.
     """
 
     ready: bool
@@ -71,6 +72,7 @@ class ClusterStatus:
     collective: str = ""
     bulk_collective: str = ""
     collective_why: str = ""
+    split_shows: str = ""
     failed: str = ""
 
 

@@ -12,6 +12,7 @@ from tpiedge.pack.sources.int4_words import WORD
 from tpiedge.pack.sources.source import SourceTensor
 from tpiedge.pack.writing.quality import Quality
 from tpiedge.sanitise import quote
+from tpiedge.units import counted
 
 __all__ = ["WEIGHT", "joined_tensors", "rounded_tensors"]
 
@@ -51,7 +52,8 @@ def rounded_tensors(
             apart = quantisation.act_order and quantisation.group is not None and quality is not None
             cause = ", because act-order has put the inputs of a group apart" if apart else ""
             are = "are" if count > 1 else "is"
-            yield f"{count} of {quantisation.method.upper()} {are} rounded to {precision}{cause}"
+            matrices = counted(count, "matrix", "matrices")
+            yield f"{matrices} of {quantisation.method.upper()} {are} rounded to {precision}{cause}"
 
 
 def _joined(base: str, tensors: Mapping[str, SourceTensor], quantisation: Quantisation) -> Int4Tensor:

@@ -14,6 +14,8 @@ __all__ = ["DEMO", "is_gguf", "refuse_gguf", "resolve_model"]
 DEMO = "demo"
 
 _GGUF = ".gguf"
+_PATH = 400
+"""Characters of a path that are shown: what is wrong with one is mostly at its end."""
 _DEMO_FOLDER = Path(__file__).parent / "demo"
 
 
@@ -58,6 +60,10 @@ def _refuse_file(name: str) -> None:
     if os.path.isfile(name):
         raise UserError(
             f"{name} is no model: give the folder that it is in, or a GGUF file (its name ends in .gguf)"
+        )
+    if is_gguf(name):
+        raise UserError(
+            f"there is no file {quote(name, _PATH)}: give the path of a GGUF file, or a name that `tpiedge ls` has"
         )
 
 

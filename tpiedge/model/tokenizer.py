@@ -107,7 +107,8 @@ class Tokenizer:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise UserError(
-                f"the text holds half a surrogate pair at character {error.start}; send valid Unicode"
+                f"the text has {quote(text[error.start])}, a byte or half a character that is no Unicode: send it as "
+                "UTF-8"
             ) from None
         wrapping = self._wrapping if add_special else None
         try:

@@ -25,7 +25,8 @@ from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
-from tpiedge.host.usage import cpu_name, give_back_what_is_freed, peak_rss_bytes
+from tpiedge.host.freed_memory import give_back_what_is_freed
+from tpiedge.host.usage import cpu_name, peak_rss_bytes
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.memory.planned import elastic_bytes, placed
 from tpiedge.memory.scheduler import Counts
@@ -225,20 +226,22 @@ class Node:
             self._meter.trace(self._tracer)
             self._weights.trace(self._tracer)
         load_s = time.perf_counter() - started
-        self.link.post(self._ready(assign, config, plane, load_s))
+        self.link.post(self._ready(assign, config, plane, load_s, engine.linear.native))
         return engine
 
-    def _ready(self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float) -> Ready:
+    def _ready(
+        self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float, native: bool
+    ) -> Ready:
         """What the master is told, and on rank 0 the decision on which way the all-reduces go."""
         weight_bytes = self._weights.weight_bytes if self._weights else 0
         if assign.rank != 0 or len(assign.nodes) == 1:
-            return Ready(assign.epoch, assign.rank, weight_bytes, load_s)
+            return Ready(assign.epoch, assign.rank, weight_bytes, load_s, native=native)
         row_bytes = 4 * config.hidden_size
         chunk_bytes = row_bytes * StepLimits.of(config.hidden_size).chunk_tokens
         size = len(assign.nodes)
         self._route, why = route(assign.collective, size, plane.facts, row_bytes, chunk_bytes, assign.wire)
         small, bulk = self._route.small, self._route.bulk
-        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000])
+        return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], native)
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
         self.link.post(Loading(self._epoch, communicator.rank, done_bytes, total_bytes))

@@ -65,7 +65,7 @@ class DuplicateName(PeerError):
 
     def __init__(self, hub: str, name: str) -> None:
         super().__init__(
-            f"{hub} already has a living {name}: stop that process, or give this one its own key"
+            f"{hub} already has a living {name}: stop that process, or give this one a --state of its own"
         )
         self.hub = hub
 

@@ -54,8 +54,9 @@ class Plane:
 
 CONTROL = Plane(MAX_CONTROL_HEADER, 0, 1000, waiting_limit=8 * MIB)
 # Three chunks are under way at most (engine/overlap.py), each with its hidden states, a part and, by two shots, a
-# slice of the sum; with the plan and the end of the step before, eleven messages of a peer, of 1 MiB or one row each. A
-# spoke's libzmq keeps as many of them as `receive_length` says; the others wait at their sender.
+# slice of the sum; with the plan and the end of the step before, eleven messages of a peer, of 1 MiB or one row each,
+# or of twice as much where integers are wide. A spoke's libzmq keeps as many of them as `receive_length` says; the
+# others wait at their sender.
 TENSOR = Plane(MAX_TENSOR_HEADER, MAX_TENSOR_BYTES, 256, waiting_limit=16 * MIB, prompt=False)
 FILES = Plane(MAX_TENSOR_HEADER, MAX_FILE_CHUNK, 8)
 

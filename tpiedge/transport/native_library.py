@@ -21,14 +21,14 @@ import zmq
 import zmq.backend
 
 from tpiedge.native_code import Signatures, find_library, load_library
-from tpiedge.wire.fields import WirePrecision
+from tpiedge.wire.tensors import SummandPrecision
 
 __all__ = ["PRECISIONS", "ReducePlan", "TransportLibrary", "View", "packing_library", "transport_library"]
 
-PRECISIONS: Final[dict[WirePrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2}
+PRECISIONS: Final[dict[SummandPrecision, int]] = {"f32": 0, "bf16": 1, "int8": 2, "i32": 3}
 """The numbering of Precision in native/wire.h."""
 
-_ABI: Final = 4
+_ABI: Final = 5
 _SWITCHES: Final = (b"TPIEDGE_NATIVE", b"TPIEDGE_FAST_LINK")
 # As `Zmq` in native/message.h.
 _FUNCTIONS: Final = ("init", "init_size", "copy", "data", "size", "more", "gets", "send", "recv", "close")

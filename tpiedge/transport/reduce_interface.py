@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final, Protocol, runtime_checkable
 
-from tpiedge.wire.fields import WirePrecision
+from tpiedge.wire.tensors import SummandPrecision
 
 __all__ = ["DONE", "Combine", "Exchange", "Reduce", "Reduces"]
 
@@ -18,7 +18,7 @@ DONE: Final = -1
 
 
 class Combine(IntEnum):
-    """What this endpoint does. The sum is checked: one that is not finite is left to the caller."""
+    """What this endpoint does. A sum of f32 is checked: one that is not finite is left to the caller."""
 
     TAKE = 0
     """Send the own part, replace it by what comes."""
@@ -35,8 +35,9 @@ class Exchange:
     combine: Combine
     rank: int
     """The rank of this endpoint: its part has this place in the order of summation (SUM: 0)."""
-    precision: WirePrecision
-    """How tensors travel, and therefore how every part is rounded, the own one too, and then the sum."""
+    precision: SummandPrecision
+    """How tensors travel, and therefore how every part is rounded, the own one too, and then the sum. i32: tensors are
+    of int32, and their sums wrap around."""
     shape: tuple[int, int]
     header: bytes
     """The header of the frame that is sent."""
@@ -46,11 +47,12 @@ class Exchange:
     """Where every header has the bytes that change, at the beginning of a call, for `place`."""
     place_bytes: int
     scratch: bytearray
-    """For a tensor of f32. Overwritten, also in calls that leave off."""
+    """For a tensor of f32 or int32. Overwritten, also in calls that leave off."""
 
 
 Reduce = Callable[[bytes, int], int]
-"""`reduce(place, tensor)`: the all-reduce of the contiguous f32 tensor at this address, in place. DONE.
+"""`reduce(place, tensor)`: the all-reduce of the contiguous tensor (f32, or int32 where these travel) at this address,
+in place. DONE.
 
 Otherwise the tensor is as it was, and the result says to how many peers, in their order, this rank's frame went. With
 Combine.SUM that frame has the sum, which is then in `scratch`, not rounded yet; where it went to no peer, the parts are

@@ -119,8 +119,8 @@ class Loading:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """Node to master: it can take steps. Rank 0 also says by which collective the all-reduces of one token will go, and
-    those of a whole chunk, and why where the user might wonder."""
+    """Node to master: it can take steps, `native` with the native kernels. Rank 0 also says by which collective the
+    all-reduces of one token will go, and those of a whole chunk, and why where the user might wonder."""
 
     epoch: U32
     rank: Rank
@@ -129,6 +129,7 @@ class Ready:
     collective: Name = ""
     bulk_collective: Name = ""
     why: Text = ""
+    native: bool = True
 
 
 @dataclass(frozen=True, slots=True)

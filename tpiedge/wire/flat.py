@@ -22,7 +22,7 @@ __all__ = ["FLAT_BYTES", "FLAT_MARK", "FlatForm", "flat_form"]
 
 FLAT_MARK: Final = 0xC1
 FLAT_BYTES: Final = 64
-_CODES: Final[dict[DType, int]] = {"f32": 1, "bf16": 2, "u8": 8}
+_CODES: Final[dict[DType, int]] = {"f32": 1, "bf16": 2, "i32": 4, "i64": 5, "u8": 8}
 _DTYPES: Final[dict[int, DType]] = {code: dtype for dtype, code in _CODES.items()}
 _NO_TENSOR: Final = bytes(2)
 _WIDTHS: Final = ((2**8, "B"), (2**32, "I"), (2**64, "Q"))

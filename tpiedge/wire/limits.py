@@ -30,7 +30,8 @@ MAX_CONTROL_HEADER = 1 * MIB
 """Encoded message on the control plane: a request with MAX_PROMPT_TOKENS fits."""
 
 MAX_TENSOR_BYTES = 32 * MIB
-"""One tensor frame. A chunk's is 1 MiB, or one row of hidden states where that is more."""
+"""One tensor frame. A chunk's is 1 MiB, or one row of hidden states where that is more; twice as much of wide
+integers."""
 
 MAX_FILE_CHUNK = 4 * MIB
 """Bytes of a file in one frame of the files plane."""

@@ -9,13 +9,16 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.fields import U32, MaxItems, WirePrecision
 from tpiedge.wire.limits import MAX_DIMENSIONS, MAX_TENSOR_BYTES
 
-__all__ = ["INT8_GROUP", "DType", "TensorHeader", "check_tensors", "wire_bytes"]
+__all__ = ["INT8_GROUP", "DType", "SummandPrecision", "TensorHeader", "check_tensors", "wire_bytes"]
 
 INT8_GROUP = 64
 """Elements of a row that share an f32 scale where they travel as int8; a row's last group may be short."""
 
-DType = Literal["f32", "bf16", "u8"]
-_ITEM_SIZES = {"f32": 4, "bf16": 2, "u8": 1}
+SummandPrecision = WirePrecision | Literal["i32"]
+"""How a summand travels: of f32 as WirePrecision says, of integers as it is."""
+
+DType = Literal["f32", "bf16", "i32", "i64", "u8"]
+_ITEM_SIZES = {"f32": 4, "bf16": 2, "i32": 4, "i64": 8, "u8": 1}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import torch
 
 from tests.contract.conftest import Network
 from tpiedge.clock import MonotonicClock
-from tpiedge.collectives.codec import CODECS
+from tpiedge.collectives.codec import CODECS, INTEGERS
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
 from tpiedge.collectives.liveness import DeadlineLiveness
@@ -113,10 +113,10 @@ class Cluster:
         given: torch.Tensor | None = None,
     ) -> None:
         """A part, by hand."""
-        codec: Any = CODECS[self.wire]  # type: ignore[index]
         array = (part(rank, block) if given is None else given).numpy()
+        codec: Any = CODECS[self.wire] if array.dtype.kind == "f" else INTEGERS  # type: ignore[index]
         sender = rank if sender is None else sender
-        header = codec.header(array.shape)
+        header = codec.header(array)
         message: Any = Partial(epoch, 1, block, 0, flags, sender, header)
         if self.way == "star" and rank == 0:
             message = Reduced(epoch, 1, block, 0, flags, header)

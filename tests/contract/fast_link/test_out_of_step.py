@@ -21,11 +21,11 @@ from tests.contract.fast_link.cluster import (
     rounded,
     total,
 )
-from tpiedge.collectives.codec import CODECS
 from tpiedge.errors import PeerLost
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.reduce_interface import DONE
 from tpiedge.wire.data import CANCEL, StepPlan
+from tpiedge.wire.tensors import wire_bytes
 
 pytestmark = needs_native
 
@@ -68,7 +68,7 @@ def test_a_peer_that_is_a_block_ahead_is_heard_in_the_next_call(
     before = cluster.endpoints[0].bytes_received
     results = [ahead(cluster, ear, lambda: cluster.send(1, 0, 1)).result(WAIT_S)]
     assert cluster.calls[0].get(timeout=WAIT_S) == (DONE, True)
-    frame = 64 + CODECS[wire].header(SHAPE).nbytes  # type: ignore[index]
+    frame = 64 + wire_bytes(wire, *SHAPE)
     # Counted once, when it is used.
     assert cluster.endpoints[0].bytes_received - before == 3 * frame
     for rank in (2, 3):

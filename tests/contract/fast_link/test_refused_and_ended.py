@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from tests.contract.fast_link.cluster import SHAPE, WAIT_S, assert_total, every_way, needs_native, total
-from tpiedge.collectives.codec import CODECS
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.reduce_interface import DONE
 from tpiedge.wire.codec import encode
 from tpiedge.wire.data import Partial, Reduced
+from tpiedge.wire.tensors import TensorHeader
 
 pytestmark = needs_native
 
@@ -47,7 +47,7 @@ def test_who_sends_another_shape_is_named(make: Any, way: str, size: int) -> Non
 def test_a_message_of_two_frames_is_malformed(make: Any, way: str, size: int, rank: int) -> None:
     cluster = make(way, size).meet()
     sender, receiver = cluster.end(1 - rank, rank), cluster.end(rank, 1 - rank)
-    header = CODECS["f32"].header(SHAPE)
+    header = TensorHeader("f32", SHAPE)
     message: Any = Partial(1, 1, 0, 0, 0, 1 - rank, header)
     if rank and way == "star":
         message = Reduced(1, 1, 0, 0, 0, header)

@@ -24,6 +24,7 @@ from tpiedge.collectives.codec import CODECS
 from tpiedge.errors import ProtocolError
 from tpiedge.transport.reduce_interface import DONE
 from tpiedge.wire.data import Reduced
+from tpiedge.wire.tensors import TensorHeader
 
 pytestmark = needs_native
 
@@ -91,7 +92,7 @@ def test_what_a_hub_has_received_is_counted_per_connection(make: Any, way: str, 
     before = [peer.flow.taken for peer in hub._known.values()]
     for block in range(10):
         cluster.reduce(block)
-    frame = 64 + CODECS["f32"].header(SHAPE).nbytes
+    frame = 64 + TensorHeader("f32", SHAPE).nbytes
     after = [peer.flow.taken for peer in hub._known.values()]
     assert [now - then for now, then in zip(after, before, strict=True)] == [10 * (frame + 42)] * (size - 1)
 
@@ -189,7 +190,7 @@ def test_the_rest_of_a_star_is_served_in_python(make: Any, wire: str) -> None:
     answer = cluster.endpoints[2].recv(WAIT_S)
     codec: Any = CODECS[wire]  # type: ignore[index]
     assert answer is not None
-    assert answer.message == Reduced(1, 1, 4, 0, 0, codec.header(SHAPE))
+    assert answer.message == Reduced(1, 1, 4, 0, 0, codec.header(sevens))
     assert bytes(answer.tensors[0]) == bytes(codec.encode(sevens))
     assert np.array_equal(result.numpy(), codec.decode(bytes(answer.tensors[0]), SHAPE))
     assert cluster.endpoints[1].recv(0.05) is None

@@ -150,6 +150,7 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         (("rm", "nope", "--yes"), "no model 'nope'", USER),
         (("shards", "rm", ""), "there are: none", USER),
         (("shards", "limit", "abc"), "not a size: 'abc'", USER),
+        (("shards", "limit", "5"), "5 has no unit: did you mean 5GB?", USER),
         (("shards", "ls", "--cache", "/dev/null"), "cannot write to the shard store", USER),
         (("token", "create", "--host", ""), "not an address: ''", USER),
         (("token", "create", "--host", "host:70000"), "not an address", USER),

@@ -154,7 +154,7 @@ def test_a_second_worker_with_the_same_identity(cluster: Serving, join, tmp_path
     copy = tmp_path / "copied"
     shutil.copytree(cluster.workers["ann"].state, copy)
     words = refusal(join("--connect", cluster.address, state=copy), PEER)
-    assert "stop that process, or give this one its own key" in words
+    assert "stop that process, or give this one a --state of its own" in words
 
 
 def test_a_worker_of_another_protocol(cluster: Serving, undisturbed):

@@ -8,8 +8,8 @@ from tpiedge.errors import UserError
 
 
 @pytest.mark.parametrize(("end", "expected"), [(KeyboardInterrupt, click.Abort), (EOFError, UserError)])
-def test_an_interrupt_is_not_an_input_that_has_ended(tmp_path, monkeypatch, end, expected):
-    """Standard input is no terminal here."""
+def test_an_interrupt_is_not_an_input_that_has_ended(tmp_path, monkeypatch, capsys, end, expected):
+    """Standard input is no terminal here. What is said at the end has a line of its own."""
 
     def ask(_prompt):
         raise end
@@ -18,3 +18,4 @@ def test_an_interrupt_is_not_an_input_that_has_ended(tmp_path, monkeypatch, end,
     monkeypatch.setattr("click.termui.visible_prompt_func", ask)
     with pytest.raises(expected):
         rm.main(["demo", "--cache", str(tmp_path)], standalone_mode=False)
+    assert capsys.readouterr().err.endswith("one\n\n")

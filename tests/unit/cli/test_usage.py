@@ -37,11 +37,45 @@ def _command(**_flags: object) -> None:
         (["--top-p", "x"], "Invalid value for '--top-p': 'x' is not a number: give one from 0 to 1"),
         (["--pin", "x"], "Invalid value for '--pin': 'x' is not one of 'none', 'all'."),
         (["--modl", "x"], "No such option '--modl'. Did you mean '--model'?"),
-        (["--zebra"], "No such option '--zebra'."),
+        (["--zebra"], "No such option '--zebra': 'tpiedge --help' shows what there is"),
+        (["x"], "Got unexpected extra argument (x): 'tpiedge --help' shows what there is"),
     ],
     ids=" ".join,
 )
 def test_words(arguments: list[str], words: str) -> None:
     with pytest.raises(click.ClickException) as raised:
-        _command.main(arguments, standalone_mode=False)
+        _command.main(arguments, "tpiedge", standalone_mode=False)
     assert usage_words(raised.value) == words
+
+
+@click.group()
+def _group() -> None:
+    pass
+
+
+@_group.command("complete")
+@click.argument("shell", type=click.Choice(["bash", "zsh"]))
+def _complete(shell: str) -> None:
+    pass
+
+
+@_group.command("ls")
+@click.argument("name")
+def _ls(name: str) -> None:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["lss"], "No such command 'lss'. Did you mean 'ls'?"),
+        (["zebra"], "No such command 'zebra': 'tpiedge --help' shows what there is"),
+        (["complete"], "Missing argument '{bash|zsh}'. Choose from: bash, zsh"),
+        (["ls"], "Missing argument 'NAME': 'tpiedge ls --help' shows what there is"),
+    ],
+    ids=" ".join,
+)
+def test_words_about_a_group(arguments: list[str], words: str) -> None:
+    with pytest.raises(click.ClickException) as raised:
+        _group.main(arguments, "tpiedge", standalone_mode=False)
+    assert " ".join(usage_words(raised.value).split()) == words  # as they are printed

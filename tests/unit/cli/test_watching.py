@@ -84,6 +84,28 @@ def test_nodes_shows_it_and_why(
     assert "\x07" not in shown
 
 
+@pytest.mark.parametrize(
+    ("ready", "split_shows", "line"),
+    [
+        (True, "", "answers: the same to the last bit, whoever computes them"),
+        (
+            True,
+            "no native kernels on pi \x07",
+            "answers: their last bits may depend on the plan: no native",
+        ),
+        (False, "", None),
+    ],
+)
+def test_nodes_says_whether_answers_depend_on_the_plan(
+    ready: bool, split_shows: str, line: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _print(asdict(replace(STATUS, ready=ready, split_shows=split_shows)) | {"pending": []}, 0)
+    shown = capsys.readouterr().out
+    assert "\x07" not in shown
+    assert ("answers:" in shown) is (line is not None)
+    assert line is None or line in shown
+
+
 def test_nodes_says_nothing_of_a_node_alone(capsys: pytest.CaptureFixture[str]) -> None:
     _print(asdict(replace(STATUS, collective="", bulk_collective="")) | {"pending": []}, 0)
     assert "all-reduces" not in capsys.readouterr().out

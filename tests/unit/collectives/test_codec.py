@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.collectives.arrays import F32Array
-from tpiedge.collectives.codec import CODECS, Codec, read_array
+from tpiedge.collectives.arrays import F32Array, IntArray
+from tpiedge.collectives.codec import CODECS, INTEGERS, Codec, read_array, rounded
 from tpiedge.errors import Misconduct
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.data import Hidden
@@ -22,7 +22,7 @@ SMALLEST_SCALE = 2.0**-126
 def through(codec: Codec, array: F32Array) -> F32Array:
     """What others get of `array`."""
     encoded = codec.encode(array)
-    assert memoryview(encoded).nbytes == codec.header(array.shape).nbytes
+    assert memoryview(encoded).nbytes == codec.header(array).nbytes
     return codec.decode(bytes(encoded), array.shape)
 
 
@@ -173,6 +173,43 @@ def test_the_largest_number_stays_finite_or_becomes_infinite(name: str) -> None:
     assert np.isposinf(got).all() or np.allclose(got, largest, rtol=1e-6)
 
 
+def integers(dtype: str) -> st.SearchStrategy[IntArray]:
+    ends = np.iinfo(dtype)
+    rows = st.lists(st.integers(int(ends.min), int(ends.max)), min_size=1, max_size=100)
+    return rows.map(lambda values: np.array([values], dtype))
+
+
+@given(st.one_of(integers("i4"), integers("i8")))
+def test_integers_keep_every_bit_and_their_width(array: IntArray) -> None:
+    got = through(INTEGERS, array)
+    assert got.dtype == array.dtype
+    assert np.array_equal(got, array)
+    assert INTEGERS.exact
+    assert rounded(INTEGERS, array) is array
+    header = INTEGERS.header(array)
+    assert header.dtype == {4: "i32", 8: "i64"}[array.itemsize]
+    assert np.array_equal(read_array(envelope(header, array.tobytes()), 3, array.shape, INTEGERS), array)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_matrices_of_integers(shape: tuple[int, int]) -> None:
+    for dtype in (np.int32, np.int64):
+        array = np.arange(shape[0] * shape[1], dtype=dtype).reshape(shape)
+        assert np.array_equal(through(INTEGERS, array), array)
+        assert INTEGERS.accepts(INTEGERS.header(array), shape)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [None, *(TensorHeader(dtype, (2, 5)) for dtype in ("f32", "bf16", "u8")), TensorHeader("i32", (5, 2))],
+    ids=str,
+)
+def test_another_header_than_of_integers_is_its_senders_fault(header: TensorHeader | None) -> None:
+    data = bytes(header.nbytes if header else 0)
+    with pytest.raises(Misconduct, match=r"node 3 sent .* where an i32 or i64 tensor of shape \(2, 5\)"):
+        read_array(envelope(header, data), 3, (2, 5), INTEGERS)
+
+
 def envelope(header: TensorHeader | None, data: bytes) -> Envelope:
     return Envelope("node-3", Hidden(1, 1, 0, header), (memoryview(data),))  # type: ignore[arg-type]
 
@@ -181,7 +218,7 @@ def test_a_tensor_is_read_as_its_header_says() -> None:
     array = normal((2, 5))
     for codec in (CODECS["f32"], CODECS["bf16"]):
         encoded = bytes(codec.encode(array))
-        got = read_array(envelope(codec.header((2, 5)), encoded), 3, None, None)
+        got = read_array(envelope(codec.header(array), encoded), 3, None, None)
         assert np.array_equal(got, through(codec, array))
 
 
@@ -196,6 +233,8 @@ def test_a_tensor_is_read_as_its_header_says() -> None:
         TensorHeader("u8", (2, 5)),
         TensorHeader("u8", (2, 10)),
         TensorHeader("bf16", (2, 6)),
+        TensorHeader("i32", (2, 5)),
+        TensorHeader("i64", (2, 5)),
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ import pytest
 from tpiedge.doctor import finding, machine, network, reach, software
 from tpiedge.host.addresses import Address
 from tpiedge.host.disk_speed import DiskSpeed
+from tpiedge.host.ports import Holder
 from tpiedge.units import GIB, MIB
 
 NOW = datetime(2026, 5, 1, 12, 0, tzinfo=UTC)
@@ -61,22 +62,26 @@ def test_processor(architecture, features, result):
 
 def test_clock():
     assert result_of(machine.judge_clock(datetime(1970, 1, 1, tzinfo=UTC))) == "fail"
-    assert result_of(machine.judge_clock(NOW)) == "ok"
+    possible = machine.judge_clock(NOW)
+    assert (result_of(possible), possible.found) == (
+        "ok",
+        "2026-05-01 12:00 UTC; only a master's is compared, with --connect",
+    )
 
 
 @pytest.mark.parametrize(
     ("date", "result", "found"),
     [
-        ("Fri, 01 May 2026 12:00:20 GMT", "ok", "agrees"),
-        ("Fri, 01 May 2026 11:30:00 GMT", "warn", "differs by 30 min 0 s"),
-        ("Fri, 01 May 2026 12:30:00 GMT", "warn", "differs by 30 min 0 s"),
+        ("Fri, 01 May 2026 12:00:20 GMT", "ok", "agrees with HTTP at pi:8080"),
+        ("Fri, 01 May 2026 11:30:00 GMT", "warn", "differs by 30 min 0 s from HTTP at pi:8080"),
+        ("Fri, 01 May 2026 12:30:00 GMT", "warn", "differs by 30 min 0 s from HTTP at pi:8080"),
         ("yesterday", "skip", "not compared"),
         (None, "skip", "not compared"),
     ],
 )
 @pytest.mark.fault("P13", "`tpiedge doctor` tells of clocks that differ")
 def test_the_clock_of_the_master(date, result, found):
-    skew = reach.judge_skew(date, NOW)
+    skew = reach.judge_skew(date, NOW, "pi:8080")
     assert result_of(skew) == result
     assert found in skew.found
 
@@ -124,6 +129,15 @@ def test_ports():
     assert (result_of(found), found.found) == ("ok", "free (control)")
 
 
+@pytest.mark.parametrize(("verb", "result"), [("master", "ok"), ("worker", "warn"), ("", "warn")])
+def test_a_running_master_has_its_ports_in_order(monkeypatch, verb, result):
+    monkeypatch.setattr(network, "port_state", lambda _: "in use")
+    monkeypatch.setattr(network, "holder", lambda _: Holder("who, pid 7", verb))
+    (found,) = network.check_ports({7070: "control"})
+    assert result_of(found) == result
+    assert ("who, pid 7" in found.advice) == (result == "warn")
+
+
 @pytest.mark.parametrize(
     ("status", "out", "wanted", "verdicts"),
     [
@@ -154,6 +168,12 @@ def test_the_way_to_a_master():
     assert (result_of(closed), closed.found) == ("fail", "refused")
 
 
+def test_a_name_that_is_no_host():
+    (found,) = reach.check_reach(Address("no.such.host.invalid", 7070))
+    assert (result_of(found), found.found) == ("fail", "the host is not known here")
+    assert "spelling" in found.advice
+
+
 def test_the_clock_is_read_from_an_http_answer():
     class Quiet(http.server.BaseHTTPRequestHandler):
         def do_HEAD(self):
@@ -168,7 +188,7 @@ def test_the_clock_is_read_from_an_http_answer():
         thread.start()
         (found,) = reach.check_master_clock("127.0.0.1", server.server_port)
         thread.join()
-    assert (found.verdict, found.found) == ("ok", "agrees")
+    assert (found.verdict, found.found) == ("ok", f"agrees with HTTP at 127.0.0.1:{server.server_port}")
     (found,) = reach.check_master_clock("127.0.0.1", server.server_port)
     assert found.verdict == "skip"
     assert "not compared" in found.found

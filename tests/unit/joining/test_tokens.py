@@ -76,6 +76,22 @@ def test_a_changed_token_is_refused(place: int, letter: str) -> None:
             parse_token(changed)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "not a token: it starts with tpi1_"),
+        ("192.168.1.20:7070", "not a token: it starts with tpi1_"),
+        ("tpi1_", "the token is incomplete"),
+        (made()[0].text[:40], "the token is incomplete"),
+        (made()[0].text[:-3], "the token is incomplete"),
+    ],
+    ids=["nothing", "address", "beginning", "key", "without its end"],
+)
+def test_a_part_of_a_token_is_said_to_be_one(text: str, words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse_token(text)
+
+
 @given(st.text(max_size=200))
 def test_any_text_is_a_token_or_a_user_error(text: str) -> None:
     for candidate in (text, f"tpi1_{text}", f"tpi1_{'a' * 52}_{'a' * 32}_{text}"):

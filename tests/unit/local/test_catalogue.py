@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -179,12 +180,19 @@ def test_a_pack_without_a_label_is_called_like_its_folder(
 
 def test_similar_names_are_suggested(gguf: Path, cache: Path) -> None:
     pack_of(gguf, cache)
-    for slip in ("tiny", "Tiny-q9", "tinny-q8"):
-        with pytest.raises(UserError, match=r"; did you mean Tiny-q8\?$"):
+    for slip, meant in (
+        ("tiny", "Tiny-q8 or tinyllama"),
+        ("Tiny-q9", "Tiny-q8"),
+        ("tinny-q8", "Tiny-q8"),
+        ("dmeo", "demo"),
+        ("lama2-70b", "llama2-70b or llama2-7b"),
+    ):
+        with pytest.raises(UserError, match=rf"; did you mean {re.escape(meant)}"):
             find_model(slip, cache)
-    with pytest.raises(UserError) as raised:
-        find_model("entirely-different", cache)
-    assert "did you mean" not in str(raised.value)
+    for other in ("entirely-different", "org/demo", "llama2-7b", "missing.gguf"):
+        with pytest.raises(UserError) as raised:
+            find_model(other, cache)
+        assert "did you mean" not in str(raised.value)
 
 
 def test_use_is_noted(gguf: Path, cache: Path) -> None:

@@ -8,13 +8,24 @@ import pytest
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, failure, outcome, two_machines
 from tpiedge.launch.bootstrap import control_name
+from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment
 from tpiedge.master.master import NotServing
 from tpiedge.master.quarantine import EXCLUDED_S, Traffic
 from tpiedge.master.roster import Machine
 from tpiedge.transport.endpoint import Envelope
 from tpiedge.wire.control import Connect
-from tpiedge.wire.epochs import AskOffer, Echo, Launch, NodeEnded, Preparing, Probe, Spare
+from tpiedge.wire.epochs import (
+    AgentPulse,
+    AskOffer,
+    Echo,
+    Launch,
+    MasterPulse,
+    NodeEnded,
+    Preparing,
+    Probe,
+    Spare,
+)
 
 #: Messages of a flood for each message of another peer, and how many the master reads in a turn.
 _FLOOD, _BURST = 25, 500
@@ -137,6 +148,27 @@ def test_a_flood_does_not_keep_the_master_from_its_work(
         assert story.members() == ("master", "w-2")
         story.answer()
     assert "it floods the master with messages" in story.worker("w-1").why
+
+
+def test_a_crowd_that_sends_faster_than_it_is_heard_holds_no_heartbeat_up(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No peer of it floods by itself."""
+    agent = two_machines(story)
+
+    def next_of_the_crowd(_wait_s: float) -> Envelope:
+        story.clock.advance(0.001)  # which handling it takes, on a busy machine
+        return Envelope("w-1", AgentPulse(0))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(story.hub, "recv", next_of_the_crowd)
+        patch.setattr(Traffic, "floods", lambda *_: False)
+        began, told = story.clock.now(), agent.count(MasterPulse)
+        for _ in range(20):
+            story.master.turn()
+            agent.listen()
+        each_s = (story.clock.now() - began) / (agent.count(MasterPulse) - told)
+    assert each_s < 2 * Timing().heartbeat_s
 
 
 def test_the_message_that_is_one_too_many_has_no_effect(

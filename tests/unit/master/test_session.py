@@ -31,7 +31,7 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.epochs import Launch, NodeEnded, Prepare, Prepared, Preparing, Release, Spawned
-from tpiedge.wire.fields import CollectiveChoice
+from tpiedge.wire.fields import CollectiveChoice, Compute, WirePrecision
 from tpiedge.wire.messages import PROTOCOL, Message
 
 EPOCH = 5
@@ -154,6 +154,27 @@ def test_what_rank_0_has_chosen_is_kept_and_told(
     (record,) = [one for one in caplog.records if "all-reduces" in one.message]
     assert record.levelname == level
     assert (found[2] or "as wanted") in record.message
+
+
+@pytest.mark.parametrize(
+    ("compute", "wire", "native", "shows"),
+    [
+        ("int8", "f32", (True, True), ""),
+        ("int8", "f32", (True, False), "no native kernels on pi"),
+        ("int8", "f32", (False, False), "no native kernels on the master, pi"),
+        ("int8", "bf16", (True, True), "parts travel as bf16"),
+        ("f32", "f32", (True, True), "f32 arithmetic"),
+    ],
+)
+def test_whether_answers_depend_on_the_split_is_known(
+    compute: Compute, wire: WirePrecision, native: tuple[bool, bool], shows: str
+) -> None:
+    run = Run("w-1", served=dataclasses.replace(SERVED, compute=compute, wire=wire))
+    run.launched()
+    run.hello()
+    for rank, has in enumerate(native):
+        run.node(rank, Ready(EPOCH, rank, 1, 0.1, native=has))
+    assert run.session.split_shows == shows
 
 
 def test_a_master_alone_is_prepared_at_once() -> None:

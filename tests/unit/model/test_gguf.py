@@ -174,7 +174,7 @@ def test_heads_that_cut_groups_are_rounded_and_nothing_else(tmp_path: Path) -> N
     """With 48 numbers in a head, groups of the output projection begin elsewhere than in the file."""
     path = TinyGguf(heads=2, kv_heads=2, head_dim=48, kinds={"": "Q8_0"}).write(tmp_path / "f.gguf")
     model = GgufModel.open(path)
-    assert list(model.losses(model.storage(None))) == ["2 of Q8_0 are rounded to q8"]
+    assert list(model.losses(model.storage(None))) == ["2 matrices of Q8_0 are rounded to q8"]
     _, back = packed(path, None, tmp_path)
     for name, values in checkpoint_numbers(path, model).items():
         if "o_proj" in name:
@@ -212,7 +212,10 @@ def test_a_mixture_goes_by_most_of_the_weights(tmp_path: Path) -> None:
     model = GgufModel.open(path)
     storage = model.storage(None)
     assert (storage.layers, storage.embedding, storage.head) == (Q4, BF16, Q8)
-    assert list(model.losses(storage)) == ["1 of F16 is rounded to bf16", "1 of Q4_1 is rounded to q4"]
+    assert list(model.losses(storage)) == [
+        "1 matrix of F16 is rounded to bf16",
+        "1 matrix of Q4_1 is rounded to q4",
+    ]
     assert model.storage(BF16).head is BF16
     mostly = GgufModel.open(TinyGguf(kinds={"": "Q4_0", "ffn": "Q5_0"}).write(tmp_path / "g.gguf"))
     assert mostly.storage(None).layers is Q8

@@ -25,12 +25,12 @@ _APART = ", because act-order has put the inputs of a group apart"
         ({"symmetric": True}, None, []),
         ({"method": "awq"}, None, []),
         ({"act_order": True, "group": -1}, None, []),
-        ({"act_order": True, "group": -1, "head_dim": 48}, None, ["1 of GPTQ is rounded to q8"]),
-        ({"act_order": True}, None, [f"7 of GPTQ are rounded to q8{_APART}"]),
-        ({"method": "awq"}, Precision.Q4, ["7 of AWQ are rounded to q4"]),
-        ({"method": "awq", "head_dim": 48}, None, ["1 of AWQ is rounded to q8"]),
+        ({"act_order": True, "group": -1, "head_dim": 48}, None, ["1 matrix of GPTQ is rounded to q8"]),
+        ({"act_order": True}, None, [f"7 matrices of GPTQ are rounded to q8{_APART}"]),
+        ({"method": "awq"}, Precision.Q4, ["7 matrices of AWQ are rounded to q4"]),
+        ({"method": "awq", "head_dim": 48}, None, ["1 matrix of AWQ is rounded to q8"]),
         ({}, Precision.F32, []),
-        ({"act_order": True}, Precision.BF16, ["7 of GPTQ are rounded to bf16"]),
+        ({"act_order": True}, Precision.BF16, ["7 matrices of GPTQ are rounded to bf16"]),
     ],
 )
 def test_what_is_rounded(

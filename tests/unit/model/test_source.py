@@ -39,6 +39,9 @@ def test_demo_that_is_not_installed_is_reported(tmp_path: Path, monkeypatch: pyt
         ("a\0b", "give 'demo', a folder"),
         ("x" * 5000, "give 'demo', a folder"),
         ("a\nb", "give 'demo', a folder"),
+        ("missing.gguf", r"there is no file 'missing\.gguf'"),
+        ("models/missing.GGUF", r"there is no file 'models/missing\.GGUF'"),
+        ("a\nb.gguf", "there is no file"),
     ],
 )
 def test_anything_else_is_refused_in_one_line(name: str, named: str) -> None:
@@ -130,6 +133,6 @@ def test_a_folder_of_gguf_files_is_no_model_to_pull(
         source.resolve_model(name, tmp_path / "cache")
 
 
-def test_a_gguf_file_that_is_not_there_is_no_model(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no model .*give 'demo', a folder"):
+def test_a_gguf_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no file '.*/gone\.gguf': give the path"):
         source.resolve_model(str(tmp_path / "gone.gguf"))

@@ -87,9 +87,10 @@ class TestTokenizer:
         with pytest.raises(UserError, match=r"cannot encode the text \(.*UNK.*\)"):
             tokenizer.encode("b")
 
-    def test_half_a_surrogate_pair_is_refused(self, tokenizer: Tokenizer) -> None:
-        with pytest.raises(UserError, match="character 1"):
-            tokenizer.encode("a\ud800")
+    @pytest.mark.parametrize("half", [0xD800, 0xDCE9], ids=["half a pair", "byte of a command line"])
+    def test_what_is_no_unicode_is_refused(self, tokenizer: Tokenizer, half: int) -> None:
+        with pytest.raises(UserError, match=rf"the text has '\\u{half:x}', .* send it as UTF-8"):
+            tokenizer.encode(f"a{chr(half)}")
 
     @pytest.mark.parametrize(
         "text",

@@ -19,6 +19,7 @@ from tpiedge.transport.native_reducer import NativeReducer
 from tpiedge.transport.reduce_interface import DONE, Combine, Exchange
 from tpiedge.wire.fields import WirePrecision
 from tpiedge.wire.flat import FLAT_BYTES
+from tpiedge.wire.tensors import SummandPrecision
 
 pytestmark = pytest.mark.skipif(transport_library() is None, reason="native: the transport is not built")
 
@@ -142,7 +143,7 @@ class Rank:
         rank: int = 0,
         combine: Combine = Combine.EXCHANGE,
         changes: ctypes.c_uint32 | None = None,
-        precision: WirePrecision = "f32",
+        precision: SummandPrecision = "f32",
         own: tuple[float, ...] = OWN,
     ) -> None:
         library = transport_library()
@@ -163,7 +164,8 @@ class Rank:
         )
         self._zmq = zmq
         self._reducer = NativeReducer(TransportLibrary(library.dll, zmq.addresses), exchange)
-        self._tensor = (ctypes.c_float * len(OWN))(*own)
+        element = ctypes.c_int32 if precision == "i32" else ctypes.c_float
+        self._tensor = (element * len(OWN))(*own)
         assert self._reducer.open(ways, ctypes.c_uint32() if changes is None else changes, 0)
 
     def run(self, place: bytes = PLACE) -> int:
@@ -384,6 +386,88 @@ def test_a_sum_that_some_have_is_in_the_scratch_and_its_parts_are_gone() -> None
         left = [] if sent else [(*way, data) for way, data in zip(ways, frames, strict=True)]
         assert rank.received() == left
         rank.close()
+
+
+WHOLE = (2**31 - 2, -5)
+"""The own integers. Sums of whoever breaks the law of their size wrap around."""
+
+
+def integers(rank: int, values: tuple[int, ...], kind: str = "i", place: bytes = PLACE) -> bytes:
+    """`kind`: i for narrow ones, q for wide ones, whose header is another, too."""
+    return header((100 if kind == "i" else 150) + rank, place) + struct.pack(f"<{len(values)}{kind}", *values)
+
+
+@pytest.mark.parametrize("combine", [Combine.EXCHANGE, Combine.SUM])
+def test_integers_are_added_as_integers(combine: Combine, way: tuple[int, bytes]) -> None:
+    zmq = FakeZmq()
+    rank = Rank(zmq, way, combine=combine, precision="i32", own=WHOLE)
+    # As floats: an infinity and something that is none.
+    given = (0x7F800000, 0x7FC00001)
+    give(zmq, way, integers(1, given))
+    assert rank.run() == DONE
+    summed = (2**31 - 2 + 0x7F800000 - 2**32, 0x7FC00001 - 5)
+    assert rank.tensor == summed
+    assert zmq.sent == parts(way[1], integers(0, WHOLE if combine is Combine.EXCHANGE else summed))
+    rank.close()
+
+
+def test_integers_are_taken_as_they_come() -> None:
+    zmq = FakeZmq()
+    rank = Rank(zmq, (SPOKE, b""), rank=1, combine=Combine.TAKE, precision="i32", own=WHOLE)
+    give(zmq, (SPOKE, b""), integers(0, (0x7F800001, -(2**31))))
+    assert rank.run() == DONE
+    assert rank.tensor == (0x7F800001, -(2**31))
+    assert zmq.sent == [integers(1, WHOLE)]
+    rank.close()
+
+
+WIDE = (1 << 40, -7)
+
+
+@pytest.mark.parametrize(("combine", "sent"), [(Combine.TAKE, 1), (Combine.EXCHANGE, 2), (Combine.SUM, 0)])
+def test_a_wide_part_is_handed_to_python_with_what_came_before(combine: Combine, sent: int) -> None:
+    """It comes in the middle: one narrow part is summed already, and another one is yet to come."""
+    zmq = FakeZmq()
+    taking = combine is Combine.TAKE
+    ways = [(SPOKE, b"")] if taking else [(HUB, ROUTES[0]), (HUB, ROUTES[1])]
+    rank = Rank(zmq, *ways, rank=int(taking), combine=combine, precision="i32", own=WHOLE)
+    frames = [integers(0, WIDE, "q")] if taking else [integers(1, (1, 2)), integers(2, WIDE, "q")]
+    for way, data in zip(ways, frames, strict=True):
+        give(zmq, way, data)
+    assert rank.run() == sent
+    assert rank.tensor == WHOLE
+    assert rank.received() == [(*way, data) for way, data in zip(ways, frames, strict=True)]
+    rank.close()
+
+
+def test_a_peer_may_send_a_wide_part_after_its_narrow_one() -> None:
+    zmq = FakeZmq()
+    ways = [(HUB, ROUTES[0]), (HUB, ROUTES[1])]
+    rank = Rank(zmq, *ways, precision="i32", own=(1, 2))
+    ahead = integers(1, WIDE, "q", bytes(16))
+    for way, data in [(ways[0], integers(1, (3, 4))), (ways[0], ahead), (ways[1], integers(2, (5, 6)))]:
+        give(zmq, way, data)
+    assert rank.run() == DONE - 1
+    assert rank.tensor == (9, 12)
+    # In the next all-reduce it is not the narrow part that belongs there.
+    assert rank.run(bytes(16)) == 2
+    assert rank.received() == [(*ways[0], ahead)]
+    rank.close()
+
+
+def test_a_narrow_sum_that_some_have_is_in_the_scratch() -> None:
+    zmq = FakeZmq()
+    zmq.taken = 2
+    ways = [(HUB, ROUTES[0]), (HUB, ROUTES[1])]
+    rank = Rank(zmq, *ways, combine=Combine.SUM, precision="i32", own=(1, 2))
+    for peer, way in enumerate(ways, 1):
+        give(zmq, way, integers(peer, (0x7F800000, -1)))
+    assert rank.run() == 1
+    summed = (1 + 0xFF000000 - 2**32, 0)
+    assert rank.scratch == struct.pack("<2i", *summed)
+    assert rank.tensor == (1, 2)
+    assert rank.received() == []
+    rank.close()
 
 
 class Mesh:

@@ -9,6 +9,8 @@ from tpiedge.wire.tensors import TensorHeader, check_tensors
 def test_sizes() -> None:
     assert TensorHeader("f32", (3, 5)).nbytes == 60
     assert TensorHeader("bf16", (3, 5)).nbytes == 30
+    assert TensorHeader("i32", (3, 5)).nbytes == 60
+    assert TensorHeader("i64", (3, 5)).nbytes == 120
     assert TensorHeader("f32", (0, 5)).nbytes == 0
     assert TensorHeader("f32", ()).nbytes == 4
 

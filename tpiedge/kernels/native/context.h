@@ -57,7 +57,7 @@ struct Context {
     const Kernels *kernels;
     const PanelKernels *panels;
     std::mutex rooms;  // of every call that uses what follows
-    Room sums;         // of a contraction: [slices, T, C]; of quantised matrices twice [panels, T, 16]
+    Room sums;         // of a contraction: [slices, T, C]; of quantised matrices [panels, T, 16], and squares
     Room wide_sums;    // in 64 bits: [panels, T, 16]
     Room activations;  // quantised, whole tiles
 };

@@ -10,8 +10,8 @@
 // depend on who adds up what, each unit is folded by itself, from 0, and its part is rounded to a multiple of a power of
 // two, the step of the matrix's grid (grid.py), to the nearest, halves to even; these integers are added. That needs no
 // operation more than the rounding: dx has the step's reciprocal as a factor already. Beside the sums those of the parts'
-// squares are kept, in f32, which show whether a part or a sum may have been too large for 32 bits (see `fits` in
-// panels_interface.cpp).
+// squares are kept, in f32 and of all tokens of a tile together, which show whether a part or a sum may have been too
+// large for 32 bits (see squares_within in panels_interface.cpp).
 //
 // Quantised activations lie in tiles of `tile_tokens` tokens; the last tile has what is left. A tile of T tokens is, unit
 // by unit and group by group: dx of each token (T f32), minus eight times the sum of each token's q (T int32), then the
@@ -54,9 +54,11 @@ struct PanelRun {
     float *y;                // of the first token and output
     int64_t y_stride;        // from one token to the next
     int64_t y_panel_stride;  // from one panel to the next
-    // Of a row-parallel matrix instead: the sums of the units' parts, whole panels, and of their squares, laid out as y.
+    // Of a row-parallel matrix instead: the sums of the units' parts, whole panels laid out as y; and those of their
+    // squares, a panel for each tile of tokens.
     int32_t *sums;
     float *squares;
+    int64_t squares_panel_stride;  // from one panel to the next
     bool adds;  // sums and squares go on; otherwise they start from 0
 };
 

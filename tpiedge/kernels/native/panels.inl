@@ -9,7 +9,8 @@
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
 //   add_part(y, sums, squares)   adds sixteen y, each rounded to the nearest integer (halves to even; any integer where it is
-//                      no number or does not fit), and their squares
+//                      no number or does not fit), to Ints, and their squares to Floats
+//   load(at), load_ints(at), store_ints(at, sums)
 //   quantise(x, q)     32 floats to 32 int8 (as bytes) by the rules of panels.h; returns {dx, sum of q}
 // and, where OWN_DOTS is false (STEP is 4 then):
 //   Codes<BITS>        of sixteen outputs and four inputs, as Sum likes them
@@ -153,21 +154,26 @@ struct Tile {
     }
 
     static void add_units(const PanelRun &run, const uint8_t *panel, int64_t token, int64_t output) {
-        const int64_t at = token * PANEL + output / PANEL * run.y_panel_stride;
-        int32_t *sums = run.sums + at;
-        float *squares = run.squares + at;
+        const int64_t index = output / PANEL;
+        int32_t *const sums_at = run.sums + token * PANEL + index * run.y_panel_stride;
+        float *const squares_at = run.squares + token / P::TOKENS * PANEL + index * run.squares_panel_stride;
         if (!run.adds) {
-            memset(sums, 0, T * PANEL * sizeof *sums);
-            memset(squares, 0, T * PANEL * sizeof *squares);
+            memset(sums_at, 0, T * PANEL * sizeof *sums_at);
+            memset(squares_at, 0, PANEL * sizeof *squares_at);
         }
+        typename P::Ints sums[T];
+        for (int t = 0; t < T; t++) sums[t] = P::load_ints(sums_at + t * PANEL);
+        typename P::Floats squares = P::load(squares_at);
         const uint8_t *x = activations(run, token);
         Tile tile;
         for (int64_t unit = 0; unit < run.units; unit++) {
             tile.fold(panel, run.inputs, x);
-            for (int t = 0; t < T; t++) P::add_part(tile.y[t], sums + t * PANEL, squares + t * PANEL);
+            for (int t = 0; t < T; t++) P::add_part(tile.y[t], sums[t], squares);
             panel += run.data_stride;
             x += quantised_nbytes(run.inputs) * T;
         }
+        for (int t = 0; t < T; t++) P::store_ints(sums_at + t * PANEL, sums[t]);
+        P::store(squares_at, squares);
     }
 
     static void compute(const PanelRun &run, const uint8_t *panel, int64_t token, int64_t output) {

@@ -81,14 +81,21 @@ struct Avx2Panels : AvxPanels {
                 _mm256_fmadd_ps(_mm256_cvtepi32_ps(sum.high), _mm256_mul_ps(scales.high, factor), y.high)};
     }
 
-    static void add_eight(__m256 y, int32_t *sums, float *squares) {
-        __m256i *to = reinterpret_cast<__m256i *>(sums);
-        _mm256_storeu_si256(to, _mm256_add_epi32(_mm256_loadu_si256(to), _mm256_cvtps_epi32(y)));
-        _mm256_storeu_ps(squares, _mm256_fmadd_ps(y, y, _mm256_loadu_ps(squares)));
+    static Floats load(const float *from) { return {_mm256_loadu_ps(from), _mm256_loadu_ps(from + 8)}; }
+    static Ints load_ints(const int32_t *from) {
+        const __m256i *at = reinterpret_cast<const __m256i *>(from);
+        return {_mm256_loadu_si256(at), _mm256_loadu_si256(at + 1)};
     }
-    static void add_part(const Floats &y, int32_t *sums, float *squares) {
-        add_eight(y.low, sums, squares);
-        add_eight(y.high, sums + 8, squares + 8);
+    static void store_ints(int32_t *to, const Ints &value) {
+        __m256i *at = reinterpret_cast<__m256i *>(to);
+        _mm256_storeu_si256(at, value.low);
+        _mm256_storeu_si256(at + 1, value.high);
+    }
+    static void add_part(const Floats &y, Ints &sums, Floats &squares) {
+        sums.low = _mm256_add_epi32(sums.low, _mm256_cvtps_epi32(y.low));
+        sums.high = _mm256_add_epi32(sums.high, _mm256_cvtps_epi32(y.high));
+        squares.low = _mm256_fmadd_ps(y.low, y.low, squares.low);
+        squares.high = _mm256_fmadd_ps(y.high, y.high, squares.high);
     }
 
     // Eight inputs of eight outputs.

@@ -36,10 +36,12 @@ struct Avx512Vnni : AvxPanels {
         return _mm512_fmadd_ps(_mm512_maskz_cvtepi32_ps(0xffff, sum), _mm512_mul_ps(scales, _mm512_set1_ps(dx)), y);
     }
 
-    static void add_part(Floats y, int32_t *sums, float *squares) {
-        const __m512i part = _mm512_maskz_cvtps_epi32(0xffff, y);
-        _mm512_storeu_si512(sums, _mm512_add_epi32(_mm512_loadu_si512(sums), part));
-        _mm512_storeu_ps(squares, _mm512_fmadd_ps(y, y, _mm512_loadu_ps(squares)));
+    static Floats load(const float *from) { return _mm512_loadu_ps(from); }
+    static Ints load_ints(const int32_t *from) { return _mm512_loadu_si512(from); }
+    static void store_ints(int32_t *to, Ints value) { _mm512_storeu_si512(to, value); }
+    static void add_part(Floats y, Ints &sums, Floats &squares) {
+        sums = _mm512_add_epi32(sums, _mm512_maskz_cvtps_epi32(0xffff, y));
+        squares = _mm512_fmadd_ps(y, y, squares);
     }
 
     template <int BITS>

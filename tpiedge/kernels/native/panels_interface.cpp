@@ -95,8 +95,8 @@ struct Job {
     } parts[tpiedge::MAX_PRODUCTS];
     int count = 0;
     const Activations *activations;
-    // Row-parallel, of each panel and token: sums and squares of the units' parts; or, where 32 bits are too few, the
-    // unit's part (in place of squares) and the sums.
+    // Row-parallel, of each panel and token: the sums of the units' parts, and of each panel and tile those of squares; or,
+    // where 32 bits are too few, of each panel and token a unit's part (in place of squares) and the sums.
     int32_t *sums = nullptr;
     float *squares = nullptr;
     int64_t *wide_sums = nullptr;
@@ -171,7 +171,8 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
     const int64_t units = units_of(a.inputs), whole = w.rows / w.rows_per_unit;
     run.y_panel_stride = outputs.stride;
     run.sums = job.sums + first * outputs.stride;
-    run.squares = job.squares + first * outputs.stride;
+    run.squares_panel_stride = PANEL * a.tiles();
+    run.squares = job.squares + first * run.squares_panel_stride;
     const int64_t chunk = a.tiles() == 1 || w.rows_per_unit >= CHUNK_INPUTS ? 1 : CHUNK_INPUTS / w.rows_per_unit;
     run.data_stride = w.unit_nbytes;
     for (int64_t unit = 0; unit < units; unit += run.units) {
@@ -182,7 +183,7 @@ void contract_piece(const Job &job, const Job::Part &part, PanelRun run, int64_t
         run.unit_nbytes += run.units * quantised_nbytes(run.inputs);
         run.adds = true;
     }
-    if (!all_within(run.squares, (last - first) * outputs.stride, job.most_squares)) job.fits = false;
+    if (!all_within(run.squares, (last - first) * run.squares_panel_stride, job.most_squares)) job.fits = false;
     outputs.copy(run.sums, a.tokens, static_cast<int32_t *>(w.y));
 }
 
@@ -230,8 +231,8 @@ void compute_panels(const void *context, int64_t index) {
     const int64_t last = first + job.piece < part.panels ? first + job.piece : part.panels;
     const Activations &a = *job.activations;
     const int64_t stride = part.weight.rows;
-    const PanelRun run{nullptr, 1,      0,     0,       0,       a.to, a.tile_nbytes(), 0, a.tokens,
-                       nullptr, stride, PANEL, nullptr, nullptr, false};
+    const PanelRun run{nullptr, 1,     0,       0,       0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr,
+                       stride,  PANEL, nullptr, nullptr, 0, false};
     (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
 }
 
@@ -266,7 +267,7 @@ TPIEDGE_STATUS make_room(Context &context, Job &job, const Activations &a, const
         job.squares = context.sums.of<float>(count);
         return job.wide_sums && job.squares ? DONE : NO_MEMORY;
     }
-    job.sums = context.sums.of<int32_t>(2 * count);
+    job.sums = context.sums.of<int32_t>(count + a.tiles() * filled_outputs(w.cols));
     job.squares = reinterpret_cast<float *>(job.sums + count);
     job.most_squares = squares_within(w.most, units_of(a.inputs));
     return job.sums ? DONE : NO_MEMORY;
@@ -315,8 +316,8 @@ Inputs inputs_of(const PanelWeight &w, bool transposed) {
 int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed) {
     int64_t tiles = (transposed ? CONTRACT_BYTES : PROJECT_BYTES) / (a.tile_nbytes() + 1);
     if (transposed) {
-        const int64_t each = static_cast<int64_t>(sizeof(int32_t) + sizeof(float));
-        const int64_t sums_nbytes = a.panels->tile_tokens * filled_outputs(w.cols) * each;
+        const int64_t rows = a.panels->tile_tokens + 1;  // of sums, and of squares
+        const int64_t sums_nbytes = rows * filled_outputs(w.cols) * static_cast<int64_t>(sizeof(int32_t));
         if (tiles > SUMS_BYTES / (sums_nbytes + 1)) tiles = SUMS_BYTES / (sums_nbytes + 1);
     }
     return a.panels->tile_tokens * (tiles > LEAST_TILES ? tiles : LEAST_TILES);

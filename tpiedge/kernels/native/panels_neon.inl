@@ -37,10 +37,19 @@ struct NeonPanels {
         return made;
     }
 
-    static void add_part(const Floats &y, int32_t *sums, float *squares) {
+    static Floats load(const float *from) {
+        return {{vld1q_f32(from), vld1q_f32(from + 4), vld1q_f32(from + 8), vld1q_f32(from + 12)}};
+    }
+    static Ints load_ints(const int32_t *from) {
+        return {{vld1q_s32(from), vld1q_s32(from + 4), vld1q_s32(from + 8), vld1q_s32(from + 12)}};
+    }
+    static void store_ints(int32_t *to, const Ints &value) {
+        for (int i = 0; i < 4; i++) vst1q_s32(to + 4 * i, value.of[i]);
+    }
+    static void add_part(const Floats &y, Ints &sums, Floats &squares) {
         for (int i = 0; i < 4; i++) {
-            vst1q_s32(sums + 4 * i, vaddq_s32(vld1q_s32(sums + 4 * i), vcvtnq_s32_f32(y.of[i])));
-            vst1q_f32(squares + 4 * i, vfmaq_f32(vld1q_f32(squares + 4 * i), y.of[i], y.of[i]));
+            sums.of[i] = vaddq_s32(sums.of[i], vcvtnq_s32_f32(y.of[i]));
+            squares.of[i] = vfmaq_f32(squares.of[i], y.of[i], y.of[i]);
         }
     }
 

@@ -59,11 +59,22 @@ struct PortablePanels {
         const float whole = most < INTEGERS ? (most + INTEGERS) - INTEGERS : most;
         return static_cast<int32_t>(y < 0.0f ? -whole : whole);
     }
-    static void add_part(const Floats &y, int32_t *sums, float *squares) {
+    static Floats load(const float *from) {
+        Floats value;
+        memcpy(value.of, from, sizeof value.of);
+        return value;
+    }
+    static Ints load_ints(const int32_t *from) {
+        Ints value;
+        memcpy(value.of, from, sizeof value.of);
+        return value;
+    }
+    static void store_ints(int32_t *to, const Ints &value) { memcpy(to, value.of, sizeof value.of); }
+    static void add_part(const Floats &y, Ints &sums, Floats &squares) {
         for (int r = 0; r < 16; r++) {
-            const uint32_t sum = static_cast<uint32_t>(sums[r]) + static_cast<uint32_t>(rounded(y.of[r]));
-            sums[r] = static_cast<int32_t>(sum);  // may wrap, and is of no use then
-            squares[r] += y.of[r] * y.of[r];
+            const uint32_t sum = static_cast<uint32_t>(sums.of[r]) + static_cast<uint32_t>(rounded(y.of[r]));
+            sums.of[r] = static_cast<int32_t>(sum);  // may wrap, and is of no use then
+            squares.of[r] += y.of[r] * y.of[r];
         }
     }
     static Quantised quantise(const float *x, uint8_t *q) {

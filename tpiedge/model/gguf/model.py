@@ -25,6 +25,7 @@ from tpiedge.pack.sources.imported import open_tensors
 from tpiedge.pack.sources.source import TensorSource
 from tpiedge.pack.specs import BlobSpec, MatrixSpec
 from tpiedge.pack.storage import Storage
+from tpiedge.units import counted
 
 __all__ = ["GgufModel"]
 
@@ -109,7 +110,8 @@ class GgufModel:
         for (kind, precision), count in sorted(
             found.items(), key=lambda item: (item[0][0], item[0][1].value)
         ):
-            yield f"{count} of {kind} {_are(count)} rounded to {precision.value}"
+            matrices = counted(count, "matrix", "matrices")
+            yield f"{matrices} of {kind} {_are(count)} rounded to {precision.value}"
 
     def _rounds_vectors(self, storage: Storage) -> bool:
         """Whether a norm or a bias has a number that bf16 has not, where the pack would hold it in bf16.

@@ -12,7 +12,7 @@ using tpiedge::Matrix;
 using tpiedge::Received;
 using tpiedge::Reducer;
 
-constexpr int ABI = 4;  // as in native_library.py
+constexpr int ABI = 5;  // as in native_library.py
 
 struct ReducePlan {  // as in native_library.py
     int64_t combine;

@@ -69,7 +69,7 @@ int Reducer::exchange(float *own) {
     const int sent = send_to_all(frame);
     if (static_cast<size_t>(sent) < peers_.size()) return sent;
     own_part_ = frame.data() + HEADER_BYTES;
-    if (!collect() || !is_finite(layout_.sum, layout_.tensor.count())) return sent;
+    if (!collect() || !layout_.tensor.is_finite(layout_.sum)) return sent;
     layout_.tensor.round(layout_.sum, layout_.sum, &wire_[0]);
     memcpy(own, layout_.sum, layout_.tensor.count() * sizeof(float));
     return DONE;
@@ -80,7 +80,7 @@ int Reducer::sum_and_answer(float *own) {
     layout_.tensor.round(own, layout_.sum, &wire_[0]);
     summed_ = 1;
     Message frame(&zmq_);
-    if (!collect() || !is_finite(layout_.sum, layout_.tensor.count()) || !make(frame, layout_.sum)) return 0;
+    if (!collect() || !layout_.tensor.is_finite(layout_.sum) || !make(frame, layout_.sum)) return 0;
     const int sent = send_to_all(frame);
     if (static_cast<size_t>(sent) < peers_.size()) {
         // Once one peer has the sum, the parts are of no more use.
@@ -158,7 +158,7 @@ bool Reducer::is_foreseen(Received &received) {
     Peer *peer = changed() || frame.more() ? nullptr : sender_of(received);
     if (!peer) return false;
     if (peer->part) {
-        return frame.size() > NOTE_BYTES && frame.size() <= HEADER_BYTES + layout_.tensor.count() * sizeof(float);
+        return frame.size() > NOTE_BYTES && frame.size() <= HEADER_BYTES + layout_.tensor.most_bytes();
     }
     if (frame.size() != HEADER_BYTES + layout_.tensor.wire_bytes()) return false;
     if (memcmp(frame.data(), peer->header.data(), HEADER_BYTES)) return false;

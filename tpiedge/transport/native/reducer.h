@@ -23,7 +23,7 @@ struct Layout {
     Combine combine;
     size_t rank;  // the own part's place in the order of summation
     Matrix tensor;
-    float *sum;  // scratch, as large as the tensor in f32
+    float *sum;  // scratch, as large as the tensor in f32 or i32
     size_t place_at;  // in every header
     size_t place_bytes;
 };

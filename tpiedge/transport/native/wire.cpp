@@ -47,6 +47,10 @@ TPIEDGE_WIDE void add_f32(const Loose *from, float *sum, size_t count) {
     for (size_t i = 0; i < count; i++) sum[i] += from[i];
 }
 
+TPIEDGE_WIDE void add_i32(const Bits *from, Bits *sum, size_t count) {
+    for (size_t i = 0; i < count; i++) sum[i] += from[i];
+}
+
 TPIEDGE_WIDE void encode_bf16(const Bits *from, LooseHalf *to, size_t count) {
     for (size_t i = 0; i < count; i++) {
         const uint32_t bits = from[i];
@@ -141,7 +145,7 @@ size_t Matrix::wire_bytes() const {
 }
 
 void Matrix::encode(const float *from, void *to) const {
-    if (precision == Precision::F32) {
+    if (is_exact()) {
         memcpy(to, from, wire_bytes());
     } else if (precision == Precision::BF16) {
         encode_bf16(reinterpret_cast<const Bits *>(from), static_cast<LooseHalf *>(to), count());
@@ -153,7 +157,7 @@ void Matrix::encode(const float *from, void *to) const {
 }
 
 void Matrix::decode(const void *from, float *to) const {
-    if (precision == Precision::F32) {
+    if (is_exact()) {
         memcpy(to, from, wire_bytes());
     } else if (precision == Precision::BF16) {
         decode_bf16(static_cast<const LooseHalf *>(from), to, count());
@@ -167,6 +171,8 @@ void Matrix::decode(const void *from, float *to) const {
 void Matrix::add(const void *from, float *sum) const {
     if (precision == Precision::F32) {
         add_f32(static_cast<const Loose *>(from), sum, count());
+    } else if (precision == Precision::I32) {
+        add_i32(static_cast<const Bits *>(from), reinterpret_cast<Bits *>(sum), count());
     } else if (precision == Precision::BF16) {
         add_bf16(static_cast<const LooseHalf *>(from), sum, count());
     } else {
@@ -177,12 +183,16 @@ void Matrix::add(const void *from, float *sum) const {
 }
 
 void Matrix::round(const float *from, float *to, void *wire) const {
-    if (precision == Precision::F32) {
+    if (is_exact()) {
         if (to != from) memcpy(to, from, wire_bytes());
     } else {
         encode(from, wire);
         decode(wire, to);
     }
+}
+
+bool Matrix::is_finite(const float *values) const {
+    return precision == Precision::I32 || tpiedge::is_finite(values, count());
 }
 
 }  // namespace tpiedge

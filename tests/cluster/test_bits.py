@@ -1,0 +1,320 @@
+"""q8 and q4 with the native kernels: the same bits of logits for every split, collective, chunking, number of threads
+and instruction set, on one node or several, with weights in memory or streamed."""
+
+import hashlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.cluster.packs import split
+from tests.cluster.test_streaming import PLACEMENTS
+from tests.reference import CASES, Reference
+from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.model.int4_files import Int4Checkpoint
+from tpiedge.collectives.route import Route
+from tpiedge.engine import assembly
+from tpiedge.engine.steps import StepLimits
+from tpiedge.kernels.arithmetic import Arithmetic
+from tpiedge.kernels.linear import Linear
+from tpiedge.kernels.shared_library import KernelLibrary, kernel_library
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.spec import model_spec
+from tpiedge.pack.grids import grid_exponents
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.sources.imported import open_tensors
+from tpiedge.pack.writing.random_weights import RandomSource
+from tpiedge.pack.writing.writer import write_pack
+from tpiedge.planner.partition import LayerShape, parse_shares, partition
+from tpiedge.testing.cluster import InProcessCluster
+from tpiedge.wire.fields import KVPrecision
+
+NAMES = [case.name for case in CASES]
+QUANTISED = [Precision.Q8, Precision.Q4]
+#: Even and uneven, nodes without heads or without columns, more nodes than heads or KV heads.
+SPLITS = ["1,1", "3,1", "1,0:1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "1,0:3,1,0:1,1"]
+TOKENS = 6
+KV: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
+
+pytestmark = pytest.mark.usefixtures("_native")
+
+
+@pytest.fixture(scope="session")
+def _native() -> None:
+    if kernel_library() is None:
+        pytest.skip("native: without its kernels bits depend on the split")
+
+
+@dataclass(frozen=True)
+class Alone:
+    """What one node says of a text of prompt and answer: [T, vocabulary]."""
+
+    pack: Path
+    text: tuple[int, ...]
+    logits_TV: torch.Tensor
+
+
+@pytest.fixture(scope="session")
+def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) -> Callable[..., Alone]:
+    known: dict[tuple[str, Precision], Alone] = {}
+
+    def find(name: str, precision: Precision) -> Alone:
+        if (name, precision) not in known:
+            reference = references(name)
+            pack = packs(reference, precision)
+            with InProcessCluster(pack, split(reference, "1")) as cluster:
+                text = (*reference.prompt_ids, *cluster.greedy(reference.prompt_ids, TOKENS))
+                known[name, precision] = Alone(pack, text, cluster.logits(text))
+        return known[name, precision]
+
+    return find
+
+
+def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:
+    with cluster:
+        return cluster.logits(text)
+
+
+@pytest.mark.parametrize("shares", SPLITS)
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_split_has_the_bits_of_one_node(
+    name: str,
+    precision: Precision,
+    shares: str,
+    references: Callable[[str], Reference],
+    alone: Callable[..., Alone],
+) -> None:
+    expected = alone(name, precision)
+    found_TV = logits_of(InProcessCluster(expected.pack, split(references(name), shares)), expected.text)
+    assert torch.equal(found_TV, expected.logits_TV)
+
+
+@pytest.mark.parametrize("shares", ["1,1,1", "1,2,0:1,1"])
+@pytest.mark.parametrize("way", ["star", "mesh", "two-shot", "tree", "ring"])
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_every_collective_has_the_bits_of_one_node(
+    way: str,
+    precision: Precision,
+    shares: str,
+    references: Callable[[str], Reference],
+    alone: Callable[..., Alone],
+) -> None:
+    expected = alone("llama-gqa-odd", precision)
+    cluster = InProcessCluster(
+        expected.pack,
+        split(references("llama-gqa-odd"), shares),
+        limits=StepLimits(100, 4),
+        route=Route(small=way, bulk=way),  # type: ignore[arg-type]
+    )
+    assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
+
+
+@pytest.mark.parametrize("placement", list(PLACEMENTS))
+@pytest.mark.parametrize("shares", ["1", "1,0:1,3"])
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_streamed_weights_have_the_bits_of_those_in_memory(
+    precision: Precision,
+    shares: str,
+    placement: str,
+    references: Callable[[str], Reference],
+    alone: Callable[..., Alone],
+) -> None:
+    expected = alone("mistral-sliding", precision)
+    parts = split(references("mistral-sliding"), shares)
+    cluster = InProcessCluster(expected.pack, parts, placement=PLACEMENTS[placement])
+    assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
+
+
+@pytest.mark.parametrize("kv", KV)
+@pytest.mark.parametrize("chunk", [1, 2, 7, 512])
+@pytest.mark.parametrize("shares", ["1", "2,1"])
+def test_every_chunking_has_the_same_bits(
+    shares: str,
+    chunk: int,
+    kv: KVPrecision,
+    references: Callable[[str], Reference],
+    packs: Callable[..., Path],
+) -> None:
+    """And so has every instruction set, one of them on each node."""
+    name = "llama-biases"
+    pack, reference = packs(references(name), Precision.Q4), references(name)
+    whole = InProcessCluster(pack, split(reference, "1"), kv=kv)
+    text = reference.prompt_ids
+    cut = InProcessCluster(pack, split(reference, shares), kv=kv, limits=StepLimits(chunk, chunk))
+    assert torch.equal(logits_of(cut, text), logits_of(whole, text))
+
+
+def whole(pack: Path) -> list[NodeShare]:
+    """The share of a node that is alone."""
+    layout = Pack.open(pack).layout(0)
+    return [NodeShare(Share(0, layout.matrix("q").units), Share(0, layout.matrix("down").units))]
+
+
+def parted(pack: Path, shares: str) -> tuple[NodeShare, ...]:
+    (alone,), group = whole(pack), Pack.open(pack).group_size(0)
+    shape = LayerShape(len(alone.attention), len(alone.attention) // group, len(alone.ffn))
+    return partition(shape, parse_shares(shares, shares.count(",") + 1))
+
+
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 100, 128])
+def test_every_size_of_heads_has_the_bits_of_one_node(
+    head_dim: int, precision: Precision, tmp_path: Path, several_sets: Callable[..., None]
+) -> None:
+    """Four query heads on two KV heads, an FFN that is no multiple of 128, all instruction sets among the nodes."""
+    config = llama_config(hidden_size=192, num_attention_heads=4, num_key_value_heads=2, head_dim=head_dim)
+    spec = model_spec(ModelConfig.from_huggingface(config))
+    pack = tmp_path / "pack"
+    write_pack(spec, RandomSource.for_spec(0, spec, "BF16", std=0.1), precision, pack)
+    text = range(3, 90)
+    expected_TV = logits_of(InProcessCluster(pack, whole(pack)), text)
+    several_sets(AVAILABLE, (2, 1))
+    for shares in ("1,1", "1,0:1,2", "1,1,1,1"):
+        found_TV = logits_of(InProcessCluster(pack, parted(pack, shares), limits=StepLimits(64, 32)), text)
+        assert torch.equal(found_TV, expected_TV)
+
+
+def llama_config(**shape: int) -> dict[str, object]:
+    return {
+        "model_type": "llama",
+        "vocab_size": 320,
+        "intermediate_size": 300,
+        "num_hidden_layers": 2,
+        "max_position_embeddings": 512,
+        "rms_norm_eps": 1e-5,
+        "hidden_act": "silu",
+    } | shape
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq"])
+def test_checkpoints_of_four_bits_have_the_bits_of_one_node(method: str, tmp_path: Path) -> None:
+    Int4Checkpoint(method, ffn=320, heads=4, head_dim=16).write(tmp_path / "checkpoint")
+    pack = packed(tmp_path / "checkpoint", Precision.Q4, tmp_path / "pack")
+    text = range(3, 60)
+    expected_TV = logits_of(InProcessCluster(pack, whole(pack)), text)
+    for shares in ("1,1", "1,0:2,1"):
+        assert torch.equal(logits_of(InProcessCluster(pack, parted(pack, shares)), text), expected_TV)
+
+
+@pytest.fixture
+def several_sets(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Lets the nodes that are made from now on compute with instruction sets and threads in turn."""
+
+    def choose(sets: Sequence[str], threads: Sequence[int] = (1,)) -> None:
+        usual = kernel_library()
+        assert usual is not None
+        made = iter(range(1 << 30))
+
+        class Chosen(Linear):
+            @classmethod
+            def create(cls, arithmetic: Arithmetic, _threads: int) -> "Chosen":
+                at = next(made)
+                library = KernelLibrary(usual.dll, sets[at % len(sets)])
+                return cls(arithmetic, threads[at % len(threads)], library)
+
+        monkeypatch.setattr(assembly, "Linear", Chosen)
+
+    return choose
+
+
+@pytest.mark.parametrize("isa", AVAILABLE)
+@pytest.mark.parametrize("precision", QUANTISED)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_instruction_set_has_the_same_bits(
+    name: str,
+    precision: Precision,
+    isa: str,
+    references: Callable[[str], Reference],
+    alone: Callable[..., Alone],
+    several_sets: Callable[..., None],
+) -> None:
+    expected = alone(name, precision)
+    several_sets([isa])
+    found_TV = logits_of(InProcessCluster(expected.pack, split(references(name), "1")), expected.text)
+    assert torch.equal(found_TV, expected.logits_TV)
+
+
+@pytest.mark.parametrize("name", ["llama-gqa-odd", "qwen2-tied", "qwen3-biases"])
+def test_machines_of_different_kinds_compute_one_answer(
+    name: str,
+    references: Callable[[str], Reference],
+    alone: Callable[..., Alone],
+    several_sets: Callable[..., None],
+) -> None:
+    """Nodes with one to four threads, and every instruction set that there is."""
+    expected = alone(name, Precision.Q4)
+    several_sets(AVAILABLE, (1, 2, 3, 4))
+    cluster = InProcessCluster(expected.pack, split(references(name), "1,2,1,1"))
+    assert torch.equal(logits_of(cluster, expected.text), expected.logits_TV)
+
+
+@pytest.mark.parametrize("shares", ["1", "2,1,1"])
+@pytest.mark.parametrize("power", [-12, 0, 12])
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_scaled_matrices_lose_nothing(
+    precision: Precision, power: int, shares: str, references: Callable[[str], Reference], tmp_path: Path
+) -> None:
+    """A model whose residual stream is 2**k times another's computes the same: grids follow the matrices.
+
+    Scales of quantised matrices are f16, which has no room for 2**-12 below those of these weights.
+    """
+    reference, usual = references("openllama"), 11 if precision is Precision.Q8 else 7
+    plain = scaled_pack(reference, precision, usual, tmp_path / "plain")
+    pack = scaled_pack(reference, precision, usual + power, tmp_path / "scaled")
+    moved = zip(grid_exponents(Pack.open(plain)), grid_exponents(Pack.open(pack)), strict=True)
+    assert all((o + power, down + power) == scaled for (o, down), scaled in moved)
+    text = reference.prompt_ids
+    expected_TV = logits_of(InProcessCluster(plain, split(reference, "1")), text)
+    assert torch.equal(logits_of(InProcessCluster(pack, split(reference, shares)), text), expected_TV)
+
+
+def scaled_pack(reference: Reference, precision: Precision, power: int, folder: Path) -> Path:
+    """With the embedding, o and down times 2**power, and an eps that is nothing beside any of these."""
+    folder.mkdir()
+    for file in reference.folder.glob("*.safetensors"):
+        tensors = load_file(file)
+        for name in tensors:
+            if any(part in name for part in ("embed_tokens", "o_proj", "down_proj")):
+                tensors[name] = tensors[name].float() * 2.0**power
+        save_file(tensors, folder / file.name)
+    config = json.loads((reference.folder / "config.json").read_text())
+    config["rms_norm_eps"] = 1e-12
+    for file in reference.folder.glob("*.json"):
+        (folder / file.name).write_text(file.read_text())
+    (folder / "config.json").write_text(json.dumps(config))
+    return packed(folder, precision, folder / "pack")
+
+
+def packed(folder: Path, precision: Precision, to: Path) -> Path:
+    checkpoint = Checkpoint.open(folder)
+    source = open_tensors(checkpoint.tensors)
+    write_pack(model_spec(checkpoint.config), source, precision, to)
+    source.close()
+    return to
+
+
+#: SHA-256 of the logits of the demo model, f32 in little-endian order: of every machine and build.
+GOLDEN = {
+    Precision.Q8: "c82b42025c40f312471bc81a268583d11e1211b03a118104faa0c55d93a900c1",
+    Precision.Q4: "ad85ee5c35df16b95f35cb05ca10c65dbcd55b3e4b3bf0f2232499189dbb3f93",
+}
+
+
+@pytest.mark.parametrize("isa", AVAILABLE)
+@pytest.mark.parametrize("precision", QUANTISED)
+def test_the_demo_s_logits_are_those_of_every_machine(
+    precision: Precision, isa: str, tmp_path: Path, several_sets: Callable[..., None]
+) -> None:
+    pack = packed(resolve_model(DEMO), precision, tmp_path / "pack")
+    several_sets([isa])
+    logits_TV = logits_of(InProcessCluster(pack, whole(pack)), range(3, 40))
+    assert hashlib.sha256(logits_TV.numpy().astype("<f4").tobytes()).hexdigest() == GOLDEN[precision]

@@ -1,0 +1,99 @@
+"""What a service says on standard error holds none of its threads up."""
+
+import logging
+import threading
+
+import pytest
+
+from tpiedge.cli import scribe as scribes
+from tpiedge.cli.scribe import Scribe, log_by_scribe
+
+_WAIT_S = 10.0
+
+
+class Screen:
+    """A terminal that may be held."""
+
+    def __init__(self) -> None:
+        self.text = ""
+        self.moves = threading.Event()
+        self.moves.set()
+        self.writing = threading.Event()
+
+    def write(self, text: str) -> None:
+        self.writing.set()
+        assert self.moves.wait(_WAIT_S)
+        self.text += text
+
+
+def test_lines_are_written_in_order() -> None:
+    screen = Screen()
+    scribe = Scribe(screen.write)
+    for number in range(100):
+        scribe.say(f"line {number}")
+    scribe.finish(_WAIT_S)
+    assert screen.text.splitlines() == [f"line {number}" for number in range(100)]
+
+
+def test_a_screen_that_is_held_holds_nobody_up_and_what_was_too_much_is_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(scribes, "_MOST_WAITING", 10)
+    screen = Screen()
+    screen.moves.clear()
+    scribe = Scribe(screen.write)
+    scribe.say("first")
+    assert screen.writing.wait(_WAIT_S)
+    for number in range(25):
+        scribe.say(f"line {number}")
+    screen.moves.set()
+    scribe.finish(_WAIT_S)
+    lines = [f"line {number}" for number in range(10)]
+    assert screen.text.splitlines() == ["first", lines[0], "(15 lines were left out)", *lines[1:]]
+
+
+def test_the_end_does_not_wait_for_ever_for_a_screen_that_is_held() -> None:
+    screen = Screen()
+    screen.moves.clear()
+    scribe = Scribe(screen.write)
+    scribe.say("never seen")
+    scribe.finish(0.01)
+    assert screen.text == ""
+    screen.moves.set()
+    scribe.finish(_WAIT_S)
+
+
+def test_where_nobody_reads_any_more_nothing_fails_and_nothing_is_kept() -> None:
+    def gone(_text: str) -> None:
+        raise BrokenPipeError
+
+    scribe = Scribe(gone)
+    for number in range(5):
+        scribe.say(f"line {number}")
+    scribe.finish(_WAIT_S)
+    assert scribe._lines.empty()
+
+
+def test_log_records_go_by_the_scribe_as_they_would_have_been_written(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen, root = Screen(), logging.getLogger()
+    monkeypatch.setattr(scribes.Scribe.__init__, "__defaults__", (screen.write,))
+    usual = logging.StreamHandler()
+    usual.setFormatter(logging.Formatter("%(levelname)s %(message)s"))
+    monkeypatch.setattr(root, "handlers", [usual])
+    with log_by_scribe() as scribe:
+        logging.getLogger("tpiedge.test").warning("%s is lost", "node 2")
+        scribe.say("a line")
+    assert root.handlers == [usual]
+    assert screen.text == "WARNING node 2 is lost\na line\n"
+
+
+def test_without_a_log_warnings_are_written_as_python_does(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Screen()
+    monkeypatch.setattr(scribes.Scribe.__init__, "__defaults__", (screen.write,))
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])
+    with log_by_scribe():
+        logging.getLogger("tpiedge.test").info("hardly of interest")
+        logging.getLogger("tpiedge.test").warning("node 2 is lost")
+    assert screen.text == "node 2 is lost\n"

@@ -1,0 +1,80 @@
+"""Memory that was freed goes back to the system. In processes of their own: malloc remembers all that was before."""
+
+import subprocess
+import sys
+
+import pytest
+
+from tpiedge.host.freed_memory import FreedMemory
+from tpiedge.units import MIB
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: the C library is Linux's")
+
+
+def printed_by(program: str, *arguments: str) -> list[int]:
+    """The numbers on its last line."""
+    ended = subprocess.run([sys.executable, "-c", program, *arguments], check=True, capture_output=True)
+    return list(map(int, ended.stdout.split()))
+
+
+# Blocks that glibc takes from its heap once it has seen larger ones freed, the last of which keeps the heap's end.
+KEEPS = """
+import os, sys
+from tpiedge.host.freed_memory import give_back_what_is_freed
+from tpiedge.host.usage import rss_bytes
+larger = bytearray(b"x" * (16 << 20))
+del larger
+if sys.argv[1] == "back":
+    give_back_what_is_freed()
+before = rss_bytes(os.getpid())
+blocks = [bytearray(b"x" * (512 << 10)) for _ in range(100)]
+last = blocks.pop()
+del blocks
+print(rss_bytes(os.getpid()) - before)
+"""
+
+
+def test_what_is_freed_goes_back_to_the_system() -> None:
+    (kept,), (back,) = (printed_by(KEEPS, how) for how in ("keep", "back"))
+    assert back < 8 * MIB
+    assert back <= kept  # other C libraries keep nothing
+
+
+# As a flood leaves it: in the heap of a thread that still runs, its last block in use.
+FLOODED = """
+import os, threading
+from tpiedge.host.freed_memory import FreedMemory
+from tpiedge.host.usage import rss_bytes
+
+flooded, over = threading.Event(), threading.Event()
+
+def flood():
+    blocks = [bytearray(b"x" * 9000) for _ in range(4000)]
+    last = blocks.pop()
+    del blocks
+    flooded.set()
+    over.wait()
+
+before = rss_bytes(os.getpid())
+threading.Thread(target=flood).start()
+flooded.wait()
+kept = rss_bytes(os.getpid()) - before
+FreedMemory().give_back(0.0)
+print(kept, rss_bytes(os.getpid()) - before)
+over.set()
+"""
+
+
+def test_what_a_flood_took_goes_back_though_its_thread_goes_on() -> None:
+    kept, left = printed_by(FLOODED)
+    assert left < 8 * MIB
+    assert left <= kept
+
+
+def test_the_heaps_are_looked_at_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
+    trims: list[int] = []
+    freed = FreedMemory()
+    monkeypatch.setattr(freed, "_trim", trims.append)
+    for now in (5.0, 5.1, 14.9, 15.0, 15.1, 1000.0):
+        freed.give_back(now)
+    assert trims == [0, 0, 0]
