@@ -41,8 +41,7 @@ FUSED = "fused"
 #: Products of f32 and bf16 matrices, which every instruction set sums as it does it best. All else has the same bits.
 ANY_BITS = {"project", "contract", "ffn"}
 
-#: What becomes of some tokens in the layers of golden.cpp. Who changes it changes what models answer: that a version
-#: shares a model with one that has other bits is then no longer possible.
+#: What becomes of some tokens in the layers of golden.cpp. Who changes it changes what models answer.
 GOLDEN_STACK = "1b3dd805f5b10917"
 
 Checksums = dict[str, dict[str, str]]

@@ -1,7 +1,7 @@
 """The bits of a tiny quantised model: the same on every instruction set, in any cut over nodes, and in every version.
 
 Machines of other architectures and with other compilers have these constants, too. Who changes one changes what
-models answer, and must keep nodes of both versions apart (`numerics` in the offer, `joining/numerics.py`).
+models answer.
 """
 
 import pytest

@@ -312,12 +312,17 @@ Inputs inputs_of(const PanelWeight &w, bool transposed) {
     return transposed ? Inputs{w.rows, w.rows_per_unit} : Inputs{w.cols, w.cols > 0 ? w.cols : 1};
 }
 
+// Of one output and a tile of tokens, in the larger room: sums and a square, or wide sums.
+int64_t sums_nbytes_of(int64_t tile_tokens, Width width) {
+    if (width == WIDE) return tile_tokens * static_cast<int64_t>(sizeof(int64_t));
+    return tile_tokens * static_cast<int64_t>(sizeof(int32_t)) + static_cast<int64_t>(sizeof(float));
+}
+
 // Tokens that pass together: whole tiles.
-int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed) {
+int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed, Width width) {
     int64_t tiles = (transposed ? CONTRACT_BYTES : PROJECT_BYTES) / (a.tile_nbytes() + 1);
     if (transposed) {
-        const int64_t rows = a.panels->tile_tokens + 1;  // of sums, and of squares
-        const int64_t sums_nbytes = rows * filled_outputs(w.cols) * static_cast<int64_t>(sizeof(int32_t));
+        const int64_t sums_nbytes = filled_outputs(w.cols) * sums_nbytes_of(a.panels->tile_tokens, width);
         if (tiles > SUMS_BYTES / (sums_nbytes + 1)) tiles = SUMS_BYTES / (sums_nbytes + 1);
     }
     return a.panels->tile_tokens * (tiles > LEAST_TILES ? tiles : LEAST_TILES);
@@ -333,7 +338,7 @@ TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *
                             Width width) {
     PanelWeight some[tpiedge::MAX_PRODUCTS];
     memcpy(some, weights, count * sizeof *weights);
-    const int64_t tokens = a.tokens, inputs = a.inputs.count, block = block_of(a, weights[0], transposed);
+    const int64_t tokens = a.tokens, inputs = a.inputs.count, block = block_of(a, weights[0], transposed, width);
     for (int64_t first = 0; first < tokens; first += block) {
         a.tokens = tokens - first < block ? tokens - first : block;
         if (const int status = multiply(context, a, some, count, transposed, width)) return status;
