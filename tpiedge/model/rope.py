@@ -9,13 +9,13 @@ import functools
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from decimal import Context, Decimal, localcontext
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError
+from tpiedge.model.elementary import exponential, logarithm
 from tpiedge.model.fields import ConfigFields
 from tpiedge.sanitise import quote
 
@@ -28,7 +28,6 @@ Frequencies = NDArray[np.float32]
 _MAX_POSITIONS = 1 << 27
 _DEFAULT_THETA = 10000.0
 _MIN_FACTOR, _MAX_FACTOR = 1e-3, 1e6
-_DIGITS = 40
 
 
 @dataclass(frozen=True)
@@ -129,10 +128,10 @@ def rope_frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Freq
     `length` is the number of positions in use and matters for the kind "dynamic" only: position p is rotated
     by p * frequency, for all p < length.
     """
-    return _frequencies(rope, head_dim, length if rope.depends_on_length else 0)
+    return _frequencies(rope, head_dim, max(length, rope.max_positions) if rope.depends_on_length else 0)
 
 
-@functools.lru_cache(maxsize=64)  # every step asks for those of every sequence
+@functools.lru_cache(maxsize=64)  # every step asks for them
 def _frequencies(rope: RopeConfig, head_dim: int, length: int) -> tuple[Frequencies, float]:
     if rope.kind == "default":
         return _inverse(_powers(rope.theta, head_dim)), 1.0
@@ -162,20 +161,7 @@ def _checked(fields: ConfigFields, rope: RopeConfig) -> RopeConfig:
 
 def _powers(theta: float, head_dim: int) -> Frequencies:
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    powers = [_power(float(np.float32(theta)), float(exponent)) for exponent in exponents]
-    return np.array(powers, np.float64).astype(np.float32)
-
-
-def _power(base: float, exponent: float) -> float:
-    """The nearest f64, on every machine: those of C libraries and of numpy differ in their last bits."""
-    with localcontext(Context(prec=_DIGITS)):
-        return float(Decimal(base) ** Decimal(exponent))
-
-
-def _logarithm(value: float) -> float:
-    """Likewise."""
-    with localcontext(Context(prec=_DIGITS)):
-        return float(Decimal(value).ln())
+    return exponential(exponents.astype(np.float64) * logarithm(float(np.float32(theta)))).astype(np.float32)
 
 
 def _inverse(values: Frequencies) -> Frequencies:
@@ -189,8 +175,9 @@ def _dynamic_theta(rope: RopeConfig, head_dim: int, length: int) -> float:
     else:
         ratio = np.float32(rope.factor) * np.float32(length) / np.float32(rope.max_positions)
         stretch = ratio - np.float32(rope.factor - 1)
-    exponent = np.float64(np.float32(head_dim / (head_dim - 2)))
-    return float(np.float32(rope.theta) * np.float32(_power(float(stretch), float(exponent))))
+    exponent = np.array([np.float32(head_dim / (head_dim - 2))], np.float64)
+    (power,) = exponential(exponent * logarithm(float(stretch))).astype(np.float32)
+    return float(np.float32(rope.theta) * power)
 
 
 def _llama3(rope: RopeConfig, head_dim: int) -> Frequencies:
@@ -225,7 +212,7 @@ def _yarn_range(rope: RopeConfig, head_dim: int) -> tuple[float, float]:
 
     def dimension(turns: float) -> float:
         ratio = rope.original_positions / (turns * 2 * math.pi)
-        return head_dim * _logarithm(ratio) / (2 * _logarithm(rope.theta))
+        return head_dim * logarithm(ratio) / (2 * logarithm(rope.theta))
 
     low, high = dimension(rope.beta_fast), dimension(rope.beta_slow)
     if rope.truncate:
@@ -242,4 +229,4 @@ def _yarn_scale(rope: RopeConfig) -> float:
 
 
 def _mscale(factor: float, weight: float) -> float:
-    return 1.0 if factor <= 1 else 0.1 * weight * _logarithm(factor) + 1.0
+    return 1.0 if factor <= 1 else 0.1 * weight * logarithm(factor) + 1.0

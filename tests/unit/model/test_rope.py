@@ -1,5 +1,6 @@
 """Rope frequencies against transformers, for every kind and many parameters."""
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,14 @@ LLAMA3 = {
     "original_max_position_embeddings": 1024,
 }
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 1024}
+
+GOLDEN = {
+    "default": "dde15c3172417735",
+    "linear": "dafa461e569f51c4",
+    "dynamic": "a8d4316097eb84ac",
+    "yarn": "68154371a989441c",
+    "llama3": "82a777bea83b6c60",
+}
 
 SCALINGS: list[dict[str, Any]] = [
     {"rope_type": "default"},
@@ -162,3 +171,21 @@ def test_impossible_parameters_are_named(values: dict[str, Any], named: str) -> 
 def test_every_kind_has_a_case() -> None:
     covered = {scaling.get("rope_type", scaling.get("type")) for scaling in SCALINGS}
     assert covered == set(ROPE_KINDS)
+
+
+def test_dynamic_frequencies_are_made_once_for_all_lengths_within_the_context() -> None:
+    """Each token's step asks for those of one position more."""
+    rope, dim = our_rope({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}})
+    first, _ = rope_frequencies(rope, dim, 1)
+    assert rope_frequencies(rope, dim, 2)[0] is first
+    assert rope_frequencies(rope, dim, rope.max_positions)[0] is first
+    assert (rope_frequencies(rope, dim, rope.max_positions + 1)[0][1:] != first[1:]).all()
+
+
+@pytest.mark.parametrize("kind", ROPE_KINDS)
+def test_frequencies_are_those_of_every_machine(kind: str) -> None:
+    """SHA-256 of all kinds, f32 in little-endian order."""
+    of_kind = {"llama3": LLAMA3, "yarn": YARN}.get(kind, {"rope_type": kind, "factor": 4.0})
+    rope, dim = our_rope({"rope_scaling": of_kind, "rope_theta": 5e5})
+    found, _ = rope_frequencies(rope, dim, 100_000)
+    assert hashlib.sha256(found.astype("<f4").tobytes()).hexdigest()[:16] == GOLDEN[kind]
