@@ -54,6 +54,7 @@ from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.store.locks import FileLock, holder_of
+from tpiedge.planner.arithmetic import computed_apart
 from tpiedge.planner.partition import parse_shares
 from tpiedge.planner.prediction import Demand, MachineFacts
 from tpiedge.sanitise import sanitised_line
@@ -258,6 +259,9 @@ def _serving(
             flags.wire,
             model.kv,
             grid_exponents(model.pack),
+            computed_apart(model.pack.storage, model.config.head_dim)
+            if model.pack.precision.quantised
+            else "",
         )
         running = Master(
             entrance.hub,

@@ -9,13 +9,12 @@ import torch
 from torch import Tensor
 
 from tpiedge.kernels.panel_matrix import PanelMatrix
-from tpiedge.kernels.shared_library import ISAS, KernelLibrary
+from tpiedge.kernels.shared_library import ISAS, MAX_HEAD_WIDTH, KernelLibrary
 
 __all__ = ["MAX_HEAD_WIDTH", "MAX_PRODUCTS", "Pool", "pack_panels", "pack_row_parallel"]
 
-# The most products of one call of Pool.project, and columns of a head (native/interface.cpp, native/kv.h).
+# The most products of one call of Pool.project (native/interface.cpp).
 MAX_PRODUCTS = 4
-MAX_HEAD_WIDTH = 256
 
 _F32_BYTES = 4
 # One weight of a product: w, y, is bf16, stride, rows.

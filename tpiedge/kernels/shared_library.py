@@ -12,10 +12,12 @@ from pathlib import Path
 from tpiedge.kernels.signatures import ABI, SIGNATURES
 from tpiedge.native_code import find_library, load_library
 
-__all__ = ["ISAS", "KernelLibrary", "kernel_library", "load"]
+__all__ = ["ISAS", "MAX_HEAD_WIDTH", "KernelLibrary", "kernel_library", "load"]
 
 #: The order is the C side's numbering (native/interface.cpp).
 ISAS = ("portable", "avx2", "avx2vnni", "avx512", "avx512vnni", "neon", "neondotprod", "neoni8mm")
+#: Columns of an attention head; torch computes wider ones (native/kv.h).
+MAX_HEAD_WIDTH = 256
 
 _log = logging.getLogger(__name__)
 

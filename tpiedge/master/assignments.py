@@ -80,6 +80,8 @@ class Served:
     kv: KVPrecision = "f32"
     #: Of each layer of a quantised model, the exponents of o and down.
     grids: Exponents = ()
+    #: What of a quantised model machines compute with other bits than each other; "" where there is nothing.
+    apart: str = ""
 
     @property
     def quantised(self) -> bool:

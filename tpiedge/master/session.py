@@ -253,12 +253,14 @@ class Session:
 
     @property
     def split_shows(self) -> str:
-        """Why the last bits of answers may depend on the plan; "" where they do not, as a quantised model's with native
-        kernels and a wire that does not round (docs/kernels.md)."""
+        """Why the last bits of answers may depend on who computes them; "" where they do not, as a quantised
+        model's with native kernels and a wire that does not round (docs/kernels.md)."""
         if not self._served.quantised:
             return f"{self._served.compute} arithmetic"
         if self._served.wire != "f32":
             return f"parts travel as {self._served.wire}"
+        if self._served.apart:
+            return self._served.apart
         without = [
             rank
             for rank, said in sorted(self._loading.items())

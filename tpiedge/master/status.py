@@ -58,8 +58,8 @@ class ClusterStatus:
 
     While several nodes serve, `collective` names the collective for the all-reduces of a token, `bulk_collective` the
     one for those of a whole chunk, and `collective_why` is a sentence that says why these. `split_shows`: why the last
-    bits of answers may depend on the plan; "" where they do not, or nobody serves. `failed` names a thread of the
-    master whose failure ends it.
+    bits of answers may depend on who computes them; "" where they do not, or nobody serves. `failed` names a thread of
+    the master whose failure ends it.
     """
 
     ready: bool

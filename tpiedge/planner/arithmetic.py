@@ -1,10 +1,12 @@
 """Which arithmetic goes with which stored weights. Pure."""
 
 from tpiedge.errors import UserError
+from tpiedge.kernels.shared_library import MAX_HEAD_WIDTH
 from tpiedge.pack.layout import Precision
+from tpiedge.pack.storage import Storage
 from tpiedge.wire.fields import Compute
 
-__all__ = ["check_compute", "usual_compute"]
+__all__ = ["check_compute", "computed_apart", "usual_compute"]
 
 
 def usual_compute(stored: Precision) -> Compute:
@@ -25,3 +27,13 @@ def check_compute(stored: Precision, compute: Compute) -> None:
         )
     if compute == "bf16" and stored is Precision.F32:
         raise UserError("--compute bf16 needs weights in bf16: add --precision bf16")
+
+
+def computed_apart(storage: Storage, head_dim: int) -> str:
+    """What of a quantised model every machine computes as it does best, other than with the same bits as all others
+    (docs/kernels.md); "" where there is nothing."""
+    if not storage.head.quantised:
+        return f"the head is kept in {storage.head.value}"
+    if head_dim > MAX_HEAD_WIDTH:
+        return f"attention heads have {head_dim} columns, more than {MAX_HEAD_WIDTH}"
+    return ""

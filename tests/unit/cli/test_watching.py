@@ -91,7 +91,7 @@ def test_nodes_shows_it_and_why(
         (
             True,
             "no native kernels on pi \x07",
-            "answers: their last bits may depend on the plan: no native",
+            "answers: their last bits may depend on who computes them: no native",
         ),
         (False, "", None),
     ],

@@ -177,6 +177,11 @@ def test_whether_answers_depend_on_the_split_is_known(
     assert run.session.split_shows == shows
 
 
+def test_what_machines_compute_apart_is_known() -> None:
+    served = dataclasses.replace(SERVED, compute="int8", apart="the head is kept in bf16")
+    assert Run("w-1", served=served).session.split_shows == "the head is kept in bf16"
+
+
 def test_a_master_alone_is_prepared_at_once() -> None:
     run = Run()
     run.prepare()

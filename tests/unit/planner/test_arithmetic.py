@@ -4,7 +4,8 @@ import pytest
 
 from tpiedge.errors import UserError
 from tpiedge.pack.layout import Precision
-from tpiedge.planner.arithmetic import check_compute, usual_compute
+from tpiedge.pack.storage import Storage
+from tpiedge.planner.arithmetic import check_compute, computed_apart, usual_compute
 from tpiedge.wire.fields import Compute
 
 GOES = {
@@ -32,3 +33,13 @@ def test_what_goes_together(stored: Precision, compute: Compute) -> None:
 def test_what_is_usual_goes(stored: Precision) -> None:
     assert usual_compute(stored) == ("int8" if stored.quantised else "f32")
     check_compute(stored, usual_compute(stored))
+
+
+@pytest.mark.parametrize("layers", [Precision.Q8, Precision.Q4])
+def test_what_machines_compute_with_other_bits(layers: Precision) -> None:
+    usual = Storage.of(layers, tied=False)
+    assert computed_apart(usual, 256) == ""
+    assert computed_apart(usual, 258) == "attention heads have 258 columns, more than 256"
+    for head in (Precision.BF16, Precision.F32):
+        stored = Storage.of(layers, tied=False, head=head)
+        assert computed_apart(stored, 64) == f"the head is kept in {head.value}"
