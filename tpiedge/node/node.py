@@ -37,6 +37,7 @@ from tpiedge.node.control_link import ControlLink
 from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
 from tpiedge.node.liveness import ClusterLiveness
 from tpiedge.node.routing import route
+from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.arithmetic import check_compute
@@ -194,6 +195,7 @@ class Node:
         started = time.perf_counter()
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         check_compute(pack.precision, assign.compute)
+        check_exponents(assign.grids, pack)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
         cache = kv_cache(config, share, assign.kv, _SLOTS, assign.capacity_tokens)

@@ -15,13 +15,13 @@ from typing import Final
 
 import numpy as np
 
-from tpiedge.errors import UserError
+from tpiedge.errors import ProtocolError, UserError
 from tpiedge.kernels.panels import split_panels
 from tpiedge.pack.files import array_bytes, open_regular, read_exactly
 from tpiedge.pack.matrix_layout import MatrixLayout, PanelLayout
 from tpiedge.pack.reader import Pack
 
-__all__ = ["Exponents", "grid_exponents"]
+__all__ = ["Exponents", "check_exponents", "grid_exponents"]
 
 Exponents = tuple[tuple[int, int], ...]
 """Of each layer: those of o and down. None for a pack that is not quantised."""
@@ -44,6 +44,15 @@ def grid_exponents(pack: Pack) -> Exponents:
     return tuple(of_blob[pack.blob_id(layer)] for layer in range(pack.num_layers))
 
 
+def check_exponents(exponents: Exponents, pack: Pack) -> None:
+    """Raises ProtocolError for some that came from elsewhere and cannot be those of the pack."""
+    layers = pack.num_layers if pack.precision.quantised else 0
+    if len(exponents) != layers:
+        raise ProtocolError(f"the plan has grids of {len(exponents)} layers, the pack needs those of {layers}")
+    if any(not _LEAST <= exponent <= _MOST for layer in exponents for exponent in layer):
+        raise ProtocolError(f"the plan has a grid beyond 2**{_LEAST} to 2**{_MOST}")
+
+
 def _of_layer(pack: Pack, layer: int) -> tuple[int, int]:
     path, layout = pack.blob_path(layer), pack.layout(layer)
     try:
@@ -64,7 +73,7 @@ def _of_matrix(fd: int, path: Path, matrix: MatrixLayout) -> int:
     # Sums that round once: the same whoever adds them up.
     mean = math.fsum(squares) / max(1, len(squares))
     if mean == 0:
-        return 0
+        return -_BELOW  # not all panels need be zeros, as those of the sample are
     variance = mean * 4.0 ** _SCALES[matrix.precision.bits] * matrix.rows
     _, exponent = math.frexp(variance)  # 2**(exponent - 1) <= variance < 2**exponent
     return max(_LEAST, min(_MOST, math.ceil(exponent / 2) - _BELOW))
