@@ -78,7 +78,7 @@ class ClusterSpec:
 
     @property
     def served(self) -> Served:
-        """The settings that are the same for all nodes."""
+        """The settings that are the same for all nodes. Reads the grids of a quantised pack. Raises UserError."""
         return Served(
             self.pack,
             "",
@@ -87,7 +87,7 @@ class ClusterSpec:
             self.collective,
             self.wire,
             self.kv,
-            grid_exponents(Pack.open(self.pack)),
+            grid_exponents(Pack.open(self.pack)) if self.compute == "int8" else (),
         )
 
     @property

@@ -37,8 +37,9 @@ constexpr int64_t PROJECT_BYTES = 768 << 10;
 constexpr int64_t CONTRACT_BYTES = 4 << 20;
 constexpr int64_t SUMS_BYTES = 4 << 20;
 constexpr int64_t LEAST_TILES = 4;
-// What a part may be in 64 bits, in steps of its grid, so that as many units as there are (1,024 at most) can be added in
-// any order. Beyond it, and for what is no number, a sum is NOT_A_NUMBER.
+// What a part may be in 64 bits, in steps of its grid: the parts of as many units as there are (8,192 at most, those of the
+// widest FFN) add up in any order. Beyond it, and for what is no number, a sum is NOT_A_NUMBER. What a sum may be leaves
+// room for those of all nodes.
 constexpr float MOST_OF_A_PART = 70368744177664.0f;  // 2^46
 constexpr int64_t NOT_A_NUMBER = INT64_MIN;
 constexpr int64_t MOST_OF_A_SUM = int64_t{1} << 56;
@@ -253,7 +254,7 @@ int64_t pieces_for(int64_t threads, int64_t tiles, bool transposed) {
 int64_t filled_outputs(int64_t outputs) { return (outputs + PANEL - 1) / PANEL * PANEL; }
 
 // The squares of parts with which, by the inequality of Cauchy and Schwarz, the magnitudes of `units` parts add up to `most`
-// at most, rounded each; less a hundredth, since squares are summed in f32.
+// at most, rounded each; less a hundredth, since squares are summed in f32: of 8,192 units and 8 tokens an error of 2^-8.
 float squares_within(int64_t most, int64_t units) {
     const double parts = static_cast<double>(most - units);
     return parts > 0 ? static_cast<float>(0.99 * parts * parts / static_cast<double>(units)) : -1.0f;
