@@ -48,7 +48,9 @@ def check_exponents(exponents: Exponents, pack: Pack) -> None:
     """Raises ProtocolError for some that came from elsewhere and cannot be those of the pack."""
     layers = pack.num_layers if pack.precision.quantised else 0
     if len(exponents) != layers:
-        raise ProtocolError(f"the plan has grids of {len(exponents)} layers, the pack needs those of {layers}")
+        raise ProtocolError(
+            f"the plan has grids of {len(exponents)} layers, the pack needs those of {layers}"
+        )
     if any(not _LEAST <= exponent <= _MOST for layer in exponents for exponent in layer):
         raise ProtocolError(f"the plan has a grid beyond 2**{_LEAST} to 2**{_MOST}")
 
