@@ -50,6 +50,7 @@ from tpiedge.local.usual_context import chosen_context
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
+from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.store.locks import FileLock, holder_of
@@ -261,7 +262,7 @@ def _serving(
             entrance.hub,
             clock,
             served,
-            placement,
+            PlannerThread(placement, entrance.hub.wake),
             rank_zero,
             entrance,
             timing=timing,
