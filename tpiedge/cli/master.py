@@ -178,7 +178,10 @@ def master(
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
     folder = master_state(state)
-    with _only_master(folder), serving_until_stopped("workers that are left running join the next start"):
+    with (
+        _only_master(folder),
+        serving_until_stopped("workers that are left running join the next start") as scribe,
+    ):
         _check_ports(flags)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
@@ -189,7 +192,7 @@ def master(
         ):
             click.echo(f"serving {model.name} at {_url(flags.http, api)}/v1", err=True)
             try:
-                watch(running, supervisor, entrance.pending)
+                watch(running, supervisor, entrance.pending, scribe.say)
             finally:
                 _drain(running, api, drain)
 
