@@ -175,8 +175,8 @@ class Reconciler:
 
     def _departed(self) -> Mapping[str, SpareReason]:
         """The reasons of the machines that have left, for those who wonder why."""
-        present = {machine.name for machine in self._roster.present}
-        return {name: reason for name, reason in self._spare.items() if name not in present}
+        gone = {machine.name for machine in self._roster.machines if not machine.present}
+        return {name: reason for name, reason in self._spare.items() if name in gone}
 
     def _find(self) -> Assignments | NoPlan:
         """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""
