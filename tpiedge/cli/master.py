@@ -50,6 +50,7 @@ from tpiedge.local.usual_context import chosen_context
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
+from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.identity import manifest_bytes, pack_id
@@ -178,7 +179,10 @@ def master(
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
     folder = master_state(state)
-    with _only_master(folder), serving_until_stopped("workers that are left running join the next start"):
+    with (
+        _only_master(folder),
+        serving_until_stopped("workers that are left running join the next start") as scribe,
+    ):
         _check_ports(flags)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
@@ -189,7 +193,7 @@ def master(
         ):
             click.echo(f"serving {model.name} at {_url(flags.http, api)}/v1", err=True)
             try:
-                watch(running, supervisor, entrance.pending)
+                watch(running, supervisor, entrance.pending, scribe.say)
             finally:
                 _drain(running, api, drain)
 
@@ -263,7 +267,7 @@ def _serving(
             entrance.hub,
             clock,
             served,
-            placement,
+            PlannerThread(placement, entrance.hub.wake),
             rank_zero,
             entrance,
             timing=timing,
