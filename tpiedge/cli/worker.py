@@ -185,9 +185,7 @@ def _joined(
             time.sleep(_RETRY_S)
 
 
-def _join(
-    master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]
-) -> tuple[ZmqSpoke, str]:
+def _join(master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]) -> tuple[ZmqSpoke, str]:
     def show(code: str) -> None:
         say(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}")
 
