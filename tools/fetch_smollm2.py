@@ -24,7 +24,10 @@ def main() -> int:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(), help="the current one, if left out")
     target = parser.parse_args().folder / FILE
     if not target.is_file():
-        target.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            parser.error(f"no folder can be made at {target.parent}: {error.strerror}")
         if not _fetch(target):
             return 1
     print(target)

@@ -35,17 +35,20 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kmgt]?i?)b?", re.IGNORECASE | re.ASCII)
 def parse_bytes(text: str) -> int:
     """'4GB' -> 4_000_000_000, '512MiB' -> 536_870_912, '1500000' -> 1_500_000. Raises UserError for anything else.
 
-    A few bytes are a slip of the pen, but for none at all.
+    So few bytes that the unit was forgotten are refused, but for none at all.
     """
     match = _SIZE.fullmatch(text.strip())
     factor = _FACTORS.get(match[2].lower()) if match else None
     if match is None or factor is None:
         raise UserError(f"not a size: {text[:40]!r}; write it like 4GB, 512MiB or 1500000")
-    size = int(Decimal(match[1]) * factor)
+    exact = Decimal(match[1]) * factor
+    size = int(exact)
     if size >= 1 << 63:
         raise UserError(f"not a size that a computer can have: {text[:40]!r}")
-    if not match[2] and 0 < size < _FEW:
+    if not match[2] and 0 < exact < _FEW:
         raise UserError(f"{text.strip()} has no unit: did you mean {match[1]}GB?")
+    if exact and not size:
+        raise UserError(f"{text.strip()} is less than a byte")
     return size
 
 

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tpiedge.units import counted, format_age, format_bytes, format_least, format_seconds
+from tpiedge.errors import UserError
+from tpiedge.units import counted, format_age, format_bytes, format_least, format_seconds, parse_bytes
 
 
 @pytest.mark.parametrize(
@@ -76,3 +77,9 @@ def test_numbers_that_nobody_expects_have_words_too(
 def test_every_number_has_short_words(number: float) -> None:
     for write in (format_seconds, format_age, format_bytes, format_least):
         assert 0 < len(write(number)) < 30
+
+
+@pytest.mark.parametrize("text", ["0.5", "0.001", "1.5", "0.0001KB"])
+def test_a_fraction_is_never_rounded_to_nothing(text: str) -> None:
+    with pytest.raises(UserError, match=r"has no unit: did you mean|less than a byte"):
+        parse_bytes(text)

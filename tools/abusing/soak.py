@@ -17,7 +17,7 @@ from tools.abusing.members import files_bursts, imposter_nodes, imposters
 from tools.abusing.strangers import empty_frames, guesses, junk, silent_callers, silent_guests
 from tools.abusing.target import Target
 from tpiedge.errors import TpiedgeError
-from tpiedge.units import KIB
+from tpiedge.units import KIB, MIB
 
 __all__ = ["PHASES", "Phase", "PhaseRecord", "Soak", "SoakFailure"]
 
@@ -113,6 +113,8 @@ class Soak:
         if record.stream.judgements["wrong"]:
             raise SoakFailure(f"wrong during the warm-up: {'; '.join(record.stream.words)}")
         self.memory = look(self._roles)
+        held = ", ".join(f"{role} {one.rss / MIB:.0f}" for role, one in self.memory.items())
+        self._tell(f"memory is compared with that of now, in MiB: {held}")
 
     def run(self, phase: Phase, seconds: float) -> PhaseRecord:
         """Abuse for `seconds`, then wait until all is as before. Raises SoakFailure where the cluster has gone."""

@@ -2,7 +2,7 @@
 
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -50,6 +50,7 @@ from tpiedge.local.usual_context import chosen_context
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
+from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.identity import manifest_bytes, pack_id
@@ -179,20 +180,23 @@ def master(
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
     folder = master_state(state)
-    with _only_master(folder), serving_until_stopped("workers that are left running join the next start"):
+    with (
+        _only_master(folder),
+        serving_until_stopped("workers that are left running join the next start") as scribe,
+    ):
         _check_ports(flags)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
         with (
             Supervisor() as supervisor,
             _serving(flags, model, keys, folder, supervisor) as (running, api, entrance),
-            _inviting(flags.listen, keys, folder, token_file),
+            _inviting(flags.listen, keys, folder, token_file, scribe.say),
         ):
-            click.echo(f"serving {model.name} at {_url(flags.http, api)}/v1", err=True)
+            scribe.say(f"serving {model.name} at {_url(flags.http, api)}/v1")
             try:
-                watch(running, supervisor, entrance.pending)
+                watch(running, supervisor, entrance.pending, scribe.say)
             finally:
-                _drain(running, api, drain)
+                _drain(running, api, drain, scribe.say)
 
 
 @contextmanager
@@ -267,7 +271,7 @@ def _serving(
             entrance.hub,
             clock,
             served,
-            placement,
+            PlannerThread(placement, entrance.hub.wake),
             rank_zero,
             entrance,
             timing=timing,
@@ -339,18 +343,20 @@ def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
 
 
 @contextmanager
-def _inviting(listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None) -> Iterator[None]:
-    """Writes a token for every worker into the file, or prints one worker's line to paste. Void afterwards."""
+def _inviting(
+    listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
+) -> Iterator[None]:
+    """Writes a token for every worker into the file, or says one worker's line to paste. Void afterwards."""
     address = Address(_lan_host(listen), listen.port)
     if token_file is not None:
         with offered(token_file, folder, keys.public, address):
-            click.echo(f"workers join with: tpiedge worker --token-file {token_file}", err=True)
+            say(f"workers join with: tpiedge worker --token-file {token_file}")
             yield
         return
     with invitation(folder) as secret:
         token = JoinToken(keys.public, secret, address)
-        click.echo(f"on another machine:  tpiedge worker --connect {address} --token {token.text}", err=True)
-        click.echo("one worker per token; more with: tpiedge token create", err=True)
+        say(f"on another machine:  tpiedge worker --connect {address} --token {token.text}")
+        say("one worker per token; more with: tpiedge token create")
         yield
 
 
@@ -361,9 +367,9 @@ def _lan_host(listen: Address) -> str:
     return outgoing_host() or "127.0.0.1"
 
 
-def _drain(running: Master, api: ApiServer, limit_s: float) -> None:
+def _drain(running: Master, api: ApiServer, limit_s: float, say: Callable[[str], None]) -> None:
     """Answer what was accepted, for a while."""
     running.drain()
     if not running.idle:
-        click.echo(f"finishing what is under way (up to {limit_s:.0f} s)", err=True)
+        say(f"finishing what is under way (up to {limit_s:.0f} s)")
     api.close(limit_s)

@@ -12,6 +12,8 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Final
 
+from tpiedge.units import counted
+
 __all__ = ["Scribe", "log_by_scribe"]
 
 _MOST_WAITING: Final = 1000
@@ -27,41 +29,55 @@ def _write(text: str) -> None:
 
 
 class Scribe(logging.Handler):
-    """For any thread; nothing but `finish` waits. What more than _MOST_WAITING lines wait for is left out, and counted.
-    Where nobody can read any more, nothing is written."""
+    """For any thread; nothing but `finish` waits. What more than _MOST_WAITING lines wait for is left out, and counted
+    where it is missing. A line that cannot be written (nobody reads, a full disk) is lost, and no other."""
 
     def __init__(self, write: Callable[[str], None] = _write) -> None:
         super().__init__()
         self._write = write
-        self._lines: queue.Queue[str | None] = queue.Queue()
+        # No Queue: a signal that raises in the main thread may leave its lock taken for ever.
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._left_out = 0
+        self._counting = threading.Lock()  # guards `_left_out`, and what is put where
         self._thread = threading.Thread(target=self._run, name="tpiedge-scribe", daemon=True)
         self._thread.start()
 
     def say(self, line: str) -> None:
         """Write a line soon."""
-        if self._lines.qsize() >= _MOST_WAITING:
-            self._left_out += 1
-            return
-        self._lines.put(line)
+        with self._counting:
+            if self._lines.qsize() >= _MOST_WAITING:
+                self._left_out += 1
+                return
+            self._say_what_is_missing()
+            self._lines.put(line)
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.say(self.format(record))
+        try:
+            line = self.format(record)
+        except Exception:  # as of any handler: a record that is wrong does not end the thread that logs it
+            self.handleError(record)
+        else:
+            self.say(line)
 
     def finish(self, limit_s: float = _FINISH_S) -> None:
         """Wait until what was said is written, or the time is up. Nothing may be said afterwards."""
-        self._lines.put(None)
+        with self._counting:
+            self._say_what_is_missing()
+            self._lines.put(None)
         self._thread.join(limit_s)
 
+    def _say_what_is_missing(self) -> None:
+        if self._left_out:
+            self._lines.put(f"({counted(self._left_out, 'line')} left out)")
+            self._left_out = 0
+
     def _run(self) -> None:
-        with contextlib.suppress(OSError):
-            while (line := self._lines.get()) is not None:
-                left_out, self._left_out = self._left_out, 0
-                more = f"({left_out} lines were left out)\n" if left_out else ""
-                self._write(f"{line}\n{more}")
-            return
-        while self._lines.get() is not None:
-            pass
+        while (line := self._lines.get()) is not None:
+            with contextlib.suppress(OSError):
+                self._write(f"{line}\n")
+            with self._counting:
+                if self._lines.empty():
+                    self._say_what_is_missing()
 
 
 @contextlib.contextmanager

@@ -5,8 +5,6 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
-import click
-
 from tpiedge.host.freed_memory import FreedMemory
 from tpiedge.joining.pairing import Pending
 from tpiedge.master.master import Master
@@ -23,10 +21,15 @@ _CALL_S, _FORGIVEN_S = 5.0, 600.0
 _SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small": "cannot be used"}
 
 
-def watch(running: Master, supervisor: Supervisor, pending: Callable[[], Sequence[Pending]]) -> None:
-    """Prints what changes, `pending` workers too, until the user ends it. Raises what ended the control thread, or
+def watch(
+    running: Master,
+    supervisor: Supervisor,
+    pending: Callable[[], Sequence[Pending]],
+    say: Callable[[str], None],
+) -> None:
+    """Says what changes, `pending` workers too, until the user ends it. Raises what ended the control thread, or
     another one. Meanwhile what floods took is given back to the system."""
-    show, callers, freed = Changes(_say), Callers(_say), FreedMemory()
+    show, callers, freed = Changes(say), Callers(say), FreedMemory()
     while running.failed is None:
         supervisor.check()
         show(running.status)
@@ -34,10 +37,6 @@ def watch(running: Master, supervisor: Supervisor, pending: Callable[[], Sequenc
         freed.give_back(time.monotonic())
         time.sleep(_WATCH_S)
     raise running.failed
-
-
-def _say(line: str) -> None:
-    click.echo(line, err=True)
 
 
 class Callers:

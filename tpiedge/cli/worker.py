@@ -148,7 +148,7 @@ def _serve(
         standby = Standby(own.threads, measure=measurements.recall() is None)
         standby.start()
         stack.callback(standby.stop)
-        spoke, key = _joined(master, own, time.monotonic() + wait, stack)
+        spoke, key = _joined(master, own, time.monotonic() + wait, stack, say)
         book.remember(master.address, key)
         agent = _agent(own, resolve(master.address), key, spoke, measurements, standby, say)
         with Supervisor(lambda _: agent.stop()) as supervisor:
@@ -168,34 +168,35 @@ def _master(connect: str | None, token: str | None, book: TrustedMasters) -> _Ma
     return _Master(address, book.key_of(address), "")
 
 
-def _joined(master: _Master, own: _Self, deadline: float, stack: ExitStack) -> tuple[ZmqSpoke, str]:
+def _joined(
+    master: _Master, own: _Self, deadline: float, stack: ExitStack, say: Callable[[str], None]
+) -> tuple[ZmqSpoke, str]:
     """The link on which this worker is a member, and the master's key. Raises UserError, PeerError."""
     waiting = False
     while True:
         try:
-            return _join(master, own, stack)
+            return _join(master, own, stack, say)
         except PeerError as error:
             if time.monotonic() >= deadline:
                 raise
             if not waiting:
                 waiting = True
-                click.echo(f"{error} (trying again)", err=True)
+                say(f"{error} (trying again)")
             time.sleep(_RETRY_S)
 
 
-def _join(master: _Master, own: _Self, stack: ExitStack) -> tuple[ZmqSpoke, str]:
-    key = master.key or pair(master.address, own.keys, own.host, _show_code)
+def _join(master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]) -> tuple[ZmqSpoke, str]:
+    def show(code: str) -> None:
+        say(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}")
+
+    key = master.key or pair(master.address, own.keys, own.host, show)
     with ExitStack() as attempt:  # a link that is left open would stand in the way of the next one
         name = peer_name(own.keys.public)
         spoke = attempt.enter_context(open_link(master.address, key, own.keys, name, secret=master.secret))
         enrolled = enrol(spoke, own.host, master.secret)
         stack.push(attempt.pop_all())
-    click.echo(f"joined {enrolled.cluster} as {enrolled.name}", err=True)
+    say(f"joined {enrolled.cluster} as {enrolled.name}")
     return spoke, key
-
-
-def _show_code(code: str) -> None:
-    click.echo(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}", err=True)
 
 
 def _agent(

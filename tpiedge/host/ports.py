@@ -1,5 +1,6 @@
 """Whether a TCP port of this computer can be had, and who has it otherwise."""
 
+import contextlib
 import errno
 import os
 import socket
@@ -54,13 +55,14 @@ def holder(port: int) -> Holder:
 def _described(pid: int) -> Holder:
     try:
         process = psutil.Process(pid)
-        name = process.name()
-        for one in (process, *process.parents()[:1]):  # a node is the child of its verb
-            if verb := _verb(one.cmdline()):
-                return Holder(f"another tpiedge {verb}, pid {one.pid}", verb)
+        unknown = Holder(f"{process.name()}, pid {pid}")
     except (psutil.Error, OSError):
         return Holder(f"another program, pid {pid}")
-    return Holder(f"{name}, pid {pid}")
+    with contextlib.suppress(psutil.Error, OSError):  # as for the words of another user's parent
+        for one in (process, process.parent()):  # a node is the child of its verb
+            if one is not None and (verb := _verb(one.cmdline())):
+                return Holder(f"another tpiedge {verb}, pid {one.pid}", verb)
+    return unknown
 
 
 def _verb(words: Sequence[str]) -> str:

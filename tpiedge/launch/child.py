@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO
 
@@ -31,6 +31,8 @@ _MAX_REPORT_BYTES = 65536
 _DYING_S = 2.0
 #: A killed process ends once the kernel has freed its memory; one whose disk never answers does not end at all.
 _KILLED_S = 30.0
+#: Freeing takes a tenth of a second for each GB, or more: longer than others may not hear of this machine.
+_SLICE_S = 0.1
 _log = logging.getLogger(__name__)
 
 
@@ -141,23 +143,28 @@ class Child:
         start = max(0, size - _TAIL_BYTES)
         return os.pread(self._log.fileno(), _TAIL_BYTES, start).decode(errors="replace")
 
-    def stop(self, deadline: float) -> None:
-        """Closes the lifeline, blocks until `deadline` (monotonic seconds) for the end, then kills. Idempotent."""
+    def stop(self, deadline: float, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Closes the lifeline, blocks until `deadline` (monotonic seconds) for the end, then kills. Idempotent.
+
+        `meanwhile` is called again and again until a killed process has ended.
+        """
         with contextlib.suppress(BrokenPipeError):
             self._lifeline.close()
         try:
             self._process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._process.kill()
-            self._await_death()
+            self._await_death(meanwhile)
         self._close_report()
         self._log.close()
 
-    def _await_death(self) -> None:
-        try:
-            self._process.wait(_KILLED_S)
-        except subprocess.TimeoutExpired:
-            _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
+    def _await_death(self, meanwhile: Callable[[], None]) -> None:
+        for _ in range(round(_KILLED_S / _SLICE_S)):
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_SLICE_S)
+                return
+            meanwhile()
+        _log.warning("process %d was killed and does not end: does its disk answer?", self.pid)
 
     def _close_report(self) -> None:
         if self._process.stdout is not None:

@@ -1,6 +1,7 @@
 """A machine's slot for nodes: at most one node runs, and the process of the next one can stand by."""
 
 import time
+from collections.abc import Callable
 
 from tpiedge.errors import InternalError
 from tpiedge.launch.bootstrap import NodeBootstrap
@@ -72,10 +73,10 @@ class NodeSlot:
             raise InternalError("there is no node whose log could be read")
         return self._child.log_tail()
 
-    def stop(self, grace_s: float = 0.0) -> None:
-        """Ends the node; blocks up to `grace_s` for it to end by itself. Idempotent."""
+    def stop(self, grace_s: float = 0.0, meanwhile: Callable[[], None] = lambda: None) -> None:
+        """Ends the node; blocks up to `grace_s` for it to end by itself. Idempotent. `meanwhile`: as for Child.stop."""
         if self._child is not None:
-            self._child.stop(time.monotonic() + grace_s)
+            self._child.stop(time.monotonic() + grace_s, meanwhile)
             self._child = None
 
     def close(self, grace_s: float = 0.0) -> None:

@@ -9,7 +9,7 @@ from tpiedge.errors import PeerError, ProtocolError, UserError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.notices import Notices
-from tpiedge.master.planning import PlaceNodes, plan_without_breakers
+from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
 from tpiedge.master.quarantine import Exclusion, Reputation
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.retries import Retries
@@ -145,9 +145,12 @@ class Reconciler:
         return {**resting, **self._reputation.left_out}
 
     def _replan(self) -> None:
+        try:
+            found = self._find()
+        except StillPlanning:
+            return  # it stays due
         self._debounce.planned()
         self._planned = self._clock.now()
-        found = self._find()
         if isinstance(found, NoPlan):
             self.hopeless = self._sessions.serving is None
             self._give_up(found)
@@ -172,8 +175,8 @@ class Reconciler:
 
     def _departed(self) -> Mapping[str, SpareReason]:
         """The reasons of the machines that have left, for those who wonder why."""
-        present = {machine.name for machine in self._roster.present}
-        return {name: reason for name, reason in self._spare.items() if name not in present}
+        gone = {machine.name for machine in self._roster.machines if not machine.present}
+        return {name: reason for name, reason in self._spare.items() if name in gone}
 
     def _find(self) -> Assignments | NoPlan:
         """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""

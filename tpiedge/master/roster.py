@@ -6,17 +6,22 @@ Laws:
 2. A machine that was lost is present again with its next Offer, and only then; the master answers anything else that
    it sends by asking for one.
 3. A machine whose node was lost is doubted until it is heard again, or lost.
-4. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
+4. Of the machines that are not present the GONE that were heard last are remembered, and of the others their places
+   alone: each turn of the master looks at all machines.
+5. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
    then.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Final
 
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
 
-__all__ = ["Machine", "Roster"]
+__all__ = ["GONE", "Machine", "Roster"]
+
+GONE: Final = 64
 
 
 @dataclass(frozen=True)
@@ -107,6 +112,9 @@ class Roster:
             return False
         self._machines[name] = replace(machine, present=False, cause=cause, doubted=False)
         self.generation += 1
+        gone = [one for one in self._machines.values() if not one.present]
+        if len(gone) > GONE:
+            del self._machines[min(gone, key=lambda one: one.heard).name]
         return True
 
     def forget(self, name: str) -> None:

@@ -307,12 +307,17 @@ class Agent:
         with contextlib.suppress(Unreachable):
             self._endpoint.send(message, timeout_s=0.0)
 
+    def _pulse(self) -> None:
+        """The end of a large node may take longer than the master waits for a sign of life."""
+        with contextlib.suppress(EndpointClosed):
+            self._send(AgentPulse(self._epoch))
+
     def _stop_node(self, grace_s: float = 0.0) -> None:
         if self._running is not None:
             # Whether the node ended by itself or by Release: its log says if the shards were bad.
             tail = self._slot.log_tail()
             self._distrust = "IntegrityError" in tail or "ReadFault" in tail
-            self._slot.stop(grace_s)
+            self._slot.stop(grace_s, self._pulse)
             self._running.shards.close()
             self._running = None
 

@@ -71,7 +71,7 @@ def _check_loss(cluster: NetworkCluster) -> None:
     assert time.monotonic() - started < _TOLD_S
     assert re.fullmatch(_SILENT, worker_of(lost)["why"])
     words = words_of_loss(r"\d", _SILENT, "its preparation")
-    assert re.search(words, cluster.master.log)
+    wait_for(lambda: re.search(words, cluster.master.log), _TOLD_S)
     with pytest.raises(openai.InternalServerError, match="1 of 2 workers here"):
         cluster.ask(PROMPT, TOKENS)
 

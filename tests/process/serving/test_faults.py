@@ -13,6 +13,7 @@ import openai
 import psutil
 import pytest
 
+from tests.process.command import wait_for
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving, unfinished, words_of_loss
 
@@ -143,7 +144,7 @@ def test_idle(cluster: Serving, fault: Fault, victim: Worker, patience: float):
     cluster.wait_until(lambda status: not status["ready"])
     assert time.monotonic() - started < NOTICED_S * patience
     assert cluster.ready().status_code == 503
-    assert re.search(fault.words, cluster.master.log[before:])
+    wait_for(lambda: re.search(fault.words, cluster.master.log[before:]), NOTICED_S)
 
 
 @pytest.mark.fault("P1", "503 with the node and the cause within 2 s; the next answer is exact")

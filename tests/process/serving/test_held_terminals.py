@@ -103,3 +103,11 @@ def test_masters_and_workers_go_on_beside_terminals_that_are_held(
         watched.wait_ready(2)
         exact(watched)
         assert agent.is_running()
+
+
+def test_a_worker_joins_beside_a_terminal_that_is_held(watched: Watched) -> None:
+    with watched.anns.held():
+        os.killpg(watched.workers["ann"].process.pid, signal.SIGKILL)
+        watched.wait_ready(2)
+        watched.start_worker("ann", bytes_per_s=SLOW)
+        watched.wait_ready(3)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tpiedge.host.ports import Holder, holder, port_state
@@ -55,3 +56,17 @@ def test_a_holder_that_is_not_known():
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     assert holder(port) == Holder("another program")
+
+
+def test_a_holder_whose_parent_is_not_to_be_seen(monkeypatch: pytest.MonkeyPatch):
+    seen = psutil.Process.cmdline
+
+    def own_alone(process: psutil.Process) -> list[str]:
+        if process.pid != os.getpid():
+            raise psutil.AccessDenied(process.pid)
+        return seen(process)
+
+    monkeypatch.setattr(psutil.Process, "cmdline", own_alone)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        found = holder(server.getsockname()[1])
+    assert found == Holder(f"{psutil.Process().name()}, pid {os.getpid()}")

@@ -33,11 +33,13 @@ def test_a_process_that_survives_its_kill_is_given_up_and_said_so(
         assert timeout is not None, "a wait without end"
         raise subprocess.TimeoutExpired("child", timeout)
 
+    meanwhile: list[int] = []
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(child._process, "wait", never)
         patch.setattr(child._process, "kill", lambda: signals.append(signal.SIGKILL))
-        child.stop(time.monotonic())
+        child.stop(time.monotonic(), lambda: meanwhile.append(1))
     assert signals == [signal.SIGKILL]
+    assert len(meanwhile) > 10, "others are to hear of this machine"
     assert f"process {child.pid} was killed and does not end" in caplog.text
 
 

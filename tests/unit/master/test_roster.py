@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.master.players import offer
-from tpiedge.master.roster import Roster
+from tpiedge.master.roster import GONE, Roster
 from tpiedge.wire.probing import LinkSpeed
 
 LINK = LinkSpeed(0.01, 1e6)
@@ -38,6 +38,21 @@ def test_who_belonged_to_the_cluster_before_the_master_came_has_its_old_place() 
     for name in ("w-3", "w-2", "w-1"):
         roster.offered(name, offer(), 1.0)
     assert names(roster) == ["w-1", "w-2", "w-3"]
+
+
+def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
+    """A member may come again and again with another key; each turn of the master looks at all that it remembers."""
+    roster = make()
+    roster.offered("w-1", offer(), 0.0)
+    for number in range(10 * GONE):
+        roster.offered(f"x-{number}", offer(), float(number))
+        roster.lose(f"x-{number}", "it was stopped there")
+    roster.offered("w-2", offer(), 1.0)
+    gone = [machine.name for machine in roster.machines if not machine.present]
+    assert gone == [f"x-{number}" for number in range(9 * GONE, 10 * GONE)]
+    assert names(roster) == ["w-1", "w-2"]
+    roster.offered("x-0", offer(), 1000.0)
+    assert names(roster) == ["w-1", "x-0", "w-2"], "it has its old place"
 
 
 def test_a_lost_machine_is_present_again_with_its_next_offer_and_only_then() -> None:

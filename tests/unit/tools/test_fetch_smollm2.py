@@ -27,3 +27,13 @@ def test_a_file_that_is_there_is_not_fetched_again(tmp_path: Path) -> None:
         [sys.executable, TOOL, file.parent], capture_output=True, text=True, timeout=60, check=False
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, f"{file}\n", "")
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    ended = subprocess.run(
+        [sys.executable, TOOL, file], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.endswith(f"no folder can be made at {file}: File exists\n")

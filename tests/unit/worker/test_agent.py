@@ -52,6 +52,8 @@ class FakeChild:
         self.cause: str | None = None
         self.log = ""
         self.stopped = False
+        #: How often the agent may do something while it ends.
+        self.lingers = 0
 
     def exit_cause(self) -> str | None:
         return self.cause
@@ -59,8 +61,10 @@ class FakeChild:
     def log_tail(self) -> str:
         return "" if self.stopped else self.log
 
-    def stop(self, deadline: float) -> None:
+    def stop(self, deadline: float, meanwhile: Callable[[], None]) -> None:
         self.stopped = True
+        for _ in range(self.lingers):
+            meanwhile()
 
 
 class FakeStandby:
@@ -413,6 +417,14 @@ def test_an_epoch_from_its_order_to_its_release(worker: Worker) -> None:
     assert "released" in worker.expect(NodeEnded).cause
     assert standby.child.stopped
     assert worker.fetch.shards[5].closed
+    worker.sync()
+
+
+def test_the_master_hears_of_a_worker_whose_node_takes_long_to_end(worker: Worker) -> None:
+    worker.launched(5).child.lingers = 3
+    worker.say(Release(5))
+    assert [worker.expect(AgentPulse).epoch for _ in range(3)] == [5, 5, 5]
+    assert "released" in worker.expect(NodeEnded).cause
     worker.sync()
 
 

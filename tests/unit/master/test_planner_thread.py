@@ -1,0 +1,148 @@
+"""Plans that take long: the master is heard meanwhile, and what was planned counts."""
+
+import threading
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.master.players import offer
+from tests.unit.master.stories import Story, two_machines
+from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.planner_thread import PlannerThread
+from tpiedge.master.planning import StillPlanning
+from tpiedge.master.roster import Machine
+from tpiedge.wire.epochs import MasterPulse
+from tpiedge.wire.probing import LinkSpeed
+
+_WAIT_S = 10.0
+_AT_ONCE_S = 0.001
+
+
+def machine(name: str, heard: float = 0.0, threads: int = 1) -> Machine:
+    return Machine(name, offer(name, threads=threads), heard, 0.0)
+
+
+class Planner:
+    """Plans for so long as it is told to."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, ...]] = []
+        self.goes_on, self.told = threading.Event(), threading.Event()
+        self.error: Exception | None = None
+
+    def __call__(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | NoPlan:
+        self.asked.append(tuple(one.name for one in machines))
+        assert self.goes_on.wait(_WAIT_S)
+        if self.error is not None:
+            raise self.error
+        return NoPlan(f"asked {len(self.asked)} times")
+
+
+def answer_to(
+    plan: PlannerThread, planner: Planner, question: tuple[tuple[Machine, ...], tuple[str, ...]]
+) -> Assignments | NoPlan:
+    """As soon as it is there."""
+    while True:
+        planner.told.clear()
+        try:
+            return plan(*question)
+        except StillPlanning:
+            assert planner.told.wait(_WAIT_S)
+
+
+def test_a_plan_that_takes_no_time_is_there_at_once() -> None:
+    planner = Planner()
+    planner.goes_on.set()
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S)
+    assert plan((machine("w-1"),), ()) == NoPlan("asked 1 times")
+    assert planner.told.is_set()
+
+
+def test_who_asks_for_a_long_plan_goes_on_and_asks_again() -> None:
+    planner = Planner()
+    plan = PlannerThread(planner, planner.told.set, _AT_ONCE_S)
+    for heard in (1.0, 2.0):  # which changes nothing of the plan
+        with pytest.raises(StillPlanning):
+            plan((machine("w-1", heard),), ())
+    planner.goes_on.set()
+    assert planner.told.wait(_WAIT_S)
+    assert plan((machine("w-1", 3.0),), ()) == NoPlan("asked 1 times")
+    assert planner.asked == [("w-1",)]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        ((machine("w-1", threads=7),), ()),
+        ((replace(machine("w-1"), link=LinkSpeed(0.1, 1e6)),), ()),
+        ((machine("w-1"),), ("w-1",)),
+        ((machine("w-1"), machine("w-2")), ()),
+    ],
+    ids=["offer", "link", "serving", "machines"],
+)
+def test_another_question_gets_its_own_answer(other: tuple[tuple[Machine, ...], tuple[str, ...]]) -> None:
+    planner = Planner()
+    plan = PlannerThread(planner, planner.told.set, _AT_ONCE_S)
+    with pytest.raises(StillPlanning):
+        plan((machine("w-1"),), ())
+    with pytest.raises(StillPlanning):
+        plan(*other)
+    assert len(planner.asked) == 1, "one plan at a time"
+    planner.goes_on.set()
+    assert planner.told.wait(_WAIT_S)
+    assert answer_to(plan, planner, other) == NoPlan("asked 2 times")
+
+
+def test_a_planner_that_fails_fails_in_the_thread_that_asks() -> None:
+    planner = Planner()
+    planner.goes_on.set()
+    planner.error = OverflowError("inf")
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S)
+    for _ in range(2):
+        with pytest.raises(OverflowError, match="inf"):
+            plan((machine("w-1"),), ())
+    assert len(planner.asked) == 1
+
+
+def test_where_the_system_gives_no_thread_the_plan_is_made_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refused(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    planner = Planner()
+    planner.goes_on.set()
+    plan = PlannerThread(planner, planner.told.set)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refused)
+        assert plan((machine("w-1"),), ()) == NoPlan("asked 1 times")
+    assert answer_to(plan, planner, ((machine("w-2"),), ())) == NoPlan("asked 2 times")
+
+
+def test_not_all_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tpiedge.master.planner_thread._MOST_ANSWERS", 3)
+    planner = Planner()
+    planner.goes_on.set()
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S)
+    for number in range(10):
+        plan((machine(f"w-{number}"),), ())
+    assert len(plan._answers) == 3
+
+
+def test_the_master_is_heard_and_serves_while_it_plans(story: Story) -> None:
+    agent = two_machines(story)
+    planner, epoch = story.plan, story.epoch
+
+    def never_there(_machines: tuple[Machine, ...]) -> str:
+        raise StillPlanning
+
+    story.plan = never_there
+    story.join("w-2")
+    told = agent.count(MasterPulse)
+    story.wait(10.0)
+    assert agent.count(MasterPulse) - told > 20
+    assert (story.epoch, story.members()) == (epoch, ("master", "w-1"))
+    story.answer()
+    story.plan = planner
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
