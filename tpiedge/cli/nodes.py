@@ -122,7 +122,7 @@ def _print(status: dict[str, Any], away: int) -> None:
 def _exactness(split_shows: str) -> str:
     if not split_shows:
         return "the same to the last bit, whoever computes them"
-    return f"their last bits may depend on who computes them: {split_shows}"
+    return f"their last bits may depend on who computes them, because of {split_shows}"
 
 
 def _because(reason: str) -> str:

@@ -258,7 +258,7 @@ class Session:
         if not self._served.quantised:
             return f"{self._served.compute} arithmetic"
         if self._served.wire != "f32":
-            return f"parts travel as {self._served.wire}"
+            return f"parts that travel as {self._served.wire}"
         if self._served.apart:
             return self._served.apart
         without = [
@@ -269,7 +269,7 @@ class Session:
         names = [
             self.assignments[rank].host or self.assignments[rank].machine or "the master" for rank in without
         ]
-        return f"no native kernels on {', '.join(names)}" if names else ""
+        return f"nodes without native kernels: {', '.join(names)}" if names else ""
 
     def _loads(self, event: Loading | Ready) -> None:
         now = self._clock.now()

@@ -90,8 +90,8 @@ def test_nodes_shows_it_and_why(
         (True, "", "answers: the same to the last bit, whoever computes them"),
         (
             True,
-            "no native kernels on pi \x07",
-            "answers: their last bits may depend on who computes them: no native",
+            "nodes without native kernels: pi \x07",
+            "answers: their last bits may depend on who computes them, because of nodes without",
         ),
         (False, "", None),
     ],

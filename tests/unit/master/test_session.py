@@ -160,9 +160,9 @@ def test_what_rank_0_has_chosen_is_kept_and_told(
     ("compute", "wire", "native", "shows"),
     [
         ("int8", "f32", (True, True), ""),
-        ("int8", "f32", (True, False), "no native kernels on pi"),
-        ("int8", "f32", (False, False), "no native kernels on the master, pi"),
-        ("int8", "bf16", (True, True), "parts travel as bf16"),
+        ("int8", "f32", (True, False), "nodes without native kernels: pi"),
+        ("int8", "f32", (False, False), "nodes without native kernels: the master, pi"),
+        ("int8", "bf16", (True, True), "parts that travel as bf16"),
         ("f32", "f32", (True, True), "f32 arithmetic"),
     ],
 )
