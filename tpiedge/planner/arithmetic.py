@@ -33,7 +33,7 @@ def computed_apart(storage: Storage, head_dim: int) -> str:
     """What of a quantised model every machine computes as it does best, other than with the same bits as all others
     (docs/kernels.md); "" where there is nothing."""
     if not storage.head.quantised:
-        return f"the head is kept in {storage.head.value}"
+        return f"a head kept in {storage.head.value}"
     if head_dim > MAX_HEAD_WIDTH:
-        return f"attention heads have {head_dim} columns, more than {MAX_HEAD_WIDTH}"
+        return f"attention heads of {head_dim} columns, more than {MAX_HEAD_WIDTH}"
     return ""

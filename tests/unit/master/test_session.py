@@ -178,8 +178,8 @@ def test_whether_answers_depend_on_the_split_is_known(
 
 
 def test_what_machines_compute_apart_is_known() -> None:
-    served = dataclasses.replace(SERVED, compute="int8", apart="the head is kept in bf16")
-    assert Run("w-1", served=served).session.split_shows == "the head is kept in bf16"
+    served = dataclasses.replace(SERVED, compute="int8", apart="a head kept in bf16")
+    assert Run("w-1", served=served).session.split_shows == "a head kept in bf16"
 
 
 def test_a_master_alone_is_prepared_at_once() -> None:

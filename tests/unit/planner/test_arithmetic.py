@@ -39,7 +39,7 @@ def test_what_is_usual_goes(stored: Precision) -> None:
 def test_what_machines_compute_with_other_bits(layers: Precision) -> None:
     usual = Storage.of(layers, tied=False)
     assert computed_apart(usual, 256) == ""
-    assert computed_apart(usual, 258) == "attention heads have 258 columns, more than 256"
+    assert computed_apart(usual, 258) == "attention heads of 258 columns, more than 256"
     for head in (Precision.BF16, Precision.F32):
         stored = Storage.of(layers, tied=False, head=head)
-        assert computed_apart(stored, 64) == f"the head is kept in {head.value}"
+        assert computed_apart(stored, 64) == f"a head kept in {head.value}"
