@@ -51,7 +51,16 @@ def engine(
         stack.callback(weights.close)
         cache = kv_cache(config, share, "f32", 3, 64)
         built = Engine.build(
-            config, share, weights, cache, recorder, epoch=1, compute="f32", threads=1, meter=Meter()
+            config,
+            share,
+            weights,
+            cache,
+            recorder,
+            epoch=1,
+            compute="f32",
+            threads=1,
+            meter=Meter(),
+            grids=(),
         )
         stack.callback(built.close)
         yield built, recorder

@@ -23,6 +23,7 @@ _F64 = NDArray[np.float64]
 # pi / 2 in three parts: the first two have 25 bits, so that they times a number of quarter turns below 2**27 are exact.
 _QUARTER: Final = tuple(map(float.fromhex, ("0x1.921fb5p+0", "0x1.110b46p-26", "0x1.1a62633145c07p-54")))
 _TURNS: Final = 2 / math.pi
+_ROWS: Final = 256  # whose angles exist in f64 at a time
 # Taylor's series around 0 of (sin(x) - x) / x**3 and (cos(x) - 1) / x**2, in x**2, the last coefficients first.
 _SERIES: Final = [
     np.array([[[(-1) ** n / math.factorial(2 * n + 1)]], [[(-1) ** n / math.factorial(2 * n)]]])
@@ -36,9 +37,15 @@ _SINE_SIGNS: Final = np.array([1.0, 1.0, -1.0, -1.0])
 def tables(positions_T: Tensor, inv_freq: Tensor, scale: float = 1.0) -> tuple[Tensor, Tensor]:
     """cos and sin [T, r] f32 of integer positions for r/2 inverse frequencies; `scale` multiplies both. Angles are f32,
     as Hugging Face has them, and below 2**27."""
-    angles = positions_T.to(torch.float32)[:, None] * inv_freq.to(torch.float32)[None, :]
-    cos, sin = _turned(angles.numpy().astype(np.float64))
-    return _both_halves(cos, scale), _both_halves(sin, scale)
+    positions_T1, inv_freq = positions_T.to(torch.float32)[:, None], inv_freq.to(torch.float32)
+    cos_Tr, sin_Tr = (torch.empty(len(positions_T), 2 * len(inv_freq)) for _ in range(2))
+    for first in range(0, len(positions_T), _ROWS):
+        rows = slice(first, first + _ROWS)
+        angles = (positions_T1[rows] * inv_freq).numpy().astype(np.float64)
+        for table_Tr, values in zip((cos_Tr, sin_Tr), _turned(angles), strict=True):
+            half = torch.from_numpy(values.astype(np.float32)) * scale
+            torch.cat((half, half), dim=-1, out=table_Tr[rows])
+    return cos_Tr, sin_Tr
 
 
 def _turned(angles: _F64) -> tuple[_F64, _F64]:
@@ -59,11 +66,6 @@ def _turned(angles: _F64) -> tuple[_F64, _F64]:
         np.where(swapped, sin, cos) * _COSINE_SIGNS[quarter],
         np.where(swapped, cos, sin) * _SINE_SIGNS[quarter],
     )
-
-
-def _both_halves(values: _F64, scale: float) -> Tensor:
-    half = torch.from_numpy(values.astype(np.float32)) * scale
-    return torch.cat((half, half), dim=-1)
 
 
 def rope(x_TNd: Tensor, cos_Tr: Tensor, sin_Tr: Tensor, pool: Pool | None = None) -> Tensor:
