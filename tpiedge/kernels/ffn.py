@@ -168,13 +168,20 @@ def _in_turn(
     grid: Grid | None,
 ) -> Tensor:
     """One mini-sequence after the other."""
-    gate_FH, *_ = matrices
+    gate_FH, _, down_FO = matrices
     tokens, hidden = x_TH.shape
     pieces = list(mini_sequences(tokens, hidden, gate_FH.shape[0], linear.arithmetic))
     if len(pieces) <= 1:
         return _parts(x_TH, norm_H, eps, matrices, linear, biases, grid)
-    # Of the widest kind of sums that one of them has.
-    return torch.cat([_parts(x_TH[rows], norm_H, eps, matrices, linear, biases, grid) for rows in pieces])
+    # Before the parts: between their large temporaries it would keep those from going back to the system.
+    kind = torch.int32 if isinstance(down_FO, PanelMatrix) else torch.float32
+    y_TO = torch.empty((tokens, down_FO.shape[1]), dtype=kind)
+    for rows in pieces:
+        part_TO = _parts(x_TH[rows], norm_H, eps, matrices, linear, biases, grid)
+        if part_TO.dtype is torch.int64:
+            y_TO = y_TO.to(torch.int64)
+        y_TO[rows] = part_TO
+    return y_TO
 
 
 def _parts(
