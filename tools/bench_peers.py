@@ -4,6 +4,7 @@
     .venv/bin/python tools/bench_peers.py offload [--precision q4] [--json] [--limits 60%,90%] [--repeats 5]
     .venv/bin/python tools/bench_peers.py decode [--shapes 1.1b,7b] [--precisions q4,q8] [--threads 1,2] [--repeats 5]
     .venv/bin/python tools/bench_peers.py decode --testbed pair --threads 1 [--wire int8] [--prompt-tokens 128]
+    .venv/bin/python tools/bench_peers.py serve [--streams 1,4,16] [--precision q4] [--threads 2] [--repeats 5]
     .venv/bin/python tools/bench_peers.py allreduce [--testbed paper-8] [--nodes 2,4,8] [--bytes 4]
 
 transformers: both hold the same weights at the same time and answer in alternation (A B A B ...), so that a noisy
@@ -21,6 +22,10 @@ afterwards; the 7B shape takes up to 8 GB of disk and 16 GB of memory. Where it 
 measured before is printed all the same, with the error. With --testbed (Linux, root) both use two of its devices:
 tpiedge two nodes, llama.cpp its RPC server with half of the layers.
 
+serve: llama-server against `tpiedge master`, many streams at once, with equal bits and threads: both run, and are asked
+in alternation over HTTP by one client. Random weights as for decode. Tokens per second in all, and while all streams
+received an answer; the rate of a prompt alone comes from the same repeat.
+
 allreduce: torch.distributed's gloo against tpiedge, one process per rank and both over the same links: those of a
 testbed (Linux, root), or loopback.
 
@@ -37,10 +42,12 @@ from typing import get_args
 from peers.decode import compare_decode
 from peers.models import PRECISIONS, SHAPES
 from peers.offload import PEERS, compare_offload
+from peers.serve import compare_serve
 from peers.table import table
 from platformdirs import user_cache_path
 
 from tpiedge.errors import TpiedgeError
+from tpiedge.host.device import default_threads
 from tpiedge.wire.fields import CollectiveChoice, WirePrecision
 
 _INTERRUPTED = 130
@@ -67,6 +74,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_transformers(verbs.add_parser("transformers", help="decode and prefill of one process each"))
     _add_offload(verbs.add_parser("offload", help="decode of a model larger than its memory"))
     _add_decode(verbs.add_parser("decode", help="prefill and decode with quantised weights"))
+    _add_serve(verbs.add_parser("serve", help="many streams at once, over HTTP"))
     _add_allreduce(verbs.add_parser("allreduce", help="sums over a network"))
     return parser
 
@@ -122,6 +130,30 @@ def _add_decode(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--prompt-tokens", type=_positive, default=512)
     verb.add_argument("--tokens", type=_positive, default=64, help="of an answer [default: 64]")
+    verb.add_argument("--repeats", type=_positive, default=5)
+    verb.add_argument(
+        "--work",
+        type=Path,
+        default=user_cache_path("tpiedge") / "peers",
+        help="keeps what was installed",
+    )
+
+
+def _add_serve(verb: argparse.ArgumentParser) -> None:
+    verb.set_defaults(compare=_serve)
+    verb.add_argument("--shape", choices=SHAPES, default="1.1b", help="[default: 1.1b]")
+    verb.add_argument("--precision", choices=PRECISIONS, default="q4", help="[default: q4]")
+    verb.add_argument("--streams", type=_counts, default=(1, 4, 16), help="like 1,4,16 [default: 1,4,16]")
+    verb.add_argument("--threads", type=_positive, default=default_threads(), help="[default: all cores]")
+    verb.add_argument("--prompt-tokens", type=_positive, default=128, help="[default: 128]")
+    verb.add_argument("--tokens", type=_positive, default=128, help="of an answer [default: 128]")
+    verb.add_argument("--context", type=_positive, default=512, help="of one stream [default: 512]")
+    verb.add_argument("--waves", type=_positive, default=1, help="requests of each stream in a repeat")
+    verb.add_argument(
+        "--no-amx", dest="amx", action="store_false", help="llama.cpp without the processor's matrix tiles"
+    )
+    verb.add_argument("--options", default="", help="more flags of 'tpiedge master', in one word")
+    verb.add_argument("--llama-options", default="", help="more flags of llama-server, in one word")
     verb.add_argument("--repeats", type=_positive, default=5)
     verb.add_argument(
         "--work",
@@ -191,6 +223,11 @@ def _offload(arguments: argparse.Namespace) -> int:
 
 def _decode(arguments: argparse.Namespace) -> int:
     compare_decode(arguments)
+    return 0
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    compare_serve(arguments)
     return 0
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.packs import split
-from tests.cluster.test_growing_kv import QUANTUM, tight
+from tests.cluster.test_growing_kv import tight
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
 from tpiedge.testing.cluster import InProcessCluster, greedy_request
@@ -38,7 +38,7 @@ def test_a_cancel_at_any_moment_leaves_a_cluster_that_answers_exactly(
         split(reference, shares),
         limits=StepLimits(9, 4),
         placement=None if pinned_part is None else tight(pinned_part),
-        kv_quantum_bytes=QUANTUM,
+        grain_pages=1,
     ) as cluster:
         events: list[object] = []
         request = greedy_request(reference.prompt_ids, 24)

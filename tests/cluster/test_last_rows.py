@@ -14,12 +14,13 @@ from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
+from tpiedge.engine.runner import Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.testing.cluster import greedy_request
-from tpiedge.wire.data import Segment, StepPlan
+from tpiedge.wire.data import Segment, StepPlan, TableChange
 
 
 class Recorder(LocalCommunicator):
@@ -49,7 +50,7 @@ def engine(
     with ExitStack() as stack:
         weights = NodeWeights(pack, share, True)
         stack.callback(weights.close)
-        cache = kv_cache(config, share, "f32", 3, 64)
+        cache = kv_cache(config, share, "f32", 3, 400)
         built = Engine.build(
             config,
             share,
@@ -71,7 +72,7 @@ def test_a_prompt_ends_in_one_row(engine: tuple[Engine, Recorder], scores: bool)
     """Unless the log probabilities of all of its tokens are wanted."""
     built, recorder = engine
     request = replace(greedy_request(range(5, 12), 1), prompt_scores=scores)
-    built.leader(StepLimits(100, 4)).generate(request, lambda _: None, lambda: False)
+    built.leader(Serving(64), StepLimits(100, 4)).generate(request, lambda _: None, lambda: False)
     last = 2 * built.config.num_layers - 1
     rows = {chunk: rows for (block, chunk), rows in recorder.rows.items() if block == last}
     assert rows == ({0: 4, 1: 3} if scores else {0: 1})
@@ -80,13 +81,16 @@ def test_a_prompt_ends_in_one_row(engine: tuple[Engine, Recorder], scores: bool)
 
 
 def run(
-    engine: Engine, step: int, segments: Sequence[tuple[int, list[int]]], **changes: bool
+    engine: Engine, step: int, segments: Sequence[tuple[int, list[int]]], *, all_positions: bool = False
 ) -> torch.Tensor:
     """Hidden states of texts that begin in their slots."""
     ids = [token for _, text in segments for token in text]
     x_TH = engine.weights.embedding_rows(ids)
-    parts = tuple(Segment(slot, 0, len(text), len(text)) for slot, text in segments)
-    engine.forward.run(x_TH, StepPlan(1, step, parts, 4, len(ids), **changes))
+    parts = tuple(
+        Segment(slot, 0, len(text), len(text), len(text) if all_positions else 1) for slot, text in segments
+    )
+    tables = tuple(TableChange(slot, 0, (slot,), 0) for slot, _ in segments)
+    engine.forward.run(x_TH, StepPlan(1, step, parts, 4, len(ids), tables=tables))
     return x_TH
 
 

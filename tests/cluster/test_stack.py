@@ -11,6 +11,7 @@ from tests.cluster.test_cancel import true_from
 from tests.cluster.test_growing_kv import tight
 from tests.reference import Reference
 from tpiedge.engine.fused_blocks import FusedBlocks
+from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.shared_library import kernel_library
 from tpiedge.kernels.stack import FusedLayers
 from tpiedge.pack.layout import Precision
@@ -28,10 +29,10 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     run = FusedLayers.run
 
     def counted(
-        call: FusedLayers, x_TH: torch.Tensor, start: int, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor
+        call: FusedLayers, x_TH: torch.Tensor, spans: Spans, cos_Tr: torch.Tensor, sin_Tr: torch.Tensor
     ) -> tuple[float, float]:
         seen.append(len(x_TH))
-        return run(call, x_TH, start, cos_Tr, sin_Tr)
+        return run(call, x_TH, spans, cos_Tr, sin_Tr)
 
     monkeypatch.setattr(FusedLayers, "run", counted)
     return seen

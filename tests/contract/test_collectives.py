@@ -207,7 +207,7 @@ def test_cancelling_reaches_every_rank_in_the_same_block(ranks: Ranks) -> None:
         seen = []
         for block in range(3):
             if one.rank == 0 and block == 1:
-                one.request_cancel()
+                one.request_cancel(TAG.step)
             one.all_reduce(part(one.rank), Tag(1, block, 0))
             seen.append(one.cancelled)
         return seen
@@ -225,7 +225,7 @@ def test_a_cancel_ends_what_is_under_way(ranks: Ranks) -> None:
 
     def work(one: Communicator) -> torch.Tensor:
         if one.rank == 0:
-            one.request_cancel()
+            one.request_cancel(TAG.step)
         for block in (0, 1):
             one.begin_all_reduce(part(one.rank), Tag(1, block, 0))
         one.finish_all_reduce(Tag(1, 0, 0))
@@ -265,7 +265,7 @@ def test_only_rank_0_plans_and_cancels(network: Any) -> None:
     with pytest.raises(InternalError):
         leaf.announce(StepPlan(1, 1, (), 1, 1))
     with pytest.raises(InternalError):
-        leaf.request_cancel()
+        leaf.request_cancel(TAG.step)
     with pytest.raises(InternalError):
         leaf.poll()
     with pytest.raises(InternalError):

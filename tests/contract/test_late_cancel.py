@@ -36,7 +36,7 @@ def test_while_rank_0_waits_for_a_late_peer(
 
     def interrupted(*arguments: Any) -> tuple[int, F32Array | None]:
         outcome = plain(*arguments)
-        root.request_cancel()
+        root.request_cancel(1)
         sent.append(outcome[0])
         asked.set()
         return outcome
@@ -61,7 +61,7 @@ def test_while_some_have_the_answer_of_a_star(network: Any, monkeypatch: pytest.
         total = Star(root._channel)._sum(job)
         message = Reduced(EPOCH, tag.step, tag.block, tag.chunk, 0, codec.header(own))
         root._channel.send(message, (codec.encode(total),), (1,), job.what)
-        root.request_cancel()
+        root.request_cancel(1)
         return 1, total
 
     monkeypatch.setattr(root._fast, "reduce", answer_one)

@@ -47,6 +47,36 @@ def test_a_completion(client, service):
     assert answer.usage.total_tokens == len(ids) + answer.usage.prompt_tokens
 
 
+def test_the_usage_says_what_was_kept_and_how_many_tokens_a_step_gave(client, service):
+    def script(generation):
+        generation.say(5, 6, 7, 8, 9)
+        generation.finish("length", cached=2, steps=3)
+
+    service.script = script
+    usage = client.completions.create(model="babbler", prompt="one two three").usage
+    assert usage.prompt_tokens_details.cached_tokens == 2
+    assert usage.tokens_per_step == 1.67
+    options = {"include_usage": True}
+    stream = client.chat.completions.create(
+        model="babbler", messages=USER, stream=True, stream_options=options
+    )
+    *_, last = stream
+    assert last.usage.prompt_tokens_details.cached_tokens == 2
+    assert last.usage.tokens_per_step == 1.67
+
+
+def test_a_usage_without_the_last_word_of_rank_0_says_what_is_known(client, service):
+    """A stop string does not wait for it; an answer without tokens has no speed."""
+    says(service, "one two three")
+    usage = client.completions.create(model="babbler", prompt="x", stop=" two").usage
+    assert usage.completion_tokens > 0
+    assert usage.prompt_tokens_details is None
+    says(service, "")
+    usage = client.completions.create(model="babbler", prompt="x").usage
+    assert usage.prompt_tokens_details.cached_tokens == 0
+    assert not hasattr(usage, "tokens_per_step")
+
+
 def test_a_chat(client, service):
     ids = says(service, "Hello, you")
     answer = client.chat.completions.create(model="babbler", messages=USER)

@@ -1,105 +1,104 @@
-// Attention, with several query heads for each KV head, windows, and strides as a KV cache with room left has them.
+// Attention of some sequences at once, with several query heads for each KV head, windows, and pages with room left.
 #include "kv.h"
 
 namespace {
 
 struct Case {
-    int64_t tokens;
     int64_t kv_heads;
     int64_t width;
-    int64_t offset;
-    int64_t positions;  // with a key and a value
     int64_t window;
+    int format;
+    PageLayout layout;
     std::vector<int64_t> head_start;
 
     explicit Case(Random &random)
-        : tokens(random.between(1, 9)), kv_heads(random.between(1, 3)), width(random.between(1, 100)),
-          offset(random.sometimes(150)), positions(offset + tokens),
-          window(random.coin() ? random.between(1, 80) : int64_t{1} << 62), head_start{0} {
+        : kv_heads(random.between(1, 3)), width(random.between(1, 100)),
+          window(random.coin() ? random.between(1, 80) : int64_t{1} << 62),
+          format(static_cast<int>(random.between(0, FORMATS - 1))),
+          layout(random_layout(random, format, kv_heads, width)), head_start{0} {
         for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(head_start.back() + random.between(1, 18));
     }
     int64_t heads() const { return head_start.back(); }
 };
 
-// Keys or values. Strides count numbers, or bytes where they are quantised.
-struct Cache {
-    int format;
-    int64_t width;
-    int64_t unit;
-    int64_t stride;
-    int64_t head_stride;
-    Array<uint8_t> data;
-    std::vector<std::vector<float>> rows;  // what they stand for, [K * S]
+// Its tokens are those of the case from `row` on. Rows beyond its last position are never written.
+struct Sequence {
+    using Rows = std::vector<std::vector<float>>;
 
-    Cache(Random &random, const Case &c, int format_) : Cache(random, c, format_, encode_rows(random, c, format_)) {}
-    const std::vector<float> &row(const Case &c, int64_t head, int64_t at) const {
-        return rows[static_cast<size_t>(head * c.positions + at)];
+    int64_t row;
+    int64_t tokens;
+    int64_t offset;
+    int64_t positions;  // with a key and a value
+    Pages pages;
+    Rows keys;  // what they stand for, [K * S]
+    Rows values;
+
+    Sequence(Random &random, const Case &c, int64_t row_)
+        : row(row_), tokens(random.between(1, 9)), offset(random.sometimes(150)), positions(offset + tokens),
+          pages(c.layout, positions) {
+        for (int64_t j = 0; j < c.kv_heads; j++)
+            for (int64_t s = 0; s < positions; s++) {
+                keys.push_back(put(random, c, pages.key(c.layout, j, s)));
+                values.push_back(put(random, c, pages.value(c.layout, j, s)));
+            }
     }
+    Span span() const { return pages.span(tokens, offset, row); }
 
 private:
-    using Encoded = std::vector<std::vector<uint8_t>>;
-
-    static Encoded encode_rows(Random &random, const Case &c, int format) {
-        Encoded made;
-        for (int64_t i = 0; i < c.kv_heads * c.positions; i++)
-            made.push_back(encode(format, random_floats(random, c.width).data(), c.width));
-        return made;
-    }
-    Cache(Random &random, const Case &c, int format_, const Encoded &encoded)
-        : format(format_), width(c.width), unit(format == F32 ? 4 : format == BF16 ? 2 : 1),
-          stride(static_cast<int64_t>(encoded[0].size()) / unit + random.sometimes(9)),
-          head_stride(c.positions * stride + random.sometimes(9)),
-          data(((c.kv_heads - 1) * head_stride + (c.positions - 1) * stride) * unit +
-               static_cast<int64_t>(encoded[0].size())) {
-        for (int64_t j = 0; j < c.kv_heads; j++)
-            for (int64_t s = 0; s < c.positions; s++) {
-                const auto &from = encoded[static_cast<size_t>(j * c.positions + s)];
-                uint8_t *to = data.data() + (j * head_stride + s * stride) * unit;
-                memcpy(to, from.data(), from.size());
-                rows.push_back(decode(format, to, width));
-            }
+    static std::vector<float> put(Random &random, const Case &c, uint8_t *to) {
+        const auto bytes = encode(c.format, random_floats(random, c.width).data(), c.width);
+        memcpy(to, bytes.data(), bytes.size());
+        return decode(c.format, to, c.width);
     }
 };
 
 // Of one query head of one token.
-std::vector<double> attend(const Case &c, const float *q, const Cache &k, const Cache &v, int64_t kv_head,
-                           int64_t token, double scale) {
-    const int64_t stop = c.offset + token + 1, start = stop > c.window ? stop - c.window : 0;
+std::vector<double> attend(const Case &c, const float *q, const Sequence &of, int64_t kv_head, int64_t token,
+                           double scale) {
+    const int64_t stop = of.offset + token + 1, start = stop > c.window ? stop - c.window : 0;
+    const auto row = [&](int64_t s) { return static_cast<size_t>(kv_head * of.positions + s); };
     std::vector<double> scores, out(static_cast<size_t>(c.width));
     double highest = -INFINITY, sum = 0;
     for (int64_t s = start; s < stop; s++) {
-        const auto &key = k.row(c, kv_head, s);
         double score = 0;
-        for (int64_t i = 0; i < c.width; i++) score += static_cast<double>(q[i]) * key[i];
+        for (int64_t i = 0; i < c.width; i++) score += static_cast<double>(q[i]) * of.keys[row(s)][i];
         scores.push_back(score * scale);
         highest = fmax(highest, score * scale);
     }
     for (double &score : scores) sum += score = exp(score - highest);
-    for (int64_t s = start; s < stop; s++) {
-        const auto &value = v.row(c, kv_head, s);
-        for (int64_t i = 0; i < c.width; i++) out[i] += scores[s - start] / sum * value[i];
-    }
+    for (int64_t s = start; s < stop; s++)
+        for (int64_t i = 0; i < c.width; i++) out[i] += scores[s - start] / sum * of.values[row(s)][i];
     return out;
+}
+
+void check_sequence(Check &check, const Case &c, const Sequence &of, const Floats &q, const Floats &y, double scale) {
+    check.shape(of.tokens, c.heads(), of.positions, c.width);
+    for (int64_t t = 0; t < of.tokens; t++)
+        for (int64_t j = 0; j < c.kv_heads; j++)
+            for (int64_t h = c.head_start[j]; h < c.head_start[j + 1]; h++) {
+                const int64_t at = ((of.row + t) * c.heads() + h) * c.width;
+                const auto wanted = attend(c, q.data() + at, of, j, t, scale);
+                for (int64_t i = 0; i < c.width; i++) check.close(y[at + i], wanted[i], 2e-5);
+            }
 }
 
 void check_case(void *handle, Check &check, Random &random) {
     const Case c(random);
-    const int format = static_cast<int>(random.between(0, FORMATS - 1));
     const float scale = 1 / sqrtf(static_cast<float>(c.width));
-    const Floats q = random_floats(random, c.tokens * c.heads() * c.width);
-    const Cache k(random, c, format), v(random, c, format);
+    std::vector<Sequence> sequences;
+    std::vector<Span> spans;
+    int64_t tokens = 0;
+    for (int64_t count = random.between(1, 4); count > 0; count--) {
+        sequences.emplace_back(random, c, tokens);
+        tokens += sequences.back().tokens;
+    }
+    const bool reversed = random.coin();
+    for (const Sequence &of : sequences) spans.insert(reversed ? spans.begin() : spans.end(), of.span());
+    const Floats q = random_floats(random, tokens * c.heads() * c.width);
     Floats y(q.size());
-    tpiedge_attention(handle, q.data(), k.data.data(), v.data.data(), y.data(), format, c.head_start.data(),
-                      k.head_stride, k.stride, v.head_stride, v.stride, c.tokens, c.heads(), c.kv_heads, c.width,
-                      c.offset, c.window, scale);
-    check.shape(c.tokens, c.heads(), c.positions, c.width);
-    for (int64_t t = 0; t < c.tokens; t++)
-        for (int64_t j = 0; j < c.kv_heads; j++)
-            for (int64_t h = c.head_start[j]; h < c.head_start[j + 1]; h++) {
-                const int64_t at = (t * c.heads() + h) * c.width;
-                const auto wanted = attend(c, q.data() + at, k, v, j, t, scale);
-                for (int64_t i = 0; i < c.width; i++) check.close(y[at + i], wanted[i], 2e-5);
-            }
+    tpiedge_attention(handle, q.data(), y.data(), &c.layout, spans.data(), static_cast<int64_t>(spans.size()),
+                      c.head_start.data(), c.heads(), c.window, scale);
+    for (const Sequence &of : sequences) check_sequence(check, c, of, q, y, scale);
 }
 
 }  // namespace

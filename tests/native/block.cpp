@@ -4,47 +4,82 @@
 
 namespace {
 
+// Where some tokens stand: from position `start` on, of one of the sequences.
+struct Place {
+    size_t sequence;
+    int64_t tokens, start, row;
+};
+
 struct Case {
-    int64_t tokens, hidden, heads, kv_heads, width, rotated, start, positions;
+    int64_t tokens, hidden, heads, kv_heads, width, rotated;
     int format;
     bool norms;
     bool biased;
     int64_t exponent;  // of the grid of o
+    PageLayout layout;
     std::vector<int64_t> head_start;
+    std::vector<Place> places;
 
     explicit Case(Random &random)
-        : tokens(random.between(1, 5)), hidden(random.between(1, 60)), heads(0), kv_heads(random.between(1, 3)),
+        : tokens(0), hidden(random.between(1, 60)), heads(0), kv_heads(random.between(1, 3)),
           width(2 * random.between(1, 40)), rotated(random.coin() ? width : 2 * random.between(1, width / 2)),
-          start(random.sometimes(70)), positions(start + tokens),
           format(static_cast<int>(random.between(0, FORMATS - 1))), norms(random.coin()),
-          biased(random.coin()), exponent(random.between(-30, 0)), head_start{0} {
+          biased(random.coin()), exponent(random.between(-30, 0)),
+          layout(random_layout(random, format, kv_heads, width)), head_start{0} {
         for (int64_t j = 0; j < kv_heads; j++) head_start.push_back(heads += random.between(1, 4));
+        for (int64_t count = random.between(1, 3); count > 0; count--) add_place(random);
+    }
+
+private:
+    // Of a new sequence, or what follows the place before.
+    void add_place(Random &random) {
+        const bool follows = !places.empty() && random.coin();
+        const size_t sequence = places.empty() ? 0 : places.back().sequence + !follows;
+        const int64_t start = follows ? places.back().start + places.back().tokens : random.sometimes(130);
+        places.push_back(Place{sequence, random.between(1, 3), start, tokens});
+        tokens += places.back().tokens;
     }
 };
 
-// [K, S] rows without room between them, those before `start` filled.
+// The pages of all sequences; positions before the first place are filled.
 struct Cache {
-    int64_t row;  // numbers, or bytes where it is quantised
-    int64_t row_nbytes;
-    Array<uint8_t> data;
+    std::vector<Pages> sequences;
 
-    Cache(Random &random, const Case &c)
-        : row_nbytes(static_cast<int64_t>(encode(c.format, Floats(c.width).data(), c.width).size())),
-          data(c.kv_heads * c.positions * row_nbytes) {
-        row = row_nbytes / (c.format == F32 ? 4 : c.format == BF16 ? 2 : 1);
-        for (int64_t at = 0; at < c.kv_heads * c.positions; at++)
-            if (at % c.positions < c.start) put(c, at, random_floats(random, c.width).data());
+    Cache(Random &random, const Case &c) {
+        for (const Place &place : c.places) {
+            if (place.sequence < sequences.size()) continue;
+            sequences.emplace_back(c.layout, place.start + 10);
+            for (int64_t at = 0; at < place.start; at++)
+                for (int64_t h = 0; h < c.kv_heads; h++) {
+                    const Floats key = random_floats(random, c.width), value = random_floats(random, c.width);
+                    put(c, sequences.back(), h, at, key.data(), value.data());
+                }
+        }
     }
-    void put(const Case &c, int64_t at, const float *x) {
-        const auto bytes = encode(c.format, x, c.width);
-        memcpy(data.data() + at * row_nbytes, bytes.data(), bytes.size());
+    void append(const Case &c, const Floats &k, const Floats &v) {
+        for (const Place &place : c.places)
+            for (int64_t t = 0; t < place.tokens; t++)
+                for (int64_t h = 0; h < c.kv_heads; h++) {
+                    const int64_t from = ((place.row + t) * c.kv_heads + h) * c.width;
+                    put(c, sequences[place.sequence], h, place.start + t, k.data() + from, v.data() + from);
+                }
     }
-    void append(const Case &c, const Floats &x) {
-        for (int64_t t = 0; t < c.tokens; t++)
-            for (int64_t h = 0; h < c.kv_heads; h++)
-                put(c, h * c.positions + c.start + t, x.data() + (t * c.kv_heads + h) * c.width);
+    std::vector<Span> spans(const Case &c) const {
+        std::vector<Span> made;
+        for (const Place &place : c.places)
+            made.push_back(sequences[place.sequence].span(place.tokens, place.start, place.row));
+        return made;
     }
-    int64_t head_stride(const Case &c) const { return c.positions * row; }
+    void same(Check &check, const Cache &wanted) const {
+        for (size_t at = 0; at < sequences.size(); at++) sequences[at].same(check, wanted.sequences[at]);
+    }
+
+private:
+    static void put(const Case &c, Pages &pages, int64_t head, int64_t at, const float *k, const float *v) {
+        const auto key = encode(c.format, k, c.width), value = encode(c.format, v, c.width);
+        memcpy(pages.key(c.layout, head, at), key.data(), key.size());
+        memcpy(pages.value(c.layout, head, at), value.data(), value.size());
+    }
 };
 
 struct Parameters {
@@ -78,7 +113,7 @@ void add_bias(const Case &c, const Floats &bias, Floats &y) {
 
 using Sums = Array<int64_t>;
 
-Sums by_parts(void *handle, const Case &c, const Parameters &p, float scale, Cache &keys, Cache &values) {
+Sums by_parts(void *handle, const Case &c, const Parameters &p, float scale, Cache &cache) {
     Floats normed(p.x.size()), q(c.tokens * c.heads * c.width), k(c.tokens * c.kv_heads * c.width), v(k.size());
     tpiedge_rms_norm(handle, p.x.data(), normed.data(), c.hidden, 0, c.tokens, 1, c.hidden, p.norm.data(), 1e-5f);
     const PanelWeight weights[] = {p.q.weight(q.data()), p.k.weight(k.data()), p.v.weight(v.data())};
@@ -87,27 +122,25 @@ Sums by_parts(void *handle, const Case &c, const Parameters &p, float scale, Cac
     add_bias(c, p.k_bias, k);
     add_bias(c, p.v_bias, v);
     const Floats turned_q = turned(handle, c, std::move(q), c.heads, p.q_norm, p);
-    keys.append(c, turned(handle, c, std::move(k), c.kv_heads, p.k_norm, p));
-    values.append(c, v);
+    cache.append(c, turned(handle, c, std::move(k), c.kv_heads, p.k_norm, p), v);
     Floats out(turned_q.size());
     Sums y(c.tokens * c.hidden);
-    const int64_t head_stride = keys.head_stride(c);
-    tpiedge_attention(handle, turned_q.data(), keys.data.data(), values.data.data(), out.data(), c.format,
-                      c.head_start.data(), head_stride, keys.row, head_stride, keys.row, c.tokens, c.heads, c.kv_heads,
-                      c.width, c.start, int64_t{1} << 62, scale);
+    const auto spans = cache.spans(c);
+    tpiedge_attention(handle, turned_q.data(), out.data(), &c.layout, spans.data(), static_cast<int64_t>(spans.size()),
+                      c.head_start.data(), c.heads, int64_t{1} << 62, scale);
     const PanelWeight o = p.o.weight(y.data(), c.exponent);
     complete(tpiedge_panels_contract(handle, out.data(), c.tokens, &o, 1));
     return y;
 }
 
 // An AttentionBlock with what follows it.
-Array<uint8_t> pack(const Case &c, const Parameters &p, const Cache &keys, float scale) {
+Array<uint8_t> pack(const Case &c, const Parameters &p, float scale) {
     const auto bias = [&](const Floats &of) { return c.biased ? of.data() : nullptr; };
     const AttentionBlock block{{p.q.weight(nullptr, bias(p.q_bias)), p.k.weight(nullptr, bias(p.k_bias)),
                                 p.v.weight(nullptr, bias(p.v_bias))},
-                               p.o.weight(nullptr, c.exponent), c.hidden, p.norm.data(), c.heads, c.kv_heads, c.width,
+                               p.o.weight(nullptr, c.exponent), c.hidden, p.norm.data(), c.heads,
                                c.norms ? p.q_norm.data() : nullptr, c.norms ? p.k_norm.data() : nullptr, c.rotated,
-                               keys.head_stride(c), keys.row, c.format, int64_t{1} << 62, 1e-5f, scale};
+                               c.layout, int64_t{1} << 62, 1e-5f, scale};
     const int64_t starts_nbytes = static_cast<int64_t>(c.head_start.size() * sizeof(int64_t));
     Array<uint8_t> packed(static_cast<int64_t>(sizeof block) + starts_nbytes);
     memcpy(packed.data(), &block, sizeof block);
@@ -119,18 +152,19 @@ void check_block(void *handle, Check &check, Random &random) {
     const Case c(random);
     const Parameters p(random, c);
     Random again = random;
-    Cache keys(random, c), values(random, c), own_keys(again, c), own_values(again, c);
+    Cache cache(random, c), own(again, c);
     const float scale = 0.25f;
-    const Sums wanted = by_parts(handle, c, p, scale, keys, values);
+    const Sums wanted = by_parts(handle, c, p, scale, cache);
 
     Sums y(wanted.size());
     Array<int32_t> narrow(wanted.size());
     Floats scratch(c.tokens * (c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width));
-    const Array<uint8_t> packed = pack(c, p, own_keys, scale);
+    const Array<uint8_t> packed = pack(c, p, scale);
+    const auto spans = own.spans(c);
     const auto *packed_block = reinterpret_cast<const AttentionBlock *>(packed.data());
     const auto compute = [&](void *sums, int wide) {
-        return tpiedge_panels_attention(handle, packed_block, p.x.data(), sums, c.tokens, c.start, p.cos.data(),
-                                        p.sin.data(), own_keys.data.data(), own_values.data.data(), scratch.data(),
+        return tpiedge_panels_attention(handle, packed_block, p.x.data(), sums, spans.data(),
+                                        static_cast<int64_t>(spans.size()), p.cos.data(), p.sin.data(), scratch.data(),
                                         wide);
     };
     check.shape(c.tokens, c.hidden, c.heads, c.format);
@@ -138,8 +172,7 @@ void check_block(void *handle, Check &check, Random &random) {
         for (int64_t i = 0; i < y.size(); i++) check.agree(narrow[i], wanted[i]);
     complete(compute(y.data(), 1));
     for (int64_t i = 0; i < y.size(); i++) check.equal(y[i], wanted[i]);
-    check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());
-    check.same_bytes(own_values.data.data(), values.data.data(), values.data.size());
+    own.same(check, cache);
 }
 
 Floats copy_of(const Floats &from) {
@@ -161,16 +194,18 @@ void check_stack(void *handle, Check &check, Random &random) {
     const int64_t exponent = random.between(-30, 0);
     const PanelWeight ffn[] = {gate.weight(nullptr), up.weight(nullptr), down.weight(nullptr, exponent)};
     Random again = random;
-    Cache keys(random, c), values(random, c), own_keys(again, c), own_values(again, c);
-    const Array<uint8_t> packed = pack(c, p, keys, 0.25f);
+    Cache cache(random, c), own(again, c);
+    const auto spans = cache.spans(c), own_spans = own.spans(c);
+    const int64_t count = static_cast<int64_t>(spans.size());
+    const Array<uint8_t> packed = pack(c, p, 0.25f);
     const auto *block = reinterpret_cast<const AttentionBlock *>(packed.data());
 
     const int64_t of_attention = c.hidden + (2 * c.heads + 3 * c.kv_heads) * c.width, of_ffn = c.hidden + 2 * inner;
     Sums y(p.x.size());
     Floats wanted = copy_of(p.x), scratch(c.tokens * of_attention), ffn_scratch(c.tokens * of_ffn);
     for (int layer = 0; layer < 2; layer++) {
-        complete(tpiedge_panels_attention(handle, block, wanted.data(), y.data(), c.tokens, c.start, p.cos.data(),
-                                          p.sin.data(), keys.data.data(), values.data.data(), scratch.data(), 1));
+        complete(tpiedge_panels_attention(handle, block, wanted.data(), y.data(), spans.data(), count, p.cos.data(),
+                                          p.sin.data(), scratch.data(), 1));
         tpiedge_add_sums(wanted.data(), y.data(), y.size(), c.exponent, 1);
         complete(tpiedge_panels_ffn(handle, ffn, wanted.data(), y.data(), c.tokens, norm.data(), 1e-5f,
                                     ffn_scratch.data(), 1));
@@ -179,18 +214,17 @@ void check_stack(void *handle, Check &check, Random &random) {
 
     Floats x = copy_of(p.x);
     Floats all_scratch(c.tokens * (c.hidden + (of_attention > of_ffn ? of_attention : of_ffn)));
-    const PanelLayer layer{block, ffn, norm.data(), own_keys.data.data(), own_values.data.data(), 1e-5f};
+    const PanelLayer layer{block, ffn, norm.data(), 1e-5f};
     const PanelLayer layers[] = {layer, layer};
     double seconds[2];
-    complete(tpiedge_panels_stack(handle, layers, 2, x.data(), c.tokens, c.start, p.cos.data(), p.sin.data(),
+    complete(tpiedge_panels_stack(handle, layers, 2, x.data(), own_spans.data(), count, p.cos.data(), p.sin.data(),
                                   all_scratch.data(), seconds));
     check.shape(c.tokens, c.hidden, inner, c.format);
     for (int64_t i = 0; i < x.size(); i++) {
         check.same(x[i], wanted[i]);
         check.close(x[i], 0, 1e9);
     }
-    check.same_bytes(own_keys.data.data(), keys.data.data(), keys.data.size());
-    check.same_bytes(own_values.data.data(), values.data.data(), values.data.size());
+    own.same(check, cache);
 }
 
 }  // namespace

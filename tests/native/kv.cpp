@@ -1,4 +1,4 @@
-// Appending to a quantised KV cache: every byte is that of the reference.
+// Appending to the pages of a KV cache: every byte is that of the reference.
 #include "kv.h"
 
 #include "panels.h"
@@ -98,23 +98,47 @@ void make_special(Random &random, float *x, int64_t count) {
     if (kind == 9) x[at] = random.coin() ? 1e7f : 1e5f;
 }
 
+// Of keys, or of values.
+struct Source {
+    int64_t head_stride;
+    int64_t stride;
+    Floats x;
+
+    Source(Random &random, int64_t tokens, int64_t heads, int64_t width)
+        : head_stride(width + random.sometimes(5)), stride(heads * head_stride + random.sometimes(5)),
+          x(random_floats(random, (tokens - 1) * stride + (heads - 1) * head_stride + width)) {
+        const int64_t first = random.between(0, x.size() - 1);
+        if (random.coin()) make_special(random, x.data() + first, random.between(1, x.size() - first));
+    }
+    const float *row(int64_t token, int64_t head) const { return x.data() + token * stride + head * head_stride; }
+};
+
+// Two spans: `tokens` of one sequence, and some of another.
 void check_append(void *handle, Check &check, Random &random, int format, int64_t tokens, int64_t width) {
-    const int64_t heads = random.between(1, 3);
-    const int64_t nbytes = row_nbytes(format, width);
-    const int64_t x_head_stride = width + random.sometimes(5), x_stride = heads * x_head_stride + random.sometimes(5);
-    const int64_t stride = nbytes + random.sometimes(9), head_stride = tokens * stride + random.sometimes(9);
-    Floats x = random_floats(random, (tokens - 1) * x_stride + (heads - 1) * x_head_stride + width);
-    const int64_t first = random.between(0, x.size() - 1);
-    if (random.coin()) make_special(random, x.data() + first, random.between(1, x.size() - first));
-    Array<uint8_t> to((tokens - 1) * stride + (heads - 1) * head_stride + nbytes);
-    tpiedge_kv_append(handle, x.data(), to.data(), format == Q8 ? 8 : 4, x_stride, x_head_stride, stride, head_stride,
-                      tokens, heads, width);
+    const int64_t heads = random.between(1, 3), others = random.between(1, 3);
+    const PageLayout layout = random_layout(random, format, heads, width);
+    const Source k(random, tokens + others, heads, width), v(random, tokens + others, heads, width);
+    const int64_t starts[] = {random.sometimes(150), random.sometimes(150)}, counts[] = {tokens, others};
+    std::vector<Pages> pages, wanted;
+    std::vector<Span> spans;
+    for (int i = 0; i < 2; i++) {
+        pages.emplace_back(layout, starts[i] + counts[i]);
+        wanted.emplace_back(layout, starts[i] + counts[i]);
+        spans.insert(spans.begin(), pages.back().span(counts[i], starts[i], i * tokens));
+    }
+    tpiedge_kv_append(handle, k.x.data(), v.x.data(), &layout, spans.data(), 2, k.stride, k.head_stride, v.stride,
+                      v.head_stride);
     check.shape(tokens, heads, width);
-    for (int64_t t = 0; t < tokens; t++)
-        for (int64_t h = 0; h < heads; h++) {
-            const auto wanted = encode(format, x.data() + t * x_stride + h * x_head_stride, width);
-            check.same_bytes(to.data() + t * stride + h * head_stride, wanted.data(), nbytes);
-        }
+    for (int i = 0; i < 2; i++) {
+        for (int64_t t = 0; t < counts[i]; t++)
+            for (int64_t h = 0; h < heads; h++) {
+                const auto key = encode(format, k.row(i * tokens + t, h), width);
+                const auto value = encode(format, v.row(i * tokens + t, h), width);
+                memcpy(wanted[i].key(layout, h, starts[i] + t), key.data(), key.size());
+                memcpy(wanted[i].value(layout, h, starts[i] + t), value.data(), value.size());
+            }
+        pages[i].same(check, wanted[i]);
+    }
 }
 
 }  // namespace
@@ -161,15 +185,23 @@ std::vector<float> decode(int format, const uint8_t *row, int64_t width) {
     return x;
 }
 
+PageLayout random_layout(Random &random, int format, int64_t kv_heads, int64_t width) {
+    const int64_t unit = format == F32 ? 4 : format == BF16 ? 2 : 1;
+    const int64_t row = row_nbytes(format, width), positions = random.coin() ? 64 : 128;
+    const int64_t value_bytes = positions * row + unit * random.sometimes(9);
+    const int64_t head_bytes = value_bytes + positions * row + unit * random.sometimes(9);
+    return PageLayout{format, kv_heads, width, positions, unit * random.sometimes(9), head_bytes, row, value_bytes};
+}
+
 void check_kv(void *handle, const char *isa) {
     Random random(6);
-    Check q8("kv_append_q8", isa), q4("kv_append_q4", isa);
+    Check f32("kv_append_f32", isa), bf16("kv_append_bf16", isa), q8("kv_append_q8", isa), q4("kv_append_q4", isa);
+    Check *const checks[] = {&f32, &bf16, &q8, &q4};
     for (int i = 0; i < 120; i++) {
         const int64_t tokens = random.between(1, 3), width = random.between(1, 140);
-        check_append(handle, q8, random, Q8, tokens, width);
-        check_append(handle, q4, random, Q4, tokens, width);
+        for (int format = 0; format < FORMATS; format++)
+            check_append(handle, *checks[format], random, format, tokens, width);
     }
     // Of a prompt.
-    check_append(handle, q8, random, Q8, 700, 130);
-    check_append(handle, q4, random, Q4, 700, 130);
+    for (int format = 0; format < FORMATS; format++) check_append(handle, *checks[format], random, format, 700, 130);
 }

@@ -24,6 +24,8 @@ _OPERATIONS = {
     "rope",
     "swiglu",
     "attention",
+    "kv_append_f32",
+    "kv_append_bf16",
     "kv_append_q8",
     "kv_append_q4",
     "quantise_q8",

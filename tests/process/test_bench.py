@@ -74,6 +74,44 @@ def test_bench_allreduce_measures_and_predicts_every_collective() -> None:
         assert item["testbed"] is None
 
 
+@pytest.mark.thin
+def test_bench_serve_starts_a_server_and_reports_every_load() -> None:
+    ended = run_command(
+        *("bench", "serve", "--model", "demo", "--threads", "1", "--concurrency", "1,2", "--requests", "3"),
+        *("--prompt-tokens", "8", "--tokens", "6", "--prefill-tokens", "16", "--long-prompt", "40"),
+        *("--repeats", "1", "--json"),
+    )
+    assert ended.status == 0, ended.err
+    record = json.loads(ended.out)
+    assert described(record) == DEMO
+    assert record["prefill"]["prompt_tokens"] == 16
+    assert record["prefill"]["tokens_per_s"]["median"] > 0
+    assert [load["concurrency"] for load in record["loads"]] == [1, 2]
+    for load in record["loads"]:
+        assert (load["requests"], load["errors"]) == (3, 0), load["error"]
+        assert load["tokens_per_s"]["median"] > 0
+        waits = load["first_token_s"]
+        assert 0 < waits["p50"]["median"] <= waits["p99"]["median"] <= waits["max"]["median"]
+    assert record["loads"][0]["answering_to_prefill"]["median"] > 0
+    assert record["long_prompt"]["beside_to_alone"]["median"] > 0
+
+
+def test_bench_serve_with_a_worker_at_random_times() -> None:
+    ended = run_command(
+        *("bench", "serve", "demo", "--threads", "1", "--workers", "1", "--rate", "20", "--requests", "4"),
+        *("--prompt-tokens", "8", "--tokens", "4", "--shared-prefix", "4", "--repeats", "1"),
+    )
+    assert ended.status == 0, ended.err
+    assert "a prompt of" in ended.out
+    assert "20/s" in ended.out
+
+
+def test_a_server_that_does_not_start_says_why() -> None:
+    ended = run_command("bench", "serve", "demo", "--context", "1000000", "--repeats", "1")
+    assert ended.status == 3
+    assert "the master ended with status 2: tpiedge: --context 1000000 is out of range" in ended.err
+
+
 @pytest.mark.skipif(why_impossible() is not None, reason=str(why_impossible()))
 def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
     ended = run_command(
@@ -108,6 +146,14 @@ def test_benches_over_a_testbed_vary_its_links_and_leave_nothing() -> None:
         (["allreduce", "--latency", "3"], "give --testbed"),
         (["decode", "--model", "demo", "--rate", "3"], "give --testbed"),
         (["decode", "--model", "demo", "--wire", "f16"], "'f16' is none of f32"),
+        (["serve"], "no MODEL is given, and no --url"),
+        (["serve", "demo", "--concurrency", "a"], "not a list of numbers"),
+        (["serve", "demo", "--concurrency", "1", "--rate", "2"], "give --concurrency or --rate"),
+        (["serve", "demo", "--latency", "2"], "give --testbed"),
+        (["serve", "demo", "--requests", "3"], "--requests 3 leave some of 16 clients without one"),
+        (["serve", "demo", "--url", "http://127.0.0.1:1"], "MODEL is of a server that is started here"),
+        (["serve", "--url", "http://127.0.0.1:1", "--kv-tokens", "9"], "--kv-tokens is of a server"),
+        (["serve", "--url", "https://127.0.0.1"], "without TLS"),
     ],
 )
 def test_bad_flags_are_one_line(arguments: list[str], complaint: str) -> None:

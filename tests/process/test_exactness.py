@@ -8,8 +8,8 @@ import pytest
 
 TOP = 5
 KEYS = {
-    "model", "precision", "prompt_tokens", "token_ids", "text", "finish_reason", "ttft_s", "s_per_token", "nodes",
-    "plan", "master_peak_rss_bytes",
+    "model", "precision", "prompt_tokens", "token_ids", "text", "finish_reason", "ttft_s", "s_per_token",
+    "tokens_per_step", "nodes", "plan", "master_peak_rss_bytes",
 }  # fmt: skip
 NODE_KEYS = {
     "rank", "attention_units", "ffn_units", "threads", "peak_rss_bytes", "weight_bytes", "disk_read_bytes",
@@ -134,3 +134,4 @@ def test_an_end_token_ends_the_answer(references, generate):
     assert record["token_ids"] == [found.greedy_ids[0]]
     assert record["finish_reason"] == "stop"
     assert record["s_per_token"] is None
+    assert record["tokens_per_step"] == 1

@@ -20,10 +20,19 @@ from tpiedge.model.spec import model_spec
 from tpiedge.pack.dtypes import Array
 from tpiedge.pack.sources.source import CheckpointSource, SourceTensor
 
-__all__ = ["GgufTensor", "describe", "gguf_name", "header", "metadata", "pairs_interleaved", "write_gguf"]
+__all__ = [
+    "GgufTensor",
+    "GgufValue",
+    "describe",
+    "gguf_name",
+    "header",
+    "metadata",
+    "pairs_interleaved",
+    "write_gguf",
+]
 
 _MAGIC, _VERSION, _ALIGN = b"GGUF", 3, 32
-_U32, _F32, _STRING = 4, 6, 8
+_U32, _I32, _F32, _STRING, _ARRAY = 4, 5, 6, 8, 9
 _F32_TENSOR, _BF16_TENSOR = 0, 30
 _MOSTLY_BF16 = 32
 
@@ -43,6 +52,10 @@ _INNER = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+
+
+GgufValue = str | int | float | Sequence[str] | Sequence[int] | Sequence[float]
+"""Of a key. Arrays of whole numbers are signed; there is at least one element."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,7 @@ def write_gguf(folder: Path, out: Path) -> None:
         partial.unlink(missing_ok=True)
 
 
-def metadata(config: ModelConfig) -> dict[str, str | int | float]:
+def metadata(config: ModelConfig) -> dict[str, GgufValue]:
     """What llama.cpp has to know of the model. Raises UserError for one that this file cannot express."""
     plain_rope = config.rope.kind == "default" and config.head_dim * config.num_heads == config.hidden_size
     biased = config.qkv_bias or config.o_bias or config.mlp_bias or config.qk_norm
@@ -126,7 +139,7 @@ def gguf_name(source: str) -> str:
     return f"blk.{layer}.{name}.weight"
 
 
-def header(values: Mapping[str, str | int | float], tensors: Sequence[GgufTensor]) -> bytes:
+def header(values: Mapping[str, GgufValue], tensors: Sequence[GgufTensor]) -> bytes:
     """All that comes before the first tensor's bytes."""
     out = bytearray(_MAGIC + struct.pack("<IQQ", _VERSION, len(tensors), len(values)))
     for key, value in values.items():
@@ -145,10 +158,23 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _typed(value: str | int | float) -> bytes:
-    if isinstance(value, str):
-        return struct.pack("<I", _STRING) + _string(value)
-    return struct.pack("<If", _F32, value) if isinstance(value, float) else struct.pack("<II", _U32, value)
+def _typed(value: GgufValue) -> bytes:
+    match value:
+        case str():
+            return struct.pack("<I", _STRING) + _string(value)
+        case float():
+            return struct.pack("<If", _F32, value)
+        case int():
+            return struct.pack("<II", _U32, value)
+    return struct.pack("<I", _ARRAY) + _array(value)
+
+
+def _array(values: Sequence[str] | Sequence[int] | Sequence[float]) -> bytes:
+    kind = {str: _STRING, float: _F32, int: _I32}[type(values[0])]
+    start = struct.pack("<IQ", kind, len(values))
+    if kind == _STRING:
+        return start + b"".join(_string(str(value)) for value in values)
+    return start + struct.pack(f"<{len(values)}{'f' if kind == _F32 else 'i'}", *values)
 
 
 def _values(source: CheckpointSource, tensor: GgufTensor, config: ModelConfig) -> Array:

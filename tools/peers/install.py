@@ -17,7 +17,7 @@ from tpiedge.errors import TpiedgeError
 
 __all__ = ["VERSIONS", "NotInstalled", "build_llama", "checked", "make_environment"]
 
-LlamaProgram = Literal["llama-bench", "ggml-rpc-server"]
+LlamaProgram = Literal["llama-bench", "llama-server", "ggml-rpc-server"]
 
 
 VERSIONS = {
@@ -30,7 +30,7 @@ VERSIONS = {
 
 _CONSTRAINTS = Path(__file__).parents[2] / "constraints.txt"
 _SECONDS = 3600.0
-_BUILD = "build-rpc"  # named by what is in it, so that one with other flags is not taken
+_BUILD = "build-server"  # named by what is in it, so that one with other flags is not taken
 _LINE = 200
 
 _CMAKE_FLAGS = (
@@ -40,11 +40,18 @@ _CMAKE_FLAGS = (
     "-DBUILD_SHARED_LIBS=OFF",
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_SERVER=OFF",
+    "-DLLAMA_BUILD_SERVER=ON",
+    "-DLLAMA_BUILD_UI=OFF",
+    "-DLLAMA_USE_PREBUILT_UI=OFF",
     "-DLLAMA_BUILD_APP=OFF",
     "-DLLAMA_BUILD_TOOLS=ON",
     "-DLLAMA_OPENSSL=OFF",
 )
+
+_WITHOUT = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+_NO_AMX = (f"-DCMAKE_C_FLAGS={_WITHOUT}", f"-DCMAKE_CXX_FLAGS={_WITHOUT}")
+_LOAD = "_tile_loadconfig(&tc);"
+_BARRIER = '__asm__ volatile("" : : "r"(&tc) : "memory");'
 
 
 class NotInstalled(TpiedgeError):
@@ -75,15 +82,29 @@ def _site_packages(environment: Path) -> Path:
     return environment / "lib" / f"python{sys.version_info.major}.{sys.version_info.minor}" / "site-packages"
 
 
-def build_llama(work: Path, program: LlamaProgram = "llama-bench") -> Path:
-    """llama.cpp's own benchmark, or its server for layers, built for this processor. Raises NotInstalled."""
+def build_llama(work: Path, program: LlamaProgram = "llama-bench", *, amx: bool = True) -> Path:
+    """llama.cpp's own benchmark, its HTTP server, or its server for layers, built for this processor.
+
+    Without `amx` it does not use the processor's matrix tiles, if it has them. Raises NotInstalled."""
     folder = work / "llama.cpp"
-    built = folder / _BUILD / "bin" / program
+    build = folder / (_BUILD if amx else f"{_BUILD}-noamx")
+    built = build / "bin" / program
     if not built.exists():
         sources = _llama_sources(folder)
-        checked(["cmake", "-S", str(sources), "-B", str(folder / _BUILD), *_CMAKE_FLAGS])
-        checked(["cmake", "--build", str(folder / _BUILD), "--target", program, "--parallel", "2"])
+        _mend_tiles(sources)
+        flags = _CMAKE_FLAGS if amx else (*_CMAKE_FLAGS, *_NO_AMX)
+        checked(["cmake", "-S", str(sources), "-B", str(build), *flags])
+        checked(["cmake", "--build", str(build), "--target", program, "--parallel", "2"])
     return built
+
+
+def _mend_tiles(sources: Path) -> None:
+    """GCC 12 takes eight bytes of the tiles' settings for all that the processor reads, and leaves others unwritten:
+    llama.cpp would be killed at its first product. A barrier makes it write them."""
+    path = sources / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    text = path.read_text(encoding="utf-8")
+    if _BARRIER not in text:
+        path.write_text(text.replace(_LOAD, f"{_BARRIER} {_LOAD}"), encoding="utf-8")
 
 
 def _llama_sources(folder: Path) -> Path:

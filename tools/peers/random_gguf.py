@@ -13,13 +13,15 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import preset
 from tpiedge.model.spec import model_spec
 
-from .gguf import GgufTensor, gguf_name, header, metadata
+from .gguf import GgufTensor, GgufValue, gguf_name, header, metadata
 
-__all__ = ["FORMATS", "BlockFormat", "RandomTensor", "random_tensors", "write_random_gguf"]
+__all__ = ["FORMATS", "BlockFormat", "RandomTensor", "made_up_words", "random_tensors", "write_random_gguf"]
 
 _ALIGN = 32
 _BLOCK = 32
 _PIECE_BLOCKS = 1 << 18
+_ASCII = 128
+_NORMAL, _UNKNOWN, _CONTROL, _BYTE = 1, 2, 3, 6
 
 
 @dataclass(frozen=True)
@@ -58,13 +60,17 @@ class RandomTensor(GgufTensor):
         return int(np.prod(self.shape)) // _BLOCK * self.blocks.nbytes
 
 
-def write_random_gguf(name: str, precision: str, out: Path, seed: int = 0) -> None:
-    """The preset `name`; q4 and q8 keep embedding and head as tpiedge's packs do: in bf16, in Q8_0."""
+def write_random_gguf(name: str, precision: str, out: Path, seed: int = 0, *, words: bool = False) -> None:
+    """The preset `name`; q4 and q8 keep embedding and head as tpiedge's packs do: in bf16, in Q8_0.
+
+    `words`: with a tokenizer of made-up words, without which llama.cpp's server does not answer."""
     config = ModelConfig.from_huggingface(preset(name), f"preset {name}")
     tensors = random_tensors(config, precision)
     values = metadata(config)
     if precision in FORMATS:
         values["general.file_type"] = FORMATS[precision].file_type
+    if words:
+        values |= made_up_words(config.vocab_size)
     generator = np.random.Generator(np.random.PCG64(seed))
     partial = out.with_name(f".{out.name}.partial")
     try:
@@ -77,6 +83,23 @@ def write_random_gguf(name: str, precision: str, out: Path, seed: int = 0) -> No
         partial.replace(out)
     finally:
         partial.unlink(missing_ok=True)
+
+
+def made_up_words(count: int) -> dict[str, GgufValue]:
+    """A SentencePiece vocabulary: three signs, the bytes of ASCII, then words, each with a space before it."""
+    signs = ["<unk>", "<s>", "</s>"]
+    ascii_bytes = [f"<0x{byte:02X}>" for byte in range(_ASCII)]
+    words = [f"\u2581w{number}" for number in range(count - len(signs) - len(ascii_bytes))]
+    kinds = [_UNKNOWN, _CONTROL, _CONTROL] + [_BYTE] * len(ascii_bytes) + [_NORMAL] * len(words)
+    return {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [*signs, *ascii_bytes, *words],
+        "tokenizer.ggml.scores": [0.0] * count,
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.unknown_token_id": 0,
+    }
 
 
 def random_tensors(config: ModelConfig, precision: str) -> list[RandomTensor]:

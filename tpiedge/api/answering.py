@@ -119,7 +119,7 @@ class Answering:
                     started = True
                     await self._start(send, _JSON_HEADERS)
                 await self._write(send, _BLANK)
-            answer = self.envelope.whole(pieces, self.transcript.count)
+            answer = self.envelope.whole(pieces, self.transcript.count, self.transcript.finished)
         except (Disconnected, Stalled):
             raise
         except Exception as error:
@@ -160,7 +160,7 @@ class Answering:
     async def _close(self, send: Send) -> None:
         usage = b""
         if self.envelope.reply.include_usage:
-            usage = _event(self.envelope.closing(self.transcript.count))
+            usage = _event(self.envelope.closing(self.transcript.count, self.transcript.finished))
         await self._guarded(send({"type": "http.response.body", "body": usage + _DONE}))
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:

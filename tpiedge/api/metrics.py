@@ -65,11 +65,19 @@ _COUNTERS: Final = (
     ),
     ("steps", "node_steps_total", "Sweeps over the model."),
     ("tokens", "node_tokens_total", "Positions computed, those of prompts included."),
+    (
+        "drafted",
+        "node_drafted_tokens_total",
+        "Tokens that were guessed, to be checked in one step, on rank 0.",
+    ),
+    ("accepted", "node_accepted_tokens_total", "Guessed tokens that were right."),
 )
 _GAUGES: Final = (
     ("peak_rss_bytes", "node_peak_rss_bytes", "The largest resident set of the process so far."),
     ("weight_bytes", "node_weight_bytes", "Memory that is kept for weights."),
     ("kv_bytes", "node_kv_bytes", "Memory that the KV cache takes, at most."),
+    ("kv_pages", "node_kv_pages", "Pages of the KV cache."),
+    ("kv_pages_used", "node_kv_pages_used", "Pages in use, by requests that run or for later ones."),
 )
 
 
@@ -106,9 +114,13 @@ def _requests(status: ClusterStatus) -> Iterator[_Family]:
     }
     ended = [({"outcome": name}, float(count)) for name, count in outcomes.items()]
     yield _Family("requests_total", "counter", "Requests by how they ended.", ended)
-    prompts, answers = float(totals.prompt_tokens), float(totals.tokens)
-    yield _Family("prompt_tokens_total", "counter", "Tokens of answered prompts.", [(_NONE, prompts)])
-    yield _Family("generated_tokens_total", "counter", "Tokens of answers.", [(_NONE, answers)])
+    yield _counter("prompt_tokens_total", "Tokens of answered prompts.", totals.prompt_tokens)
+    yield _counter(
+        "cached_prompt_tokens_total",
+        "Those of them that were kept from earlier requests, and not computed.",
+        totals.cached_tokens,
+    )
+    yield _counter("generated_tokens_total", "Tokens of answers.", totals.tokens)
 
 
 def _nodes(status: ClusterStatus) -> Iterator[_Family]:
@@ -129,6 +141,10 @@ def _values(told: Sequence[tuple[_Labels, Stats]], field: str) -> list[tuple[_La
 
 def _gauge(name: str, says: str, value: float) -> _Family:
     return _Family(name, "gauge", says, [(_NONE, float(value))])
+
+
+def _counter(name: str, says: str, value: int) -> _Family:
+    return _Family(name, "counter", says, [(_NONE, float(value))])
 
 
 def _labels(labels: _Labels) -> str:

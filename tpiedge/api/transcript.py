@@ -33,6 +33,8 @@ class Transcript:
         self._held: list[tuple[Token, int]] = []
         self.count = 0
         """Tokens of the answer so far."""
+        self.finished: Finished | None = None
+        """What rank 0 said at the end; None before it, and where a stop string ended the answer."""
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
@@ -48,6 +50,7 @@ class Transcript:
             case Finished(reason="cancel"):
                 raise Cancelled("the request was cancelled: the server is shutting down or gave it up")
             case Finished(reason=reason):
+                self.finished = event
                 text, stopped = self._writer.finish()
                 return self._piece(text, "stop" if stopped else reason)
         return None

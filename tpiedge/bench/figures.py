@@ -9,7 +9,7 @@ from tpiedge.local.cluster import LocalCluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["ask", "check_lengths", "check_names", "milliseconds", "prompt_ids", "spread"]
+__all__ = ["ask", "check_lengths", "check_names", "integers", "milliseconds", "prompt_ids", "spread"]
 
 
 def check_lengths(model: PreparedModel, prompt_tokens: int, tokens: int) -> None:
@@ -25,6 +25,17 @@ def check_names(flag: str, given: Sequence[str], known: Sequence[str]) -> None:
     for item in given:
         if item not in known:
             raise UserError(f"{flag}: {item!r} is none of {', '.join(known)}")
+
+
+def integers(flag: str, text: str, low: int, high: int) -> list[int]:
+    """The numbers of "2,4". Raises UserError for what is no such list, or out of range."""
+    try:
+        values = [int(item) for item in text.split(",")]
+    except ValueError:
+        raise UserError(f"{flag} {text!r} is not a list of numbers like 2,4") from None
+    if any(not low <= value <= high for value in values):
+        raise UserError(f"{flag} {text!r} is out of range: {low} to {high}")
+    return values
 
 
 def ask(

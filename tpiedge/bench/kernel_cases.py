@@ -10,11 +10,13 @@ from typing import Final
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from tpiedge.bench.kernel_memory import (
     BITS,
     GROUP,
+    PAGE_POSITIONS,
     POSITIONS,
     UNIT,
     Rotation,
@@ -23,11 +25,11 @@ from tpiedge.bench.kernel_memory import (
     matrix_nbytes,
 )
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.attention import Rows, attention, kv_of_heads
+from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
 from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.grid import Grid
 from tpiedge.kernels.kv_format import KVFormat
-from tpiedge.kernels.kv_rows import QuantisedRows, encode
+from tpiedge.kernels.kv_pages import PageLayout, Span, Spans
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix, Weight
@@ -235,15 +237,15 @@ def _attention(wanted: _Wanted) -> list[Case]:
     stored = KVFormat(wanted.precision, width)
     nbytes = cache_nbytes(wanted.hidden, wanted.precision)
     count = wanted.rotation.copies(nbytes)
-    cache = [(_rows(stored, kv_heads), _rows(stored, kv_heads)) for _ in range(count)]
+    layout, tables = _pages(stored, kv_heads, count)
     kv_of_head = kv_of_heads(0, heads, GROUP)
 
     def of(tokens: int) -> Case:
         q_TNd = torch.randn(tokens, heads, width)
+        spans = [Spans([Span(tokens, POSITIONS - tokens, table)], PAGE_POSITIONS) for table in tables]
 
         def run(linear: Linear, copy: int) -> object:
-            k_KSd, v_KSd = cache[copy]
-            return attention(q_TNd, k_KSd, v_KSd, kv_of_head, POSITIONS - tokens, pool=linear.pool)
+            return attention_pages(q_TNd, spans[copy], layout, kv_of_head, pool=linear.pool)
 
         moved = nbytes + 8 * q_TNd.numel()
         seen = tokens * POSITIONS - tokens * (tokens - 1) // 2
@@ -254,11 +256,21 @@ def _attention(wanted: _Wanted) -> list[Case]:
     return [of(tokens) for tokens in _attended(wanted.tokens)]
 
 
-def _rows(stored: KVFormat, kv_heads: int) -> Rows:
-    x_KSd = torch.randn(kv_heads, POSITIONS, stored.width)
-    if stored.quantised:
-        return QuantisedRows(stored, encode(x_KSd, stored))
-    return x_KSd.to(_DTYPES[stored.precision])
+def _pages(stored: KVFormat, kv_heads: int, count: int) -> tuple[PageLayout, list[NDArray[np.int64]]]:
+    """Full caches of so many sequences, whose pages lie among each other as they do after hours of service."""
+    value_bytes = PAGE_POSITIONS * stored.row_nbytes
+    head_bytes = whole_pages(2 * value_bytes)
+    pages = POSITIONS // PAGE_POSITIONS
+    store_PB = torch.empty(count * pages, kv_heads * head_bytes, dtype=torch.uint8)
+    layout = PageLayout(
+        stored, kv_heads, PAGE_POSITIONS, 0, head_bytes, stored.row_nbytes, value_bytes, store_PB
+    )
+    numbers = np.random.default_rng(0).permutation(len(store_PB)).reshape(count, pages)
+    tables = [store_PB.data_ptr() + store_PB.stride(0) * of_one.astype(np.int64) for of_one in numbers]
+    for table in tables:
+        k_SKd, v_SKd = (torch.randn(POSITIONS, kv_heads, stored.width) for _ in "kv")
+        append_pages(k_SKd, v_SKd, Spans([Span(POSITIONS, 0, table)], PAGE_POSITIONS), layout)
+    return layout, tables
 
 
 def _rms_norm(wanted: _Wanted) -> list[Case]:

@@ -16,6 +16,7 @@ from tpiedge.wire.fields import KVPrecision
 __all__ = [
     "BITS",
     "GROUP",
+    "PAGE_POSITIONS",
     "POSITIONS",
     "UNIT",
     "Rotation",
@@ -31,6 +32,8 @@ UNIT = 128
 GROUP = 4
 """Query heads of a KV head."""
 POSITIONS = 2048
+PAGE_POSITIONS = 64
+"""Of a page of the KV cache."""
 BITS = {"q8": 8, "q4": 4}
 
 _HEAD_DIM = 128
@@ -38,7 +41,8 @@ _MOST_COPIES = 32
 _NUMBER_BYTES = {"f32": 4, "bf16": 2}
 #: By kernel, whether each of its matrices is transposed.
 _TRANSPOSED = {"project": (False,), "contract": (True,), "ffn": (False, False, True)}
-#: What the kernels and torch in their place take beside operands and results: widened tiles, masks, gate and up.
+#: What the kernels and torch in their place take beside operands and results: widened tiles, masks, gate and up, keys
+#: and values out of their pages.
 _SCRATCH_BYTES = 64 * MIB
 
 OperandShape = tuple[int, int]
@@ -76,6 +80,13 @@ def cache_nbytes(hidden: int, precision: KVPrecision) -> int:
     return 2 * kv_heads * POSITIONS * KVFormat(precision, width).row_nbytes
 
 
+def _pages_nbytes(hidden: int, precision: KVPrecision) -> int:
+    """Bytes of the pages that these keys and values lie in."""
+    _, kv_heads, width = heads_of(hidden)
+    part_nbytes = whole_pages(2 * PAGE_POSITIONS * KVFormat(precision, width).row_nbytes)
+    return POSITIONS // PAGE_POSITIONS * kv_heads * part_nbytes
+
+
 def largest(
     kernels: Sequence[str],
     shapes: Sequence[OperandShape],
@@ -111,12 +122,12 @@ def _operands(kernel: str, shape: OperandShape, precision: KVPrecision, rotation
     """Bytes of what is there in copies."""
     hidden, columns = shape
     if kernel == "attention":
-        sizes = [cache_nbytes(hidden, precision)]
-    else:
-        sizes = [
-            matrix_nbytes(precision, columns, hidden, transposed=transposed)
-            for transposed in _TRANSPOSED.get(kernel, ())
-        ]
+        copies = rotation.copies(cache_nbytes(hidden, precision))
+        return copies * _pages_nbytes(hidden, precision)
+    sizes = [
+        matrix_nbytes(precision, columns, hidden, transposed=transposed)
+        for transposed in _TRANSPOSED.get(kernel, ())
+    ]
     return sum(rotation.copies(nbytes) * nbytes for nbytes in sizes)
 
 

@@ -6,6 +6,7 @@ from tpiedge.cli.bench_allreduce import allreduce
 from tpiedge.cli.bench_decode import decode
 from tpiedge.cli.bench_kernels import kernels
 from tpiedge.cli.bench_memory import memory, memory_run
+from tpiedge.cli.bench_serve import serve
 from tpiedge.cli.listing import ListingGroup
 
 __all__ = ["bench"]
@@ -21,3 +22,4 @@ bench.add_command(decode)
 bench.add_command(kernels)
 bench.add_command(memory)
 bench.add_command(memory_run)
+bench.add_command(serve)

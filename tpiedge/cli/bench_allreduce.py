@@ -11,7 +11,7 @@ from typing import Any, get_args
 
 import click
 
-from tpiedge.bench.figures import check_names, milliseconds, spread
+from tpiedge.bench.figures import check_names, integers, milliseconds, spread
 from tpiedge.bench.links import (
     AS_THEY_ARE,
     Dial,
@@ -90,8 +90,8 @@ def allreduce(
     Every repeat measures everything once, in the same processes. Latencies in the output are one way. Rank 0 is this
     process: over a testbed it has the first device's network, but not its limits.
     """
-    counts = _integers("--nodes", nodes, 2, 64)
-    payloads = _integers("--bytes", sizes, 4, _MAX_BYTES)
+    counts = integers("--nodes", nodes, 2, 64)
+    payloads = integers("--bytes", sizes, 4, _MAX_BYTES)
     if any(payload % 4 for payload in payloads):
         raise UserError(f"--bytes {sizes!r}: payloads are f32, multiples of 4")
     collectives: Sequence[Any] = get_args(CollectiveName) if names == "all" else names.split(",")
@@ -227,13 +227,3 @@ def _print(results: Sequence[dict[str, Any]]) -> None:
     ]
     columns = ["nodes", "latency ms", "Mbit/s", "payload", "wire", "collective"]
     print_table([*columns, "ms per all-reduce (median of medians, min-max)", "model"], rows)
-
-
-def _integers(flag: str, text: str, low: int, high: int) -> list[int]:
-    try:
-        values = [int(item) for item in text.split(",")]
-    except ValueError:
-        raise UserError(f"{flag} {text!r} is not a list of numbers like 2,4") from None
-    if any(not low <= value <= high for value in values):
-        raise UserError(f"{flag} {text!r} is out of range: {low} to {high}")
-    return values

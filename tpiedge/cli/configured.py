@@ -18,6 +18,7 @@ from tpiedge.cli.late import LateGroup
 from tpiedge.cli.types import Location
 from tpiedge.cli.usage import value_words
 from tpiedge.errors import UserError
+from tpiedge.sanitise import sanitised_line
 from tpiedge.settings.check import check_settings, problems
 from tpiedge.settings.file import SettingsFile, find_settings
 from tpiedge.settings.resolve import Setting, check_variables, resolve
@@ -38,6 +39,7 @@ _META = __name__
 _GIVEN = f"{__name__}.given"
 _UNCONFIGURED = ("config", "completion")
 _LEVELS = ("debug", "info", "warning", "error")
+_MAX_PROBLEM = 300
 _FLAG_NAME = re.compile(r"--([a-z][a-z-]*)")
 
 
@@ -124,7 +126,7 @@ def value_problem(command: click.Command, option: click.Option, value: object) -
     try:
         option.type_cast_value(context, value)
     except click.BadParameter as error:
-        return f"--{key_of(option)}: {value_words(error.message, error)}"
+        return f"--{key_of(option)}: {sanitised_line(value_words(error.message, error), _MAX_PROBLEM)}"
     return ""
 
 
@@ -232,4 +234,7 @@ def _kind(option: click.Option) -> Kind:
         return "integer"
     if isinstance(option.type, click.types.FloatParamType):
         return "number"
-    return "size" if "SIZE" in option.type.name.split("|") else "text"
+    alternatives = option.type.name.split("|")
+    if "N" in alternatives:
+        return "word"
+    return "size" if "SIZE" in alternatives else "text"

@@ -18,6 +18,7 @@ from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.serving import MasterService
+from tpiedge.cli.serving_options import kv_tokens_option, parallel_option, speculate_option
 from tpiedge.cli.token_file import invitation, offered
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
@@ -46,7 +47,7 @@ from tpiedge.launch.timing import Timing
 from tpiedge.local.launch import Layout, model_facts_of
 from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import chosen_context
+from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
 from tpiedge.master.master import Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
@@ -92,6 +93,9 @@ class _Flags:
     keeping: Keeping
     threads: int
     context: int | None
+    kv_tokens: int | None
+    parallel: int
+    speculate: int
     collective: CollectiveChoice
     wire: WirePrecision
     answer_s: float | None
@@ -117,8 +121,13 @@ class _Flags:
 @arithmetic_options
 @kv_option
 @click.option(
-    "--context", type=int, help="Positions of the KV cache.  [default: the model's own, where memory allows]"
+    "--context",
+    type=int,
+    help="Tokens of a prompt and its answer.  [default: the model's own, where memory allows]",
 )
+@parallel_option
+@kv_tokens_option
+@speculate_option
 @collective_option
 @wire_option
 @click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
@@ -151,6 +160,9 @@ def master(
     compute: Compute | None,
     kv: KVPrecision | None,
     context: int | None,
+    parallel: int,
+    kv_tokens: int | None,
+    speculate: int,
     collective: CollectiveChoice,
     wire: WirePrecision,
     api_keys: tuple[str, ...],
@@ -173,12 +185,17 @@ def master(
         keeping=keeping_of(window, pin, io),
         threads=default_threads() if threads is None else threads,
         context=context,
+        kv_tokens=kv_tokens,
+        parallel=parallel,
+        speculate=speculate,
         collective=collective,
         wire=wire,
         answer_s=answer_limit,
         descriptors=check_descriptors(),
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
+    if context is not None:
+        chosen_kv_tokens(context, kv_tokens)  # before the model is prepared, which may take long
     folder = master_state(state)
     with (
         _only_master(folder),
@@ -242,14 +259,15 @@ def _serving(
 ) -> Iterator[tuple[Master, ApiServer, Entrance]]:
     """The running parts, put together; ended in reverse order."""
     alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
-    capacity = chosen_context(model, alone, flags.context)
+    context = chosen_context(model, alone, flags.context)
+    kv_tokens = chosen_kv_tokens(context, flags.kv_tokens)
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
         rank_zero = RankZero(_rank_zero_settings(listen, keys, flags), timing)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
-        placement = _placement(flags, model, rank_zero, capacity, folder)
+        placement = _placement(flags, model, rank_zero, kv_tokens, folder)
         entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
         files = ShipServer(entrance.files_hub, [model.pack], clock)
         files.start()
@@ -258,12 +276,15 @@ def _serving(
             model.pack.path.absolute(),
             pack_id(manifest_bytes(model.pack.path)),
             model.compute,
-            capacity,
-            flags.collective,
-            flags.wire,
-            model.kv,
-            grid_exponents(model.pack),
-            computed_apart(model.pack.storage, model.config.head_dim)
+            capacity_tokens=kv_tokens,
+            context_tokens=context,
+            sequences=flags.parallel,
+            speculate=flags.speculate,
+            collective=flags.collective,
+            wire=flags.wire,
+            kv=model.kv,
+            grids=grid_exponents(model.pack),
+            apart=computed_apart(model.pack.storage, model.config.head_dim)
             if model.pack.precision.quantised
             else "",
         )
@@ -277,7 +298,7 @@ def _serving(
             timing=timing,
             known=[member.name for member in entrance.members],
         )
-        service = MasterService(running, entrance, model, capacity, supervisor)
+        service = MasterService(running, entrance, model, context, supervisor)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,
@@ -287,7 +308,7 @@ def _serving(
             secret,
             insecure=flags.insecure,
             limits=replace(
-                Limits.of_context(capacity).of_descriptors(flags.descriptors), answer_s=flags.answer_s
+                Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
             ),
         )
         stack.callback(api.close)
@@ -310,7 +331,7 @@ def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> Rank
 
 
 def _placement(
-    flags: _Flags, model: PreparedModel, rank_zero: RankZero, capacity: int, folder: Path
+    flags: _Flags, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
 ) -> NodePlacement:
     """Measures this machine on the way. Raises UserError for impossible shares."""
     shares = flags.shares
@@ -326,7 +347,7 @@ def _placement(
         keeping=flags.keeping,
         head_bytes_per_s=measured.speed(facts.head_quantised),
     )
-    demand = Demand(facts, capacity, flags.min_workers, sanitised_line(model.name, _NAME_CHARACTERS))
+    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.name, _NAME_CHARACTERS))
     return NodePlacement(demand, own, flags.threads, weights)
 
 

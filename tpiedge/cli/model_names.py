@@ -15,7 +15,7 @@ from tpiedge.model.aliases import aliases
 from tpiedge.model.hub.cache import HubCache, cache_folder
 from tpiedge.model.source import DEMO
 
-__all__ = ["HUB_MODEL", "MODEL", "model_option"]
+__all__ = ["HUB_MODEL", "MODEL", "model_option", "optional_model_option"]
 
 _HELP = "'demo', a name of `tpiedge ls`, ORG/NAME, a GGUF file, a checkpoint's folder or a pack."
 _T = TypeVar("_T")
@@ -47,12 +47,20 @@ HUB_MODEL = CompletedName(_aliases, *MODEL.sources)
 
 def model_option(command: Callable[..., _T]) -> Callable[..., _T]:
     """The model that a verb cannot do without, as `model_name`: its argument, or --model, which settings can give."""
+    return _named(command, needed=True)
 
+
+def optional_model_option(command: Callable[..., _T]) -> Callable[..., _T]:
+    """As `model_option`, for a verb that can do without: `model_name` may be None."""
+    return _named(command, needed=False)
+
+
+def _named(command: Callable[..., _T], *, needed: bool) -> Callable[..., _T]:
     @click.argument("model_argument", metavar="[MODEL]", required=False, type=MODEL)
     @click.option("--model", "model_name", type=MODEL, help=_HELP)
     @functools.wraps(command)
     def named(*args: Any, model_argument: str | None, model_name: str | None, **flags: Any) -> _T:
-        if model_argument is None and model_name is None:
+        if needed and model_argument is None and model_name is None:
             raise UserError(f"no MODEL is given: {_HELP}")
         source = click.get_current_context().get_parameter_source("model_name")
         if model_argument is not None and source is ParameterSource.COMMANDLINE:

@@ -115,6 +115,7 @@ def _record(
         "finish_reason": answer.finish_reason,
         "ttft_s": answer.ttft_s,
         "s_per_token": answer.s_per_token,
+        "tokens_per_step": answer.tokens_per_step,
         "master_peak_rss_bytes": peak_rss_bytes(),
         "nodes": [_node_record(node, plan) for node in stats],
         "plan": plan,
@@ -154,6 +155,8 @@ def _node_record(stats: Stats, plan: dict[str, Any]) -> dict[str, object]:
 
 def _summary(answer: Answer, stats: list[Stats]) -> None:
     speed = f", {answer.s_per_token:.3f} s/token" if answer.s_per_token is not None else ""
+    if answer.tokens_per_step is not None and answer.tokens_per_step != 1:
+        speed += f", {answer.tokens_per_step:.2f} tokens/step"
     peak = max(node.peak_rss_bytes for node in stats)
     click.echo(
         f"{len(answer.token_ids)} tokens ({answer.finish_reason}), first after {answer.ttft_s:.2f} s{speed}; "

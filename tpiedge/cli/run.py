@@ -26,6 +26,7 @@ from tpiedge.cli.options import (
 )
 from tpiedge.cli.path_options import cache_option
 from tpiedge.cli.recording import recording
+from tpiedge.cli.serving_options import speculate_option
 from tpiedge.cli.types import Location
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import UserError
@@ -59,6 +60,7 @@ _CONTINUED_TOKENS = 128
     type=int,
     help="Positions of the KV cache.  [default: as needed; in a chat the model's own, where memory allows]",
 )
+@speculate_option
 @click.option(
     "--prompt",
     help="One message to the model, or, where it has no chat template, text to continue. Without it, a chat begins.",
@@ -103,6 +105,7 @@ def run(
     pin: Pin,
     io: str,
     context: int | None,
+    speculate: int,
     prompt: str | None,
     raw: bool,
     system: str | None,
@@ -122,7 +125,8 @@ def run(
     _check_json(asked, as_json, prompt_logprobs, sampling_flags["logprobs"])
     testbed = emulated(testbed_name, None if is_default("nodes") else nodes)
     nodes = len(testbed.devices) if testbed else nodes
-    layout = Layout(nodes, shares, threads, memory, keeping_of(window, pin, io), testbed, collective, wire)
+    keeping = keeping_of(window, pin, io)
+    layout = Layout(nodes, shares, threads, memory, keeping, testbed, collective, wire, speculate)
     layout.check()
     ending = Ending(max_tokens, stop, ignore_eos)
     sampling = sampling_of(sampling_flags)

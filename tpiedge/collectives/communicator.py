@@ -82,8 +82,9 @@ class Communicator(Protocol):
         """
         ...
 
-    def request_cancel(self) -> None:
-        """From any thread, rank 0 only: the next all-reduce of this step carries the cancel flag."""
+    def request_cancel(self, step: int) -> None:
+        """From any thread, rank 0 only: the next all-reduce of that step carries the cancel flag, if it is under
+        way."""
         ...
 
     def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:

@@ -69,7 +69,7 @@ class Group:
         self._collectives: dict[str, Collective] = {}
         self._plan = StepPlan(epoch, 0, (), 1, 1)
         self._jobs: dict[Tag, tuple[Collective, Job]] = {}
-        self._cancel_requested = False
+        self._cancelled_step = 0
         self._rely(COLLECTIVES.keys())  # until the first plan tells
 
     @property
@@ -81,7 +81,7 @@ class Group:
 
     def announce(self, plan: StepPlan) -> None:
         self._lead_only("makes plans")
-        self.cancelled = self._cancel_requested = False
+        self.cancelled = False
         self._begin(plan)
         self._channel.inbox.begin(plan.step)
         self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
@@ -98,9 +98,13 @@ class Group:
         self._lead_only("waits for something else than a plan")
         self._channel.inbox.take_in("the wait for a request")
 
-    def request_cancel(self) -> None:
+    def request_cancel(self, step: int) -> None:
         self._lead_only("cancels")
-        self._cancel_requested = True
+        self._cancelled_step = step
+
+    @property
+    def _cancel_requested(self) -> bool:
+        return self._cancelled_step == self._plan.step > 0
 
     def _rely(self, collectives: Set[str]) -> None:
         """On the links that these use."""

@@ -17,11 +17,11 @@ class LocalCommunicator:
 
     def __init__(self) -> None:
         self.cancelled = False
-        self._cancel_requested = False
+        self._cancelled_step = 0
         self._begun: dict[Tag, torch.Tensor] = {}
 
     def announce(self, _plan: StepPlan) -> None:
-        self.cancelled = self._cancel_requested = False
+        self.cancelled = False
         self._begun.clear()
 
     def next_plan(self) -> StepPlan:
@@ -30,18 +30,18 @@ class LocalCommunicator:
     def poll(self) -> None:
         """There is no peer that could send anything."""
 
-    def request_cancel(self) -> None:
-        self._cancel_requested = True
+    def request_cancel(self, step: int) -> None:
+        self._cancelled_step = step
 
-    def all_reduce(self, partial: torch.Tensor, _tag: Tag, *, contributes: bool = True) -> torch.Tensor:
-        self.cancelled = self._cancel_requested
+    def all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> torch.Tensor:
+        self.cancelled = self._cancelled_step == tag.step
         return partial if contributes else torch.zeros_like(partial)
 
     def begin_all_reduce(self, partial: torch.Tensor, tag: Tag, *, contributes: bool = True) -> None:
         self._begun[tag] = partial if contributes else torch.zeros_like(partial)
 
     def finish_all_reduce(self, tag: Tag) -> torch.Tensor:
-        self.cancelled = self._cancel_requested
+        self.cancelled = self._cancelled_step == tag.step
         return self._begun.pop(tag)
 
     def broadcast(self, hidden: torch.Tensor, _tag: Tag) -> torch.Tensor:

@@ -4,4 +4,9 @@
 `overlap` lets chunks compute while others travel; `fused_blocks` computes a block in one native call where it can.
 `head` makes logits, `sampler` draws from them as `sampling` says. `runner` is the loop of a node, `meter` measures it,
 `assembly` puts it together.
+
+`batcher` (pure) says which tokens of which requests a step computes, each of them a `sequence`.
+
+`prompt_lookup` guesses tokens from a sequence's own text, `step_cost` learns what a step takes, and `drafting` decides
+how many of the guesses the next step takes.
 """

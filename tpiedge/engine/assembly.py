@@ -1,5 +1,6 @@
 """The parts of one node's engine, put together from its share: the same for a process and for a test's thread."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tpiedge.collectives.communicator import Communicator
@@ -7,7 +8,7 @@ from tpiedge.collectives.route import Route
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Follower, Leader
+from tpiedge.engine.runner import Draws, Follower, Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.linear import Linear
@@ -17,6 +18,7 @@ from tpiedge.model.config import ModelConfig
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.wire.fields import KVPrecision
+from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["Engine", "kv_cache"]
 
@@ -27,9 +29,8 @@ def kv_cache(
     kv: KVPrecision,
     slots: int,
     capacity_tokens: int,
-    quantum_bytes: int | None = None,
 ) -> KVCache:
-    """For the node's own KV heads, kept as `kv`. `quantum_bytes` as in KVCache. Raises OutOfMemory."""
+    """For the node's own KV heads, kept as `kv`. Raises OutOfMemory."""
     return KVCache(
         num_layers=config.num_layers,
         kv_heads=len(kv_share(share.attention, config.group_size)),
@@ -37,7 +38,6 @@ def kv_cache(
         slots=slots,
         capacity=capacity_tokens,
         precision=kv,
-        quantum_bytes=quantum_bytes,
     )
 
 
@@ -73,8 +73,15 @@ class Engine:
         forward = ForwardPass(config, share, weights, cache, communicator, linear, meter, grids)
         return Engine(config, epoch, weights, communicator, linear, cache, meter, forward)
 
-    def leader(self, limits: StepLimits | None = None, route: Route | None = None) -> Leader:
-        """The loop of rank 0. `route`: of its all-reduces; by the star, as they are, without one."""
+    def leader(
+        self,
+        serving: Serving,
+        limits: StepLimits | None = None,
+        route: Route | None = None,
+        sampler_of: Callable[[GenerationRequest], Draws] | None = None,
+    ) -> Leader:
+        """The loop of rank 0. `route`: of its all-reduces; by the star, as they are, without one. `sampler_of`: draws
+        the tokens of a request, other than as it asks."""
         return Leader(
             self.config,
             self.epoch,
@@ -86,6 +93,8 @@ class Engine:
             self.meter,
             limits or StepLimits.of(self.config.hidden_size),
             route or Route(),
+            serving,
+            sampler_of,
         )
 
     def follower(self) -> Follower:

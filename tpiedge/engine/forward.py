@@ -20,12 +20,13 @@ from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.fused_blocks import BlockGrids, FusedBlocks, ffn_bias
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import ChunkRows, OverlappedReduces
-from tpiedge.engine.steps import Chunk, chunks, last_rows
-from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import CachePosition
+from tpiedge.engine.steps import Chunk, chunks, wanted_rows
+from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
+from tpiedge.kernels.attention_block import RotaryRows
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import Biases, ffn
 from tpiedge.kernels.grid import Grid
+from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
@@ -49,12 +50,27 @@ class _Rotary:
     sin_Td: Tensor
 
 
+@dataclass(frozen=True)
+class _Step:
+    """What is the same for all layers. `spans`: of each chunk."""
+
+    number: int
+    rows: tuple[ChunkRows, ...]
+    rotary: _Rotary
+    spans: tuple[Spans, ...]
+
+    @property
+    def lone(self) -> bool:
+        """Whether there is one chunk, whose all-reduces nothing can go on beside."""
+        return len(self.rows) == 1
+
+
 def _tables_of(rope: RopeConfig, head_dim: int, start: int, count: int, length: int) -> tuple[Tensor, Tensor]:
     inv_freq, scale = rope_frequencies(rope, head_dim, length)
     return tables(torch.arange(start, start + count), torch.from_numpy(inv_freq), scale)
 
 
-@functools.lru_cache(maxsize=16)
+@functools.lru_cache(maxsize=128)
 def _kept_tables(rope: RopeConfig, head_dim: int, block: int) -> tuple[Tensor, Tensor]:
     """Of so many positions at a time: for one it takes a fifth of the time of all."""
     return _tables_of(rope, head_dim, block * _POSITIONS, _POSITIONS, 0)
@@ -93,71 +109,81 @@ class ForwardPass:
         ] or [(None, None)] * config.num_layers
         self._fused = FusedBlocks(config, share, self._kv_of_head, cache, weights, self._grids)
 
+    @property
+    def quantised(self) -> bool:
+        """Whether the layers' matrices are: then a row's bits depend on no other."""
+        return self._grids[0][0] is not None
+
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
         """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
 
         On rank 0 `x_TH` holds the embeddings; elsewhere only its shape counts, and they come with the first block.
-        Unless the plan wants all positions, only the last row of each segment is complete at the end.
+        Only the rows that the plan wants are complete at the end.
         Raises PeerLost, ProtocolError, or StepCancelled (then nothing is committed).
         """
-        for segment in plan.segments:
-            self._cache.begin(
-                segment.slot, segment.start, segment.start + segment.length, segment.rope_length
-            )
+        self._cache.change(plan.tables, plan.discarded)
+        self._cache.begin(plan.segments)
         self._weights.make_room(self._cache.held_bytes)
-        step_rows = tuple(ChunkRows.of(x_TH, chunk) for chunk in chunks(plan))
-        rotary = self._rotary(plan)
+        step_chunks = chunks(plan)
+        step = _Step(
+            plan.step,
+            tuple(ChunkRows.of(x_TH, chunk) for chunk in step_chunks),
+            self._rotary(plan),
+            tuple(self._spans(chunk) for chunk in step_chunks),
+        )
         self._meter.step = plan.step
         self._reduces = OverlappedReduces(self._communicator, self._meter, self._linear.pool, plan.wire)
-        if not self._stack(x_TH, plan, step_rows, rotary):
-            self._blocks(x_TH, plan, step_rows, rotary)
-        for segment in plan.segments:
-            self._cache.commit(segment.slot, segment.start + segment.length)
+        if not self._stack(x_TH, plan, step):
+            self._blocks(x_TH, plan, step)
+        self._cache.commit(plan.segments)
         self._meter.steps += 1
         self._meter.tokens += plan.tokens
 
-    def _stack(self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...], rotary: _Rotary) -> bool:
-        """All blocks at once, if this node has them all, in memory, and these are a few tokens of one sequence."""
-        few = plan.tokens == 1 or (plan.all_positions and plan.tokens <= NATIVE_TOKENS)
+    def _spans(self, chunk: Chunk) -> Spans:
+        spans = [
+            self._cache.span(segment.slot, segment.start, segment.last_row - segment.first_row)
+            for segment in chunk.segments
+        ]
+        return Spans(spans, self._cache.format.page_positions)
+
+    def _stack(self, x_TH: Tensor, plan: StepPlan, step: _Step) -> bool:
+        """All blocks at once, if this node has them all, in memory, and these are a few tokens, which are all
+        wanted."""
         if (
             self._communicator.size > 1
-            or not few
+            or plan.tokens > NATIVE_TOKENS
             or self._meter.traced
-            or len(step_rows[0].chunk.segments) > 1
+            or not step.lone
+            or any(segment.wanted < segment.length for segment in plan.segments)
         ):
             return False
-        segment = step_rows[0].chunk.segments[0]
-        fused = self._fused.stack(segment.slot, self._linear.pool)
-        if fused is None or len(step_rows) > 1 or plan.tokens > fused.most_tokens:
+        fused = self._fused.stack(self._linear.pool)
+        if fused is None or plan.tokens > fused.most_tokens:
             return False
-        self._meter.computed(*fused.run(x_TH, segment.start, rotary.cos_Td, rotary.sin_Td))
-        self._reduces.ended_alone(step_rows[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
+        self._meter.computed(*fused.run(x_TH, step.spans[0], step.rotary.cos_Td, step.rotary.sin_Td))
+        self._reduces.ended_alone(step.rows[0], Tag(plan.step, 2 * self._config.num_layers - 1, 0))
         return True
 
-    def _blocks(
-        self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...], rotary: _Rotary
-    ) -> None:
+    def _blocks(self, x_TH: Tensor, plan: StepPlan, step: _Step) -> None:
         last = self._config.num_layers - 1
         for layer in range(last):
-            self._attention_block(plan.step, layer, step_rows, rotary)
-            self._ffn_block(plan.step, layer, step_rows)
-        self._attention_block(plan.step, last, step_rows, rotary)
-        self._last_ffn_block(x_TH, plan, step_rows)
+            self._attention_block(layer, step)
+            self._ffn_block(plan.step, layer, step.rows)
+        self._attention_block(last, step)
+        self._last_ffn_block(x_TH, plan, step.rows)
         self._reduces.settle()
 
-    def _attention_block(
-        self, step: int, layer: int, step_rows: tuple[ChunkRows, ...], rotary: _Rotary
-    ) -> None:
+    def _attention_block(self, layer: int, step: _Step) -> None:
         with self._weights.resident(self._attention_blocks[layer]) as weights:
-            for rows in step_rows:
+            for rows in step.rows:
                 if layer == 0:
-                    self._receive(rows.x_CH, Tag(step, 0, rows.chunk.index))
+                    self._receive(rows.x_CH, Tag(step.number, 0, rows.chunk.index))
                 self._reduces.settle(rows)
-                tag, bias_H = Tag(step, 2 * layer, rows.chunk.index), weights.vectors.get("o_bias")
+                tag, bias_H = Tag(step.number, 2 * layer, rows.chunk.index), weights.vectors.get("o_bias")
                 with self._meter.attention_span(layer):
-                    partial_CH = self._attention(rows.x_CH, weights, layer, rows.chunk, rotary)
+                    partial_CH = self._attention(rows, weights, layer, step)
                 grid = self._grids[layer][0]
-                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=len(step_rows) == 1)
+                self._reduces.all_reduce(rows, partial_CH, tag, bias_H, grid, wait=step.lone)
 
     def _receive(self, x_CH: Tensor, tag: Tag) -> None:
         """Rank 0's embeddings of a chunk, on every node. One chunk at a time: the all-reduces of the chunks before pace
@@ -180,8 +206,8 @@ class ForwardPass:
     def _last_ffn_block(self, x_TH: Tensor, plan: StepPlan, step_rows: tuple[ChunkRows, ...]) -> None:
         """Computes and reduces only the rows whose hidden states are used afterwards (MOM, section 3.1)."""
         layer = self._config.num_layers - 1
-        rows, row_chunks = last_rows(plan)
-        if plan.all_positions or len(rows) == plan.tokens:
+        rows, row_chunks = wanted_rows(plan)
+        if len(rows) == plan.tokens:
             return self._ffn_block(plan.step, layer, step_rows)
         self._reduces.settle()
         x_MH = x_TH[list(rows)]
@@ -189,19 +215,17 @@ class ForwardPass:
         self._reduces.settle()
         x_TH[list(rows)] = x_MH
 
-    def _attention(
-        self, x_CH: Tensor, weights: BlockWeights, layer: int, chunk: Chunk, rotary: _Rotary
-    ) -> Tensor | None:
+    def _attention(self, rows: ChunkRows, weights: BlockWeights, layer: int, step: _Step) -> Tensor | None:
         """This node's heads: norm, q k v, rotation, cache, attention, output projection. None without heads."""
         if not len(self._share.attention):
             return None
-        if len(chunk.segments) == 1:
-            fused = self._fused.attention(layer, weights, self._linear.pool)
-            if fused is not None:
-                return fused.run(x_CH, self._cache_position(layer, chunk, rotary))
-        rows = slice(chunk.first_row, chunk.last_row)
-        cos_Cd, sin_Cd = rotary.cos_Td[rows], rotary.sin_Td[rows]
-        h_CH = self._norm(x_CH, weights, "attention_norm")
+        chunk, spans, rotary = rows.chunk, step.spans[rows.chunk.index], step.rotary
+        fused = self._fused.attention(layer, weights, self._linear.pool)
+        if fused is not None:
+            return fused.run(rows.x_CH, spans, RotaryRows(rotary.cos_Td, rotary.sin_Td, chunk.first_row))
+        own = slice(chunk.first_row, chunk.last_row)
+        cos_Cd, sin_Cd = rotary.cos_Td[own], rotary.sin_Td[own]
+        h_CH = self._norm(rows.x_CH, weights, "attention_norm")
         y_q, y_k, y_v = self._linear.project_many(h_CH, [weights.matrices[name] for name in ("q", "k", "v")])
         q_Cnd = self._heads(y_q, weights, "q", self._share.attention.start, len(self._share.attention))
         k_CKd = self._heads(y_k, weights, "k", self._kv.start, len(self._kv))
@@ -210,34 +234,16 @@ class ForwardPass:
             q_Cnd, k_CKd = self._norm(q_Cnd, weights, "q_norm"), self._norm(k_CKd, weights, "k_norm")
         q_Cnd = rope(q_Cnd, cos_Cd, sin_Cd, self._linear.pool)
         k_CKd = rope(k_CKd, cos_Cd, sin_Cd, self._linear.pool)
-        out_Cnd = self._attend(q_Cnd, k_CKd, v_CKd, layer, chunk)
+        out_Cnd = self._attend(q_Cnd, k_CKd, v_CKd, layer, spans)
         o_RH = weights.matrices["o"]
         padding = o_RH.shape[0] // len(self._share.attention) - out_Cnd.shape[-1]
         out_CnP = functional.pad(out_Cnd, (0, padding)) if padding else out_Cnd
         return self._linear.contract(out_CnP.flatten(1), o_RH, self._grids[layer][0])
 
-    def _cache_position(self, layer: int, chunk: Chunk, rotary: _Rotary) -> CachePosition:
-        segment = chunk.segments[0]
-        keys, values = self._cache.addresses(layer, segment.slot)
-        return CachePosition(segment.start, keys, values, rotary.cos_Td, rotary.sin_Td, chunk.first_row)
-
-    def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, chunk: Chunk) -> Tensor:
-        parts = []
-        for segment in chunk.segments:
-            rows = slice(segment.first_row, segment.last_row)
-            pool = self._linear.pool
-            self._cache.append(layer, segment.slot, segment.start, k_CKd[rows], v_CKd[rows], pool)
-            part_Cnd = attention(
-                q_Cnd[rows],
-                self._cache.keys(layer, segment.slot, segment.stop),
-                self._cache.values(layer, segment.slot, segment.stop),
-                self._kv_of_head,
-                segment.start,
-                window=self._config.windows[layer],
-                pool=pool,
-            )
-            parts.append(part_Cnd)
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+    def _attend(self, q_Cnd: Tensor, k_CKd: Tensor, v_CKd: Tensor, layer: int, spans: Spans) -> Tensor:
+        layout, pool, window = self._cache.layout(layer), self._linear.pool, self._config.windows[layer]
+        append_pages(k_CKd, v_CKd, spans, layout, pool=pool)
+        return attention_pages(q_Cnd, spans, layout, self._kv_of_head, window=window, pool=pool)
 
     def _norm(self, x: Tensor, weights: BlockWeights, name: str) -> Tensor:
         return rms_norm(x, weights.vectors[name], self._config.rms_norm_eps, self._linear.pool)
@@ -279,8 +285,12 @@ class ForwardPass:
 
     def _tables(self, segment: Segment) -> tuple[Tensor, Tensor]:
         rope, width = self._config.rope, self._config.head_dim
-        if rope.depends_on_length or segment.length > 1:
-            return _tables_of(rope, width, segment.start, segment.length, segment.rope_length)
-        block, row = divmod(segment.start, _POSITIONS)
-        cos, sin = _kept_tables(rope, width, block)
-        return cos[row : row + 1], sin[row : row + 1]
+        start, stop = segment.start, segment.start + segment.length
+        if rope.depends_on_length or segment.length > _POSITIONS:
+            return _tables_of(rope, width, start, segment.length, segment.rope_length)
+        blocks = range(start // _POSITIONS, (stop - 1) // _POSITIONS + 1)
+        cos, sin = zip(*(_kept_tables(rope, width, block) for block in blocks), strict=True)
+        own = slice(start - blocks.start * _POSITIONS, stop - blocks.start * _POSITIONS)
+        if len(blocks) == 1:
+            return cos[0][own], sin[0][own]
+        return torch.cat(cos)[own], torch.cat(sin)[own]

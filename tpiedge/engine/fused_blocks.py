@@ -51,13 +51,14 @@ class FusedBlocks:
         self._kv_of_head = kv_of_head
         self._cache = cache
         self._weights = weights
-        # By layer, with the weights that each was made of; the stacks by slot.
+        # By layer, with the weights that each was made of.
         self._attention: dict[int, tuple[BlockWeights, FusedAttention | None]] = {}
         self._ffn: dict[int, tuple[BlockWeights, FusedFFN | None]] = {}
-        self._stacks: dict[int, FusedLayers | None] = {}
+        self._layers: FusedLayers | None = None
+        self._layers_known = False
 
     def attention(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FusedAttention | None:
-        """Computes any number of tokens of one sequence."""
+        """Computes any number of tokens of any sequences."""
         if pool is None:
             return None
         known = self._attention.get(layer)
@@ -65,14 +66,14 @@ class FusedBlocks:
             known = self._attention[layer] = weights, self._new_attention(layer, weights, pool)
         return known[1]
 
-    def stack(self, slot: int, pool: Pool | None) -> FusedLayers | None:
-        """All layers, for tokens of the sequence in that slot of the cache. None also where weights are streamed."""
+    def stack(self, pool: Pool | None) -> FusedLayers | None:
+        """All layers, for tokens of any sequences. None also where weights are streamed."""
         kept = self._weights.kept()
         if pool is None or kept is None:
             return None
-        if slot not in self._stacks:
-            self._stacks[slot] = self._new_stack(kept, slot, pool)
-        return self._stacks[slot]
+        if not self._layers_known:
+            self._layers, self._layers_known = self._new_stack(kept, pool), True
+        return self._layers
 
     def ffn(self, layer: int, weights: BlockWeights, pool: Pool | None) -> FusedFFN | None:
         """Computes any tokens, of several sequences, too."""
@@ -83,7 +84,7 @@ class FusedBlocks:
             known = self._ffn[layer] = weights, self._new_ffn(layer, weights, pool)
         return known[1]
 
-    def _new_stack(self, kept: Mapping[Block, BlockWeights], slot: int, pool: Pool) -> FusedLayers | None:
+    def _new_stack(self, kept: Mapping[Block, BlockWeights], pool: Pool) -> FusedLayers | None:
         blocks: list[tuple[FusedAttention, FusedFFN]] = []
         layers = range(self._config.num_layers)
         for layer in layers:
@@ -94,7 +95,7 @@ class FusedBlocks:
             if attention is None or ffn is None:
                 return None
             blocks.append((attention, ffn))
-        return FusedLayers(blocks, [self._cache.addresses(layer, slot) for layer in layers], pool)
+        return FusedLayers(blocks, pool)
 
     def _new_attention(self, layer: int, weights: BlockWeights, pool: Pool) -> FusedAttention | None:
         vectors, config, (grid, _) = weights.vectors, self._config, self._grids[layer]
@@ -113,7 +114,7 @@ class FusedBlocks:
             config.windows[layer],
             config.head_dim,
         )
-        return FusedAttention(block, self._cache.memory, pool)
+        return FusedAttention(block, self._cache.layout(layer), pool)
 
     def _qkv_biases(self, weights: BlockWeights) -> tuple[Tensor, Tensor, Tensor] | None:
         """This node's parts of the biases of q, k and v, if the model has them."""

@@ -6,6 +6,7 @@ Shapes: M positions of a text, V the vocabulary, R rows of it that a tile holds.
 import torch
 from torch import Tensor
 
+from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import Weight
@@ -25,13 +26,17 @@ class Head:
         self._weights = weights
         self._linear = linear
 
-    def logits(self, x_MH: Tensor) -> Tensor:
-        """[M, vocabulary] f32 for M positions; the caller bounds M, since a row of logits may take half a megabyte."""
+    def logits(self, x_MH: Tensor, *, apart: bool = False) -> Tensor:
+        """[M, vocabulary] f32 for M positions; the caller bounds M, since a row of logits may take half a megabyte.
+
+        `apart`: of different sequences, so that a row's bits must not depend on how many there are."""
         h_MH = self._norm(x_MH)
+        rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
         logits_MV = torch.empty(x_MH.shape[0], self._config.vocab_size)
         for first, tile_RH in self._weights.head_tiles():
-            logits_MR = self._of_tile(h_MH, first, tile_RH)
-            logits_MV[:, first : first + logits_MR.shape[1]] = logits_MR
+            for row in range(0, len(h_MH), rows):
+                logits_MR = self._of_tile(h_MH[row : row + rows], first, tile_RH)
+                logits_MV[row : row + rows, first : first + logits_MR.shape[1]] = logits_MR
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor) -> Tensor:

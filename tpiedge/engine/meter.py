@@ -23,6 +23,9 @@ class Meter:
     head_s: float = 0.0
     steps: int = 0
     tokens: int = 0
+    #: Guesses of answers' next tokens, and how many of them came true; on rank 0.
+    drafted: int = 0
+    accepted: int = 0
     #: How far the engine is, for heartbeats: the step under way and its block.
     step: int = 0
     block: int = 0

@@ -1,39 +1,81 @@
 """The loop of a node: rank 0 leads (plan, embed, forward, head, sample), the others follow (plan, forward).
 
-Rank 0's `generate` is the life of a request on the tensor plane: prefill the prompt in as few steps as the activation
-budget allows, then one step per token. The other nodes never see a token id, only hidden states and positions.
+Rank 0's `step` is one sweep over the model for all requests that run: pieces of their prompts, the next rows of their
+answers, and guesses of what comes after them. The other nodes never see a token id, only hidden states and positions.
 """
 
-from collections.abc import Callable, Sequence
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
 
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
+from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
-from tpiedge.engine.sampler import Sampler
+from tpiedge.engine.sampler import Sampled, Sampler
+from tpiedge.engine.sequence import RunningSequence, StepPiece
+from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
 from tpiedge.kv.cache import KVCache
+from tpiedge.kv.pages import PagePool, root_name
+from tpiedge.kv.room import KVRoom
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
 from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
-from tpiedge.wire.data import Segment, StepPlan
+from tpiedge.wire.data import StepPlan
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Follower", "Leader"]
+__all__ = ["Draws", "Follower", "Leader", "Serving"]
 
-_SLOT = 0
-_SCORE_ROWS = 64
+_SCORE_ROWS: Final = 64
+_KEY_BYTES: Final = 32
+_KEPT_CANCELS: Final = 64
+
+
+class Draws(Protocol):
+    """Draws the tokens of one sequence, as `Sampler` does."""
+
+    def sample(self, logits_V: Tensor) -> Sampled: ...
+
+    def accept(self, token: int) -> None: ...
+
+
+@dataclass(frozen=True)
+class Serving:
+    """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences`: that run at once;
+    `speculate`: tokens drafted for one in a step; `grain_pages`: by how many pages memory that none needs goes back,
+    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens."""
+
+    context_tokens: int
+    sequences: int = 1
+    speculate: int = 0
+    grain_pages: int = 0
+    facts: tuple[str, ...] = ()
+
+
+@dataclass(eq=False)
+class _Live:
+    """A request that has not ended, and what becomes of its tokens."""
+
+    sequence: RunningSequence
+    sampler: Draws
+    emit: Callable[[Token | PromptScores], None]
+    reason: FinishReason | None = None
 
 
 class Leader:
-    """Rank 0: owns the sequence, the embedding, the head and the sampler."""
+    """Rank 0: owns the sequences, their pages, the embedding, the head and the samplers."""
 
     def __init__(
         self,
@@ -47,20 +89,80 @@ class Leader:
         meter: Meter,
         limits: StepLimits,
         route: Route,
+        serving: Serving,
+        sampler_of: Callable[[GenerationRequest], Draws] | None = None,
     ) -> None:
         self._config = config
         self._epoch = epoch
         self._weights = weights
         self._forward = forward
         self._head = head
-        self._cache = cache
         self._communicator = communicator
         self._meter = meter
-        self._step = 0
-        self._cancelled: Callable[[], bool] = _never
-        self._kept: list[int] = []
         self._limits = limits
         self._route = route
+        self._serving = serving
+        self._sampler_of = sampler_of or self._sampler
+        self._cost = StepCost()
+        self._pool = PagePool(
+            cache.pages,
+            cache.format.page_positions,
+            secrets.token_bytes(_KEY_BYTES),
+            root_name(b"", *serving.facts),
+        )
+        self._batcher = Batcher(
+            self._pool,
+            BatchLimits(limits.step_tokens, serving.sequences, serving.speculate),
+            self._cost,
+            KVRoom(cache.pages, serving.grain_pages) if serving.grain_pages else None,
+            turning=config.rope.depends_on_length,
+        )
+        self._live: dict[str, _Live] = {}
+        self._cancels: dict[str, None] = {}
+        self._step = 0
+        #: The request whose step is under way alone, and that step.
+        self._lone = "", 0
+        self._poll: Callable[[], None] = _nothing
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return self._batcher.idle
+
+    @property
+    def pages(self) -> tuple[int, int]:
+        """How many pages of the KV cache sequences hold, of how many."""
+        return self._pool.held, self._pool.pages
+
+    def submit(self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None]) -> None:
+        """Accepts a request; its tokens go to `emit` as soon as they are drawn. Raises UserError where it cannot be
+        answered, for example because prompt + max_tokens exceed the context."""
+        self._check(request)
+        sampler = self._sampler_of(request)
+        self._live[request.id] = _Live(self._batcher.add(request), sampler, emit)
+
+    def cancel(self, request: str) -> None:
+        """From any thread: the request ends as soon as it costs no other anything, within a step if it is alone in
+        it."""
+        self._cancels[request] = None
+        lone, step = self._lone
+        if lone == request:
+            self._communicator.request_cancel(step)
+
+    def step(self) -> list[Finished]:
+        """Computes one step, and returns the requests that ended. Raises PeerLost, ProtocolError."""
+        ended = self._take_cancels()
+        batch = self._batcher.plan()
+        if batch is None:
+            return ended
+        begun = time.perf_counter()
+        try:
+            x_TH = self._run(batch)
+        except StepCancelled:
+            return [*ended, *self._take_cancels()]
+        self._draw(batch, x_TH)
+        self._cost.measured(len(x_TH), time.perf_counter() - begun)
+        return [*ended, *self._take_ended()]
 
     def generate(
         self,
@@ -68,48 +170,38 @@ class Leader:
         emit: Callable[[Token | PromptScores], None],
         cancelled: Callable[[], bool],
     ) -> Finished:
-        """Run the request to its end, handing every token to `emit` as soon as it is drawn.
+        """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each."""
 
-        `cancelled` is asked between steps; the thread that sets it inside one also calls the communicator's
-        `request_cancel`. Raises UserError where prompt + max_tokens exceed the KV cache, PeerLost, ProtocolError.
-        """
-        self._check(request)
-        self._cancelled = cancelled
-        sampler = Sampler(request.sampling, request.prompt_ids, self._config.vocab_size)
-        tokens = 0
-        reason: FinishReason = "length"
+        def poll() -> None:
+            if cancelled():
+                self.cancel(request.id)
+
+        self.submit(request, emit)
+        self._poll = poll
         try:
-            x_H = self._prefill(request, emit)
-            while tokens < request.max_tokens:
-                if cancelled():
-                    reason = "cancel"
-                    break
-                with self._meter.head_span():
-                    drawn = sampler.sample(self._head.logits(x_H[None])[0])
-                    sampler.accept(drawn.token)
-                emit(Token(self._epoch, request.id, tokens, drawn.token, drawn.logprobs))
-                tokens += 1
-                if drawn.token in request.stop_ids and not request.ignore_eos:
-                    reason = "stop"
-                    break
-                if tokens < request.max_tokens:
-                    position = len(self._kept)
-                    x_H = self._run_step([drawn.token], position, position + 1)[-1]
-        except StepCancelled:
-            reason = "cancel"
+            while True:
+                poll()
+                for finished in self.step():
+                    return finished
         finally:
-            self._cancelled = _never
-        return Finished(
-            epoch=self._epoch,
-            request=request.id,
-            reason=reason,
-            prompt_tokens=len(request.prompt_ids),
-            tokens=tokens,
-        )
+            self._poll = _nothing
 
     def logits(self, token_ids: Sequence[int]) -> Tensor:
-        """[T, vocabulary] at every position of a text that is short enough for one step. Forgets the sequence."""
-        return self._head.logits(self._run_step(token_ids, 0, len(token_ids), all_positions=True))
+        """[T, vocabulary] at every position of a text, while nothing else runs."""
+        sequence = self._batcher.add(GenerationRequest("logits", tuple(token_ids), 0, prompt_scores=True))
+        parts: list[Tensor] = []
+        try:
+            while sequence.remaining and (batch := self._batcher.plan()) is not None:
+                parts.append(self._run(batch))
+                self._batcher.decided(batch.pieces[0], ())
+            return self._head.logits(torch.cat(parts))
+        finally:
+            self._batcher.end(sequence)
+
+    # --- requests
+
+    def _sampler(self, request: GenerationRequest) -> Draws:
+        return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size)
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
@@ -118,89 +210,139 @@ class Leader:
         if beyond >= self._config.vocab_size:
             raise UserError(f"token id {beyond} is outside the vocabulary of {self._config.vocab_size}")
         needed = len(request.prompt_ids) + max(request.max_tokens - 1, 0)
-        if needed > self._cache.capacity:
+        context = self._serving.context_tokens
+        if needed > context:
             raise UserError(
                 f"{counted(len(request.prompt_ids), 'prompt token')} and {counted(request.max_tokens, 'new one')} need "
                 f"{counted(needed, 'position')}, "
-                f"the KV cache has {self._cache.capacity}: shorten the prompt or raise --context"
+                f"the KV cache has {context}: shorten the prompt or raise --context"
             )
+        if request.id in self._live:
+            raise UserError(f"request {request.id} is running already")
 
-    def _prefill(self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None]) -> Tensor:
-        """The hidden state [H] of the prompt's last position."""
-        prompt = request.prompt_ids
-        start = self._reusable(request)
-        x_H = torch.empty(0)
-        while start < len(prompt):
-            stop = min(len(prompt), start + self._limits.step_tokens)
-            x_TH = self._run_step(prompt[start:stop], start, len(prompt), all_positions=request.prompt_scores)
-            if request.prompt_scores:
-                self._score(x_TH, prompt[start + 1 : stop + 1], start + 1, request.id, emit)
-            x_H = x_TH[-1].clone()
-            del x_TH  # a view would keep the whole step in memory while the next one is computed
-            start = stop
-        return x_H
+    def _take_cancels(self) -> list[Finished]:
+        for request in list(self._cancels):
+            if request in self._live:
+                self._live[request].reason = "cancel"
+        # Of those that ended before, or have not begun, which is the command that is read next, only the latest are
+        # kept.
+        for request in list(self._cancels)[:-_KEPT_CANCELS]:
+            del self._cancels[request]
+        return self._take_ended()
 
-    def _reusable(self, request: GenerationRequest) -> int:
-        """Length of the prefix that the cache holds already; the last position is always computed."""
-        if not request.keep_prefix or request.prompt_scores or self._config.rope.depends_on_length:
-            return 0
-        common = 0
-        for kept, wanted in zip(self._kept, request.prompt_ids[:-1], strict=False):
-            if kept != wanted:
-                break
-            common += 1
-        return common
+    def _take_ended(self) -> list[Finished]:
+        return [self._end(live) for live in list(self._live.values()) if live.reason is not None]
 
-    def _score(
-        self,
-        x_TH: Tensor,
-        following: Sequence[int],
-        first: int,
-        request: str,
-        emit: Callable[[Token | PromptScores], None],
-    ) -> None:
-        """Log probabilities of the prompt's own tokens, from position `first` on."""
-        if not following:
-            return
-        with self._meter.head_span():
-            scores = self._head.scores(x_TH[: len(following)], torch.tensor(following)).tolist()
-        for row in range(0, len(scores), _SCORE_ROWS):
-            part = tuple(scores[row : row + _SCORE_ROWS])
-            emit(PromptScores(self._epoch, request, first + row, part))
+    def _end(self, live: _Live) -> Finished:
+        sequence, reason = live.sequence, live.reason
+        self._batcher.end(sequence)
+        del self._live[sequence.request.id]
+        self._cancels.pop(sequence.request.id, None)
+        return Finished(
+            epoch=self._epoch,
+            request=sequence.request.id,
+            reason=reason or "length",
+            prompt_tokens=sequence.prompt_tokens,
+            tokens=sequence.answer_tokens,
+            cached_tokens=sequence.cached,
+            steps=sequence.steps,
+        )
 
-    def _run_step(
-        self, token_ids: Sequence[int], start: int, rope_length: int, *, all_positions: bool = False
-    ) -> Tensor:
-        """One sweep over the model for the tokens at positions start, start + 1, ...; their hidden states [T, H], of
-        which only the last is complete unless `all_positions`."""
+    # --- a step
+
+    def _run(self, batch: Batch) -> Tensor:
+        """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
         self._step += 1
-        del self._kept[start:]
+        ids = batch.ids
         plan = StepPlan(
             epoch=self._epoch,
             step=self._step,
-            segments=(Segment(_SLOT, start, len(token_ids), rope_length),),
-            chunk_tokens=self._limits.chunk_of(len(token_ids), shared=self._communicator.size > 1),
-            tokens=len(token_ids),
-            all_positions=all_positions,
+            segments=batch.segments,
+            chunk_tokens=self._limits.chunk_of(len(ids), shared=self._communicator.size > 1),
+            tokens=len(ids),
+            apart_tokens=0 if self._forward.quantised else batch.decode_tokens,
+            tables=batch.tables,
+            discarded=batch.discarded,
             collective=self._route.small,
             bulk_collective=self._route.bulk,
             small_bytes=self._route.small_bytes,
             wire=self._route.wire,
         )
         with self._meter.embedding_span():
-            x_TH = self._weights.embedding_rows(token_ids)
-        with self._meter.announce_span():
-            self._communicator.announce(plan)
-            # A cancel that came before the announcement was meant for this request, but belonged to no step yet.
-            if self._cancelled():
-                self._communicator.request_cancel()
-        self._forward.run(x_TH, plan)
-        self._kept += token_ids
+            x_TH = self._weights.embedding_rows(ids)
+        self._lone = batch.lone, self._step
+        try:
+            with self._meter.announce_span():
+                self._communicator.announce(plan)
+                self._poll()
+                # A cancel that came before the announcement belonged to no step yet.
+                if batch.lone in self._cancels:
+                    self._communicator.request_cancel(self._step)
+            self._forward.run(x_TH, plan)
+        finally:
+            self._lone = "", 0
         return x_TH
 
+    def _draw(self, batch: Batch, x_TH: Tensor) -> None:
+        """Draws the next tokens of all sequences whose last position the step has computed."""
+        ends = accumulate(len(piece.ids) for piece in batch.pieces)
+        pieces = list(zip(batch.pieces, ends, strict=True))
+        rows = [row for piece, end in pieces if piece.draws for row in range(end - 1 - piece.drafted, end)]
+        with self._meter.head_span():
+            logits_MV = (
+                self._head.logits(x_TH[rows], apart=not self._forward.quantised) if rows else torch.empty(0)
+            )
+        first = 0
+        for piece, end in pieces:
+            live = self._live[piece.sequence.request.id]
+            if piece.sequence.request.prompt_scores and piece.sequence.answer_tokens == 0:
+                self._score(live, piece, x_TH[end - len(piece.ids) : end])
+            if not piece.draws:
+                self._batcher.decided(piece, ())
+                continue
+            with self._meter.head_span():
+                tokens = list(self._drawn(live, piece, logits_MV[first:]))
+            first += piece.drafted + 1
+            self._batcher.decided(piece, tokens)
+            accepted = max(0, len(tokens) - 1)
+            self._meter.drafted += piece.drafted
+            self._meter.accepted += accepted
 
-def _never() -> bool:
-    return False
+    def _drawn(self, live: _Live, piece: StepPiece, logits_MV: Tensor) -> Iterator[int]:
+        """The tokens at the piece's last position and after every guess that came true."""
+        request = live.sequence.request
+        index = live.sequence.answer_tokens
+        if index >= request.max_tokens:
+            live.reason = "length"
+            return
+        guesses = [*piece.ids[len(piece.ids) - piece.drafted :], None]
+        for row, guess in enumerate(guesses):
+            drawn = live.sampler.sample(logits_MV[row])
+            live.sampler.accept(drawn.token)
+            live.emit(Token(self._epoch, request.id, index, drawn.token, drawn.logprobs))
+            yield drawn.token
+            index += 1
+            if drawn.token in request.stop_ids and not request.ignore_eos:
+                live.reason = "stop"
+            elif index >= request.max_tokens:
+                live.reason = "length"
+            if live.reason is not None or drawn.token != guess:
+                return
+
+    def _score(self, live: _Live, piece: StepPiece, x_TH: Tensor) -> None:
+        """Log probabilities of the prompt's own tokens after the piece's positions."""
+        following = live.sequence.request.prompt_ids[piece.start + 1 : piece.stop + 1]
+        if not following:
+            return
+        with self._meter.head_span():
+            scores = self._head.scores(x_TH[: len(following)], torch.tensor(following)).tolist()
+        for row in range(0, len(scores), _SCORE_ROWS):
+            part = tuple(scores[row : row + _SCORE_ROWS])
+            live.emit(PromptScores(self._epoch, live.sequence.request.id, piece.start + 1 + row, part))
+
+
+def _nothing() -> None:
+    return
 
 
 class Follower:
@@ -220,7 +362,7 @@ class Follower:
         """Wait for a plan, then take the step."""
         plan = self._communicator.next_plan()
         x_TH = torch.empty(plan.tokens, self._hidden_size)
-        # The cancelled step's hidden states are dropped with it; the next plan says where the sequence stands.
+        # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
         try:
             self._forward.run(x_TH, plan)
         except StepCancelled:

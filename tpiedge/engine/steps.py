@@ -4,17 +4,21 @@ A chunk is computed and reduced as one, whatever sequences its rows belong to, s
 per chunk.
 """
 
+from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
 
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["ACTIVATION_BYTES", "Chunk", "ChunkSegment", "StepLimits", "chunks", "last_rows"]
+__all__ = ["ACTIVATION_BYTES", "APART_ROWS", "Chunk", "ChunkSegment", "StepLimits", "chunks", "wanted_rows"]
 
 #: Of the hidden states of a step.
 ACTIVATION_BYTES = 64 << 20
+
+#: Of a chunk of rows that are computed apart: as many as native products of f32 and bf16 take, whose bits do not depend
+#: on how many there are.
+APART_ROWS = 16
 
 _MESSAGE_BYTES = 1 << 20
 _PRODUCT_ROWS = 16
@@ -74,24 +78,38 @@ class Chunk:
 def chunks(plan: StepPlan) -> tuple[Chunk, ...]:
     """Every node derives the same chunks from the plan. Raises ProtocolError if its numbers contradict."""
     total = sum(segment.length for segment in plan.segments)
-    if total != plan.tokens or total == 0 or plan.chunk_tokens == 0:
+    if total != plan.tokens or total == 0 or plan.chunk_tokens == 0 or plan.apart_tokens > total:
         raise ProtocolError(f"step {plan.step}: {plan.tokens} tokens planned, segments hold {total}")
     return tuple(
         Chunk(index, first, last, tuple(_segments(plan, first, last)))
-        for index, (first, last) in enumerate(_bounds(total, plan.chunk_tokens))
+        for index, (first, last) in enumerate(_bounds(total, plan.apart_tokens, plan.chunk_tokens))
     )
 
 
-def last_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
-    """The step's row of the last position of each segment, and these rows, side by side, as chunks (no segments)."""
-    ends = accumulate(segment.length for segment in plan.segments)
-    rows = [end - 1 for segment, end in zip(plan.segments, ends, strict=True) if segment.length]
-    bounds = _bounds(len(rows), plan.chunk_tokens)
+def wanted_rows(plan: StepPlan) -> tuple[tuple[int, ...], tuple[Chunk, ...]]:
+    """The step's rows whose final hidden states are wanted, and these, side by side, as chunks (no segments).
+
+    Raises ProtocolError where there is none, or more of a segment than it has."""
+    rows: list[int] = []
+    end = 0
+    for segment in plan.segments:
+        end += segment.length
+        if segment.wanted > segment.length:
+            raise ProtocolError(
+                f"step {plan.step}: {segment.wanted} of {segment.length} positions are wanted"
+            )
+        rows += range(end - segment.wanted, end)
+    if not rows:
+        raise ProtocolError(f"step {plan.step}: no position of it is wanted")
+    apart = bisect_left(rows, plan.apart_tokens)
+    bounds = _bounds(len(rows), apart, plan.chunk_tokens)
     return tuple(rows), tuple(Chunk(index, first, last, ()) for index, (first, last) in enumerate(bounds))
 
 
-def _bounds(rows: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
-    return ((start, min(start + chunk_rows, rows)) for start in range(0, rows, chunk_rows))
+def _bounds(rows: int, apart: int, chunk_rows: int) -> Iterator[tuple[int, int]]:
+    few = min(chunk_rows, APART_ROWS)
+    yield from ((start, min(start + few, apart)) for start in range(0, apart, few))
+    yield from ((start, min(start + chunk_rows, rows)) for start in range(apart, rows, chunk_rows))
 
 
 def _segments(plan: StepPlan, first: int, last: int) -> Iterator[ChunkSegment]:

@@ -19,7 +19,7 @@ from tpiedge.local.prepare import PreparedModel
 from tpiedge.memory.planned import elastic_bytes, placed
 from tpiedge.memory.weights import NodeWeights
 from tpiedge.pack.grids import grid_exponents
-from tpiedge.wire.data import Segment, StepPlan
+from tpiedge.wire.data import Segment, StepPlan, TableChange
 
 __all__ = ["ROWS", "WindowRows", "open_engine"]
 
@@ -51,10 +51,10 @@ class WindowRows:
         plan = StepPlan(
             epoch=_EPOCH,
             step=self._step,
-            segments=(Segment(_SLOT, start, len(ids), rope_length),),
+            segments=(Segment(_SLOT, start, len(ids), rope_length, len(ids)),),
             chunk_tokens=self._limits.chunk_of(len(ids), shared=False),
             tokens=len(ids),
-            all_positions=True,
+            tables=(TableChange(_SLOT, 0, tuple(range(self._engine.cache.pages)), start),),
         )
         x_TH = self._engine.weights.embedding_rows(ids)
         self._engine.communicator.announce(plan)

@@ -14,6 +14,9 @@
   zeros otherwise: all of it is NaN from then on.
 
 What is read differs from what was written by s / 2 at most (and f32 rounding): both f16 are rounded to the safe side.
+
+Positions lie in pages. A page's part of one layer and KV head is one run of bytes: the rows of its keys, then those of
+its values, then what is left of the last 4 KiB.
 """
 
 from dataclasses import dataclass
@@ -26,6 +29,10 @@ __all__ = ["KV_GROUP", "KVFormat", "usual_kv"]
 KV_GROUP = 32
 """Numbers that share a scale."""
 
+_ALIGN = 4096
+_BLOCK_POSITIONS = 64  # that attention reads at a time (KEYS in native/attention.inl)
+_MOST_POSITIONS = 512
+_PADDING = 1 / 16  # of a part at most, where so many positions do
 _HALF_BYTES = 2
 _NUMBER_BYTES = {"f32": 4, "bf16": 2}
 _SCALES = {"q8": 1, "q4": 2}
@@ -62,6 +69,30 @@ class KVFormat:
         if not self.quantised:
             return self.width * _NUMBER_BYTES[self.precision]
         return self.scales_nbytes + -(-self.width * self.bits // 8)
+
+    @cached_property
+    def page_positions(self) -> int:
+        """Positions of a page: as few whole blocks of attention as fill the 4 KiB of a part nearly."""
+        counts = range(_BLOCK_POSITIONS, _MOST_POSITIONS + 1, _BLOCK_POSITIONS)
+        fitting = (count for count in counts if self._padding(count) <= _PADDING)
+        return next(fitting, min(counts, key=self._padding))
+
+    @cached_property
+    def part_nbytes(self) -> int:
+        """Bytes of a page's part of one layer and KV head."""
+        return _whole(2 * self.page_positions * self.row_nbytes)
+
+    def pages_of(self, positions: int) -> int:
+        """How many pages so many positions take."""
+        return -(-positions // self.page_positions)
+
+    def _padding(self, positions: int) -> float:
+        used = 2 * positions * self.row_nbytes
+        return 1 - used / _whole(used)
+
+
+def _whole(nbytes: int) -> int:
+    return -(-nbytes // _ALIGN) * _ALIGN
 
 
 def usual_kv(compute: Compute) -> KVPrecision:

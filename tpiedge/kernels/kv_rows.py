@@ -11,9 +11,8 @@ import torch.nn.functional as functional
 from torch import Tensor
 
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat
-from tpiedge.kernels.library import Pool
 
-__all__ = ["QuantisedRows", "decode", "encode", "encode_into"]
+__all__ = ["QuantisedRows", "decode", "encode"]
 
 _LARGEST_CODE = {8: 127.0, 4: 15.0}
 
@@ -47,26 +46,8 @@ class QuantisedRows:
         return decode(self.data_KSB, self.format)
 
 
-def encode_into(rows_TKB: Tensor, x_TKd: Tensor, format_: KVFormat, pool: Pool | None = None) -> None:
-    """Quantise x (f32, any strides but the last) into `rows_TKB` (uint8, likewise)."""
-    tokens, heads, width = x_TKd.shape
-    if x_TKd.dtype is not torch.float32 or not x_TKd.is_cpu or width != format_.width:
-        raise ValueError(f"{list(x_TKd.shape)} {x_TKd.dtype} on {x_TKd.device} to store as {format_}")
-    if rows_TKB.shape != (tokens, heads, format_.row_nbytes) or rows_TKB.dtype is not torch.uint8:
-        raise ValueError(
-            f"{list(x_TKd.shape)} as {format_} to store in {list(rows_TKB.shape)} {rows_TKB.dtype}"
-        )
-    if pool is None or not rows_TKB.numel():
-        rows_TKB.copy_(encode(x_TKd, format_))
-        return
-    x_TKd = x_TKd if x_TKd.stride(2) == 1 else x_TKd.contiguous()
-    if rows_TKB.stride(2) != 1 or not rows_TKB.is_cpu:
-        raise ValueError(f"rows with strides {rows_TKB.stride()} on {rows_TKB.device}")
-    pool.kv_append(x_TKd, rows_TKB, format_.bits)
-
-
 def encode(x_TKd: Tensor, format_: KVFormat) -> Tensor:
-    """[T, K, B] uint8, contiguous."""
+    """[T, K, B] uint8, contiguous, of f32 at any strides; the native kernels leave the same bytes."""
     tokens, heads, width = x_TKd.shape
     padding = format_.groups * KV_GROUP - width
     x_TKGn = functional.pad(x_TKd, (0, padding)).view(tokens, heads, format_.groups, KV_GROUP)

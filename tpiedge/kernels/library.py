@@ -133,19 +133,18 @@ class Pool:
         packed: bytes,
         x: int,
         y: int,
-        tokens: int,
-        start: int,
+        spans: bytes,
+        count: int,
         cos: int,
         sin: int,
-        keys: int,
-        values: int,
         scratch: int,
         wide: bool,
     ) -> bool:
-        """An attention block as attention_block.py packs it; addresses of f32 and of the cache, `y` of sums."""
+        """An attention block as attention_block.py packs it, for `count` spans as kv_pages.py does; addresses of f32,
+        `y` of sums."""
         return _fits(
             self._dll.tpiedge_panels_attention(
-                self._handle, packed, x, y, tokens, start, cos, sin, keys, values, scratch, wide
+                self._handle, packed, x, y, spans, count, cos, sin, scratch, wide
             )
         )
 
@@ -154,14 +153,14 @@ class Pool:
         self._dll.tpiedge_add_sums(x, sums, count, exponent, wide)
 
     def stack_panels(
-        self, packed: bytes, layers: int, x: int, tokens: int, start: int, cos: int, sin: int, scratch: int
+        self, packed: bytes, layers: int, x: int, spans: bytes, count: int, cos: int, sin: int, scratch: int
     ) -> tuple[float, float]:
-        """All layers as stack.py packs them; the seconds of attention and of FFN blocks."""
+        """All layers as stack.py packs them, for `count` spans likewise; the seconds of attention and of FFN blocks."""
         seconds = (ctypes.c_double * 2)()
         address = ctypes.addressof(seconds)
         _complete(
             self._dll.tpiedge_panels_stack(
-                self._handle, packed, layers, x, tokens, start, cos, sin, scratch, address
+                self._handle, packed, layers, x, spans, count, cos, sin, scratch, address
             )
         )
         return seconds[0], seconds[1]
@@ -182,59 +181,41 @@ class Pool:
             self._handle, gate_TF.data_ptr(), up_TF.data_ptr(), y_TF.data_ptr(), y_TF.numel()
         )
 
-    def kv_append(self, x_TKd: Tensor, rows_TKB: Tensor, bits: int) -> None:
-        """Quantise keys or values; both may be strided but in their last dimension."""
-        tokens, heads, width = x_TKd.shape
-        x_token_stride, x_head_stride, _ = x_TKd.stride()
-        token_stride, head_stride, _ = rows_TKB.stride()
+    def kv_append(self, k_TKd: Tensor, v_TKd: Tensor, layout: bytes, spans: bytes, count: int) -> None:
+        """Keys and values, which may be strided but in their last dimension, to the pages of `count` spans; `layout`
+        and `spans` as kv_pages.py packs them."""
         self._dll.tpiedge_kv_append(
             self._handle,
-            x_TKd.data_ptr(),
-            rows_TKB.data_ptr(),
-            bits,
-            x_token_stride,
-            x_head_stride,
-            token_stride,
-            head_stride,
-            tokens,
-            heads,
-            width,
+            k_TKd.data_ptr(),
+            v_TKd.data_ptr(),
+            layout,
+            spans,
+            count,
+            *k_TKd.stride()[:2],
+            *v_TKd.stride()[:2],
         )
 
     def attention(
         self,
         q_TNd: Tensor,
-        k_KS: Tensor,
-        v_KS: Tensor,
-        stored: int,
+        y_TNd: Tensor,
+        layout: bytes,
+        spans: bytes,
+        count: int,
         head_start: bytes,
-        offset: int,
         window: int | None,
         scale: float,
-        y_TNd: Tensor,
     ) -> None:
-        """The first query stands at key index `offset`; `head_start`: K + 1 native int64; `stored`: how keys and values
-        are, a KVFormat of native/kv.h."""
-        tokens, heads, width = q_TNd.shape
-        k_head_stride, k_stride, _ = k_KS.stride()
-        v_head_stride, v_stride, _ = v_KS.stride()
+        """Of the queries of `count` spans, likewise; `head_start`: K + 1 native int64."""
         self._dll.tpiedge_attention(
             self._handle,
             q_TNd.data_ptr(),
-            k_KS.data_ptr(),
-            v_KS.data_ptr(),
             y_TNd.data_ptr(),
-            stored,
+            layout,
+            spans,
+            count,
             head_start,
-            k_head_stride,
-            k_stride,
-            v_head_stride,
-            v_stride,
-            tokens,
-            heads,
-            k_KS.shape[0],
-            width,
-            offset,
+            q_TNd.shape[1],
             _NO_WINDOW if window is None else window,
             scale,
         )

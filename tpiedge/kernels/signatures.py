@@ -7,7 +7,7 @@ from tpiedge.native_code import Signatures
 __all__ = ["ABI", "SIGNATURES"]
 
 #: As in native/interface.cpp.
-ABI = 9
+ABI = 10
 
 _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
 _packed = ctypes.c_char_p
@@ -27,7 +27,7 @@ SIGNATURES: Signatures = {
     "tpiedge_panels_project": ([_pointer, _pointer, _size, _packed, _size], _int),
     "tpiedge_panels_contract": ([_pointer, _pointer, _size, _packed, _int], _int),
     "tpiedge_panels_attention": (
-        [_pointer, _packed, _pointer, _pointer, _size, _size, *[_pointer] * 5, _int],
+        [_pointer, _packed, _pointer, _pointer, _packed, _size, *[_pointer] * 3, _int],
         _int,
     ),
     "tpiedge_panels_ffn": (
@@ -36,16 +36,16 @@ SIGNATURES: Signatures = {
     ),
     "tpiedge_add_sums": ([_pointer, _pointer, _size, _size, _int], None),
     "tpiedge_panels_stack": (
-        [_pointer, _packed, _size, _pointer, _size, _size, *[_pointer] * 4],
+        [_pointer, _packed, _size, _pointer, _packed, _size, *[_pointer] * 4],
         _int,
     ),
     "tpiedge_rms_norm": ([*_ROWS, _pointer, _float], None),
     "tpiedge_rope": ([*_ROWS, _pointer, _pointer, _size], None),
     "tpiedge_crc32": ([_pointer, _size, ctypes.c_uint32], ctypes.c_uint32),
     "tpiedge_swiglu": ([_pointer, _pointer, _pointer, _pointer, _size], None),
-    "tpiedge_kv_append": ([_pointer, _pointer, _pointer, _int, *[_size] * 7], None),
+    "tpiedge_kv_append": ([_pointer, _pointer, _pointer, _packed, _packed, *[_size] * 5], None),
     "tpiedge_attention": (
-        [_pointer, _pointer, _pointer, _pointer, _pointer, _int, _packed, *[_size] * 10, _float],
+        [_pointer, _pointer, _pointer, _packed, _packed, _size, _packed, _size, _size, _float],
         None,
     ),
     "tpiedge_quantise": ([_size, _pointer, *[_size] * 6, _pointer, _pointer], _size),

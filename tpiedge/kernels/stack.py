@@ -13,38 +13,32 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention_block import CachePosition, FusedAttention
+from tpiedge.kernels.attention_block import FusedAttention, RotaryRows
 from tpiedge.kernels.ffn import NORMED_BYTES, SCRATCH_BYTES, FusedFFN
+from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.library import Pool
 
 __all__ = ["FusedLayers"]
 
 # As PanelLayer of native/interface.h.
-_LAYER = struct.Struct("=5qd")
+_LAYER = struct.Struct("=3qd")
 _F32_BYTES = 4
 
 
 class FusedLayers:
-    """Layers of one cache slot. `addresses`: of each one's keys and values. Raises ValueError for blocks that do not
-    fit together."""
+    """All layers, for any sequences of the cache. Raises ValueError for blocks that do not fit together."""
 
-    def __init__(
-        self,
-        blocks: Sequence[tuple[FusedAttention, FusedFFN]],
-        addresses: Sequence[tuple[int, int]],
-        pool: Pool,
-    ) -> None:
+    def __init__(self, blocks: Sequence[tuple[FusedAttention, FusedFFN]], pool: Pool) -> None:
         hidden = {width for layer in blocks for block in layer for width in (block.hidden, block.outputs)}
-        if len(hidden) != 1 or len(blocks) != len(addresses):
+        alike = {(attention.positions, attention.rotated) for attention, _ in blocks}
+        if len(hidden) != 1 or len(alike) != 1:
             raise ValueError(
-                f"{len(blocks)} layers, {len(addresses)} of them cached, of hidden sizes {hidden}"
+                f"{len(blocks)} layers of hidden sizes {hidden}, with positions of a page and rotated columns {alike}"
             )
         (self._hidden,) = hidden
         self._packed = b"".join(
-            _LAYER.pack(
-                _address(attention.packed), _address(ffn.packed), ffn.norm_H.data_ptr(), *places, ffn.eps
-            )
-            for (attention, ffn), places in zip(blocks, addresses, strict=True)
+            _LAYER.pack(_address(attention.packed), _address(ffn.packed), ffn.norm_H.data_ptr(), ffn.eps)
+            for attention, ffn in blocks
         )
         self._blocks = tuple(blocks)
         self._pool = pool
@@ -52,20 +46,19 @@ class FusedLayers:
         #: Tokens whose scratch stays within what an FFN block may take.
         self.most_tokens = max(1, (SCRATCH_BYTES + NORMED_BYTES) // (_F32_BYTES * self._scratch))
 
-    def run(self, x_TH: Tensor, start: int, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
-        """Adds every block's result to `x_TH`, for tokens from position `start` on. Returns the seconds that attention
-        and FFN blocks took."""
-        place = CachePosition(start, 0, 0, cos_Tr, sin_Tr, 0)  # each layer has keys and values of its own
-        tokens = self._blocks[0][0].check(x_TH, place)
+    def run(self, x_TH: Tensor, spans: Spans, cos_Tr: Tensor, sin_Tr: Tensor) -> tuple[float, float]:
+        """Adds every block's result to `x_TH`, the tokens of the spans, whose rows of the tables are the first. Returns
+        the seconds that attention and FFN blocks took."""
+        self._blocks[0][0].check(x_TH, spans, RotaryRows(cos_Tr, sin_Tr, 0))
         if not x_TH.is_contiguous():
             raise ValueError("activations to add to are not contiguous")
-        scratch = torch.empty(tokens * self._scratch)
+        scratch = torch.empty(spans.tokens * self._scratch)
         return self._pool.stack_panels(
             self._packed,
             len(self._blocks),
             x_TH.data_ptr(),
-            tokens,
-            start,
+            spans.packed,
+            len(spans),
             cos_Tr.data_ptr(),
             sin_Tr.data_ptr(),
             scratch.data_ptr(),

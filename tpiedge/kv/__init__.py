@@ -1,1 +1,2 @@
-"""The KV cache of a node's own heads: `cache` holds it, `room` (pure) says when memory is taken and given back."""
+"""The KV cache of a node's own heads: `cache` holds it in pages; `pages` (pure, on rank 0) says which page holds what,
+and `room` (pure) when their memory is given back."""

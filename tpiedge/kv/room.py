@@ -1,37 +1,32 @@
-"""How many positions of each sequence the KV cache keeps memory for: a pure ledger.
+"""How many pages of the KV cache keep memory where weights that are streamed could use it: a pure ledger.
 
-Memory is taken and given back by whole grains, because weights that are streamed make room for it, or fill what is
-free. It is given back when a sequence needs at least two grains less, so that texts of nearly the same length that take
-turns do not move weights each time.
+Memory is taken and given back by whole grains, because weights make room for it, or fill what is free. It is given back
+when at least two grains less are needed, so that texts of nearly the same length that take turns do not move weights
+each time.
 """
 
-__all__ = ["KVRoom"]
+__all__ = ["KVRoom", "usual_grain"]
+
+_GRAINS = 16
+_GRAIN_BYTES = 4 << 20
+
+
+def usual_grain(pages: int, page_bytes: int) -> int:
+    """A sixteenth of the cache, or 4 MiB where that is more, in pages."""
+    return max(1, pages // _GRAINS, _GRAIN_BYTES // max(1, page_bytes))
 
 
 class KVRoom:
-    """Counts for `slots` sequences of up to `capacity` positions, by `grain` positions at a time."""
+    """Counts for a cache of `pages` pages, by `grain` pages at a time; both are one at least."""
 
-    def __init__(self, slots: int, capacity: int, grain: int) -> None:
-        self._held = [0] * slots
-        self._capacity = capacity
-        self._grain = min(max(1, grain), capacity)
+    def __init__(self, pages: int, grain: int) -> None:
+        self._held = 0
+        self._pages = pages
+        self._grain = min(grain, pages)
 
-    @property
-    def held(self) -> tuple[int, ...]:
-        """Positions of each slot whose memory may be in use."""
-        return tuple(self._held)
-
-    def ask(self, slot: int, stop: int, reach: int) -> range:
-        """Positions below `stop` are written next, and those below `reach` before long. Returns the positions whose
-        memory is not kept any more."""
-        before = self._held[slot]
-        enough = self._whole(max(stop, reach))
-        if before >= enough + 2 * self._grain:
-            self._held[slot] = enough
-            return range(enough, before)
-        self._held[slot] = max(before, self._whole(stop))
-        return range(0)
-
-    def _whole(self, positions: int) -> int:
-        grains = -(-positions // self._grain)
-        return min(grains * self._grain, self._capacity)
+    def ask(self, needed: int) -> int:
+        """Sequences need so many pages now. Returns how many may keep memory, with theirs."""
+        enough = min(-(-needed // self._grain) * self._grain, self._pages)
+        if not enough <= self._held < enough + 2 * self._grain:
+            self._held = enough
+        return self._held

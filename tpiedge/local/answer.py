@@ -15,7 +15,10 @@ __all__ = ["Answer", "collect"]
 
 @dataclass
 class Answer:
-    """A complete answer. `ttft_s` is the time to the first token, `decode_s` the time from there to the last."""
+    """A complete answer. `ttft_s` is the time to the first token, `decode_s` the time from there to the last.
+
+    `tokens_per_step` is how many tokens a sweep over the model gave; None where a stop string ended the answer.
+    """
 
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
@@ -24,6 +27,7 @@ class Answer:
     decode_s: float = 0.0
     logprobs: list[list[tuple[int, float]]] = field(default_factory=list)
     prompt_logprobs: list[float] = field(default_factory=list)
+    tokens_per_step: float | None = None
 
     @property
     def s_per_token(self) -> float | None:
@@ -70,8 +74,9 @@ def collect(
                     if write(writer.push(token)):
                         answer.finish_reason = "stop"
                         return answer
-                case Finished(reason=reason):
+                case Finished(reason=reason, tokens=tokens, steps=steps):
                     answer.finish_reason = reason
+                    answer.tokens_per_step = tokens / steps if steps else None
     finally:
         events.close()  # cancels what still runs
     if write(writer.finish()):

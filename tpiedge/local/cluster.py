@@ -72,6 +72,8 @@ class ClusterSpec:
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
+    #: As in Assign.
+    speculate: int = 0
 
     def place(self, rank: int) -> Place:
         return self.places[rank] if self.places else _HERE
@@ -83,11 +85,13 @@ class ClusterSpec:
             self.pack,
             "",
             self.compute,
-            self.capacity_tokens,
-            self.collective,
-            self.wire,
-            self.kv,
-            grid_exponents(Pack.open(self.pack)) if self.compute == "int8" else (),
+            capacity_tokens=self.capacity_tokens,
+            context_tokens=self.capacity_tokens,
+            speculate=self.speculate,
+            collective=self.collective,
+            wire=self.wire,
+            kv=self.kv,
+            grids=grid_exponents(Pack.open(self.pack)) if self.compute == "int8" else (),
         )
 
     @property

@@ -42,7 +42,8 @@ _DISK_SPEED = 0.1  # relative to the speed of computing; all nodes have the same
 
 @dataclass(frozen=True)
 class Layout:
-    """The user's choices: how many nodes, of which size, on which testbed, and how they add up their parts."""
+    """The user's choices: how many nodes, of which size, on which testbed, how they add up their parts, and how many
+    tokens a step may draft (as in Assign)."""
 
     nodes: int
     shares: str | None
@@ -52,6 +53,7 @@ class Layout:
     testbed: Emulated | None = None
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
+    speculate: int = 0
 
     @property
     def threads_per_node(self) -> int:
@@ -211,6 +213,7 @@ def launch(
             collective=layout.collective,
             wire=layout.wire,
             kv=model.kv,
+            speculate=layout.speculate,
             timing=layout.testbed.timing if layout.testbed else Timing(),
         )
         yield from _run(spec, [need.weight_bytes for need in plan.needs])

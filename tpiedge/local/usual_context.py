@@ -1,16 +1,17 @@
 """How long a context is where nobody says: the model's own, where memory allows."""
 
-from tpiedge.errors import OutOfMemory
+from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.host.device import default_memory_bytes
 from tpiedge.local.launch import Layout, check_context, plan_cluster
 from tpiedge.local.prepare import PreparedModel
 from tpiedge.planner.solve import Plan
 from tpiedge.progress import say
 
-__all__ = ["chosen_context", "roomy_context", "usual_context"]
+__all__ = ["chosen_context", "chosen_kv_tokens", "roomy_context", "usual_context"]
 
 _LEAST_TOKENS = 4096
 _PART_OF_MEMORY = 8
+_MOST_KV_TOKENS = (1 << 32) - 1
 
 
 def usual_context(model: PreparedModel, layout: Layout) -> int:
@@ -47,6 +48,20 @@ def chosen_context(model: PreparedModel, layout: Layout, wanted: int | None) -> 
     tokens = usual_context(model, layout)
     say(_said(tokens, model.context_tokens))
     return tokens
+
+
+def chosen_kv_tokens(context: int, wanted: int | None) -> int:
+    """--kv-tokens, or without it the context. Raises UserError for fewer, or for more than any cluster has."""
+    if wanted is None:
+        return context
+    if wanted < context:
+        raise UserError(
+            f"--kv-tokens {wanted} is less than the context of {context} tokens: give at least {context}, or a smaller "
+            "--context"
+        )
+    if wanted > _MOST_KV_TOKENS:
+        raise UserError(f"--kv-tokens {wanted} is out of range: at most {_MOST_KV_TOKENS}")
+    return wanted
 
 
 def _said(tokens: int, own: int) -> str:

@@ -69,12 +69,19 @@ class Fetching:
 
 @dataclass(frozen=True)
 class Served:
-    """The model and the settings that are the same in every epoch."""
+    """The model and the settings that are the same in every epoch.
+
+    The KV cache has `capacity_tokens` positions for all requests together. Up to `sequences` of them run at once, each
+    with at most `context_tokens` positions and `speculate` drafted tokens per step, as in Assign.
+    """
 
     pack: Path
     pack_id: str
     compute: Compute
     capacity_tokens: int
+    context_tokens: int
+    sequences: int = 1
+    speculate: int = 0
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
@@ -126,10 +133,14 @@ class Served:
             compute=self.compute,
             threads=assignment.threads,
             capacity_tokens=self.capacity_tokens,
+            context_tokens=self.context_tokens,
+            sequences=self.sequences,
+            speculate=self.speculate,
             peer_keys=tuple(sorted(keys.items())),
             weights=assignment.weights,
             collective=self.collective,
             wire=self.wire,
             kv=self.kv,
             grids=self.grids,
+            elastic=any(one.weights.pin == "auto" for one in assignments),
         )

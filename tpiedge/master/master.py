@@ -3,8 +3,8 @@
 One thread, the control thread, owns the hub and decides everything; other threads submit requests and read
 snapshots. What it receives (`reception`) changes the roster and the sessions (`session_manager`); then it compares the
 actual state with the desired one (`reconciler`). One session may serve while the next one prepares: workers fetch what
-they lack in the meantime, and the switch happens between two requests. A loss ends the serving session at once; its
-request fails with the cause, and the next plan uses the machines that are present.
+they lack in the meantime, and the switch happens while no request runs. A loss ends the serving session at once; its
+requests fail with the cause, and the next plan uses the machines that are present.
 """
 
 import logging
@@ -64,7 +64,7 @@ class Master:
         self._hub = hub
         self._clock = clock
         self._heartbeat_s = timing.heartbeat_s
-        self._requests = RequestQueue(queue_limit, self._cancel, hub.wake)
+        self._requests = RequestQueue(queue_limit, served.sequences, self._cancel, hub.wake)
         self._sessions = SessionManager(hub, outbox, rank_zero, served, timing, clock, self._requests.tell)
         self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions)
         self._reconciler = Reconciler(

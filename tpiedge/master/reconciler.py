@@ -1,11 +1,15 @@
-"""Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them."""
+"""Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
+
+Requests start while fewer run than may. Once a session is prepared that is to take the place of the serving one, no
+request starts, and the change comes when those that run have ended: so neither waits for ever.
+"""
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from tpiedge.clock import Clock
-from tpiedge.errors import PeerError, ProtocolError, UserError
+from tpiedge.errors import PeerError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.notices import Notices
@@ -235,12 +239,8 @@ class Reconciler:
         if coming is not None and coming.phase is Phase.PREPARED:
             return
         self._retries.served()
-        request = self._requests.next()
-        if request is not None:
-            try:
-                serving.ask(request)
-            except ProtocolError as error:
-                self._requests.fail_running(UserError(f"the request cannot be served: {error}"))
+        while self._requests.start(serving.ask):
+            pass
 
     def _end_serving(self, session: Session) -> None:
         error = session.failure.error if session.failure else PeerError("the cluster was stopped")

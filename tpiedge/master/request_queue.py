@@ -1,9 +1,11 @@
-"""The requests of a serving cluster: one runs, others wait, and each ends exactly once.
+"""The requests of a serving cluster: some run, others wait, and each ends exactly once.
 
 Laws:
 1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
-2. Requests start in the order in which they were accepted, one at a time.
-3. A node's message about a request that is not the running one is dropped.
+2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once.
+3. A node's message about a request that does not run is dropped.
+4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
+5. What is wrong with the whole cluster fails every running request, and no waiting one.
 """
 
 import queue
@@ -13,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Final, NoReturn
 
-from tpiedge.errors import Cancelled, InternalError, TpiedgeError, UserError
+from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
@@ -74,17 +76,22 @@ class PendingAnswer:
 
 
 class RequestQueue:
-    """Thread-safe; nothing blocks. `on_cancel(id)` is called when the running request is cancelled, `on_submit()` after
-    each accepted one.
+    """Up to `limit` requests wait and up to `parallel` run; their ids must differ. Thread-safe; nothing blocks.
+
+    `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each accepted one. `on_cancel`
+    must not call back.
     """
 
-    def __init__(self, limit: int, on_cancel: Callable[[str], None], on_submit: Callable[[], None]) -> None:
+    def __init__(
+        self, limit: int, parallel: int, on_cancel: Callable[[str], None], on_submit: Callable[[], None]
+    ) -> None:
         self._limit = limit
+        self._parallel = parallel
         self._on_cancel = on_cancel
         self._on_submit = on_submit
         self._lock = threading.Lock()
         self._waiting: deque[PendingAnswer] = deque()
-        self._running: PendingAnswer | None = None
+        self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
 
@@ -98,14 +105,14 @@ class RequestQueue:
         return len(self._waiting)
 
     @property
-    def running(self) -> bool:
-        return self._running is not None
+    def running(self) -> int:
+        return len(self._running)
 
     @property
     def idle(self) -> bool:
         """Whether no request runs or waits."""
         with self._lock:
-            return self._running is None and not self._waiting
+            return not self._running and not self._waiting
 
     def refuse(self, error: TpiedgeError) -> NoReturn:
         """Counts a request that the caller does not accept, and raises `error`."""
@@ -127,19 +134,30 @@ class RequestQueue:
         self._on_submit()
         return answering
 
-    def next(self) -> GenerationRequest | None:
-        """Makes the next request the running one; None if one runs already or none waits."""
-        with self._lock:
-            if self._running is not None or not self._waiting:
-                return None
-            self._running = self._waiting.popleft()
-            return self._running.request
+    def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
+        """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
+
+        Returns False if as many run as may, or none waits. A request for which `ask` raises ProtocolError ends there.
+        """
+        with self._lock:  # held while asking, so that no cancellation overtakes the request
+            if len(self._running) >= self._parallel or not self._waiting:
+                return False
+            starting = self._waiting.popleft()
+            self._running[starting.request.id] = starting
+            try:
+                ask(starting.request)
+            except ProtocolError as error:
+                del self._running[starting.request.id]
+                self._count_failed([starting])
+                starting.put(UserError(f"the request cannot be served: {error}"))
+        return True
 
     def tell(self, message: Message) -> None:
-        """Passes on a message of rank 0 about the running request."""
+        """Passes on a message of rank 0 about a running request."""
+        name = getattr(message, "request", None)
         with self._lock:
-            running = self._running
-            if running is None or getattr(message, "request", None) != running.request.id:
+            running = self._running.get(name) if isinstance(name, str) else None
+            if running is None:
                 return
             match message:
                 case Token():
@@ -147,29 +165,29 @@ class RequestQueue:
                     running.put(message)
                 case PromptScores():
                     running.put(message)
-                case Finished(reason=reason, prompt_tokens=prompt_tokens):
-                    self._running = None
-                    cancelled = int(reason == "cancel" and not running.whole)
-                    self._count(finished=1 - cancelled, cancelled=cancelled, prompt_tokens=prompt_tokens)
+                case Finished():
+                    del self._running[message.request]
+                    self._count_finished(message, running)
                     running.put(message)
                 case Failed(kind=kind, message=text):
-                    self._running = None
+                    del self._running[message.request]
                     self._count_failed([running])
                     running.put((UserError if kind == "UserError" else InternalError)(text))
 
     def fail_running(self, error: TpiedgeError) -> None:
-        """Ends the running request, if there is one, with `error`."""
+        """Ends all running requests with `error`."""
         with self._lock:
-            running, self._running = self._running, None
-            self._count_failed([running] if running is not None else [])
-        if running is not None:
-            running.put(error)
+            failed = [*self._running.values()]
+            self._running.clear()
+            self._count_failed(failed)
+        for answering in failed:
+            answering.put(error)
 
     def fail_all(self, error: TpiedgeError) -> None:
-        """Ends the running request and all that wait with `error`."""
+        """Ends all requests, those that run and those that wait, with `error`."""
         with self._lock:
-            failed = [*([self._running] if self._running else []), *self._waiting]
-            self._running = None
+            failed = [*self._running.values(), *self._waiting]
+            self._running.clear()
             self._waiting.clear()
             self._count_failed(failed)
         for answering in failed:
@@ -182,7 +200,7 @@ class RequestQueue:
 
     def _cancelled(self, answering: PendingAnswer) -> None:
         with self._lock:
-            if answering is self._running:
+            if self._running.get(answering.request.id) is answering:
                 # It ends with rank 0's Finished, or with the loss of rank 0.
                 self._on_cancel(answering.request.id)
                 return
@@ -191,6 +209,15 @@ class RequestQueue:
             self._waiting.remove(answering)
             self._count(cancelled=1)
         answering.put(Cancelled(f"request {answering.request.id} was cancelled before it began"))
+
+    def _count_finished(self, message: Finished, answering: PendingAnswer) -> None:
+        cancelled = int(message.reason == "cancel" and not answering.whole)
+        self._count(
+            finished=1 - cancelled,
+            cancelled=cancelled,
+            prompt_tokens=message.prompt_tokens,
+            cached_tokens=message.cached_tokens,
+        )
 
     def _count_failed(self, failed: Sequence[PendingAnswer]) -> None:
         """A request whose caller has the whole answer counts as finished, even if its end fails."""

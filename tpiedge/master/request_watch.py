@@ -1,8 +1,9 @@
-"""Whether the running request makes progress: a machine without sockets, threads or clock.
+"""Whether the running requests make progress: a machine without sockets, threads or clock.
 
 Laws:
-1. Progress is a token or scores, a node that is further in its step, blocks or weights, and a change in rank 0's
-   counters. A request is stuck once it made no progress for the limit.
+1. Progress is a token, scores or the end of a running request, a node that is further in its step, blocks or weights,
+   and a change in rank 0's counters. Rank 0 is stuck once none of the running requests made progress for the limit.
+   A request that begins beside others is no progress: rank 0 has only been sent it.
 2. A chunk of a long prompt changes nothing but rank 0's counters, so rank 0 is asked for them once the last progress
    gets old.
 3. Counters of memory and of received messages do not count: anyone who reaches rank 0's port could change them, and so
@@ -21,29 +22,41 @@ __all__ = ["OLD", "RequestWatch"]
 #: The last progress is old after this part of the limit.
 OLD: Final = 0.25
 
+#: Counters of memory and of received messages.
+_NO_PROGRESS: Final = dict.fromkeys(
+    ("peak_rss_bytes", "kv_bytes", "kv_pages", "kv_pages_used", "bytes_received", "dropped", "refused"), 0
+)
+
 
 class RequestWatch:
-    """Watches one request at a time. Times are seconds on the caller's clock."""
+    """Watches all running requests together. Times are seconds on the caller's clock."""
 
     def __init__(self, limit_s: float) -> None:
         self._limit_s = limit_s
-        self._progress_at: float | None = None  # None while no request runs
+        self._running: set[str] = set()
+        self._progress_at = 0.0  # while a request runs
         #: The furthest that each node has said it is: what goes back and forth is no progress.
         self._furthest: dict[int, tuple[tuple[int, int], int]] = {}
         self._measured: Stats | None = None  # since the last progress of another kind
 
-    def begin(self, now: float) -> None:
-        """Rank 0 gets a request."""
-        self._progress_at, self._measured = now, None
+    def begin(self, request: str, now: float) -> None:
+        """Rank 0 gets the request."""
+        if not self._running:
+            self.advance(now)
+        self._running.add(request)
+
+    def watches(self, request: str) -> bool:
+        """Whether the request runs."""
+        return request in self._running
 
     def advance(self, now: float) -> None:
-        """The request made progress, for example by a token."""
-        if self._progress_at is not None:
-            self._progress_at, self._measured = now, None
+        """A running request made progress, for example by a token."""
+        self._progress_at, self._measured = now, None
 
-    def end(self) -> None:
+    def end(self, request: str, now: float) -> None:
         """Rank 0 has ended the request."""
-        self._progress_at = None
+        self._running.remove(request)
+        self.advance(now)
 
     def look(self, members: Sequence[Member], now: float) -> None:
         """Takes the nodes' progress from their heartbeats."""
@@ -56,7 +69,7 @@ class RequestWatch:
 
     def measured(self, stats: Stats, now: float) -> None:
         """Takes rank 0's counters."""
-        found = replace(stats, peak_rss_bytes=0, kv_bytes=0, bytes_received=0, dropped=0, refused=0)
+        found = replace(stats, **_NO_PROGRESS)
         if self._measured not in (None, found):
             self.advance(now)
         self._measured = found
@@ -71,4 +84,4 @@ class RequestWatch:
         return quiet_s if quiet_s > self._limit_s else None
 
     def _quiet_s(self, now: float) -> float:
-        return 0.0 if self._progress_at is None else now - self._progress_at
+        return now - self._progress_at if self._running else 0.0

@@ -103,7 +103,6 @@ class Session:
         self._answered = False
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
-        self._asked = ""  # the request that rank 0 got last
 
     @property
     def machines(self) -> tuple[str, ...]:
@@ -192,10 +191,10 @@ class Session:
             self.failure = replace(self.failure, unfit=None, crashed=None, machine_lost=True)
 
     def ask(self, request: GenerationRequest) -> None:
-        """Sends the request to rank 0. Raises ProtocolError for a value that does not fit its field."""
+        """Sends the request to rank 0, beside those that it has. Raises ProtocolError for a value that does not fit
+        its field."""
         self._to_node(Generate(self.number, request), 0)
-        self._asked = request.id
-        self._watch.begin(self._clock.now())
+        self._watch.begin(request.id, self._clock.now())
 
     def fail(self, failure: Failure) -> None:
         """Ends the session with a failure. The first one is kept: it caused the others."""
@@ -204,13 +203,13 @@ class Session:
         self.phase = Phase.ENDED
 
     def tick(self) -> None:
-        """Looks for workers that live but do not get ready, and for a stuck request."""
+        """Looks for workers that live but do not get ready, and for stuck requests."""
         late = self._clock.now() - _STUCK_S
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self._moved < late:
             stuck = next(member.rank for member in self.epoch.members if member.state is not NodeState.READY)
             self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
         if self.phase is Phase.READY and self.epoch is not None:
-            self._look_after_request(self.epoch)
+            self._look_after_requests(self.epoch)
         for machine, since in self._news.items():
             if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
                 self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
@@ -237,12 +236,12 @@ class Session:
                 return
             case Loading() | Ready():
                 self._loads(event)
-            case Token() | PromptScores() if event.request == self._asked:
+            case Token() | PromptScores() if self._watch.watches(event.request):
                 self._watch.advance(self._clock.now())
             case Stats(rank=0):
                 self._watch.measured(event, self._clock.now())
-            case Finished() | Failed() if event.request == self._asked:
-                self._watch.end()
+            case Finished() | Failed() if self._watch.watches(event.request):
+                self._watch.end(event.request, self._clock.now())
                 self._answered |= isinstance(event, Finished) or event.kind == "UserError"
         self._tell(event)
 
@@ -297,7 +296,7 @@ class Session:
         names = collective_names(ready.collective, ready.bulk_collective)
         _log.log(level, "all-reduces go by %s: %s", names, ready.why or "as wanted")
 
-    def _look_after_request(self, epoch: Epoch) -> None:
+    def _look_after_requests(self, epoch: Epoch) -> None:
         """Loses a rank 0 that lives but makes no progress: the other nodes wait for it, or have nothing to do."""
         now = self._clock.now()
         self._watch.look(epoch.members, now)

@@ -40,7 +40,7 @@ def snapshot(
         reason=reason,
         nodes=(_own(serving, sessions.rank_zero), *workers),
         queued=requests.waiting,
-        running=int(requests.running),
+        running=requests.running,
         epoch=serving.number if serving is not None else 0,
         totals=requests.totals,
         collective=routing.collective if routing else "",

@@ -42,13 +42,17 @@ class NodeStatus:
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted."""
+    """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted.
+
+    `cached_tokens` of the `prompt_tokens` had been kept from earlier requests.
+    """
 
     finished: int = 0
     failed: int = 0
     cancelled: int = 0
     refused: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
     tokens: int = 0
 
 

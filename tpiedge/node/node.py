@@ -21,12 +21,14 @@ from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
+from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Leader
+from tpiedge.engine.runner import Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import Cancelled, Misconduct, ProtocolError, TpiedgeError, UserError
 from tpiedge.host.freed_memory import give_back_what_is_freed
 from tpiedge.host.usage import cpu_name, peak_rss_bytes
+from tpiedge.kv.room import usual_grain
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.memory.planned import elastic_bytes, placed
 from tpiedge.memory.scheduler import Counts
@@ -50,7 +52,6 @@ from tpiedge.wire.control import (
     Assign,
     Connect,
     Failed,
-    Finished,
     Generate,
     Heartbeat,
     Hello,
@@ -64,7 +65,6 @@ __all__ = ["Node"]
 
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
-_SLOTS = 1  # sequences in the KV cache: requests are served one after the other
 
 
 class Node:
@@ -84,8 +84,7 @@ class Node:
         self._engine: Engine | None = None
         self._data = DataPlane(LocalCommunicator())
         self._route = Route()
-        self._request = ""
-        self._cancelled = ""
+        self._leading: Leader | None = None
         self._resources = ExitStack()
         control = ZmqSpoke(
             address=bootstrap.control_address,
@@ -117,7 +116,7 @@ class Node:
         engine = self._build(assign, self._join_data_plane(assign))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
-            self._lead(engine.leader(route=self._route))
+            self._lead(self._leader(engine, assign))
         else:
             engine.follower().run()
 
@@ -133,7 +132,7 @@ class Node:
         rank, cause = self._bootstrap.rank, str(error)[:2000]
         if isinstance(error, Misconduct) and rank == 0 and error.rank != rank:
             self.link.post(Accused(self._epoch, rank, error.rank, cause))
-        self.link.post(Failed(self._epoch, rank, self._request, type(error).__name__, cause))
+        self.link.post(Failed(self._epoch, rank, "", type(error).__name__, cause))
 
     def _write_trace(self, tracer: Tracer) -> None:
         """A trace that is lost does not change how the node ended."""
@@ -198,7 +197,7 @@ class Node:
         check_exponents(assign.grids, pack)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
         config = config_of_pack(pack)
-        cache = kv_cache(config, share, assign.kv, _SLOTS, assign.capacity_tokens)
+        cache = kv_cache(config, share, assign.kv, assign.sequences, assign.capacity_tokens)
         self._weights = NodeWeights(
             pack,
             share,
@@ -250,29 +249,39 @@ class Node:
         if communicator.rank == 0:
             communicator.poll()
 
+    def _leader(self, engine: Engine, assign: Assign) -> Leader:
+        cache = engine.cache
+        serving = Serving(
+            assign.context_tokens,
+            assign.sequences,
+            min(assign.speculate, MAX_DRAFTED),
+            grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
+            facts=_facts(assign),
+        )
+        self._leading = engine.leader(serving, route=self._route)
+        return self._leading
+
     def _lead(self, leader: Leader) -> None:
         while True:
-            command = self._next_command("a request")
-            if not isinstance(command, Generate):
-                raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
-            self.link.post(self._generate(leader, command))
+            if leader.idle:
+                self._take(leader, self._next_command("a request"))
+            while not self.link.commands.empty():
+                self._take(leader, self._next_command("a request"))
+            for finished in leader.step():
+                self.link.post(finished)
 
-    def _generate(self, leader: Leader, command: Generate) -> Finished | Failed:
-        self._request = command.request.id
+    def _take(self, leader: Leader, command: Assign | Connect | Generate) -> None:
+        if not isinstance(command, Generate):
+            raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
         try:
-            return leader.generate(
-                command.request, self.link.post, lambda: self._cancelled == command.request.id
-            )
+            leader.submit(command.request, self.link.post)
         except UserError as error:
-            return Failed(self._epoch, 0, self._request, type(error).__name__, str(error))
-        finally:
-            self._request = ""
+            self.link.post(Failed(self._epoch, 0, command.request.id, type(error).__name__, str(error)))
 
     def _cancel(self, request: str) -> None:
         """Called by the control thread."""
-        self._cancelled = request  # first: a request that is not taken yet finds it when it begins
-        if request == self._request and self._engine is not None:
-            self._engine.communicator.request_cancel()
+        if self._leading is not None:
+            self._leading.cancel(request)
 
     def _heartbeat(self) -> Heartbeat:
         bytes_read = self._weights.bytes_read if self._weights else 0
@@ -281,6 +290,7 @@ class Node:
     def _stats(self) -> Stats:
         meter, weights, engine, links = self._meter, self._weights, self._engine, self._data.traffic
         counts = weights.counts if weights else Counts()
+        used, pages = self._leading.pages if self._leading else (0, 0)
         return Stats(
             epoch=self._epoch,
             rank=self._bootstrap.rank,
@@ -304,4 +314,16 @@ class Node:
             head_s=meter.head_s,
             dropped=links.dropped,
             refused=links.refused,
+            kv_pages=pages,
+            kv_pages_used=used,
+            drafted=meter.drafted,
+            accepted=meter.accepted,
         )
+
+
+def _facts(assign: Assign) -> tuple[str, ...]:
+    """What a position's keys and values depend on beside the tokens. With arithmetic that rounds by shares, or a wire
+    that rounds, also who computes what."""
+    facts = (__version__, assign.pack, assign.compute, assign.kv, assign.wire)
+    exact = assign.compute == "int8" and assign.wire == "f32"
+    return facts if exact else (*facts, str(assign.nodes), str(assign.attention), str(assign.ffn))

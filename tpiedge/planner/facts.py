@@ -19,7 +19,7 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
 
     `kv`: how the KV cache keeps heads of `head_dim` numbers. All layers have the shape of the first.
     """
-    layer = pack.layout(0)
+    layer, stored = pack.layout(0), KVFormat(kv, head_dim)
 
     def first(name: str) -> int:
         return layer.matrix(name).unit_nbytes(0)
@@ -38,7 +38,8 @@ def model_facts(pack: Pack, *, head_dim: int, kv: KVPrecision) -> ModelFacts:
         last_tile_bytes=(last("gate"), last("up"), last("down")),
         resident_bytes=layer.vectors_nbytes,
         head_bytes=head_layout.matrix(head).nbytes + pack.layout("head").vectors_nbytes,
-        kv_token_bytes=2 * KVFormat(kv, head_dim).row_nbytes,
+        kv_part_bytes=stored.part_nbytes,
+        kv_page_tokens=stored.page_positions,
         head_tile_bytes=head_tile_bytes(pack),
         row_bytes=_F32_BYTES * layer.matrix("q").cols,
         smaller_precision="" if layer.precision is _SMALLEST else _SMALLEST.value,

@@ -21,7 +21,8 @@ _FOREVER_S = 1e30  # of a node without any speed
 def whole_bytes(model: ModelFacts, capacity_tokens: int) -> tuple[int, int]:
     """Bytes of (all sliced weights, all KV heads) of the model."""
     attention, ffn = _block_bytes(model)
-    kv_bytes = model.shape.kv_heads * model.kv_token_bytes * capacity_tokens
+    pages = -(-capacity_tokens // model.kv_page_tokens)
+    kv_bytes = model.shape.kv_heads * model.kv_part_bytes * pages
     return model.num_layers * (attention + ffn), model.num_layers * kv_bytes
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from tpiedge.pack.layout import whole_pages
 from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.planner.partition import LayerShape
 from tpiedge.units import MIB, format_bytes
@@ -43,8 +42,9 @@ class ModelFacts:
     last_tile_bytes: tuple[int, int, int]
     resident_bytes: int
     head_bytes: int
-    #: Of one KV head in one layer for one token.
-    kv_token_bytes: int
+    #: Of one KV head in one layer for a page of the KV cache, and the tokens of a page.
+    kv_part_bytes: int
+    kv_page_tokens: int
     #: Of what is read of the LM head at a time.
     head_tile_bytes: int = 0
     #: Of a token's hidden state: in a step's memory, and in an allreduce.
@@ -125,8 +125,8 @@ def whole_need(
     kv_heads = len(kv_share(share.attention, model.shape.group_size))
     layers = model.num_layers * (layer_bytes(model, share) + model.resident_bytes)
     head = model.head_bytes if rank == 0 else 0
-    run_bytes = whole_pages(capacity_tokens * model.kv_token_bytes // 2)  # of keys, or of values
-    kv_bytes = kv_heads * 2 * run_bytes * model.num_layers
+    pages = -(-capacity_tokens // model.kv_page_tokens)
+    kv_bytes = kv_heads * model.num_layers * pages * model.kv_part_bytes
     return NodeNeed(layers + head, kv_bytes, base_bytes(model, node, capacity_tokens))
 
 

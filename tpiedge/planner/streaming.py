@@ -89,7 +89,9 @@ def _held(
         ring = ring_bytes(pieces_of_blocks(model, rank, share), frozenset(), window or None, room)
         kept = ring if keeping.pin == "none" else room
         streamed = matrices - (kept - ring)
-    weights = WeightMemory(room, window, keeping.pin, keeping.direct)
+    # What needs no memory that the KV cache leaves free does not ask for it.
+    pin = "all" if keeping.pin == "auto" and not streamed else keeping.pin
+    weights = WeightMemory(room, window, pin, keeping.direct)
     return replace(
         whole, weight_bytes=whole.weight_bytes - matrices + kept, weights=weights, streamed_bytes=streamed
     )

@@ -88,12 +88,12 @@ def _may_exist(path: Path) -> bool:
 def parse_settings(path: Path, text: str) -> SettingsFile:
     """Raises UserError where `text` is no TOML."""
     try:
-        content = tomllib.loads(text)
+        rows = list(_flatten("", tomllib.loads(text)))
     except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
         raise UserError(f"the settings file {path} is not valid TOML: {error}") from None
     lines = dict(_lines(text))
     tables: dict[str, dict[str, Entry]] = {}
-    for table, key, value in _flatten("", content):
+    for table, key, value in rows:
         entries = tables.setdefault(table, {})
         if key:
             entries[key] = Entry(value, lines.get(f"{table}.{key}".strip(".")))

@@ -5,7 +5,7 @@ from typing import Literal
 
 __all__ = ["COMMON", "COMMON_TABLE", "Flag", "Kind", "Verb", "takes"]
 
-Kind = Literal["text", "integer", "number", "boolean", "size"]
+Kind = Literal["text", "integer", "number", "boolean", "size", "word"]
 
 COMMON_TABLE = "common"
 COMMON = ("cache", "state", "log-level")
@@ -40,6 +40,7 @@ class Flag:
             "number": "a number",
             "boolean": "true or false",
             "size": 'a size like "4GB" or an integer',
+            "word": "a word in quotes or an integer",
         }[self.kind]
         return f"a list, each of it {one}" if self.repeatable else one
 
@@ -82,6 +83,7 @@ def _takes_one(kind: Kind, value: object) -> bool:
         "integer": (int,),
         "number": (int, float),
         "size": (int, str),
+        "word": (int, str),
     }
     return isinstance(value, allowed[kind])
 

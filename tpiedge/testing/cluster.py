@@ -18,7 +18,7 @@ from tpiedge.collectives.peer_channel import node_name
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.meter import Meter
-from tpiedge.engine.runner import Leader
+from tpiedge.engine.runner import Draws, Leader, Serving
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import InternalError, TpiedgeError
 from tpiedge.kernels.kv_format import usual_kv
@@ -60,14 +60,23 @@ class InProcessCluster:
         capacity_tokens: int = 256,
         limits: StepLimits | None = None,
         placement: Callable[[Sweep], Placement] | None = None,
-        kv_quantum_bytes: int | None = None,
+        grain_pages: int = 0,
         route: Route | None = None,
+        sequences: int = 1,
+        speculate: int = 0,
+        context_tokens: int | None = None,
+        sampler_of: Callable[[GenerationRequest], Draws] | None = None,
+        threads: int = 1,
     ) -> None:
         """`compute` and `kv`: what is usual for the pack without them. `placement`: of every node's weights; all are
-        pinned without one. With `kv_quantum_bytes` they also use what the KV cache leaves free, which grows by so much.
-        `route`: of the all-reduces; by the star without one."""
+        pinned without one. With `grain_pages` they also use what the KV cache leaves free. `route`: of the
+        all-reduces; by the star without one. `context_tokens`: all that the cache has room for, without it. `threads`:
+        of each node's kernels. The others as in `Serving` and `Leader`."""
         self._placement = placement
-        self._kv_quantum_bytes = kv_quantum_bytes
+        self._sampler_of = sampler_of
+        self._threads_of_node = threads
+        self._sequences = sequences
+        self._serving = Serving(context_tokens or capacity_tokens, sequences, speculate, grain_pages)
         self._pack = Pack.open(pack)
         self._config = config_of_pack(self._pack)
         self._shares = shares
@@ -79,6 +88,7 @@ class InProcessCluster:
         self._threads: list[threading.Thread] = []
         self.errors: list[TpiedgeError] = []
         self.weights: list[NodeWeights] = []
+        self._page_bytes = 0
         self._route = route
         self.endpoints = InProcessPeer.group([node_name(rank) for rank in range(len(shares))])
         self.leader = self._start()
@@ -97,6 +107,11 @@ class InProcessCluster:
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """[T, vocabulary] at every position."""
         return self.leader.logits(token_ids)
+
+    @property
+    def page_bytes(self) -> int:
+        """Of a page of rank 0's KV cache."""
+        return self._page_bytes
 
     def close(self) -> None:
         """End the ranks' threads and give everything back."""
@@ -128,14 +143,16 @@ class InProcessCluster:
             thread = threading.Thread(target=self._follow, args=(engine,), name="follower")
             thread.start()
             self._threads.append(thread)
-        return engines[0].leader(self._limits, self._route)
+        return engines[0].leader(self._serving, self._limits, self._route, self._sampler_of)
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
-        cache = kv_cache(self._config, share, self._kv, 1, self._capacity, self._kv_quantum_bytes)
-        kv_bytes = cache.reserved_bytes if self._kv_quantum_bytes else 0
+        cache = kv_cache(self._config, share, self._kv, self._sequences, self._capacity)
+        kv_bytes = cache.reserved_bytes if self._serving.grain_pages else 0
         weights = NodeWeights(self._pack, share, rank == 0, self._placement, kv_bytes=kv_bytes)
         self.weights.append(weights)
+        if rank == 0:
+            self._page_bytes = cache.page_bytes
         self._resources.callback(weights.close)
         engine = Engine.build(
             self._config,
@@ -145,7 +162,7 @@ class InProcessCluster:
             self._communicator(rank),
             epoch=_EPOCH,
             compute=self._compute,
-            threads=1,
+            threads=self._threads_of_node,
             meter=Meter(),
             grids=grid_exponents(self._pack),
         )

@@ -31,10 +31,18 @@ def token(request: str, index: int, token_id: int, logprobs: tuple[tuple[int, fl
     return Token(epoch=1, request=request, index=index, token=token_id, logprobs=logprobs)
 
 
-def finished(request: GenerationRequest, tokens: int, reason: str = "length") -> Finished:
-    """The event of the end; `reason` as in FinishReason."""
+def finished(
+    request: GenerationRequest,
+    tokens: int,
+    reason: str = "length",
+    *,
+    cached: int = 0,
+    steps: int | None = None,
+) -> Finished:
+    """The event of the end; `reason` as in FinishReason. A step for each token, unless told otherwise."""
     found = {"stop": "stop", "length": "length", "cancel": "cancel"}[reason]
-    return Finished(1, request.id, found, len(request.prompt_ids), tokens)  # type: ignore[arg-type]
+    taken = tokens if steps is None else steps
+    return Finished(1, request.id, found, len(request.prompt_ids), tokens, cached, taken)  # type: ignore[arg-type]
 
 
 class FakeGeneration:
@@ -55,8 +63,8 @@ class FakeGeneration:
             self._items.put(token(self.request.id, self._count, token_id, scores))
             self._count += 1
 
-    def finish(self, reason: str = "length") -> None:
-        self._items.put(finished(self.request, self._count, reason))
+    def finish(self, reason: str = "length", *, cached: int = 0, steps: int | None = None) -> None:
+        self._items.put(finished(self.request, self._count, reason, cached=cached, steps=steps))
 
     def fail(self, error: BaseException) -> None:
         self._items.put(error)

@@ -1,9 +1,10 @@
 """Messages of the control plane: the master and each node."""
 
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from tpiedge.wire.fields import (
+    U8,
     U32,
     U64,
     CollectiveChoice,
@@ -13,17 +14,19 @@ from tpiedge.wire.fields import (
     MaxItems,
     Name,
     Packed,
+    Range,
     Rank,
     Seconds,
     Text,
     UnitRange,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_ARRAY, MAX_LAYERS, MAX_NODES
+from tpiedge.wire.limits import MAX_ARRAY, MAX_LAYERS, MAX_NODES, MAX_SEQUENCES
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import WeightMemory
 
 __all__ = [
+    "SPECULATE_AUTO",
     "Accused",
     "AskStats",
     "Assign",
@@ -49,6 +52,9 @@ __all__ = [
 
 FinishReason = Literal["stop", "length", "cancel"]
 
+SPECULATE_AUTO: Final = 255
+"""`Assign.speculate`: as many drafted tokens as pay."""
+
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -71,6 +77,10 @@ class Assign:
     or "auto"; unless it is "star", every node but the last listens for those of higher rank, and connects to those of
     lower rank that Connect names. Partials travel as `wire`; keys and values are kept as `kv`. `grids`: of each layer
     of a quantised model, the exponents of o and down (kernels/grid.py).
+
+    Up to `sequences` requests run at once. One takes at most `context_tokens` positions of the KV cache, all of them
+    together at most `capacity_tokens`. `speculate` is how many tokens a step may draft for one of them; 0: none.
+    `elastic`: the memory of positions that no request needs is wanted for weights, on some node.
     """
 
     epoch: U32
@@ -82,12 +92,16 @@ class Assign:
     compute: Compute
     threads: U32
     capacity_tokens: U32
+    context_tokens: U32
+    sequences: Annotated[int, Range(1, MAX_SEQUENCES)]
+    speculate: U8
     peer_keys: Annotated[tuple[tuple[Rank, Key], ...], MaxItems(MAX_NODES)]
     weights: WeightMemory
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
     grids: Annotated[tuple[tuple[int, int], ...], Packed("<bb", MAX_LAYERS)] = ()
+    elastic: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,13 +216,16 @@ class PromptScores:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """Rank 0 to master: the answer is complete."""
+    """Rank 0 to master: the answer is complete, `tokens` of it in `steps` sweeps. The keys and values of the first
+    `cached_tokens` positions of the prompt had been kept from earlier requests."""
 
     epoch: U32
     request: Name
     reason: FinishReason
     prompt_tokens: U32
     tokens: U32
+    cached_tokens: U32
+    steps: U32
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,7 +271,8 @@ class Stats:
     `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
     at least one was under way, `prefetch_hits` blocks that had been read ahead when they were needed, `stalls` that
     were waited for, which cost `weight_wait_s`. Of what other nodes sent: `dropped` messages came too late, `refused`
-    messages and connections are such as no honest node makes.
+    messages and connections are such as no honest node makes. Of the `kv_pages` of the KV cache `kv_pages_used` are
+    in use, by requests that run or for later ones. Of `drafted` tokens `accepted` ones were right.
     """
 
     epoch: U32
@@ -279,6 +297,10 @@ class Stats:
     head_s: Seconds
     dropped: U64
     refused: U64
+    kv_pages: U32
+    kv_pages_used: U32
+    drafted: U64
+    accepted: U64
 
 
 @dataclass(frozen=True, slots=True)

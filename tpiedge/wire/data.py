@@ -14,12 +14,13 @@ from tpiedge.wire.fields import (
     CollectiveName,
     MaxItems,
     Name,
+    Packed,
     Rank,
     Rate,
     Seconds,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_NODES, MAX_SEGMENTS
+from tpiedge.wire.limits import MAX_NODES, MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
 __all__ = [
@@ -34,6 +35,7 @@ __all__ = [
     "Slice",
     "StepPlan",
     "Survey",
+    "TableChange",
 ]
 
 CANCEL = 1
@@ -42,24 +44,37 @@ CANCEL = 1
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """New positions [start, start + length) of the sequence in cache slot `slot`.
+    """New positions [start, start + length) of the sequence in slot `slot` of the KV cache.
 
-    `rope_length` is the sequence length that RoPE scaling goes by.
+    `rope_length` is the sequence length that RoPE scaling goes by. Of the last `wanted` positions rank 0 uses the final
+    hidden states: the last FFN, and so the logits, are computed for these alone.
     """
 
     slot: U32
     start: U32
     length: U32
     rope_length: U32
+    wanted: U32
+
+
+@dataclass(frozen=True, slots=True)
+class TableChange:
+    """The pages of a sequence, before the step: the first `kept` of its slot's table stay, `pages` follow, and `filled`
+    positions of them all hold keys and values."""
+
+    slot: U32
+    kept: U32
+    pages: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)]
+    filled: U32
 
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
-    """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time.
+    """Rank 0 announces a step of `tokens` new positions, computed `chunk_tokens` at a time; the first `apart_tokens` of
+    them at most sixteen at a time.
 
-    Unless `all_positions` is set, the last FFN, and so the logits, are computed for the last position of each segment
-    alone. All-reduces of more than `small_bytes` (as f32) go by `bulk_collective`, the others by `collective`; partials
-    travel as `wire`.
+    `tables` change first; the memory of the `discarded` pages goes back. All-reduces of more than `small_bytes` (as
+    f32) go by `bulk_collective`, the others by `collective`; partials travel as `wire`.
     """
 
     epoch: U32
@@ -67,7 +82,9 @@ class StepPlan:
     segments: Annotated[tuple[Segment, ...], MaxItems(MAX_SEGMENTS)]
     chunk_tokens: U32
     tokens: U32
-    all_positions: bool = False
+    apart_tokens: U32 = 0
+    tables: Annotated[tuple[TableChange, ...], MaxItems(MAX_SEGMENTS)] = ()
+    discarded: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)] = ()
     collective: CollectiveName = "star"
     bulk_collective: CollectiveName = "star"
     small_bytes: U32 = 0

@@ -15,8 +15,10 @@ __all__ = [
     "MAX_ITEMS",
     "MAX_LAYERS",
     "MAX_NODES",
+    "MAX_PAGES",
     "MAX_PROMPT_TOKENS",
     "MAX_SEGMENTS",
+    "MAX_SEQUENCES",
     "MAX_STRINGS",
     "MAX_TENSOR_BYTES",
     "MAX_TENSOR_HEADER",
@@ -55,6 +57,11 @@ MAX_BLOB = 256 * KIB
 MAX_NODES = MAX_ARRAY
 MAX_LAYERS = 1024
 MAX_SEGMENTS = MAX_ARRAY
+MAX_PAGES = 6000
+"""Pages of the KV cache that one message names, all its lists together: with the segments they fit a header."""
+MAX_SEQUENCES = 64
+"""Requests that a cluster answers at once."""
+
 MAX_DIMENSIONS = 4
 MAX_PROMPT_TOKENS = 131_072
 MAX_TEXT = 4096

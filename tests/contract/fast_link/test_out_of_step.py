@@ -179,7 +179,7 @@ def test_a_cancel_reaches_all_after_the_same_block(make: Any, way: str, size: in
     seen = []
     for block in range(3):
         if block == 1:
-            cluster.ranks[0].request_cancel()
+            cluster.ranks[0].request_cancel(1)
         assert_total(cluster.reduce(block), block)
         seen.append([one.cancelled for one in cluster.ranks])
     assert seen == [[False] * size, [True] * size, [True] * size]

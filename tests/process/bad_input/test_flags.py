@@ -44,6 +44,8 @@ from tests.process.bad_input.refusal import RESOURCE, run_model
         (("--stop", "x"), "--stop needs a tokenizer"),
         (("--context", 0), "--context 0 is out of range"),
         (("--context", 10**9), "--context 1000000000 is out of range"),
+        (("--speculate", 16), "'16' is none of 'auto', 'off' or a number from 1 to 15"),
+        (("--speculate", "maybe"), "'maybe' is none of 'auto', 'off'"),
         (("--colour", "red"), "No such option"),
     ],
     ids=lambda value: " ".join(map(str, value))[:40] if isinstance(value, tuple) else "",

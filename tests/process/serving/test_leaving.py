@@ -96,7 +96,7 @@ LEAVE: tuple[Callable[[socket.socket], None], ...] = (
 
 
 def leave(cluster: Serving, count: int) -> None:
-    """So many clients come and go, some at a time: one is served, and the others wait."""
+    """So many clients come and go, some at a time."""
 
     def come_and_go(way: Callable[[socket.socket], None]) -> None:
         with socket.create_connection((HOST, cluster.port + 4), 20) as client:

@@ -35,7 +35,8 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
     def counted() -> bool:
         now = look(cluster)
         return all(
-            now["node_steps_total", rank] >= before["node_steps_total", rank] + 8
+            now["node_steps_total", rank] > before["node_steps_total", rank]
+            and now["node_tokens_total", rank] >= before["node_tokens_total", rank] + 8
             and now["node_sent_bytes_total", rank] > before["node_sent_bytes_total", rank]
             and now["node_ffn_seconds_total", rank] > before["node_ffn_seconds_total", rank]
             for rank in "01"
@@ -46,3 +47,7 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
     assert after["requests_total", "finished"] == before["requests_total", "finished"] + 1
     assert after["generated_tokens_total", ""] == before["generated_tokens_total", ""] + 8
     assert after["node_peak_rss_bytes", "1"] > 100e6
+    assert after["requests_running", ""] == after["requests_waiting", ""] == 0
+    assert after["cached_prompt_tokens_total", ""] <= after["prompt_tokens_total", ""]
+    assert after["node_accepted_tokens_total", "0"] <= after["node_drafted_tokens_total", "0"]
+    assert after["node_kv_pages_used", "0"] <= after["node_kv_pages", "0"]

@@ -30,7 +30,7 @@ def pieces_of(
             found.append(piece)
             if piece.last is not None:
                 return found
-    last = transcript.feed(Finished(1, "r-1", "length", 1, len(ids)))
+    last = transcript.feed(Finished(1, "r-1", "length", 1, len(ids), 0, len(ids)))
     assert last is not None
     return [*found, last]
 
@@ -42,7 +42,7 @@ def envelope(tokenizer: Tokenizer | None, *, chat: bool = False, top: int = 2) -
 def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
     """(the answer's text, its log probabilities)."""
     pieces = pieces_of(tokenizer, ids, *others)
-    whole: dict = envelope(tokenizer, chat=chat).whole(pieces, len(ids))
+    whole: dict = envelope(tokenizer, chat=chat).whole(pieces, len(ids), None)
     (choice,) = whole["choices"]
     return choice["message"]["content"] if chat else choice["text"], choice["logprobs"]
 

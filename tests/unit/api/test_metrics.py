@@ -29,6 +29,10 @@ STATS = Stats(
     head_s=0.0,
     dropped=6,
     refused=9,
+    kv_pages=16,
+    kv_pages_used=5,
+    drafted=20,
+    accepted=13,
 )
 
 
@@ -37,8 +41,8 @@ def node(name: str, rank: int | None, state: str, counters: Stats | None) -> Nod
 
 
 def lines(*nodes: NodeStatus) -> list[str]:
-    totals = Totals(finished=4, failed=1, prompt_tokens=30, tokens=50)
-    status = ClusterStatus(True, "", nodes, queued=2, running=1, epoch=3, totals=totals)
+    totals = Totals(finished=4, failed=1, prompt_tokens=30, cached_tokens=12, tokens=50)
+    status = ClusterStatus(True, "", nodes, queued=2, running=16, epoch=3, totals=totals)
     text = metrics_text(status)
     assert text.endswith("\n")
     return text.splitlines()
@@ -54,11 +58,12 @@ def test_the_cluster_and_its_requests() -> None:
         'tpiedge_nodes{state="ready"} 2.0',
         'tpiedge_nodes{state="spare"} 1.0',
         "tpiedge_requests_waiting 2.0",
-        "tpiedge_requests_running 1.0",
+        "tpiedge_requests_running 16.0",
         'tpiedge_requests_total{outcome="finished"} 4.0',
         'tpiedge_requests_total{outcome="failed"} 1.0',
         'tpiedge_requests_total{outcome="cancelled"} 0.0',
         "tpiedge_prompt_tokens_total 30.0",
+        "tpiedge_cached_prompt_tokens_total 12.0",
         "tpiedge_generated_tokens_total 50.0",
     ):
         assert line in found
@@ -80,6 +85,10 @@ def test_nodes_that_have_said_what_they_did() -> None:
         f"tpiedge_node_refused_messages_total{labels} 9.0",
         f"tpiedge_node_peak_rss_bytes{labels} 250000000.0",
         f"tpiedge_node_weight_bytes{labels} 92000000.0",
+        f"tpiedge_node_kv_pages{labels} 16.0",
+        f"tpiedge_node_kv_pages_used{labels} 5.0",
+        f"tpiedge_node_drafted_tokens_total{labels} 20.0",
+        f"tpiedge_node_accepted_tokens_total{labels} 13.0",
     ):
         assert line in found
     assert not [line for line in found if 'rank="0"' in line]

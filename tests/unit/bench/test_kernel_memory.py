@@ -15,7 +15,7 @@ from tpiedge.bench.kernel_memory import (
     matrix_nbytes,
 )
 from tpiedge.errors import OutOfMemory
-from tpiedge.kernels.kv_rows import QuantisedRows
+from tpiedge.kernels.kv_pages import PageLayout
 from tpiedge.kernels.panel_matrix import PanelMatrix
 
 ROTATION = Rotation(1 << 20)
@@ -35,8 +35,8 @@ def storages(case: Case) -> dict[int, int]:
                 found[memory.data_ptr()] = memory.nbytes()
             case PanelMatrix():
                 waiting.append(one.data_B)
-            case QuantisedRows():
-                waiting.append(one.data_KSB)
+            case PageLayout():
+                waiting.append(one.store_PB)
             case list() | tuple():
                 waiting += one
     return found

@@ -4,15 +4,25 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.engine.steps import Chunk, ChunkSegment, StepLimits, chunks, last_rows
+from tpiedge.engine.steps import Chunk, ChunkSegment, StepLimits, chunks, wanted_rows
 from tpiedge.errors import ProtocolError
 from tpiedge.wire.data import Segment, StepPlan
 
 
-def plan(*segments: tuple[int, int, int], chunk_tokens: int, tokens: int | None = None) -> StepPlan:
+def plan(
+    *segments: tuple[int, int, int],
+    chunk_tokens: int,
+    tokens: int | None = None,
+    wanted: int = 1,
+    apart: int = 0,
+) -> StepPlan:
     total = sum(length for _, _, length in segments) if tokens is None else tokens
-    parts = tuple(Segment(slot, start, length, start + length) for slot, start, length in segments)
-    return StepPlan(epoch=1, step=1, segments=parts, chunk_tokens=chunk_tokens, tokens=total)
+    parts = tuple(
+        Segment(slot, start, length, start + length, min(wanted, length)) for slot, start, length in segments
+    )
+    return StepPlan(
+        epoch=1, step=1, segments=parts, chunk_tokens=chunk_tokens, tokens=total, apart_tokens=apart
+    )
 
 
 def test_a_prompt_in_chunks() -> None:
@@ -43,10 +53,13 @@ def test_a_plan_whose_numbers_contradict_is_refused(bad: StepPlan) -> None:
     lengths=st.lists(st.integers(1, 20), min_size=1, max_size=8),
     chunk_tokens=st.integers(1, 30),
     start=st.integers(0, 100),
+    apart=st.integers(0, 160),
 )
-def test_every_position_is_in_exactly_one_piece(lengths: list[int], chunk_tokens: int, start: int) -> None:
+def test_every_position_is_in_exactly_one_piece(
+    lengths: list[int], chunk_tokens: int, start: int, apart: int
+) -> None:
     segments = [(slot, start + slot, length) for slot, length in enumerate(lengths)]
-    parts = chunks(plan(*segments, chunk_tokens=chunk_tokens))
+    parts = chunks(plan(*segments, chunk_tokens=chunk_tokens, apart=min(apart, sum(lengths))))
     rows = [
         (segment.slot, segment.start + row - segment.first_row)
         for chunk in parts
@@ -57,10 +70,34 @@ def test_every_position_is_in_exactly_one_piece(lengths: list[int], chunk_tokens
     assert all(chunk.last_row - chunk.first_row <= chunk_tokens for chunk in parts)
 
 
-def test_the_last_rows_of_many_sequences() -> None:
-    rows, parts = last_rows(plan((0, 7, 1), (3, 0, 4), (2, 5, 0), (1, 2, 3), chunk_tokens=2))
+def test_the_wanted_rows_of_many_sequences() -> None:
+    rows, parts = wanted_rows(plan((0, 7, 1), (3, 0, 4), (2, 5, 0), (1, 2, 3), chunk_tokens=2))
     assert rows == (0, 4, 7)
     assert parts == (Chunk(0, 0, 2, ()), Chunk(1, 2, 3, ()))
+
+
+def test_the_wanted_rows_of_guesses() -> None:
+    rows, parts = wanted_rows(plan((0, 7, 1), (3, 0, 4), (1, 2, 2), chunk_tokens=3, wanted=3))
+    assert rows == (0, 2, 3, 4, 5, 6)
+    assert parts == (Chunk(0, 0, 3, ()), Chunk(1, 3, 6, ()))
+
+
+@pytest.mark.parametrize("segment", [Segment(0, 0, 2, 2, 3), Segment(0, 0, 2, 2, 0)])
+def test_wanted_rows_that_are_not_there_are_refused(segment: Segment) -> None:
+    with pytest.raises(ProtocolError, match="wanted"):
+        wanted_rows(StepPlan(1, 1, (segment,), 4, 2))
+
+
+def test_rows_that_are_computed_apart_have_chunks_of_their_own() -> None:
+    """So that how many a product takes, which is torch's beyond sixteen, does not depend on a prompt beside them."""
+    given = plan((0, 7, 1), (1, 3, 20), (2, 0, 50), chunk_tokens=40, apart=21, wanted=20)
+    bounds = [(part.first_row, part.last_row) for part in chunks(given)]
+    assert bounds == [(0, 16), (16, 21), (21, 61), (61, 71)]
+    rows, parts = wanted_rows(given)
+    assert rows == (*range(21), *range(51, 71))
+    assert [(part.first_row, part.last_row) for part in parts] == [(0, 16), (16, 21), (21, 41)]
+    with pytest.raises(ProtocolError):
+        chunks(plan((0, 0, 3), chunk_tokens=2, apart=4))
 
 
 def test_limits_bound_a_step_and_a_message() -> None:

@@ -13,16 +13,18 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.panel_reference import F32, I64, lay_out, share_of
 from tpiedge.kernels.attention import kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, RotaryRows
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import Grid, add_steps, add_sums
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_pages import PageLayout, Spans
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.rope import tables
 from tpiedge.kernels.stack import FusedLayers
-from tpiedge.kv.cache import KVCache
 from tpiedge.model.rope import RopeConfig, rope_frequencies
 from tpiedge.pack.share import Share, kv_share
 from tpiedge.wire.fields import KVPrecision
@@ -115,19 +117,19 @@ class Node:
         self, model: Sequence[Layer], heads: Share, units: Share, kv: KVPrecision, grid: Grid, pool: Pool
     ) -> None:
         self._kv = kv_share(heads, GROUP)
-        self.cache = KVCache(
-            num_layers=len(model),
-            kv_heads=len(self._kv),
-            head_dim=WIDTH,
-            slots=1,
-            capacity=CAPACITY,
-            precision=kv,
-        )
+        self._cache = PagedCache(KVFormat(kv, WIDTH), len(self._kv), layers=len(model))
+        self._table = self._cache.table(CAPACITY)
         self.blocks = [
-            (self._attention(layer, heads, grid, pool), _ffn(layer, units, grid, pool)) for layer in model
+            (self._attention(layer, layout, heads, grid, pool), _ffn(layer, units, grid, pool))
+            for layer, layout in zip(model, self._cache.layouts, strict=True)
         ]
 
-    def _attention(self, layer: Layer, heads: Share, grid: Grid, pool: Pool) -> FusedAttention:
+    def spans(self, start: int, tokens: int) -> Spans:
+        return self._cache.spans((tokens, start, self._table))
+
+    def _attention(
+        self, layer: Layer, layout: PageLayout, heads: Share, grid: Grid, pool: Pool
+    ) -> FusedAttention:
         shares = heads, self._kv, self._kv, heads
         q, k, v, o = (
             share_of(w, own.start, own.stop) for w, own in zip(layer.attention, shares, strict=True)
@@ -147,7 +149,7 @@ class Node:
             WINDOW,
             WIDTH,
         )
-        return FusedAttention(block, self.cache.memory, pool)
+        return FusedAttention(block, layout, pool)
 
 
 def _ffn(layer: Layer, units: Share, grid: Grid, pool: Pool) -> FusedFFN:
@@ -164,12 +166,12 @@ def _rotation(tokens: int) -> tuple[Tensor, Tensor]:
 def stacked(bits: int, kv: KVPrecision, grid: Grid, steps: Sequence[int], pool: Pool) -> Tensor:
     """[T, H]: what all layers make of the inputs, so many tokens at a time, on one node and in one call each."""
     node = Node(layers(bits), Share(0, HEADS), Share(0, FFN_UNITS), kv, grid, pool)
-    stack = FusedLayers(node.blocks, [node.cache.addresses(layer, 0) for layer in range(LAYERS)], pool)
+    stack = FusedLayers(node.blocks, pool)
     cos_Tr, sin_Tr = _rotation(sum(steps))
     x_TH, start = inputs(sum(steps)), 0
     for tokens in steps:
         rows = slice(start, start + tokens)
-        stack.run(x_TH[rows], start, cos_Tr[rows], sin_Tr[rows])
+        stack.run(x_TH[rows], node.spans(start, tokens), cos_Tr[rows], sin_Tr[rows])
         start += tokens
     return x_TH
 
@@ -193,10 +195,8 @@ def on_nodes(
     for tokens in steps:
         rows = x_TH[start : start + tokens]
         for layer in range(len(model)):
-            places = [
-                CachePosition(start, *node.cache.addresses(layer, 0), cos_Tr, sin_Tr, start) for node in nodes
-            ]
-            attended = [node.blocks[layer][0].run(rows, at) for node, at in zip(nodes, places, strict=True)]
+            rotary = RotaryRows(cos_Tr, sin_Tr, start)
+            attended = [node.blocks[layer][0].run(rows, node.spans(start, tokens), rotary) for node in nodes]
             add_sums(rows, _total(attended), grid, pool)
             add_sums(rows, _total([node.blocks[layer][1].run(rows) for node in nodes]), grid, pool)
         start += tokens

@@ -1,4 +1,4 @@
-"""Attention against the definition, in float64, one query and head at a time."""
+"""Attention by torch against the definition, in float64, one query and head at a time."""
 
 import math
 
@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpiedge.kernels import attention as module
-from tpiedge.kernels.attention import attention, kv_of_heads
+from tests.unit.kernels.paged import attend
+from tpiedge.kernels import torch_attention as module
+from tpiedge.kernels.attention import kv_of_heads
+from tpiedge.kernels.torch_attention import attention
 
 
 def naive(q: Tensor, k: Tensor, v: Tensor, kv: tuple[int, ...], first: int, window: int | None) -> Tensor:
@@ -96,22 +98,23 @@ def test_scale_replaces_the_usual_one() -> None:
 def test_no_heads() -> None:
     empty = torch.empty(0, 5, 8)
     assert attention(torch.empty(2, 0, 8), empty, empty, (), 3).shape == (2, 0, 8)
+    assert attend(torch.empty(2, 0, 8), empty, empty, (), 3).shape == (2, 0, 8)
+
+
+@pytest.mark.parametrize("first", [4, -2])
+def test_wrong_positions_are_refused(first: int) -> None:
+    k = torch.zeros(2, 5, 8)
+    with pytest.raises(ValueError, match="positions"):
+        attention(torch.zeros(2, 2, 8), k, k, (0, 1), first)
 
 
 @pytest.mark.parametrize(
-    ("kv", "first", "says"),
-    [
-        ((0,), 3, "2 query heads"),
-        ((0, 2), 3, "query heads"),
-        ((1, 0), 3, "decrease"),
-        ((0, 1), 4, "positions"),
-        ((0, 1), -2, "positions"),
-    ],
+    ("kv", "says"), [((0,), "2 query heads"), ((0, 2), "query heads"), ((1, 0), "decrease")]
 )
-def test_wrong_arguments_are_refused(kv: tuple[int, ...], first: int, says: str) -> None:
+def test_wrong_heads_are_refused(kv: tuple[int, ...], says: str) -> None:
     k = torch.zeros(2, 5, 8)
     with pytest.raises(ValueError, match=says):
-        attention(torch.zeros(2, 2, 8), k, k, kv, first)
+        attend(torch.zeros(2, 2, 8), k, k, kv, 3)
 
 
 def test_kv_of_heads_is_local_to_the_share() -> None:

@@ -6,16 +6,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention, all_panels
+from tests.unit.kernels.paged import PagedCache
+from tpiedge.kernels.attention import append_pages, attention_pages, kv_of_heads
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, RotaryRows, all_panels
 from tpiedge.kernels.grid import MOST, Grid
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_pages import Spans
 from tpiedge.kernels.linear import Linear
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.panel_matrix import PanelMatrix
 from tpiedge.kernels.panels import PanelShape
 from tpiedge.kernels.quantise import quantise_unit
 from tpiedge.kernels.rope import rope, tables
-from tpiedge.kv.cache import KVCache
 from tpiedge.wire.fields import KVPrecision
 
 HIDDEN, EPS = 72, 1e-5
@@ -34,10 +36,12 @@ def matrix(units: int, width: int, bits: int, transposed: bool) -> PanelMatrix:
     return PanelMatrix(data, bits, units * width, HIDDEN, width, unit_nbytes, transposed)
 
 
-def in_turn(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, linear: Linear) -> Tensor:
+def in_turn(
+    x_TH: Tensor, block: AttentionBlock, cache: PagedCache, spans: Spans, rotary: RotaryRows, linear: Linear
+) -> Tensor:
     q, k, v, o = block.matrices
-    tokens, width = len(x_TH), cache.format.width
-    cos_Tr, sin_Tr = rotation(start, tokens, width)
+    tokens, width = len(x_TH), cache.layout.format.width
+    cos_Tr, sin_Tr = (table[rotary.row : rotary.row + tokens] for table in (rotary.cos_Tr, rotary.sin_Tr))
     h_TH = rms_norm(x_TH, block.norm_H, EPS, linear.pool)
     outputs = linear.project_many(h_TH, (q, k, v))
     if block.biases is not None:
@@ -49,9 +53,10 @@ def in_turn(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, lin
             for x, norm in zip((q_TNd, k_TKd), block.head_norms_d, strict=True)
         )
     q_TNd, k_TKd = (rope(x, cos_Tr, sin_Tr, linear.pool) for x in (q_TNd, k_TKd))
-    cache.append(0, 0, start, k_TKd, v_TKd, linear.pool)
-    keys, values = cache.keys(0, 0, start + tokens), cache.values(0, 0, start + tokens)
-    out_TNd = attention(q_TNd, keys, values, block.kv_of_head, start, window=block.window, pool=linear.pool)
+    append_pages(k_TKd, v_TKd, spans, cache.layout, linear.pool)
+    out_TNd = attention_pages(
+        q_TNd, spans, cache.layout, block.kv_of_head, window=block.window, pool=linear.pool
+    )
     return linear.contract(out_TNd.flatten(1), o, block.grid)
 
 
@@ -59,12 +64,11 @@ def rotation(start: int, tokens: int, width: int) -> tuple[Tensor, Tensor]:
     return tables(torch.arange(start, start + tokens), 10000.0 ** -(torch.arange(0, width, 2) / width))
 
 
-def at_once(x_TH: Tensor, block: AttentionBlock, cache: KVCache, start: int, linear: Linear) -> Tensor:
+def at_once(
+    x_TH: Tensor, block: AttentionBlock, cache: PagedCache, spans: Spans, rotary: RotaryRows, linear: Linear
+) -> Tensor:
     assert linear.pool is not None
-    place = CachePosition(
-        start, *cache.addresses(0, 0), *rotation(0, start + len(x_TH), cache.format.width), start
-    )
-    return FusedAttention(block, cache.memory, linear.pool).run(x_TH, place)
+    return FusedAttention(block, cache.layout, linear.pool).run(x_TH, spans, rotary)
 
 
 @pytest.mark.parametrize("biased", [False, True])
@@ -103,34 +107,40 @@ def test_the_bits_of_its_parts(
     fine = AttentionBlock(matrices, Grid(-32), biases, norm_H, norms, EPS, kv_of_head, window, width)
     coarse = replace(fine, grid=GRID)
     assert all_panels(matrices)
-    caches = [
-        KVCache(num_layers=1, kv_heads=kv_heads, head_dim=width, slots=1, capacity=40, precision=kv)
-        for _ in range(2)
-    ]
+    caches = [PagedCache(KVFormat(kv, width), kv_heads, scattered=scattered) for scattered in (True, False)]
+    tables = [(cache.table(80), cache.table(80)) for cache in caches]
+    rotary = RotaryRows(*rotation(0, 100, width), 0)
     start = 0
-    for tokens, block in ((5, coarse), (1, coarse), (1, fine), (20, coarse), (3, fine)):
-        x_TH = torch.randn(tokens, HIDDEN)
+    for tokens, block in ((5, coarse), (1, coarse), (1, fine), (20, coarse), (3, fine), (40, coarse)):
+        x_TH, rotary = torch.randn(2 * tokens, HIDDEN), replace(rotary, row=start // 2)
         found_TH, expected_TH = (
-            compute(x_TH, block, cache, start, linear)
-            for compute, cache in zip((at_once, in_turn), caches, strict=True)
+            compute(
+                x_TH,
+                block,
+                cache,
+                cache.spans((tokens, start, first), (tokens, start, second)),
+                rotary,
+                linear,
+            )
+            for compute, cache, (first, second) in zip((at_once, in_turn), caches, tables, strict=True)
         )
         assert torch.equal(found_TH, expected_TH)
         assert found_TH.dtype is expected_TH.dtype is (torch.int64 if block is fine else torch.int32)
         assert found_TH.any()
         assert (found_TH.long() > -MOST).all()
         start += tokens
-    assert torch.equal(*(cache._store for cache in caches))
+    for one, other in zip(*tables, strict=True):
+        for found, expected in zip(caches[0].rows(one, start), caches[1].rows(other, start), strict=True):
+            assert torch.equal(found, expected)
 
 
 def test_what_does_not_fit_is_refused(linear: Linear) -> None:
     q, o = matrix(2, 16, 4, False), matrix(2, 16, 4, True)
-    norm_H, cache = (
-        torch.ones(HIDDEN),
-        KVCache(num_layers=1, kv_heads=2, head_dim=16, slots=1, capacity=8, precision="f32"),
-    )
+    norm_H, cache = torch.ones(HIDDEN), PagedCache(KVFormat("f32", 16), 2)
+    spans, rotary = cache.spans((3, 0, cache.table(8))), RotaryRows(*rotation(0, 3, 16), 0)
     good = AttentionBlock((q, q, q, o), GRID, None, norm_H, None, EPS, (0, 1), None, 16)
     x_TH = torch.ones(3, HIDDEN)
-    at_once(x_TH, good, cache, 0, linear)
+    at_once(x_TH, good, cache, spans, rotary, linear)
     three = matrix(3, 16, 4, False)
     for block in (
         AttentionBlock((q, three, three, o), GRID, None, norm_H, None, EPS, (0, 1), None, 16),
@@ -149,24 +159,22 @@ def test_what_does_not_fit_is_refused(linear: Linear) -> None:
         replace(good, biases=(torch.ones(32), torch.ones(64)[::2], torch.ones(32))),
     ):
         with pytest.raises(ValueError):
-            at_once(x_TH, block, cache, 0, linear)
+            at_once(x_TH, block, cache, spans, rotary, linear)
     assert linear.pool is not None
-    call, (cos_Tr, sin_Tr), addresses = (
-        FusedAttention(good, cache.memory, linear.pool),
-        rotation(0, 3, 16),
-        cache.addresses(0, 0),
-    )
-    call.run(x_TH, CachePosition(5, *addresses, cos_Tr, sin_Tr, 0))
-    for place in (
-        CachePosition(6, *addresses, cos_Tr, sin_Tr, 0),
-        CachePosition(-1, *addresses, cos_Tr, sin_Tr, 0),
-        CachePosition(0, *addresses, cos_Tr[:2], sin_Tr, 0),
-        CachePosition(0, *addresses, cos_Tr, sin_Tr, 1),
-        CachePosition(0, *addresses, cos_Tr, sin_Tr[:, :8], 0),
-        CachePosition(0, *addresses, cos_Tr, sin_Tr.double(), 0),
+    call, (cos_Tr, sin_Tr) = FusedAttention(good, cache.layout, linear.pool), rotation(0, 3, 16)
+    call.run(x_TH, spans, rotary)
+    for wrong in (
+        RotaryRows(cos_Tr[:2], sin_Tr, 0),
+        RotaryRows(cos_Tr, sin_Tr, 1),
+        RotaryRows(cos_Tr, sin_Tr, -1),
+        RotaryRows(cos_Tr, sin_Tr[:, :8], 0),
+        RotaryRows(cos_Tr, sin_Tr.double(), 0),
     ):
+        with pytest.raises(ValueError, match="table"):
+            call.run(x_TH, spans, wrong)
+    for wrong_TH in (x_TH[:, 1:], x_TH.double(), x_TH[:2]):
         with pytest.raises(ValueError):
-            call.run(x_TH, place)
-    for wrong_TH in (x_TH[:, 1:], x_TH.double()):
-        with pytest.raises(ValueError):
-            call.run(wrong_TH, CachePosition(0, *addresses, cos_Tr, sin_Tr, 0))
+            call.run(wrong_TH, spans, rotary)
+    larger = PagedCache(KVFormat("f32", 16), 2, positions=128)
+    with pytest.raises(ValueError, match="128"):
+        call.run(x_TH, larger.spans((3, 0, larger.table(8))), rotary)

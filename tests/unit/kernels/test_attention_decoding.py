@@ -8,10 +8,11 @@ from torch import Tensor
 
 from tests.unit.kernels.test_attention import naive
 from tests.unit.kernels.test_ffn import Allocations
-from tpiedge.kernels import attention as module
-from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels import torch_attention as module
+from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_rows import QuantisedRows, encode
+from tpiedge.kernels.torch_attention import attention
 
 SCRATCH_BYTES = 12 << 20
 PRECISIONS = ["q8", "q4"]

@@ -9,13 +9,15 @@ import torch
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.paged import attend
 from tests.unit.kernels.test_attention import HEADS, naive
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels import attention as module
-from tpiedge.kernels.attention import Rows, attention, kv_of_heads
+from tpiedge.kernels import torch_attention as module
+from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.kv_rows import QuantisedRows, encode
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, Pool
+from tpiedge.kernels.torch_attention import Rows
 
 STORED = ["f32", "bf16", "q8", "q4"]
 WINDOWS = [None, 1, 5, 64, 70]
@@ -63,7 +65,7 @@ def test_equals_the_definition(
             stored(torch.randn(max(kv) + 1, before + tokens, width), precision) for _ in "kv"
         )
         q = torch.randn(tokens, len(kv), width)
-        out = attention(q, k, v, kv, before, window=window, pool=pool)
+        out = attend(q, k, v, kv, before, window=window, pool=pool)
         assert out.dtype is torch.float32
         expected = naive(q, k_KSd, v_KSd, kv, before, window)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=5e-6)
@@ -75,7 +77,7 @@ def test_of_a_long_prompt_after_others(pool: Pool | None, precision: str) -> Non
     (k, k_KSd), (v, v_KSd) = (stored(torch.randn(2, before + tokens, 64), precision) for _ in "kv")
     q = torch.randn(tokens, 4, 64) * 4
     for window in (None, 50):
-        out = attention(q, k, v, kv, before, window=window, pool=pool)
+        out = attend(q, k, v, kv, before, window=window, pool=pool)
         expected = naive(q, k_KSd, v_KSd, kv, before, window)
         torch.testing.assert_close(out.double(), expected, rtol=1e-4, atol=2e-5)
 
@@ -92,11 +94,11 @@ def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
     q = torch.randn(tokens, 27, 60)
     found = open_library(isa)
     with Closing(Pool(found, 1)) as one, Closing(Pool(found, 8)) as many:
-        whole = attention(q, k, v, kv, before, window=window, pool=one)
-        assert torch.equal(attention(q, k, v, kv, before, window=window, pool=many), whole)
+        whole = attend(q, k, v, kv, before, window=window, pool=one)
+        assert torch.equal(attend(q, k, v, kv, before, window=window, pool=many), whole)
         for first, last in [(0, 1), (5, 6), (3, 11), (7, 71), (60, 100), (tokens - 1, tokens)]:
             stop = before + last
-            some = attention(
+            some = attend(
                 q[first:last],
                 k[:, :stop],
                 v[:, :stop],
@@ -130,13 +132,13 @@ def test_what_is_no_number_reaches_those_that_see_it(isa: str, precision: str) -
     broken, sound = stored(x, precision)[0], stored(torch.randn(1, 90, 64), precision)[0]
     q = torch.randn(90, 1, 64)
     with Closing(Pool(open_library(isa), 2)) as pool:
-        by_key = attention(q, broken, sound, (0,), 0, pool=pool).isnan().all(-1).flatten()
+        by_key = attend(q, broken, sound, (0,), 0, pool=pool).isnan().all(-1).flatten()
         assert by_key.tolist() == [False] * 70 + [True] * 20
-        by_value = attention(q, sound, broken, (0,), 0, pool=pool).isnan()[:, 0]
+        by_value = attend(q, sound, broken, (0,), 0, pool=pool).isnan()[:, 0]
         lost = 32 if precision in ("q8", "q4") else 1
         assert not by_value[:70].any()
         assert by_value[70:].sum() == 20 * lost
-        windowed = attention(q, broken, sound, (0,), 0, window=10, pool=pool).isnan().all(-1).flatten()
+        windowed = attend(q, broken, sound, (0,), 0, window=10, pool=pool).isnan().all(-1).flatten()
         assert windowed.tolist() == [False] * 70 + [True] * 10 + [False] * 10
 
 
@@ -148,7 +150,7 @@ def test_tiles_of_torch_change_nothing(precision: str, monkeypatch: pytest.Monke
     monkeypatch.setattr(module, "_MASK_ELEMENTS", 500)
     monkeypatch.setattr(module, "_DECODED_ELEMENTS", 300)
     for window in (None, 7):
-        out = attention(q, k, v, kv, 10, window=window)
+        out = attend(q, k, v, kv, 10, window=window)
         torch.testing.assert_close(out.double(), naive(q, k_KSd, v_KSd, kv, 10, window), rtol=1e-5, atol=1e-5)
 
 
@@ -158,16 +160,5 @@ def test_heads_too_wide_for_the_native_kernels(precision: str) -> None:
     (k, k_KSd), (v, v_KSd) = (stored(torch.randn(1, 9, width), precision) for _ in "kv")
     q = torch.randn(2, 1, width)
     with Closing(Pool(open_library(), 1)) as pool:
-        out = attention(q, k, v, (0,), 7, pool=pool)
+        out = attend(q, k, v, (0,), 7, pool=pool)
     torch.testing.assert_close(out.double(), naive(q, k_KSd, v_KSd, (0,), 7, None), rtol=1e-5, atol=1e-5)
-
-
-def test_keys_and_values_stored_differently_are_refused() -> None:
-    q, x = torch.zeros(1, 1, 8), torch.zeros(1, 1, 8)
-    with Closing(Pool(open_library(), 1)) as pool:
-        for k, v in [(stored(x, "q8")[0], stored(x, "q4")[0]), (x, stored(x, "q4")[0])]:
-            with pytest.raises(ValueError, match="differently"):
-                attention(q, k, v, (0,), 0, pool=pool)
-        narrow = stored(torch.zeros(1, 1, 7), "q8")[0]
-        with pytest.raises(ValueError, match="columns"):
-            attention(q, narrow, narrow, (0,), 0, pool=pool)

@@ -5,13 +5,13 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.paged import attend
 from tests.unit.kernels.test_attention import HEADS, cache, naive
 from tests.unit.kernels.test_linear import open_library, opened, weights
 from tpiedge.kernels.arithmetic import Arithmetic
-from tpiedge.kernels.attention import attention, kv_of_heads
+from tpiedge.kernels.attention import kv_of_heads
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.ffn import ffn
 from tpiedge.kernels.library import MAX_HEAD_WIDTH, MAX_PRODUCTS, Pool
@@ -70,7 +70,7 @@ def test_what_is_no_number_stays_so(pool: Pool) -> None:
     assert rms_norm(broken, torch.ones(33), 1e-6, pool).isnan().all()
     q = broken[:, :21].view(1, 1, 21)
     k = torch.randn(1, 40, 21)
-    assert attention(q, k, k, (0,), 39, pool=pool).isnan().all()
+    assert attend(q, k, k, (0,), 39, pool=pool).isnan().all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -82,7 +82,7 @@ def test_attention_equals_the_definition(
     for tokens, before, width in [(1, 0, 8), (1, 200, 64), (5, 63, 100), (16, 3, 20), (2, 130, 256)]:
         k, v = (cache(max(kv) + 1, before + tokens, width, dtype) for _ in range(2))
         q = torch.randn(tokens, len(kv), width)
-        out = attention(q, k, v, kv, before, window=window, pool=pool)
+        out = attend(q, k, v, kv, before, window=window, pool=pool)
         expected = naive(q, k, v, kv, before, window)
         torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=2e-6)
 
@@ -94,7 +94,7 @@ def test_attention_of_many_heads_and_large_scores(pool: Pool, width: int, dtype:
     kv = kv_of_heads(0, 40, 20)
     k, v = (cache(2, 150, width, dtype) for _ in range(2))
     q = torch.randn(3, 40, width) * 20
-    out = attention(q, k, v, kv, 147, pool=pool)
+    out = attend(q, k, v, kv, 147, pool=pool)
     torch.testing.assert_close(out.double(), naive(q, k, v, kv, 147, None), rtol=1e-4, atol=5e-5)
 
 
@@ -116,8 +116,8 @@ def test_bits_of_a_token_depend_neither_on_the_others_nor_on_threads(
         for first, last in [(0, NATIVE_TOKENS), (0, 1), (5, 6), (3, 11), (NATIVE_TOKENS - 1, NATIVE_TOKENS)]:
             rows = slice(first, last)
             stop = before + last
-            some = attention(q[rows], k[:, :stop], v[:, :stop], kv, before + first, window=window, pool=pool)
-            assert torch.equal(some, attention(q, k, v, kv, before, window=window, pool=whole)[rows])
+            some = attend(q[rows], k[:, :stop], v[:, :stop], kv, before + first, window=window, pool=pool)
+            assert torch.equal(some, attend(q, k, v, kv, before, window=window, pool=whole)[rows])
             assert torch.equal(rms_norm(q[rows], weight, 1e-5, pool), rms_norm(q, weight, 1e-5, whole)[rows])
             assert torch.equal(rope(q[rows], cos[rows], sin[rows], pool), rope(q, cos, sin, whole)[rows])
             flat = q.flatten(1)
@@ -147,7 +147,7 @@ def test_bits_of_many_tokens(pool: Pool) -> None:
 def test_wider_heads_go_through_torch(pool: Pool) -> None:
     pool.close()
     wide = torch.randn(1, 1, MAX_HEAD_WIDTH + 1)
-    assert attention(wide, wide, wide, (0,), 0, pool=pool).shape == wide.shape
+    assert attend(wide, wide, wide, (0,), 0, pool=pool).shape == wide.shape
 
 
 def test_no_tokens_and_no_heads(pool: Pool) -> None:
@@ -155,25 +155,10 @@ def test_no_tokens_and_no_heads(pool: Pool) -> None:
     assert swiglu(torch.ones(2, 0), torch.ones(2, 0), pool).shape == (2, 0)
     assert rope(torch.ones(1, 0, 8), torch.ones(1, 8), torch.ones(1, 8), pool).shape == (1, 0, 8)
     empty = torch.empty(0, 5, 8)
-    assert attention(torch.empty(2, 0, 8), empty, empty, (), 3, pool=pool).shape == (2, 0, 8)
+    assert attend(torch.empty(2, 0, 8), empty, empty, (), 3, pool=pool).shape == (2, 0, 8)
 
 
 ONES = torch.ones(1, 2, 8)
-
-
-@pytest.mark.parametrize(
-    ("q", "k", "v"),
-    [
-        (ONES.double(), ONES, ONES),
-        (ONES, ONES.double(), ONES.double()),
-        (ONES, ONES.bfloat16(), ONES),
-        (ONES, torch.ones(1, 1, 16)[..., ::2], ONES[:, :1]),
-        (ONES, torch.ones(1, 1, 9), torch.ones(1, 1, 9)),
-    ],
-)
-def test_attention_refuses_wrong_tensors(pool: Pool, q: Tensor, k: Tensor, v: Tensor) -> None:
-    with pytest.raises(ValueError, match=r"queries|cache|keys"):
-        attention(q, k[:, :1], v[:, :1], (0, 0), 0, pool=pool)
 
 
 def test_wrong_tensors_are_refused(pool: Pool) -> None:
@@ -189,7 +174,10 @@ def test_wrong_tensors_are_refused(pool: Pool) -> None:
         with pytest.raises(ValueError, match="gate"):
             swiglu(gate, up, pool)
     with pytest.raises(ValueError, match="window"):
-        attention(ONES, ONES[:, :1], ONES[:, :1], (0, 0), 0, window=0, pool=pool)
+        attend(ONES, ONES[:, :1], ONES[:, :1], (0, 0), 0, window=0, pool=pool)
+    for q, k in ((ONES.double(), ONES), (ONES, torch.ones(1, 1, 9))):
+        with pytest.raises(ValueError, match="queries"):
+            attend(q, k[:, :1], k[:, :1], (0, 0), 0, pool=pool)
 
 
 @pytest.mark.parametrize("threads", [1, 2, 3])

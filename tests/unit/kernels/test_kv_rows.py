@@ -12,9 +12,11 @@ from hypothesis.extra import numpy as arrays
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.paged import PagedCache
 from tests.unit.kernels.test_linear import open_library
+from tpiedge.kernels.attention import append_pages
 from tpiedge.kernels.kv_format import KV_GROUP, KVFormat, usual_kv
-from tpiedge.kernels.kv_rows import QuantisedRows, decode, encode, encode_into
+from tpiedge.kernels.kv_rows import QuantisedRows, decode, encode
 from tpiedge.kernels.library import Pool
 
 WIDTHS = [1, 5, 31, 32, 33, 64, 80, 100, 128, 256]
@@ -92,27 +94,12 @@ def hostile(width: int, magnitude: float) -> Tensor:
 def test_native_bytes_are_those_of_torch(pool: Pool, width: int, precision: str) -> None:
     format_ = KVFormat(precision, width)
     for magnitude in (1.0, 1e-3, 1e-6, 1e-8, 1e-40, 3e4, 1e5, 1e30, 1e38):
-        x = hostile(width, magnitude)
-        rows = torch.full((9, 3, format_.row_nbytes + 3), 7, dtype=torch.uint8)
-        encode_into(rows[..., :-3], x, format_, pool)
-        assert torch.equal(rows[..., :-3], encode(x, format_)), magnitude
-        assert (rows[..., -3:] == 7).all()
-
-
-@pytest.mark.parametrize("precision", FORMATS)
-def test_strided_numbers_and_rows(pool: Pool, precision: str) -> None:
-    """As they come from a projection with padding, into a cache where positions of a head are neighbours."""
-    format_ = KVFormat(precision, 40)
-    x = torch.randn(5, 3, 64)[..., :40]
-    store = torch.zeros(3, 20, format_.row_nbytes, dtype=torch.uint8)
-    encode_into(store[:, 7:12].transpose(0, 1), x, format_, pool)
-    assert torch.equal(store[:, 7:12].transpose(0, 1), encode(x, format_))
-    assert not store[:, :7].any()
-    assert not store[:, 12:].any()
-    encode_into(
-        store[:, 7:12].transpose(0, 1), x.flip(2).transpose(0, 2).contiguous().transpose(0, 2), format_, pool
-    )
-    assert torch.equal(store[:, 7:12].transpose(0, 1), encode(x.flip(2), format_))
+        k, v = hostile(width, magnitude), hostile(width, magnitude)
+        cache = PagedCache(format_, 3)
+        table = cache.table(9)
+        append_pages(k, v, cache.spans((9, 0, table)), cache.layout, pool)
+        for rows, x in zip(cache.rows(table, 9), (k, v), strict=True):
+            assert torch.equal(rows.transpose(0, 1), encode(x, format_)), magnitude
 
 
 NUMBERS = st.floats(-6e4, 6e4, width=32)
@@ -160,19 +147,9 @@ def test_q4_reaches_as_far_as_f16() -> None:
         assert bool(decode(row, KVFormat("q4", 32)).isnan().all()) is lost
 
 
-def test_wrong_tensors_are_refused(pool: Pool) -> None:
-    format_, x = KVFormat("q8", 8), torch.zeros(2, 1, 8)
+def test_wrong_rows_are_refused() -> None:
+    format_ = KVFormat("q8", 8)
     rows = torch.zeros(2, 1, format_.row_nbytes, dtype=torch.uint8)
-    for bad_rows, bad_x in [
-        (rows, x.double()),
-        (rows, torch.zeros(2, 1, 7)),
-        (rows[:1], x),
-        (rows[..., 1:], x),
-        (rows.to(torch.int8), x),
-        (torch.zeros(2, 1, 2 * format_.row_nbytes, dtype=torch.uint8)[..., ::2], x),
-    ]:
-        with pytest.raises(ValueError, match=r"rows|store"):
-            encode_into(bad_rows, bad_x, format_, pool)
     for data, of in [
         (rows[0], format_),
         (rows.float(), format_),

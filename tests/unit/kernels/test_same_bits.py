@@ -8,19 +8,20 @@ import torch
 from torch import Tensor
 
 from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.paged import PagedCache, attend
 from tests.unit.kernels.panel_reference import random_matrix
 from tests.unit.kernels.test_attention_block import matrix
 from tests.unit.kernels.test_attention_kv import stored
 from tests.unit.kernels.test_linear import open_library
-from tpiedge.kernels.attention import attention, kv_of_heads
-from tpiedge.kernels.attention_block import AttentionBlock, CachePosition, FusedAttention
+from tpiedge.kernels.attention import kv_of_heads
+from tpiedge.kernels.attention_block import AttentionBlock, FusedAttention, RotaryRows
 from tpiedge.kernels.ffn import FusedFFN
 from tpiedge.kernels.grid import Grid
+from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.kernels.library import Pool
 from tpiedge.kernels.norm import rms_norm
 from tpiedge.kernels.rope import rope, tables
 from tpiedge.kernels.swiglu import swiglu
-from tpiedge.kv.cache import KVCache
 from tpiedge.wire.fields import KVPrecision
 
 pytestmark = pytest.mark.skipif(
@@ -95,7 +96,7 @@ def test_attention(pools: dict[str, Pool], precision: KVPrecision, width: int, g
         q = torch.randn(tokens, 2 * group, width) * scale
 
         def compute(pool: Pool, q=q, k=k, v=v, before=before, window=window) -> Tensor:
-            return attention(q, k, v, kv, before, window=window, pool=pool)
+            return attend(q, k, v, kv, before, window=window, pool=pool)
 
         assert_same(pools, compute, (tokens, before, window))
 
@@ -108,7 +109,7 @@ def test_attention_of_odd_widths(pools: dict[str, Pool], width: int, precision: 
         q = torch.randn(tokens, 5, width)
 
         def compute(pool: Pool, q=q, tokens=tokens) -> Tensor:
-            return attention(q, k, v, (0,) * 5, 140 - tokens, pool=pool)
+            return attend(q, k, v, (0,) * 5, 140 - tokens, pool=pool)
 
         assert_same(pools, compute, tokens)
 
@@ -152,13 +153,13 @@ def test_fused_attention_blocks(
         block = AttentionBlock(
             (q, k, v, o), Grid(-16), biases, norm_H, norms, 1e-5, kv_of_head, window, width
         )
-        cache = KVCache(num_layers=1, kv_heads=2, head_dim=width, slots=1, capacity=90, precision=kv)
-        call, start, sums = FusedAttention(block, cache.memory, pool), 0, []
+        cache = PagedCache(KVFormat(kv, width), 2)
+        table, call, start, sums = cache.table(90), FusedAttention(block, cache.layout, pool), 0, []
         for tokens, x_TH in steps:
-            place = CachePosition(start, *cache.addresses(0, 0), cos_Tr, sin_Tr, start)
-            sums.append(call.run(x_TH, place).long())
+            rotary = RotaryRows(cos_Tr, sin_Tr, start)
+            sums.append(call.run(x_TH, cache.spans((tokens, start, table)), rotary).long())
             start += tokens
-        kept = cache._store.flatten().view(torch.uint8).long()
+        kept = cache.store_PB.flatten().long()
         return torch.cat((*(one.flatten() for one in sums), kept))
 
     assert_same(pools, compute)

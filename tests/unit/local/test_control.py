@@ -60,6 +60,9 @@ class Master:
             compute="f32",
             threads=1,
             capacity_tokens=1,
+            context_tokens=1,
+            sequences=1,
+            speculate=0,
             peer_keys=(),
             weights=ALL_PINNED,
         )

@@ -9,7 +9,7 @@ from tests.unit.model.gguf_files import TinyGguf
 from tpiedge.errors import OutOfMemory, UserError
 from tpiedge.local.launch import Layout, plan_cluster
 from tpiedge.local.prepare import PreparedModel, prepare
-from tpiedge.local.usual_context import chosen_context, roomy_context, usual_context
+from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens, roomy_context, usual_context
 from tpiedge.wire.weights import Keeping
 
 # Keys and values of a token: 8 layers, 8 KV heads of 64 numbers in bf16.
@@ -50,6 +50,19 @@ def test_the_cache_takes_an_eighth_of_the_memory(
         found == 4096 or found * KV_TOKEN_BYTES <= memory / 8 < 2 * found * KV_TOKEN_BYTES or memory_gb == 40
     )
     assert f"context: {tokens} of the model's 131072" in capsys.readouterr().err or tokens == 131_072
+
+
+def test_the_cache_of_all_answers_has_room_for_one_at_least() -> None:
+    assert chosen_kv_tokens(4096, None) == 4096
+    assert chosen_kv_tokens(4096, 4096) == 4096
+    assert chosen_kv_tokens(4096, 100_000) == 100_000
+    with pytest.raises(UserError) as refusal:
+        chosen_kv_tokens(4096, 4095)
+    assert str(refusal.value) == (
+        "--kv-tokens 4095 is less than the context of 4096 tokens: give at least 4096, or a smaller --context"
+    )
+    with pytest.raises(UserError, match="--kv-tokens 4294967296 is out of range: at most 4294967295"):
+        chosen_kv_tokens(4096, 1 << 32)
 
 
 def test_a_testbeds_devices_say_how_much_memory_there_is(

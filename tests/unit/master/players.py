@@ -255,6 +255,10 @@ class FakeNode(_Player):
             head_s=1.0,
             dropped=0,
             refused=0,
+            kv_pages=1,
+            kv_pages_used=1,
+            drafted=0,
+            accepted=0,
         )
 
     def ready(self) -> None:
@@ -271,7 +275,7 @@ class FakeNode(_Player):
         self.say(Token(self.epoch, name, index, 5, ()))
 
     def finish(self, name: str = "r-1", reason: str = "stop") -> None:
-        self.say(Finished(self.epoch, name, reason, 3, 1))  # type: ignore[arg-type]
+        self.say(Finished(self.epoch, name, reason, 3, 1, 0, 1))  # type: ignore[arg-type]
 
     def fail(self, kind: str, message: str, name: str = "") -> None:
         self.say(Failed(self.epoch, self.rank, name, kind, message))

@@ -25,7 +25,7 @@ from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["SERVED", "Story", "assignments_of", "failure", "outcome", "request", "two_machines"]
 
-SERVED = Served(Path("/pack"), "pack-1", "f32", 64)
+SERVED = Served(Path("/pack"), "pack-1", "f32", 64, 64)
 _BEAT_S = 0.1
 
 

@@ -58,7 +58,9 @@ class Nodes:
 
     def _assign(self, rank: int) -> Assign:
         nodes = tuple(range(self.count))
-        return Assign(3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, (), ALL_PINNED, self.collective)
+        return Assign(
+            3, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, 1, 0, (), ALL_PINNED, self.collective
+        )
 
     def hello(self, rank: int, protocol: int = PROTOCOL) -> None:
         self.epoch.handle(rank, Hello(0, rank, 1, protocol, "0", 1, "cpu"))
@@ -316,7 +318,7 @@ def test_a_loss_is_read_as_it_was_said(host: str) -> None:
     [
         (1, Token(3, "r-1", 0, 5, ())),
         (1, PromptScores(3, "r-1", 0, (0.5,))),
-        (1, Finished(3, "r-1", "stop", 1, 1)),
+        (1, Finished(3, "r-1", "stop", 1, 1, 0, 1)),
         (1, Listening(3, 1, at(1))),
         (0, Listening(3, 0, at(0))),
         (0, Connect(3, ())),
@@ -377,6 +379,6 @@ def test_a_lost_nodes_words_change_nothing() -> None:
 def test_statistics_are_passed_on() -> None:
     nodes = Nodes()
     nodes.start()
-    stats = Stats(3, 1, *([0] * 6), *([0.0] * 6), *([0] * 5), 0.0, 0, 0)
+    stats = Stats(3, 1, *([0] * 6), *([0.0] * 6), *([0] * 5), 0.0, *([0] * 6))
     nodes.epoch.handle(1, stats)
     assert nodes.events == [stats]

@@ -8,22 +8,23 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.unit.master.stories import request
-from tpiedge.errors import Cancelled, InternalError, PeerLost, TpiedgeError, UserError
+from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.master import NotServing
 from tpiedge.master.request_queue import PendingAnswer, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Ready, Token
+from tpiedge.wire.requests import GenerationRequest
 
 WAIT_S = 10.0
 
 
 class Book:
-    """A requests and what it called."""
+    """A queue and what it called."""
 
-    def __init__(self, limit: int = 3) -> None:
+    def __init__(self, limit: int = 3, parallel: int = 1) -> None:
         self.cancelled: list[str] = []
         self.submitted = 0
-        self.requests = RequestQueue(limit, self.cancelled.append, self._submitted)
+        self.requests = RequestQueue(limit, parallel, self.cancelled.append, self._submitted)
 
     def _submitted(self) -> None:
         self.submitted += 1
@@ -32,8 +33,11 @@ class Book:
         return self.requests.submit(request(name))
 
     def start(self) -> str | None:
-        started = self.requests.next()
-        return None if started is None else started.id
+        """The name of the request that starts."""
+        asked: list[GenerationRequest] = []
+        started = self.requests.start(asked.append)
+        assert started == bool(asked)
+        return asked[0].id if asked else None
 
 
 def token(name: str = "r-1", index: int = 0) -> Token:
@@ -41,7 +45,7 @@ def token(name: str = "r-1", index: int = 0) -> Token:
 
 
 def finished(name: str = "r-1") -> Finished:
-    return Finished(1, name, "stop", 3, 1)
+    return Finished(1, name, "stop", 3, 1, 0, 1)
 
 
 def events(answering: PendingAnswer) -> list[object]:
@@ -74,7 +78,7 @@ def test_what_became_of_the_requests_is_counted() -> None:
         book.requests.tell(message)
     book.submit("r-2")
     book.start()
-    book.requests.tell(Finished(1, "r-2", "cancel", 3, 0))
+    book.requests.tell(Finished(1, "r-2", "cancel", 3, 0, 2, 0))
     book.submit("r-3").cancel()
     book.submit("r-4")
     book.start()
@@ -89,17 +93,85 @@ def test_what_became_of_the_requests_is_counted() -> None:
         book.submit("r-8")
     book.requests.fail_all(InternalError("the end"))
     assert book.requests.totals == Totals(
-        finished=1, failed=4, cancelled=2, refused=1, prompt_tokens=6, tokens=2
+        finished=1, failed=4, cancelled=2, refused=1, prompt_tokens=6, cached_tokens=2, tokens=2
     )
 
 
-def test_requests_start_one_at_a_time_in_their_order() -> None:
-    book = Book()
-    book.submit("r-1")
-    book.submit("r-2")
-    assert [book.start(), book.start()] == ["r-1", None]
+def test_requests_start_in_their_order_while_fewer_run_than_may() -> None:
+    book = Book(limit=5, parallel=2)
+    for number in range(1, 6):
+        book.submit(f"r-{number}")
+    assert [book.start(), book.start(), book.start()] == ["r-1", "r-2", None]
+    assert (book.requests.running, book.requests.waiting) == (2, 3)
+    book.requests.tell(finished("r-2"))
+    assert [book.start(), book.start()] == ["r-3", None]
     book.requests.tell(finished("r-1"))
-    assert [book.start(), book.start()] == ["r-2", None]
+    book.requests.tell(finished("r-3"))
+    assert [book.start(), book.start(), book.start()] == ["r-4", "r-5", None]
+
+
+def test_running_requests_get_their_own_tokens_and_end_each_for_itself() -> None:
+    book = Book(parallel=2)
+    first, second = book.submit("r-1"), book.submit("r-2")
+    book.start()
+    book.start()
+    said = [token("r-2"), token("r-1"), token("r-2", 1), finished("r-2"), token("r-1", 1), token("r-2", 2)]
+    for message in said:
+        book.requests.tell(message)
+    assert events(second) == [token("r-2"), token("r-2", 1), finished("r-2")]
+    assert not book.requests.idle
+    book.requests.tell(Failed(1, 0, "r-1", "UserError", "no"))
+    assert [type(event) for event in events(first)] == [Token, Token, UserError]
+    assert book.requests.idle
+
+
+def test_a_running_request_is_cancelled_and_the_others_go_on() -> None:
+    book = Book(parallel=3)
+    _, second, third = (book.submit(f"r-{number}") for number in (1, 2, 3))
+    for _ in range(3):
+        book.start()
+    second.cancel()
+    assert book.cancelled == ["r-2"]
+    assert book.requests.running == 3, "until rank 0 says that it has ended"
+    book.requests.tell(Finished(1, "r-2", "cancel", 3, 1, 0, 1))
+    book.requests.tell(finished("r-3"))
+    assert [type(event) for event in events(second)] == [Finished]
+    assert events(third) == [finished("r-3")]
+    assert book.requests.running == 1
+    assert book.requests.totals == Totals(finished=1, cancelled=1, prompt_tokens=6)
+
+
+def test_a_request_that_cannot_be_sent_ends_alone() -> None:
+    book = Book(parallel=2)
+    bad, good = book.submit("r-1"), book.submit("r-2")
+
+    def refuse(_request: GenerationRequest) -> None:
+        raise ProtocolError("too large")
+
+    assert book.requests.start(refuse), "there may be more to start"
+    (error,) = events(bad)
+    assert isinstance(error, UserError)
+    assert str(error) == "the request cannot be served: too large"
+    assert book.start() == "r-2"
+    book.requests.tell(finished("r-2"))
+    assert events(good) == [finished("r-2")]
+    assert book.requests.totals == Totals(finished=1, failed=1, prompt_tokens=3)
+
+
+def test_no_cancellation_overtakes_its_request() -> None:
+    """The reader of an answer may leave at the moment at which the request starts."""
+    book = Book()
+    answering = book.submit()
+    cancelling = threading.Thread(target=answering.cancel)
+
+    def ask(_request: GenerationRequest) -> None:
+        cancelling.start()
+        cancelling.join(0.05)
+        assert book.cancelled == []
+
+    book.requests.start(ask)
+    cancelling.join(WAIT_S)
+    assert book.cancelled == ["r-1"]
 
 
 def test_what_is_said_of_another_request_is_dropped() -> None:
@@ -110,8 +182,7 @@ def test_what_is_said_of_another_request_is_dropped() -> None:
     book.start()
     for message in (finished("r-2"), token("r-0"), Ready(1, 0, 1, 0.1)):
         book.requests.tell(message)
-    assert book.requests.running
-    assert book.requests.waiting == 1
+    assert (book.requests.running, book.requests.waiting) == (1, 1)
     book.requests.tell(finished("r-1"))
     book.requests.tell(finished("r-1"))
     assert events(answering) == [finished()]
@@ -177,7 +248,7 @@ def test_an_answer_that_a_stop_string_makes_whole_is_a_success() -> None:
     answering.complete()
     answering.cancel()  # as a client that leaves afterwards does
     assert book.cancelled == ["r-1", "r-1"], "rank 0 stops"
-    book.requests.tell(Finished(1, "r-1", "cancel", 3, 1))
+    book.requests.tell(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
     assert book.requests.totals == Totals(finished=1, prompt_tokens=3)
 
 
@@ -191,14 +262,17 @@ def test_a_failure_after_the_whole_answer_is_none(all_of_them: bool) -> None:
     assert book.requests.totals == Totals(finished=1)
 
 
-def test_a_loss_fails_the_running_request_alone() -> None:
-    book = Book()
-    running, waiting = book.submit("r-1"), book.submit("r-2")
+def test_a_loss_fails_all_running_requests_and_no_waiting_one() -> None:
+    book = Book(parallel=2)
+    first, second, waiting = (book.submit(f"r-{number}") for number in (1, 2, 3))
+    book.start()
     book.start()
     book.requests.fail_running(PeerLost(1, "the work", "gone"))
     book.requests.fail_running(PeerLost(1, "the work", "gone"))
-    assert "gone" in str(events(running)[0])
-    assert book.start() == "r-2"
+    for running in (first, second):
+        (error,) = events(running)
+        assert "gone" in str(error)
+    assert book.start() == "r-3"
     book.requests.fail_all(NotServing("nobody"))
     assert "nobody" in str(events(waiting)[0])
     assert book.requests.idle
@@ -221,15 +295,16 @@ def test_a_closed_desk_takes_nothing_and_serves_what_it_took() -> None:
 
 
 class Queues(RuleBasedStateMachine):
-    """Any order of calls: each accepted request ends once; order is kept."""
+    """Any order of calls: each accepted request ends once; order is kept, and so is the number of those that run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.book = Book()
+        self.parallel = 2
+        self.book = Book(parallel=self.parallel)
         self.count = 0
         self.accepted: dict[str, PendingAnswer] = {}
         self.waiting: deque[str] = deque()
-        self.running: str | None = None
+        self.running: list[str] = []
         self.ended: set[str] = set()
         self.closed = False
 
@@ -251,11 +326,11 @@ class Queues(RuleBasedStateMachine):
     @rule()
     def next(self) -> None:
         started = self.book.start()
-        if self.running is not None or not self.waiting:
+        if len(self.running) == self.parallel or not self.waiting:
             assert started is None
         else:
             assert started == self.waiting[0]
-            self.running = self.waiting.popleft()
+            self.running.append(self.waiting.popleft())
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data(), kind=st.sampled_from(["token", "finished", "failed"]))
@@ -267,15 +342,17 @@ class Queues(RuleBasedStateMachine):
             "failed": Failed(1, 0, name, "UserError", "x"),
         }
         self.book.requests.tell(made[kind])
-        if name == self.running and kind != "token":
+        if name in self.running and kind != "token":
             self._end(name)
-            self.running = None
+            self.running.remove(name)
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
     def cancel(self, data: st.DataObject) -> None:
         name = data.draw(st.sampled_from(sorted(self.accepted)))
+        asked = len(self.book.cancelled)
         self.accepted[name].cancel()
+        assert self.book.cancelled[asked:] == [name] * (name in self.running)
         if name in self.waiting:
             self.waiting.remove(name)
             self._end(name)
@@ -283,16 +360,16 @@ class Queues(RuleBasedStateMachine):
     @rule()
     def fail_running(self) -> None:
         self.book.requests.fail_running(PeerLost(0, "x", "y"))
-        if self.running is not None:
-            self._end(self.running)
-            self.running = None
+        for name in self.running:
+            self._end(name)
+        self.running.clear()
 
     @rule()
     def fail_all(self) -> None:
         self.book.requests.fail_all(NotServing("x"))
-        for name in [*([self.running] if self.running else []), *self.waiting]:
+        for name in [*self.running, *self.waiting]:
             self._end(name)
-        self.running = None
+        self.running.clear()
         self.waiting.clear()
 
     @rule()
@@ -311,8 +388,8 @@ class Queues(RuleBasedStateMachine):
     def laws(self) -> None:
         requests = self.book.requests
         assert requests.waiting == len(self.waiting)
-        assert requests.running == (self.running is not None)
-        assert requests.idle == (not self.waiting and self.running is None)
+        assert requests.running == len(self.running)
+        assert requests.idle == (not self.waiting and not self.running)
         for name in self.ended:
             assert self.accepted[name]._events.empty(), "it ended once"
 
@@ -324,7 +401,7 @@ class TestQueues(Queues.TestCase):
 
 def test_threads_that_submit_cancel_and_fail_at_once_all_get_one_end() -> None:
     """Four askers, a master that serves and one that breaks: no request is left, none ends twice."""
-    book = Book(limit=1000)
+    book = Book(limit=1000, parallel=4)
     answers: list[PendingAnswer] = []
     asking = threading.Event()
 
@@ -337,8 +414,7 @@ def test_threads_that_submit_cancel_and_fail_at_once_all_get_one_end() -> None:
 
     def serve() -> None:
         while not asking.is_set() or not book.requests.idle:
-            name = book.start()
-            if name is not None:
+            for name in filter(None, [book.start(), book.start()]):
                 book.requests.tell(token(name))
                 book.requests.tell(finished(name))
 

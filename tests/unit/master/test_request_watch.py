@@ -7,7 +7,7 @@ from tpiedge.master.request_watch import OLD, RequestWatch
 from tpiedge.wire.control import Stats
 
 LIMIT_S = 60.0
-STATS = Stats(1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0)
+STATS = Stats(1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0)
 
 
 def members(block: int = 0) -> list[Member]:
@@ -18,7 +18,7 @@ def running() -> RequestWatch:
     """A request began at 0."""
     watch = RequestWatch(LIMIT_S)
     watch.look(members(), 0.0)
-    watch.begin(0.0)
+    watch.begin("r-1", 0.0)
     return watch
 
 
@@ -26,7 +26,7 @@ def test_without_a_request_nothing_is_stuck() -> None:
     watch = RequestWatch(LIMIT_S)
     assert watch.stuck_s(1e6) is None
     watch = running()
-    watch.end()
+    watch.end("r-1", 1.0)
     watch.advance(1.0)
     assert watch.stuck_s(1e6) is None
     assert not watch.old(1e6)
@@ -39,6 +39,24 @@ def test_without_news_a_request_is_stuck() -> None:
     assert watch.stuck_s(LIMIT_S) is None
     watch.look(members(), LIMIT_S)
     assert watch.stuck_s(LIMIT_S + 1.0) == LIMIT_S + 1.0
+
+
+def test_news_of_one_request_is_news_of_all() -> None:
+    watch = running()
+    watch.begin("r-2", 50.0)
+    assert watch.watches("r-1")
+    assert watch.watches("r-2")
+    assert watch.stuck_s(61.0) == 61.0, "that another one came is none"
+    watch.advance(61.0)
+    assert watch.stuck_s(121.0) is None
+    watch.end("r-1", 121.0)
+    assert not watch.watches("r-1")
+    assert watch.stuck_s(181.0) is None
+    assert watch.stuck_s(182.0) == 61.0, "the other one still runs"
+    watch.end("r-2", 182.0)
+    assert watch.stuck_s(1e6) is None
+    watch.begin("r-3", 1e6)
+    assert watch.stuck_s(1e6 + 60.0) is None
 
 
 def test_news_begins_the_time_anew() -> None:
@@ -62,7 +80,7 @@ def test_what_rank_0_measures_is_news_once_it_changes() -> None:
     """The first answer says nothing of the time before, and more memory is no progress."""
     watch = running()
     watch.measured(STATS, 20.0)
-    watch.measured(replace(STATS, peak_rss_bytes=2, kv_bytes=2), 30.0)
+    watch.measured(replace(STATS, peak_rss_bytes=2, kv_bytes=2, kv_pages=2, kv_pages_used=2), 30.0)
     assert watch.stuck_s(61.0) == 61.0
     watch.measured(replace(STATS, bytes_received=9, dropped=9, refused=9), 60.5)
     assert watch.stuck_s(61.0) == 61.0, "who knocks at its port is no progress"

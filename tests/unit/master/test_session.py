@@ -357,9 +357,9 @@ def test_a_session_is_proven_by_an_answer_or_by_time() -> None:
     assert by_time.session.proven
     for run in (by_answer, by_refusal, failed):
         run.session.ask(request())
-    by_answer.node(0, Finished(EPOCH, "r-0", "stop", 1, 1))
+    by_answer.node(0, Finished(EPOCH, "r-0", "stop", 1, 1, 0, 1))
     assert not by_answer.session.proven, "nobody asked for that"
-    by_answer.node(0, Finished(EPOCH, "r-1", "stop", 1, 1))
+    by_answer.node(0, Finished(EPOCH, "r-1", "stop", 1, 1, 0, 1))
     assert by_answer.session.proven
     by_refusal.node(0, Failed(EPOCH, 0, "r-1", "UserError", "too long"))
     assert by_refusal.session.proven

@@ -32,7 +32,8 @@ class Device:
         self.budget = room + capacity * layers * POSITION_BYTES
         self.kv_bytes = capacity * layers * POSITION_BYTES
         self.spare = SparePins(sizes, found)
-        self.kv_room = KVRoom(1, capacity, grain)
+        self.kv_room = KVRoom(capacity, grain)
+        self.pages = 0  # in memory, of one position each
         self.written = [0] * layers
         self.sizes = sizes
         self.machine = Residency(
@@ -49,10 +50,9 @@ class Device:
 
     def step(self, stop: int, reach: int, head: bool) -> None:
         """As ForwardPass.run, with or without the head."""
-        gone = self.kv_room.ask(0, stop, reach)
-        if gone:
-            self.written = [min(written, gone.start) for written in self.written]
-        held = self.kv_room.held[0] * self.layers * POSITION_BYTES
+        self.pages = min(max(self.pages, stop), self.kv_room.ask(max(stop, reach)))
+        self.written = [min(written, self.pages) for written in self.written]
+        held = self.pages * self.layers * POSITION_BYTES
         self.obey(self.machine.repin(self.spare.placement(self.spare.count(self.kv_bytes - held)).pinned))
         for number in range(len(self.blocks) if head else 2 * self.layers):
             self.obey(self.machine.enter(number))

@@ -70,7 +70,9 @@ class Joining:
     def part(self, rank: int) -> Assign:
         keys = tuple((peer, keys.public) for peer, keys in enumerate(self._keys))
         nodes = tuple(range(self.size))
-        return Assign(EPOCH, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, keys, ALL_PINNED, self.collective)
+        return Assign(
+            EPOCH, rank, nodes, (0, 1), (0, 1), "p", "f32", 1, 1, 1, 1, 0, keys, ALL_PINNED, self.collective
+        )
 
     def join(self, rank: int) -> DataPlane:
         keys = self._keys[rank]

@@ -28,7 +28,8 @@ MODEL = ModelFacts(
     last_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
     resident_bytes=0,
     head_bytes=0,
-    kv_token_bytes=1024,
+    kv_part_bytes=8192,
+    kv_page_tokens=8,
     row_bytes=8192,
 )
 DEMAND = Demand(MODEL, capacity_tokens=100)

@@ -17,7 +17,8 @@ PRECISIONS: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
 
 
 def facts(kv: KVPrecision, head_dim: int = 128) -> ModelFacts:
-    return replace(MODEL, kv_token_bytes=2 * KVFormat(kv, head_dim).row_nbytes)
+    stored = KVFormat(kv, head_dim)
+    return replace(MODEL, kv_part_bytes=stored.part_nbytes, kv_page_tokens=stored.page_positions)
 
 
 @pytest.mark.parametrize("head_dim", [64, 100, 128])

@@ -21,7 +21,8 @@ MODEL = ModelFacts(
     last_tile_bytes=(MIB // 3, MIB // 3, MIB - 2 * (MIB // 3)),
     resident_bytes=4096,
     head_bytes=GIB,
-    kv_token_bytes=1024,
+    kv_part_bytes=8192,
+    kv_page_tokens=8,
 )
 LAYERS_BYTES = 32 * (16 + 16 + 64) * MIB
 
@@ -144,7 +145,8 @@ def small_model(heads: int, kv_heads: int, ffn_tiles: int, last_mib: int = 8) ->
         last_tile_bytes=(0, 0, last_mib * MIB),
         resident_bytes=MIB,
         head_bytes=0,
-        kv_token_bytes=0,
+        kv_part_bytes=0,
+        kv_page_tokens=8,
     )
 
 

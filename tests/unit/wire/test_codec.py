@@ -24,7 +24,7 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
 
 
 def test_the_longest_plan_fits_the_tensor_plane() -> None:
-    segments = (Segment(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),) * 128
+    segments = (Segment(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),) * 128
     assert len(encode(StepPlan(1, 2**64 - 1, segments, 2**32 - 1, 2**32 - 1), MAX_TENSOR_HEADER)) < 4096
 
 

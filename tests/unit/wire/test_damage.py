@@ -77,7 +77,7 @@ def test_what_is_hostile_costs_little(data: bytes) -> None:
 
 
 LONGEST: list[Message] = [
-    StepPlan(1, 1, (Segment(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),) * MAX_SEGMENTS, 1, 1),
+    StepPlan(1, 1, (Segment(2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1, 2**32 - 1),) * MAX_SEGMENTS, 1, 1),
     Pulse(1, (PeerPulse(127, 2**64 - 1, 2**32 - 1, 2**64 - 1, "🂡" * 256),) * MAX_NODES),
     Token(1, "🂡" * 256, 1, 1, ((2**32 - 1, -0.1),) * 33),
     PromptScores(1, "🂡" * 256, 1, (-0.1,) * MAX_ARRAY),

@@ -89,7 +89,7 @@ def test_sender_refuses_what_the_receiver_would() -> None:
     with pytest.raises(ProtocolError, match="cannot send"):
         encode(Lost(1, 1, "\ud800"))
     with pytest.raises(ProtocolError, match="cannot send"):
-        encode(Segment(0, 0, 1, 1))  # type: ignore[arg-type]
+        encode(Segment(0, 0, 1, 1, 1))  # type: ignore[arg-type]
     biased = dataclasses.replace(GREEDY, logit_bias=((1, float("inf")),))
     with pytest.raises(ProtocolError, match="logit_bias"):
         encode(Generate(1, dataclasses.replace(REQUEST, sampling=biased)))
@@ -113,8 +113,8 @@ def test_sender_refuses_what_the_receiver_would() -> None:
         (dataclasses.replace(OFFER, capacity=Capacity(1, 5e-324, 0.0)), r"Capacity\.weight_bytes_per_s"),
         (dataclasses.replace(OFFER, capacity=Capacity(1, 1.0, 0.1)), r"Capacity\.panel_bytes_per_s"),
         (Connect(1, ((0, "x" * 257),)), "at most 256 characters"),
-        (StepPlan(1, 1, (), 1, 1, False, "auto"), r"StepPlan\.collective: .* is none of"),  # type: ignore[arg-type]
-        (StepPlan(1, 1, (), 1, 1, False, "star", "star", 0, "f16"), r"StepPlan\.wire: .* is none of"),  # type: ignore[arg-type]
+        (StepPlan(1, 1, (), 1, 1, collective="auto"), r"StepPlan\.collective: .* is none of"),  # type: ignore[arg-type]
+        (StepPlan(1, 1, (), 1, 1, wire="f16"), r"StepPlan\.wire: .* is none of"),  # type: ignore[arg-type]
     ],
 )  # fmt: skip
 def test_sender_refuses_links_and_ways_that_the_receiver_would(message: Message, cause: str) -> None:

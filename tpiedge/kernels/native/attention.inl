@@ -2,7 +2,7 @@
 // softmax's maximum and sum carried from block to block (online softmax; Dao, FlashAttention, algorithm 1).
 //
 // Blocks begin at multiples of KEYS, whichever key a query sees first, and a key that a query does not see takes no
-// part in its sums: so its bits are those it would have alone. Several queries (a token's heads, or tokens) share one
+// part in its sums: so its bits are those it would have alone. A block lies within one page. Several queries (a token's heads, or tokens) share one
 // reading of the keys; where they are many, stored keys are widened to f32 first, which changes no bit either.
 
 namespace {
@@ -253,52 +253,66 @@ inline void with_rows(const Run<V, W> &rows, int count, int queries, float *scra
     }
 }
 
+// Asks for rows that are read soon: where the next page lies the CPU cannot guess. A block may be too large for the L1
+// cache.
+inline void prefetch_rows(const unsigned char *rows, int64_t nbytes) {
+    constexpr int64_t line = 64;
+    constexpr int l2 = 2;
+    for (int64_t at = 0; at < nbytes; at += line) __builtin_prefetch(rows + at, 0, l2);
+}
+
 // The query heads [first, first + heads) of one KV head for `tokens` tokens from `token` on: ATTENTION_ROWS at most.
 template <class V, class W>
-void attend(const Attention &a, int64_t token, int64_t tokens, int64_t kv_head, int64_t first, int64_t heads) {
+void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens, int64_t kv_head, int64_t first,
+            int64_t heads) {
+    const int64_t width = a.layout.width, stride = a.layout.row_bytes;
     const int rows = static_cast<int>(tokens * heads);
     Online online;
     float scratch[KEYS * MAX_HEAD_WIDTH];
     for (int r = 0; r < rows; r++) {
-        online.q[r] = a.q + ((token + r / heads) * a.heads + first + r % heads) * a.width;
+        online.q[r] = a.q + ((span.row + token + r / heads) * a.heads + first + r % heads) * width;
         online.highest[r] = -INFINITY;
         online.sum[r] = 0.0f;
-        memset(online.out[r], 0, a.width * sizeof(float));
+        memset(online.out[r], 0, width * sizeof(float));
     }
-    const unsigned char *k = a.k + kv_head * a.k_head_stride, *v = a.v + kv_head * a.v_head_stride;
-    const int64_t last = a.offset + token + tokens;
-    const int64_t begin = a.offset + token + 1 > a.window ? a.offset + token + 1 - a.window : 0;
+    const int64_t position = span.start + token, last = position + tokens;
+    const int64_t begin = position + 1 > a.window ? position + 1 - a.window : 0;
     for (int64_t s = begin / KEYS * KEYS; s < last; s += KEYS) {
         const int count = static_cast<int>(last - s < KEYS ? last - s : KEYS);
         for (int r = 0; r < rows; r++) {
-            const int64_t stop = a.offset + token + r / heads + 1 - s, start = stop - a.window;
+            const int64_t stop = position + r / heads + 1 - s, start = stop - a.window;
             online.high[r] = static_cast<int>(stop < 0 ? 0 : stop < KEYS ? stop : KEYS);
             online.low[r] = static_cast<int>(start < 0 ? 0 : start < KEYS ? start : KEYS);
         }
-        with_rows(Run<V, W>{k + s * a.k_stride, a.k_stride, a.width}, count, rows, scratch,
+        const unsigned char *keys = tpiedge::key_at(a.layout, span, kv_head, s);
+        prefetch_rows(keys + a.layout.value_bytes, count * stride);
+        with_rows(Run<V, W>{keys, stride, width}, count, rows, scratch,
                   [&](const auto &run) { score_rows(run, a.scale, rows, online); });
+        if (const int64_t left = last - s - KEYS; left > 0)
+            prefetch_rows(tpiedge::key_at(a.layout, span, kv_head, s + KEYS), (left < KEYS ? left : KEYS) * stride);
         for (int r = 0; r < rows; r++) {
             const bool sees = online.low[r] < online.high[r];
             online.kept[r] = sees ? soften<V>(online.weight[r], online.low[r], online.high[r], &online.highest[r],
                                               &online.sum[r])
                                   : 1.0f;
         }
-        with_rows(Run<V, W>{v + s * a.v_stride, a.v_stride, a.width}, count, rows, scratch,
+        with_rows(Run<V, W>{keys + a.layout.value_bytes, stride, width}, count, rows, scratch,
                   [&](const auto &run) { mix_rows(run, rows, online); });
     }
     for (int r = 0; r < rows; r++) {
         float *y = a.y + (online.q[r] - a.q);
-        for (int64_t c = 0; c < a.width; c++) y[c] = online.out[r][c] / online.sum[r];
+        for (int64_t c = 0; c < width; c++) y[c] = online.out[r][c] / online.sum[r];
     }
 }
 
 template <class V, class W>
-void attention(const Attention &a, int64_t token, int64_t tokens, int64_t kv_head, int64_t first, int64_t last) {
+void attention(const Attention &a, const Span &span, int64_t token, int64_t tokens, int64_t kv_head, int64_t first,
+               int64_t last) {
     for (int64_t head = first; head < last; head += ATTENTION_ROWS) {
         const int64_t heads = last - head < ATTENTION_ROWS ? last - head : ATTENTION_ROWS;
         const int64_t most = ATTENTION_ROWS / heads;
         for (int64_t t = 0; t < tokens; t += most)
-            attend<V, W>(a, token + t, tokens - t < most ? tokens - t : most, kv_head, head, heads);
+            attend<V, W>(a, span, token + t, tokens - t < most ? tokens - t : most, kv_head, head, heads);
     }
 }
 

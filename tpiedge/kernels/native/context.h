@@ -77,6 +77,12 @@ inline uint16_t bf16(float value) {
     return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+inline int64_t tokens_of(const Span *spans, int64_t count) {
+    int64_t tokens = 0;
+    for (const Span *span = spans; span < spans + count; span++) tokens += span->tokens;
+    return tokens;
+}
+
 // Elements, read and written, from which waking other threads pays, and pieces for each thread then.
 constexpr int64_t WORTH_SHARING = 1 << 16;
 constexpr int64_t ROW_PIECES = 4;

@@ -27,20 +27,34 @@ struct PanelWeight {  // as packed by library.py
     int64_t most;       // and at most so large in 32 bits
 };
 
+struct PageLayout {  // as packed by kv_pages.py: where in a page of the KV cache a layer's keys and values lie
+    int64_t format;        // a KVFormat
+    int64_t kv_heads;
+    int64_t width;         // of a head
+    int64_t positions;     // of a page, a multiple of 64
+    int64_t layer_offset;  // bytes, as what follows: from the page to the first key of KV head 0
+    int64_t head_bytes;    // from one KV head to the next
+    int64_t row_bytes;     // from one position to the next
+    int64_t value_bytes;   // from a key to its value
+};
+
+struct Span {  // as packed by kv_pages.py: successive positions of one sequence
+    int64_t tokens;
+    int64_t start;         // the position of the first
+    const int64_t *pages;  // the addresses of the sequence's pages, from position 0 on
+    int64_t row;           // the first token's, among those of all spans
+};
+
 struct AttentionBlock {  // as packed by attention_block.py; the first query head of every KV head and the end follow
     PanelWeight qkv[3];  // without y, and so is o
     PanelWeight o;
     int64_t hidden;
     const float *norm;
     int64_t heads;
-    int64_t kv_heads;
-    int64_t width;
     const float *q_norm;  // of each head, or null
     const float *k_norm;
     int64_t rotated;
-    int64_t head_stride;  // of keys and of values, in numbers of the cache (bytes where it is quantised)
-    int64_t stride;
-    int64_t stored;  // a KVFormat
+    PageLayout layout;
     int64_t window;
     double eps;
     double scale;
@@ -50,8 +64,6 @@ struct PanelLayer {  // as packed by stack.py
     const AttentionBlock *attention;
     const PanelWeight *ffn;  // gate, up, down
     const float *ffn_norm;
-    uint8_t *keys;
-    uint8_t *values;
     double eps;
 };
 
@@ -77,25 +89,24 @@ TPIEDGE_STATUS tpiedge_panels_project(void *handle, const float *x, int64_t toke
                                       int64_t count);
 TPIEDGE_STATUS tpiedge_panels_contract(void *handle, const float *x, int64_t tokens, const PanelWeight *weight, int wide);
 TPIEDGE_STATUS tpiedge_panels_attention(void *handle, const AttentionBlock *block, const float *x, void *y,
-                                        int64_t tokens, int64_t start, const float *cos, const float *sin,
-                                        uint8_t *keys, uint8_t *values, float *scratch, int wide);
+                                        const Span *spans, int64_t count, const float *cos, const float *sin,
+                                        float *scratch, int wide);
 TPIEDGE_STATUS tpiedge_panels_ffn(void *handle, const PanelWeight *weights, const float *x, void *y, int64_t tokens,
                                   const float *norm, float eps, float *scratch, int wide);
 void tpiedge_add_sums(float *x, const void *sums, int64_t count, int64_t exponent, int wide);
-TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
-                                    int64_t start, const float *cos, const float *sin, float *scratch,
+TPIEDGE_STATUS tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
+                                    int64_t span_count, const float *cos, const float *sin, float *scratch,
                                     double *seconds);
 void tpiedge_rms_norm(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                       int64_t heads, int64_t width, const float *weight, float eps);
 void tpiedge_rope(void *handle, const float *x, float *y, int64_t token_stride, int64_t head_stride, int64_t tokens,
                   int64_t heads, int64_t width, const float *cos, const float *sin, int64_t rotated);
 void tpiedge_swiglu(void *handle, const float *gate, const float *up, float *y, int64_t count);
-void tpiedge_attention(void *handle, const float *q, const void *k, const void *v, float *y, int format,
-                       const int64_t *head_start, int64_t k_head_stride, int64_t k_stride, int64_t v_head_stride,
-                       int64_t v_stride, int64_t tokens, int64_t heads, int64_t kv_heads, int64_t width, int64_t offset,
-                       int64_t window, float scale);
-void tpiedge_kv_append(void *handle, const float *x, void *to, int bits, int64_t x_token_stride, int64_t x_head_stride,
-                       int64_t token_stride, int64_t head_stride, int64_t tokens, int64_t heads, int64_t width);
+void tpiedge_attention(void *handle, const float *q, float *y, const PageLayout *layout, const Span *spans,
+                       int64_t count, const int64_t *head_start, int64_t heads, int64_t window, float scale);
+void tpiedge_kv_append(void *handle, const float *k, const float *v, const PageLayout *layout, const Span *spans,
+                       int64_t count, int64_t k_token_stride, int64_t k_head_stride, int64_t v_token_stride,
+                       int64_t v_head_stride);
 int64_t tpiedge_quantise(int64_t level, const void *values, int64_t kind, int64_t stride, int64_t outputs,
                          int64_t inputs, int64_t bits, int64_t searches, uint8_t *panels, double *sums);
 uint64_t tpiedge_probe_read(const void *data, int64_t nbytes);  // multiples of 256 bytes

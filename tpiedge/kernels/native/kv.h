@@ -1,5 +1,5 @@
-// The KV cache: attention over it, and appending to it where it is quantised (kv_format.py says how). Shapes as in
-// kernels.h.
+// The KV cache, which lies in pages: attention over it, and appending to it (kv_format.py says how a row is stored,
+// kv_pages.py where). Shapes as in kernels.h.
 #ifndef TPIEDGE_KV_H
 #define TPIEDGE_KV_H
 
@@ -7,31 +7,26 @@
 
 #include <type_traits>
 
+#include "interface.h"
+
 namespace tpiedge {
 
-// How keys and values are stored. The numbering of _STORED in attention.py.
+// How keys and values are stored. The numbering of _FORMATS in kv_pages.py.
 enum KVFormat { KV_F32, KV_BF16, KV_Q8, KV_Q4, KV_FORMATS };
 
 struct Attention {
-    const float *q;             // [T, N, d], contiguous
-    const unsigned char *k;     // [K, S] rows of d numbers at the strides below, in bytes
-    const unsigned char *v;     // as k
-    float *y;                   // [T, N, d], contiguous
+    const float *q;             // [T, N, d], contiguous, of all spans
+    float *y;                   // as q
     const int64_t *head_start;  // [K + 1]: query heads [head_start[j], head_start[j + 1]) belong to KV head j
-    int64_t k_head_stride;
-    int64_t k_stride;
-    int64_t v_head_stride;
-    int64_t v_stride;
+    PageLayout layout;
     int64_t heads;
-    int64_t width;
-    int64_t offset;  // the key index of the first query
     int64_t window;  // a query sees its last `window` keys, itself included
     float scale;
 };
 
-// The query heads [first, last) of one KV head, for `tokens` tokens from `token` on.
-using AttentionKernel = void (*)(const Attention &, int64_t token, int64_t tokens, int64_t kv_head, int64_t first,
-                                 int64_t last);
+// The query heads [first, last) of one KV head, for `tokens` tokens of the span from its token `token` on.
+using AttentionKernel = void (*)(const Attention &, const Span &, int64_t token, int64_t tokens, int64_t kv_head,
+                                 int64_t first, int64_t last);
 
 // Rows of x at two strides, to rows at two strides in bytes.
 struct Append {
@@ -51,6 +46,14 @@ struct KVKernels {
     void (*append_q8)(const Append &);
     void (*append_q4)(const Append &);
 };
+
+// Where the key of a position of one KV head is; the next positions of the page follow. Its own copy in every source, for
+// the CPU that this is compiled for.
+static inline unsigned char *key_at(const PageLayout &layout, const Span &span, int64_t kv_head, int64_t position) {
+    const int64_t page = span.pages[position / layout.positions];
+    return reinterpret_cast<unsigned char *>(page + layout.layer_offset + kv_head * layout.head_bytes +
+                                             position % layout.positions * layout.row_bytes);
+}
 
 constexpr int64_t MAX_HEAD_WIDTH = 256;  // as in library.py
 // Query heads times tokens that a piece of work takes at most, unless it is one token.

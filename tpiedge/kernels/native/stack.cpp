@@ -32,9 +32,10 @@ TPIEDGE_STATUS add_block(float *x, int64_t count, int64_t exponent, int32_t *nar
 
 // x [T, H] += attention, += FFN of every layer. `scratch`: T (H + the most that a block takes) floats. `seconds`: what
 // attention and FFN blocks took. A block without memory is not added, nor are those after it computed.
-TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, int64_t tokens,
-                                        int64_t start, const float *cos, const float *sin, float *scratch,
+TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, int64_t count, float *x, const Span *spans,
+                                        int64_t span_count, const float *cos, const float *sin, float *scratch,
                                         double *seconds) {
+    const int64_t tokens = tpiedge::tokens_of(spans, span_count);
     seconds[0] = seconds[1] = 0;
     for (const PanelLayer *layer = layers; layer < layers + count; layer++) {
         const int64_t numbers = tokens * layer->attention->hidden;
@@ -42,8 +43,7 @@ TPIEDGE_EXPORT int tpiedge_panels_stack(void *handle, const PanelLayer *layers, 
         float *const rest = scratch + numbers;
         auto begun = Clock::now();
         const auto attention = [&](void *y, int wide) {
-            return tpiedge_panels_attention(handle, layer->attention, x, y, tokens, start, cos, sin, layer->keys,
-                                            layer->values, rest, wide);
+            return tpiedge_panels_attention(handle, layer->attention, x, y, spans, span_count, cos, sin, rest, wide);
         };
         if (const int status = add_block(x, numbers, layer->attention->o.exponent, sums, attention)) return status;
         seconds[0] += seconds_since(begun);

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tools.peers import install
 from tools.peers.disk import direct_rate, forget
-from tools.peers.install import NotInstalled, checked
+from tools.peers.install import NotInstalled, build_llama, checked
 
 ROOT = Path(__file__).parents[4]
 
@@ -31,6 +32,26 @@ def test_a_step_that_fails_says_why():
         checked([sys.executable, "-c", "print('long story'); raise SystemExit('no such version')"])
     with pytest.raises(NotInstalled, match="no program tpiedge-no-such"):
         checked(["tpiedge-no-such"])
+
+
+def test_a_build_with_tiles_and_one_without(tmp_path, monkeypatch):
+    """Each in a folder of its own, from sources whose tiles are mended once."""
+    tiles = tmp_path / "sources" / "ggml" / "src" / "ggml-cpu" / "amx" / "mmq.cpp"
+    tiles.parent.mkdir(parents=True)
+    tiles.write_text("{ _tile_loadconfig(&tc); }")
+    commands = []
+    monkeypatch.setattr(install, "_llama_sources", lambda _folder: tmp_path / "sources")
+    monkeypatch.setattr(install, "checked", commands.append)
+    with_tiles = build_llama(tmp_path, "llama-server")
+    without = build_llama(tmp_path, "llama-server", amx=False)
+    assert (with_tiles.parts[-3:], without.parts[-3]) == (
+        ("build-server", "bin", "llama-server"),
+        "build-server-noamx",
+    )
+    configured = [" ".join(command) for command in commands[::2]]
+    assert ["-mno-amx-tile" in line for line in configured] == [False, True]
+    assert tiles.read_text().count("__asm__") == 1
+    assert tiles.read_text().index("__asm__") < tiles.read_text().index("_tile_loadconfig")
 
 
 @pytest.mark.parametrize(

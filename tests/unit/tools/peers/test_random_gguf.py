@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tools.peers import random_gguf
-from tools.peers.random_gguf import FORMATS, random_tensors, write_random_gguf
+from tools.peers.random_gguf import FORMATS, made_up_words, random_tensors, write_random_gguf
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import preset
 
@@ -42,6 +42,22 @@ def test_as_another_reader_sees_it(small, tmp_path, precision, name):
     assert 0.01 < weights.std() < 0.05
     np.testing.assert_array_equal(tensors["blk.0.attn_norm.weight"].data, np.ones(128, np.float32))
     assert [entry.name for entry in tmp_path.iterdir()] == ["model.gguf"]
+
+
+def test_a_tokenizer_of_made_up_words(small, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="software: no gguf")
+    path = tmp_path / "model.gguf"
+    write_random_gguf("small", "q4", path, words=True)
+    fields = gguf.GGUFReader(path).fields
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    assert fields["tokenizer.ggml.model"].contents() == "llama"
+    assert len(tokens) == len(set(tokens)) == 320
+    assert (tokens[:4], tokens[131]) == (["<unk>", "<s>", "</s>", "<0x00>"], "\u2581w0")
+    kinds = fields["tokenizer.ggml.token_type"].contents()
+    assert (kinds[:4], kinds[130:]) == ([2, 3, 3, 6], [6] + [1] * 189)
+    assert fields["tokenizer.ggml.scores"].contents() == [0.0] * 320
+    assert fields["tokenizer.ggml.eos_token_id"].contents() == 2
+    assert len(made_up_words(32000)["tokenizer.ggml.tokens"]) == 32000
 
 
 def test_sizes(small, tmp_path):

@@ -1,0 +1,260 @@
+"""Requests that share steps, pages and guesses get what each would get alone, whatever the schedule."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.cluster.packs import split
+from tests.cluster.test_growing_kv import tight
+from tests.reference import Reference
+from tpiedge.engine.runner import Leader
+from tpiedge.engine.steps import StepLimits
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.pack.layout import Precision
+from tpiedge.testing.cluster import InProcessCluster
+from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.fields import KVPrecision
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+LOGPROBS = 5
+PAGES = 5  # of a request at most
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request, after how many steps it comes, and after how many tokens its caller leaves (0: never)."""
+
+    request: GenerationRequest
+    step: int
+    leaves: int = 0
+
+
+class Run:
+    """A schedule played on a cluster."""
+
+    def __init__(self, leader: Leader, arrivals: list[Arrival]) -> None:
+        self.tokens: dict[str, list[Token]] = {arrival.request.id: [] for arrival in arrivals}
+        self.finished: dict[str, Finished] = {}
+        self.steps = 0
+        waiting = sorted(arrivals, key=lambda arrival: arrival.step)
+        self._leaving = {arrival.request.id: arrival.leaves for arrival in arrivals if arrival.leaves}
+        self._leader = leader
+        while waiting or not leader.idle:
+            while waiting and waiting[0].step <= self.steps:
+                leader.submit(waiting.pop(0).request, self._take)
+            for finished in leader.step():
+                self.finished[finished.request] = finished
+            self.steps += 1
+            assert self.steps < 5000, "a request starves"
+
+    def _take(self, event: Token | PromptScores) -> None:
+        assert isinstance(event, Token)
+        seen = self.tokens[event.request]
+        assert event.index == len(seen), "a token is lost, or came twice"
+        seen.append(event)
+        if len(seen) == self._leaving.get(event.request):
+            self._leader.cancel(event.request)
+
+    def told(self, request: str) -> list[tuple[int, tuple[tuple[int, float], ...]]]:
+        """Tokens and their log probabilities, which are functions of all bits of the logits."""
+        return [(token.token, token.logprobs) for token in self.tokens[request]]
+
+
+def page_of(reference: Reference, precision: KVPrecision) -> int:
+    """Positions of a page."""
+    return KVFormat(precision, Checkpoint.open(reference.folder).config.head_dim).page_positions
+
+
+def requests_of(page: int) -> st.SearchStrategy[list[Arrival]]:
+    """Up to seven requests. Their prompts begin with pages of two kinds in any order, so that many begin alike and many
+    have like pages after other ones; some repeat themselves, some sample, some are left."""
+    kinds = {kind: tuple(3 + (i * i + 7 * kind) % 50 for i in range(page)) for kind in (0, 1)}
+
+    def arrival(
+        pages: list[int],
+        some: int,
+        own: list[int],
+        repeats: int,
+        count: int,
+        warm: bool,
+        step: int,
+        leaves: int,
+    ) -> Arrival:
+        beginning = tuple(token for kind in pages for token in kinds[kind]) + kinds[0][:some]
+        prompt = beginning + tuple(own) * repeats
+        sampling = Sampling(temperature=1.5 if warm else 0.0, logprobs=LOGPROBS)
+        return Arrival(GenerationRequest("", prompt, count, sampling, (), True, True), step, leaves)
+
+    one = st.builds(
+        arrival,
+        pages=st.lists(st.integers(0, 1), max_size=3),
+        some=st.sampled_from([0, 1, 5]),
+        own=st.lists(st.integers(3, 190), min_size=1, max_size=12),
+        repeats=st.integers(1, 4),
+        count=st.integers(1, 16),
+        warm=st.booleans(),
+        step=st.integers(0, 12),
+        leaves=st.sampled_from([0, 0, 0, 1, 5]),
+    )
+
+    def numbered(arrivals: list[Arrival]) -> list[Arrival]:
+        return [
+            replace(
+                one,
+                request=replace(
+                    one.request, id=f"r{number}", sampling=replace(one.request.sampling, seed=number)
+                ),
+            )
+            for number, one in enumerate(arrivals)
+        ]
+
+    return st.lists(one, min_size=1, max_size=7).map(numbered)
+
+
+CASES = [
+    ("llama-gqa-odd", Precision.Q4, "1", None),
+    ("qwen3", Precision.Q8, "2,1", None),
+    ("mistral-sliding", Precision.Q4, "1,0:1,3", 0.4),
+    ("llama-gqa-odd", Precision.Q8, "1,1,1,1", None),
+]
+
+
+@pytest.mark.parametrize(("name", "precision", "shares", "streamed"), CASES)
+def test_company_changes_no_bit(
+    name: str,
+    precision: Precision,
+    shares: str,
+    streamed: float | None,
+    references: Callable[[str], Reference],
+    packs: Callable[..., Path],
+) -> None:
+    """Arrivals, cancels, sequences that give up their pages, shared prefixes and guesses, on one to four nodes, with
+    weights that stay or stream; compared with one node that serves each request alone and keeps nothing."""
+    reference = references(name)
+    pack, page = packs(reference, precision), page_of(reference, "bf16")
+    with (
+        InProcessCluster(pack, split(reference, "1"), capacity_tokens=PAGES * page) as alone,
+        InProcessCluster(
+            pack,
+            split(reference, shares),
+            capacity_tokens=2 * PAGES * page,
+            context_tokens=PAGES * page,
+            sequences=4,
+            speculate=6,
+            limits=StepLimits(96, 16),
+            placement=None if streamed is None else tight(streamed),
+            grain_pages=0 if streamed is None else 1,
+        ) as cluster,
+    ):
+
+        @settings(
+            max_examples=25,
+            deadline=None,
+            derandomize=True,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(requests_of(page))
+        def check(arrivals: list[Arrival]) -> None:
+            run = Run(cluster.leader, arrivals)
+            assert cluster.leader.pages[0] == 0, "pages are held by nobody"
+            for arrival in arrivals:
+                request = replace(arrival.request, keep_prefix=False)
+                expected = Run(alone.leader, [Arrival(request, 0)]).told(request.id)
+                told = run.told(request.id)
+                finished = run.finished[request.id]
+                assert told == expected[: len(told)]
+                assert finished.tokens == len(told)
+                assert (finished.reason == "cancel") == (len(told) < len(expected))
+                assert len(told) >= arrival.leaves or finished.reason != "cancel"
+
+        check()
+
+
+def prompt_of(reference: Reference, length: int) -> tuple[int, ...]:
+    return (tuple(reference.prompt_ids) * 40)[:length]
+
+
+@pytest.fixture
+def shared(references: Callable[[str], Reference], packs: Callable[..., Path]) -> tuple[Reference, Path]:
+    reference = references("llama-gqa-odd")
+    return reference, packs(reference, Precision.Q4)
+
+
+def ask(number: int, prompt: tuple[int, ...], count: int) -> GenerationRequest:
+    sampling = Sampling(logprobs=LOGPROBS)
+    return GenerationRequest(f"r{number}", prompt, count, sampling, ignore_eos=True, keep_prefix=True)
+
+
+def test_a_second_turn_computes_only_what_is_new(shared: tuple[Reference, Path]) -> None:
+    """Eight conversations that take turns; within a page."""
+    reference, pack = shared
+    with InProcessCluster(
+        pack, split(reference, "1"), capacity_tokens=8 * 1280, context_tokens=1280, sequences=8
+    ) as cluster:
+        texts = {number: (number + 3, *prompt_of(reference, 600)) for number in range(8)}
+        for turn in range(3):
+            run = Run(cluster.leader, [Arrival(ask(n, text, 20), 0) for n, text in texts.items()])
+            for number, text in texts.items():
+                finished = run.finished[f"r{number}"]
+                if turn:
+                    assert len(text) - 40 - finished.cached_tokens <= 512, (
+                        "more than a page was computed again"
+                    )
+                answer = tuple(token.token for token in run.tokens[f"r{number}"])
+                texts[number] = (*text, *answer, *prompt_of(reference, 20))
+
+
+def test_one_prompt_that_many_ask_is_computed_once(shared: tuple[Reference, Path]) -> None:
+    reference, pack = shared
+    with InProcessCluster(
+        pack, split(reference, "1,1"), capacity_tokens=8192, context_tokens=1024, sequences=6
+    ) as cluster:
+        prompt = prompt_of(reference, 700)
+        run = Run(cluster.leader, [Arrival(ask(number, prompt, 4), 0) for number in range(6)])
+        cached = [run.finished[f"r{number}"].cached_tokens for number in range(6)]
+        assert cached[0] == 0
+        assert min(cached[1:]) >= 700 - 512
+        answers = {tuple(run.told(f"r{number}")) for number in range(6)}
+        assert len(answers) == 1
+
+
+def test_too_little_room_for_all_lets_the_oldest_go_on(shared: tuple[Reference, Path]) -> None:
+    """Sequences give up their pages and are computed anew, and every answer is whole and the same."""
+    reference, pack = shared
+    prompts = [(number + 5, *prompt_of(reference, 250)) for number in range(4)]
+    with InProcessCluster(pack, split(reference, "1"), capacity_tokens=640) as alone:
+        expected = [
+            Run(alone.leader, [Arrival(ask(n, prompt, 300), 0)]).told(f"r{n}")
+            for n, prompt in enumerate(prompts)
+        ]
+    with InProcessCluster(
+        pack, split(reference, "2,1"), capacity_tokens=1280, context_tokens=640, sequences=4
+    ) as cluster:
+        run = Run(cluster.leader, [Arrival(ask(n, prompt, 300), 0) for n, prompt in enumerate(prompts)])
+        assert [run.told(f"r{number}") for number in range(4)] == expected
+        assert cluster.leader.pages[0] == 0
+
+
+@pytest.mark.parametrize("name", ["yi", "llama-rope-dynamic-beyond"])
+def test_f32_answers_are_the_reference_s_in_any_company(
+    name: str, references: Callable[[str], Reference], packs: Callable[..., Path]
+) -> None:
+    reference = references(name)
+    prompt, answer = tuple(reference.prompt_ids), tuple(reference.greedy_ids)
+    with InProcessCluster(
+        packs(reference),
+        split(reference, "2,1"),
+        capacity_tokens=320,
+        context_tokens=320,
+        sequences=5,
+        speculate=5,
+    ) as cluster:
+        others = [Arrival(ask(n, prompt_of(reference, 30 * n), 30), n) for n in range(1, 5)]
+        run = Run(cluster.leader, [*others, Arrival(ask(9, prompt, len(answer)), 3)])
+        assert tuple(token.token for token in run.tokens["r9"]) == answer

@@ -1,0 +1,86 @@
+"""Many clients at once: each gets its own exact answer, one that leaves disturbs nobody, a loss ends all in words."""
+
+import re
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import httpx
+import openai
+import pytest
+
+from tests.process.serving.conftest import PROMPT, TOKENS
+from tests.process.serving.serving import Serving, words_of_loss
+
+PARALLEL = 4
+PROMPTS = [PROMPT, "The sun", "Lily and Tom", "In the garden", "A big dog", "One day"]
+LIMIT_S = 60.0
+
+pytestmark = pytest.mark.usefixtures("serving_on")
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving]) -> Serving:
+    cluster = clusters("--min-workers", 1, "--parallel", PARALLEL, "--context", 512, "--kv-tokens", 2048)
+    cluster.start_master()
+    cluster.start_worker("ann")
+    return cluster
+
+
+def ask(cluster: Serving, prompt: str, tokens: int = TOKENS) -> tuple[str, dict]:
+    """The answer that goes on to its last token, and its usage."""
+    with cluster.client() as client:
+        answer = client.completions.create(
+            model="demo", prompt=prompt, max_tokens=tokens, temperature=0, extra_body={"ignore_eos": True}
+        )
+    return answer.choices[0].text, answer.usage.model_dump()
+
+
+def test_every_client_gets_its_own_exact_answer(cluster: Serving) -> None:
+    alone = [ask(cluster, prompt)[0] for prompt in PROMPTS]
+    assert len(set(alone)) == len(PROMPTS)
+    with ThreadPoolExecutor(len(PROMPTS)) as threads:
+        asked = [threads.submit(ask, cluster, prompt, 5 * TOKENS) for prompt in PROMPTS]
+        cluster.wait_until(lambda status: status["running"] == PARALLEL and status["queued"] > 0)
+        found = [answer.result(LIMIT_S) for answer in asked]
+    for (text, usage), first in zip(found, alone, strict=True):
+        assert text.startswith(first)
+        assert usage["completion_tokens"] == 5 * TOKENS
+        assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] < usage["prompt_tokens"]
+        assert usage["tokens_per_step"] >= 1
+
+
+def test_a_client_that_leaves_disturbs_nobody(cluster: Serving, expected: str) -> None:
+    body = {"model": "demo", "prompt": "A", "max_tokens": 400, "ignore_eos": True}
+    with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=cluster.url, trust_env=False) as leaving:
+        first = threads.submit(ask, cluster, "One day", 200)
+        cluster.wait_until(lambda status: status["running"] == 1)
+        with pytest.raises(httpx.ReadTimeout):
+            leaving.post("/v1/completions", json=body, timeout=0.05)
+        last = threads.submit(ask, cluster, PROMPT, TOKENS)
+        assert first.result(LIMIT_S)[1]["completion_tokens"] == 200
+        assert last.result(LIMIT_S)[0].startswith(expected)
+    cluster.wait_until(lambda status: status["running"] == status["queued"] == 0, LIMIT_S)
+
+
+@pytest.mark.fault(
+    "P1", "every answer that is under way ends with the node and the cause; waiting ones are given"
+)
+def test_a_loss_ends_all_that_run_and_those_that_wait_are_answered(cluster: Serving) -> None:
+    with ThreadPoolExecutor(PARALLEL + 1) as threads:
+        running = [threads.submit(ask, cluster, prompt, 400) for prompt in PROMPTS[:PARALLEL]]
+        cluster.wait_until(lambda status: status["running"] == PARALLEL)
+        waiting = threads.submit(ask, cluster, "One day", 5)
+        cluster.wait_until(lambda status: status["queued"] == 1)
+        cluster.workers["ann"].node.kill()
+        told = [words(answer) for answer in running]
+        assert waiting.result(LIMIT_S)[1]["completion_tokens"] == 5
+    for line in told:
+        assert re.search(words_of_loss(1, ".*killed by SIGKILL"), line)
+
+
+def words(answer: Future) -> str:
+    """What its client is told."""
+    with pytest.raises(openai.APIStatusError) as caught:
+        answer.result(LIMIT_S)
+    assert caught.value.status_code == 503
+    return caught.value.message

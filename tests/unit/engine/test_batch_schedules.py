@@ -1,0 +1,624 @@
+"""What steps consist of: schedules played against a node that remembers which tokens every page holds."""
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
+from tpiedge.engine.sequence import RunningSequence, StepPiece
+from tpiedge.engine.step_cost import StepCost
+from tpiedge.kv.pages import PagePool, root_name
+from tpiedge.kv.room import KVRoom
+from tpiedge.wire.data import Segment
+from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.requests import GenerationRequest
+
+SIZE = 4
+
+Model = Callable[[Sequence[int]], int]
+
+
+def wandering(ids: Sequence[int]) -> int:
+    """A model whose text hardly repeats."""
+    return (7 * ids[-1] + 3 * len(ids) + sum(ids)) % 1009
+
+
+def repeating(ids: Sequence[int]) -> int:
+    """A model that says the same three tokens again and again."""
+    return ids[-3]
+
+
+def nearly_repeating(ids: Sequence[int]) -> int:
+    """A model of which a guess is right most of the time."""
+    return ids[-3] if len(ids) % 5 else ids[-3] + 1
+
+
+def cost_of(*points: tuple[int, float]) -> StepCost:
+    cost = StepCost()
+    for rows, seconds in points:
+        for _ in range(3):
+            cost.measured(rows, seconds)
+    return cost
+
+
+class Node:
+    """What a KV cache holds: of every position of a page, which tokens led there, and how long RoPE took them to be."""
+
+    def __init__(self, pages: int, size: int, turning: bool) -> None:
+        self._size = size
+        self._turning = turning
+        self._pages: list[list[object]] = [[None] * size for _ in range(pages)]
+        self._tables: defaultdict[int, list[int]] = defaultdict(list)
+        self._lengths: Counter[int] = Counter()
+
+    def compute(self, batch: Batch) -> None:
+        """Does what the plan says, and looks whether every position finds all positions before it."""
+        for change in batch.tables:
+            table = self._tables[change.slot]
+            assert change.kept <= len(table)
+            table[change.kept :] = change.pages
+            assert change.filled <= len(table) * self._size
+            self._lengths[change.slot] = change.filled
+        for page in batch.discarded:
+            self._pages[page] = [None] * self._size
+        pieces = {piece.sequence.slot: piece for piece in batch.pieces}
+        texts = {slot: [*one.sequence.ids[: one.start], *one.ids] for slot, one in pieces.items()}
+        for segment in batch.segments:
+            self._write(segment, texts[segment.slot])
+        for slot, piece in pieces.items():
+            assert self._lengths[slot] == piece.stop
+            for position in range(piece.stop):
+                rope = max(piece.sequence.prompt_tokens, position + 1)
+                assert self._at(slot, position) == self._content(texts[slot], position, rope)
+
+    def _write(self, segment: Segment, text: Sequence[int]) -> None:
+        stop = segment.start + segment.length
+        assert segment.start <= self._lengths[segment.slot], "a hole"
+        assert stop <= len(self._tables[segment.slot]) * self._size, "no page"
+        assert segment.wanted <= segment.length
+        for position in range(segment.start, stop):
+            page = self._tables[segment.slot][position // self._size]
+            self._pages[page][position % self._size] = self._content(text, position, segment.rope_length)
+        self._lengths[segment.slot] = stop
+
+    def _content(self, text: Sequence[int], position: int, rope: int) -> object:
+        return tuple(text[: position + 1]), rope if self._turning else 0
+
+    def _at(self, slot: int, position: int) -> object:
+        return self._pages[self._tables[slot][position // self._size]][position % self._size]
+
+
+class Engine:
+    """A batcher whose steps are computed by a node and drawn by a model, as the runner does it."""
+
+    def __init__(
+        self,
+        pages: int = 16,
+        *,
+        sequences: int = 4,
+        step_tokens: int = 64,
+        speculate: int = 0,
+        turning: bool = False,
+        grain: int = 0,
+        size: int = SIZE,
+        cost: StepCost | None = None,
+        model: Model = wandering,
+    ) -> None:
+        self.pool = PagePool(pages, size, b"key", root_name(b"", "a pack"))
+        limits = BatchLimits(step_tokens, sequences, speculate)
+        room = KVRoom(pages, grain) if grain else None
+        self.cost = StepCost() if cost is None else cost
+        self.batcher = Batcher(self.pool, limits, self.cost, room, turning=turning)
+        self.node = Node(pages, size, turning)
+        self.model = model
+        self.limits = limits
+        self.turning = turning
+        self.ended: list[RunningSequence] = []
+        #: Pieces of which the nodes complete fewer positions than the runner reads.
+        self.incomplete: list[StepPiece] = []
+
+    def add(
+        self, ids: Sequence[int], max_tokens: int = 4, *, keep: bool = True, scores: bool = False
+    ) -> RunningSequence:
+        request = GenerationRequest("r", tuple(ids), max_tokens, keep_prefix=keep, prompt_scores=scores)
+        return self.batcher.add(request)
+
+    def plan(self) -> Batch:
+        # Twice: see test_there_is_a_step_as_long_as_anybody_waits.
+        batch = self.batcher.plan() or self.batcher.plan()
+        assert batch is not None
+        return batch
+
+    def step(self) -> Batch:
+        """Plans, computes and draws one step, and ends what has all its tokens."""
+        batch = self.plan()
+        self.check(batch)
+        self.node.compute(batch)
+        for piece in batch.pieces:
+            self.batcher.decided(piece, self.drawn(piece) if piece.draws else ())
+        for sequence in self.running:
+            if sequence.answer_tokens == sequence.request.max_tokens:
+                self.end(sequence)
+        self.check_pages()
+        return batch
+
+    def run(self, most: int = 500) -> list[Batch]:
+        """All steps until nothing is left."""
+        batches: list[Batch] = []
+        while not self.batcher.idle:
+            batches.append(self.step())
+            assert len(batches) < most
+        assert self.batcher.plan() is None
+        return batches
+
+    def end(self, sequence: RunningSequence) -> None:
+        self.batcher.end(sequence)
+        self.ended.append(sequence)
+
+    @property
+    def running(self) -> list[RunningSequence]:
+        return [sequence for sequence in self.batcher.sequences if sequence.slot >= 0]
+
+    def answer(self, sequence: RunningSequence) -> list[int]:
+        """What the model says to the prompt when nothing else runs."""
+        ids = list(sequence.request.prompt_ids)
+        for _ in range(sequence.request.max_tokens):
+            ids.append(self.model(ids))
+        return ids
+
+    def drawn(self, piece: StepPiece) -> list[int]:
+        sequence = piece.sequence
+        left = sequence.request.max_tokens - sequence.answer_tokens
+        tokens: list[int] = []
+        for guessed in [*piece.ids[len(piece.ids) - piece.drafted :], None]:
+            tokens.append(self.model([*sequence.ids, *tokens]))
+            if tokens[-1] != guessed or len(tokens) == left:
+                break
+        return tokens
+
+    def check(self, batch: Batch) -> None:
+        decodes = [piece.sequence.decodes for piece in batch.pieces]
+        assert decodes == sorted(decodes, reverse=True), "answers come first"
+        assert batch.decode_tokens == sum(len(piece.ids) for piece in batch.pieces if piece.sequence.decodes)
+        assert 0 < len(batch.ids) <= self.limits.step_tokens
+        assert len(batch.ids) == sum(segment.length for segment in batch.segments)
+        slots = [piece.sequence.slot for piece in batch.pieces]
+        assert len(set(slots)) == len(slots)
+        assert self.turning or [segment.slot for segment in batch.segments] == slots
+        for piece in batch.pieces:
+            own = [segment for segment in batch.segments if segment.slot == piece.sequence.slot]
+            if sum(segment.wanted for segment in own) != piece.wanted:
+                self.incomplete.append(piece)
+                # See test_all_positions_that_a_piece_wants_are_computed_to_their_end.
+                assert self.turning
+                assert piece.sequence.request.prompt_scores
+            assert piece.start == piece.sequence.done
+            assert not piece.drafted or piece.sequence.decodes
+        held = {page for sequence in self.running for page in sequence.pages}
+        assert not held & set(batch.discarded)
+
+    def check_pages(self) -> None:
+        """Law 5, and that sequences have only those pages in common that nobody writes to any more."""
+        running, size = self.running, self.pool.positions
+        holders = Counter(page for sequence in running for page in sequence.pages)
+        assert self.pool.held == len(holders)
+        slots = {sequence.slot for sequence in running}
+        assert len(slots) == len(running) <= self.limits.sequences
+        for sequence in running:
+            assert len(set(sequence.pages)) == len(sequence.pages)
+            assert sequence.done <= len(sequence.pages) * size
+            assert len(sequence.names) * size <= sequence.done
+            shared = [at for at, page in enumerate(sequence.pages) if holders[page] > 1]
+            assert all(at < len(sequence.names) for at in shared)
+        for sequence in self.batcher.sequences[len(running) :]:
+            assert (sequence.slot, sequence.pages, sequence.done) == (-1, [], 0)
+
+
+def lengths(batch: Batch) -> list[int]:
+    return [len(piece.ids) for piece in batch.pieces]
+
+
+def sequences_of(batch: Batch) -> list[RunningSequence]:
+    return [piece.sequence for piece in batch.pieces]
+
+
+# --- who runs
+
+
+def test_sequences_begin_in_the_order_in_which_they_came() -> None:
+    engine = Engine(sequences=2)
+    first, second, third = (engine.add([token] * 5, count) for token, count in ((1, 3), (2, 2), (3, 2)))
+    assert engine.batcher.sequences == (first, second, third)
+    engine.step()
+    assert engine.running == [first, second]
+    engine.run()
+    assert engine.ended == [second, first, third]
+    for sequence in engine.ended:
+        assert sequence.ids == engine.answer(sequence)
+
+
+def test_a_sequence_waits_for_the_pages_of_all_its_tokens_and_nobody_passes_it() -> None:
+    engine = Engine(4)
+    first = engine.add([1] * 12, 2)
+    second, third = engine.add([2] * 8, 2), engine.add([3], 2)
+    engine.step()
+    assert engine.running == [first]
+    engine.step()
+    assert engine.ended == [first]
+    engine.step()
+    assert engine.running == [second, third]
+    engine.run()
+
+
+def test_idle_pages_that_a_sequence_shares_are_not_free_for_the_rest_of_it() -> None:
+    """Five pages: a text's three full ones are idle, two are held; there is none for the fourth page of the text."""
+    engine = Engine(5)
+    engine.add([1] * 12, 1)
+    engine.run()
+    holder = engine.add([2] * 7, 2)
+    engine.step()
+    again = engine.add([1] * 13, 1)
+    engine.step()
+    assert again in engine.ended or again.slot < 0
+    assert holder in engine.ended
+    engine.run()
+    assert again.cached == 12
+
+
+def test_the_youngest_gives_up_its_pages_and_is_computed_anew() -> None:
+    engine = Engine(4)
+    old, young = engine.add([1] * 7, 6), engine.add([2] * 7, 6)
+    waiting = engine.add([3] * 3, 1)
+    engine.step()
+    engine.step()
+    assert engine.running == [old, young]
+    batch = engine.step()
+    assert sequences_of(batch) == [old]
+    assert engine.batcher.sequences == (old, young, waiting), "it waits in front of all others"
+    assert young.answer_tokens == 2, "its answer stays"
+    batches = engine.run()
+    assert engine.ended == [old, waiting, young], "both fit again when the oldest has ended"
+    assert young.cached == 0, "what was found when it ran again is no cached prompt"
+    again = next(piece for batch in batches for piece in batch.pieces if piece.sequence is young)
+    assert again.start == 4, "its first page was still there"
+    for sequence in (old, young):
+        assert sequence.ids == engine.answer(sequence)
+        assert sequence.steps == 6
+
+
+def test_who_shares_a_beginning_waits_until_it_is_computed_and_others_pass() -> None:
+    engine = Engine(step_tokens=8)
+    first = engine.add([*range(8), 100], 3)
+    second = engine.add([*range(8), 200], 3)
+    third = engine.add([50], 3)
+    engine.step()
+    assert engine.running == [first, third]
+    assert engine.batcher.sequences == (first, third, second)
+    while second.slot < 0:
+        engine.step()
+    assert second.pages[:2] == first.pages[:2]
+    assert second.cached == 8
+    engine.run()
+    assert (first.cached, third.cached) == (0, 0)
+    assert second.ids == engine.answer(second)
+
+
+def test_who_waits_for_a_beginning_computes_it_when_the_other_is_ended() -> None:
+    engine = Engine(step_tokens=4)
+    first, second = engine.add([*range(9)], 1), engine.add([*range(9)], 1)
+    engine.step()
+    assert engine.running == [first]
+    engine.end(first)
+    engine.run()
+    assert second.cached == 4
+    assert second.ids == engine.answer(second)
+
+
+@pytest.mark.parametrize("scores", [False, True])
+def test_who_keeps_no_prefix_neither_finds_nor_leaves_pages(scores: bool) -> None:
+    engine = Engine()
+    for _ in range(2):
+        one = engine.add([*range(9)], 1, keep=scores, scores=scores)
+        batch = engine.step()
+        assert lengths(batch) == [9]
+        assert batch.segments[0].wanted == (9 if scores else 1)
+        assert one.cached == 0
+    assert engine.pool.find([*range(9)]) == []
+
+
+def test_full_pages_are_published_when_all_their_tokens_are_computed() -> None:
+    engine = Engine(model=repeating)
+    one = engine.add([1, 2, 3, 1, 2, 3], 6)
+    engine.step()
+    assert one.done == 6
+    text = [1, 2, 3] * 4
+    assert engine.pool.find(text) == one.pages[:1]
+    engine.step()
+    assert (one.done, len(one.ids)) == (7, 8)
+    assert engine.pool.find(text) == one.pages[:1], "the eighth token is known, but not computed"
+    engine.step()
+    assert engine.pool.find(text) == one.pages[:2]
+
+
+@pytest.mark.parametrize("steps", range(8))
+def test_all_is_given_back_whenever_a_sequence_ends(steps: int) -> None:
+    """While it waits, computes its prompt, decodes, was made to wait again, or waits for a beginning."""
+    for victim in range(4):
+        engine = Engine(7, sequences=3, step_tokens=6, cost=cost_of((1, 1.0)))
+        prompts = ([1] * 7, [2] * 6, [2] * 6, [4])
+        sequences = [engine.add(ids, 9) for ids in prompts]
+        for _ in range(steps):
+            engine.step()
+        if sequences[victim] in engine.ended:
+            continue
+        engine.end(sequences[victim])
+        engine.check_pages()
+        engine.run()
+        assert engine.pool.held == 0
+        for sequence in sequences:
+            assert (sequence.slot, sequence.pages) == (-1, [])
+            assert sequence is sequences[victim] or sequence.ids == engine.answer(sequence)
+        last = [engine.add([9 + i], 2) for i in range(3)]
+        engine.step()
+        assert sorted(one.slot for one in last) == [0, 1, 2], "all slots are free again"
+
+
+# --- what a step computes
+
+
+def test_answers_and_prompts_share_a_step() -> None:
+    """Prompts take as many tokens as make a step four times as long as one without."""
+    engine = Engine(64, cost=cost_of((1, 1.0), (32, 4.0), (64, 8.0)))
+    first = engine.add([1, 2, 3], 9)
+    alone = engine.step()
+    assert (alone.lone, alone.decode_tokens) == ("r", 0)
+    second = engine.add([*range(100, 200)], 2)
+    batch = engine.step()
+    assert sequences_of(batch) == [first, second]
+    assert (lengths(batch), batch.decode_tokens, batch.lone) == ([1, 31], 1, "")
+    assert batch.segments[1] == Segment(1, 0, 31, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("cost", "tokens"),
+    [
+        (cost_of(), 64),
+        (cost_of((1, 1.0), (2, 9.0)), 16),
+        (cost_of((1, 1.0), (128, 1.0)), 99),
+    ],
+    ids=["not known", "steep", "flat"],
+)
+def test_how_much_of_a_prompt_joins_answers(cost: StepCost, tokens: int) -> None:
+    engine = Engine(64, step_tokens=100, cost=cost)
+    engine.add([1, 2, 3], 9)
+    engine.step()
+    engine.add([*range(200)], 2)
+    assert lengths(engine.step()) == [1, tokens]
+
+
+def test_prompts_alone_take_a_second_or_all_where_nobody_else_can_come() -> None:
+    cost = cost_of((1, 0.01), (512, 1.0), (1024, 2.0))
+    for sequences, tokens in ((1, 2000), (2, 512)):
+        engine = Engine(1000, sequences=sequences, step_tokens=2048, cost=cost)
+        engine.add([*range(2000)], 1)
+        assert lengths(engine.plan()) == [tokens]
+
+
+def test_the_nearest_to_its_first_token_goes_first_and_the_oldest_always_goes_on() -> None:
+    engine = Engine(300, step_tokens=64)
+    oldest, short, shorter = engine.add([1] * 300, 2), engine.add([2] * 40, 2), engine.add([3] * 20, 2)
+    batch = engine.step()
+    assert sequences_of(batch) == [shorter, short, oldest]
+    assert lengths(batch) == [20, 28, 16]
+
+
+def test_a_plan_tells_the_pages_once() -> None:
+    engine = Engine()
+    one = engine.add([1] * 7, 9)
+    (change,) = engine.step().tables
+    assert (change.slot, change.kept, change.pages, change.filled) == (one.slot, 0, tuple(one.pages), 0)
+    assert engine.step().tables == ()
+    (change,) = engine.step().tables
+    assert (change.kept, change.pages, change.filled) == (2, tuple(one.pages[2:]), 8)
+
+
+def test_there_is_a_step_as_long_as_anybody_waits() -> None:
+    """The oldest takes the last page from the youngest, and ends with that step."""
+    engine = Engine(3)
+    old, young = engine.add([1] * 4, 2), engine.add([2] * 7, 2)
+    engine.step()
+    assert engine.running == [old, young]
+    engine.step()
+    assert engine.ended == [old]
+    assert engine.batcher.sequences == (young,)
+    assert young.slot < 0
+    assert engine.batcher.plan() is not None
+
+
+def test_a_plan_names_no_more_pages_than_a_message_holds() -> None:
+    """Many begin with a long text that is kept, while answers leave prompts little of a step; then the answers end."""
+    engine = Engine(3000, sequences=16, step_tokens=512, size=1, cost=cost_of((1, 1.0), (2, 9.0)))
+    text = [*range(1000)]
+    engine.add(text, 1)
+    engine.run()
+    busy = engine.add([5000], 100)
+    engine.step()
+    for i in range(12):
+        engine.add([*text, *range(10000 + 40 * i, 10030 + 40 * i)], 1)
+    for _ in range(8):
+        assert pages_named(engine.step()) <= MAX_PAGES
+    engine.end(busy)
+    while not engine.batcher.idle:
+        assert pages_named(engine.step()) <= MAX_PAGES
+
+
+def pages_named(batch: Batch) -> int:
+    return len(batch.discarded) + sum(len(change.pages) for change in batch.tables)
+
+
+def test_memory_that_nobody_needs_goes_back() -> None:
+    engine = Engine(32, grain=2)
+    engine.add([1] * 100, 1)
+    for batch in engine.run():
+        assert batch.discarded == ()
+    assert engine.pool.in_memory == 25
+    one = engine.add([2] * 5, 3)
+    batch = engine.step()
+    assert engine.pool.in_memory == 2
+    assert len(batch.discarded) == 25, "cold pages are taken before idle ones"
+    assert not set(batch.discarded) & set(one.pages)
+    assert engine.step().discarded == ()
+
+
+# --- guesses
+
+
+def flat() -> StepCost:
+    return cost_of(*((rows, 1.0) for rows in (1, 2, 4, 8, 16, 32, 64)))
+
+
+def test_guesses_that_come_true_are_done_at_once() -> None:
+    engine = Engine(speculate=5, cost=flat(), model=repeating)
+    one = engine.add([1, 2, 3] * 4, 40)
+    engine.step()
+    batch = engine.step()
+    (piece,) = batch.pieces
+    assert 0 < piece.drafted <= 5
+    assert batch.decode_tokens == len(piece.ids) == piece.drafted + 1 == piece.wanted
+    assert piece.ids == one.ids[12 : 13 + piece.drafted]
+    assert (one.done, len(one.ids)) == (piece.stop, piece.stop + 1)
+    engine.run()
+    assert one.ids == engine.answer(one)
+    assert one.steps < 20
+
+
+def test_guesses_that_are_wrong_are_computed_anew() -> None:
+    engine = Engine(speculate=5, cost=flat(), model=repeating)
+    one = engine.add([1, 2, 3] * 4, 40)
+    engine.step()
+    batch = engine.plan()
+    engine.node.compute(batch)
+    (piece,) = batch.pieces
+    assert piece.drafted >= 2
+    engine.batcher.decided(piece, [piece.ids[1], 99])
+    assert (one.done, one.ids[13:]) == (14, [piece.ids[1], 99])
+    assert one.decodes
+    assert engine.step().pieces[0].start == 14
+
+
+def test_no_guess_goes_beyond_the_end_of_an_answer() -> None:
+    engine = Engine(speculate=15, cost=flat(), model=repeating)
+    one = engine.add([1, 2, 3] * 4, 4)
+    for batch in engine.run():
+        assert batch.pieces[0].stop < 16
+    assert one.ids == [1, 2, 3] * 5 + [1]
+
+
+def test_guesses_take_no_page_from_anybody() -> None:
+    """Two answers fill all pages: their guesses end where the pages end."""
+    engine = Engine(8, speculate=15, cost=flat(), model=repeating)
+    one, other = engine.add([1, 2, 3] * 4, 4), engine.add([4, 5, 6] * 4, 4)
+    while not engine.batcher.idle:
+        engine.step()
+        assert engine.running in ([one, other], [one], [other], [])
+    assert one.steps < 4
+    for sequence in (one, other):
+        assert sequence.ids == engine.answer(sequence)
+
+
+# --- keys that depend on the length
+
+
+def test_where_keys_turn_every_position_is_computed_with_its_own_length() -> None:
+    """A prompt is computed with its own length in pieces, an answer with the length it had: also when it is anew."""
+    engine = Engine(4, turning=True, speculate=4)
+    old, young = engine.add([1] * 7, 6), engine.add([2] * 6, 6)
+    assert engine.step().segments == (Segment(1, 0, 6, 6, 1), Segment(0, 0, 7, 7, 1))
+    assert engine.step().segments == (Segment(0, 7, 1, 8, 1), Segment(1, 6, 1, 7, 1))
+    batches = engine.run()
+    segments = next(
+        batch.segments for batch in batches if young in sequences_of(batch) and len(batch.ids) > 2
+    )
+    assert segments[:2] == (Segment(0, 0, 6, 6, 0), Segment(0, 6, 1, 7, 0))
+    assert segments[-1].wanted == 1
+    for sequence in (old, young):
+        assert sequence.ids == engine.answer(sequence)
+    assert engine.pool.find(young.ids) == [], "nothing can be shared"
+
+
+def test_an_answer_that_is_computed_anew_is_some_segments_at_a_time() -> None:
+    engine = Engine(40, turning=True, step_tokens=200)
+    old, young = engine.add([1] * 20, 100), engine.add([2] * 20, 100)
+    batches = engine.run()
+    assert max(len(batch.segments) for batch in batches) == 33  # the other's, and 32 of the answer
+    for sequence in (old, young):
+        assert sequence.ids == engine.answer(sequence)
+
+
+def test_all_positions_that_a_piece_wants_are_computed_to_their_end() -> None:
+    """The runner reads the hidden states of every wanted position."""
+    engine = Engine(4, turning=True)
+    engine.add([1] * 7, 6)
+    engine.add([2] * 6, 6, scores=True)
+    engine.run()
+    assert engine.incomplete == []
+
+
+# --- everything at once
+
+MODELS = [wandering, repeating, nearly_repeating]
+
+
+def rising() -> StepCost:
+    return cost_of((1, 1.0), (16, 2.0))
+
+
+COSTS: list[Callable[[], StepCost]] = [StepCost, flat, rising]
+
+
+@settings(max_examples=150, deadline=None)
+@given(data=st.data())
+def test_whatever_comes_everybody_ends_with_the_own_answer(data: st.DataObject) -> None:
+    """Few pages and slots, texts that begin alike, some that are ended early: checked after every step."""
+    draw = data.draw
+    pages = draw(st.integers(4, 14), "pages")
+    engine = Engine(
+        pages,
+        sequences=draw(st.integers(1, 4), "sequences"),
+        step_tokens=draw(st.integers(4, 40), "step_tokens"),
+        speculate=draw(st.sampled_from([0, 0, 3, 15]), "speculate"),
+        turning=draw(st.booleans(), "turning"),
+        grain=draw(st.sampled_from([0, 1, 3]), "grain"),
+        cost=draw(st.sampled_from(COSTS), "cost")(),
+        model=draw(st.sampled_from(MODELS), "model"),
+    )
+    sequences: list[RunningSequence] = []
+    stopped: list[RunningSequence] = []
+    for _ in range(draw(st.integers(1, 12), "moves")):
+        for _ in range(draw(st.integers(0, 3), "come")):
+            # Of three tokens at least, for the models; long texts begin alike.
+            ids = draw(
+                st.sampled_from([[1, 2, 3] * 4, [1, 2, 3, 9], [4, 5, 6] * 3, [1, 2, 3] * 3 + [7]]), "text"
+            )
+            ids = ids[: draw(st.integers(3, 12), "length")]
+            answer = draw(st.integers(1, pages * SIZE - len(ids)), "answer")
+            keep = draw(st.booleans(), "keep")
+            sequences.append(
+                engine.add(ids, answer, keep=keep, scores=draw(st.sampled_from([False] * 3 + [True])))
+            )
+        for _ in range(draw(st.integers(0, 4), "steps")):
+            if not engine.batcher.idle:
+                engine.step()
+        alive = engine.batcher.sequences
+        if alive and draw(st.integers(0, 4), "end") == 0:
+            stopped.append(alive[draw(st.integers(0, len(alive) - 1), "whom")])
+            engine.end(stopped[-1])
+            engine.check_pages()
+    engine.run(5000)
+    assert engine.pool.held == 0
+    assert sorted(map(id, engine.ended)) == sorted(map(id, sequences))
+    for sequence in sequences:
+        assert sequence in stopped or sequence.ids == engine.answer(sequence)

@@ -1,0 +1,60 @@
+"""Pages of the KV cache are whole blocks of attention and whole 4 KiB, with little left over."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.wire.fields import KVPrecision
+
+PRECISIONS: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
+COUNTS = range(64, 513, 64)
+
+
+def padding(format_: KVFormat, positions: int) -> float:
+    """The part of the 4 KiB pieces around so many positions that nothing is in."""
+    used = 2 * positions * format_.row_nbytes
+    return -used % 4096 / (used + -used % 4096)
+
+
+@given(st.sampled_from(PRECISIONS), st.integers(1, 512))
+def test_a_page_is_whole_and_as_small_as_it_can_be(precision: KVPrecision, width: int) -> None:
+    format_ = KVFormat(precision, width)
+    positions = format_.page_positions
+    assert positions in COUNTS
+    assert format_.part_nbytes % 4096 == 0
+    assert 0 <= format_.part_nbytes - 2 * positions * format_.row_nbytes < 4096
+    if padding(format_, positions) > 1 / 16:
+        assert all(padding(format_, count) >= padding(format_, positions) for count in COUNTS)
+    else:
+        assert all(padding(format_, count) > 1 / 16 for count in COUNTS if count < positions)
+
+
+@given(st.sampled_from(PRECISIONS), st.integers(4, 64))
+def test_little_is_left_over_of_heads_of_usual_widths(precision: KVPrecision, eights: int) -> None:
+    format_ = KVFormat(precision, 8 * eights)
+    assert padding(format_, format_.page_positions) <= 1 / 16
+
+
+@pytest.mark.parametrize(
+    ("precision", "width", "positions", "part_nbytes"),
+    [
+        ("f32", 128, 64, 64 << 10),
+        ("bf16", 128, 64, 32 << 10),
+        ("f32", 64, 64, 32 << 10),
+        ("bf16", 64, 64, 16 << 10),
+        ("f32", 1, 512, 4096),
+    ],
+)
+def test_pages_of_well_known_models(
+    precision: KVPrecision, width: int, positions: int, part_nbytes: int
+) -> None:
+    format_ = KVFormat(precision, width)
+    assert (format_.page_positions, format_.part_nbytes) == (positions, part_nbytes)
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_how_many_pages_positions_take(precision: KVPrecision) -> None:
+    format_ = KVFormat(precision, 128)
+    size = format_.page_positions
+    assert [format_.pages_of(count) for count in (0, 1, size, size + 1)] == [0, 1, 1, 2]

@@ -1,0 +1,143 @@
+"""Where keys and values lie: what does not fit is refused, and what is appended is found where it belongs."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.kernels.instruction_sets import AVAILABLE
+from tests.unit.kernels.paged import PagedCache
+from tests.unit.kernels.test_linear import open_library
+from tpiedge.kernels.attention import append_pages, attention_pages
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.kernels.kv_pages import Span, Spans
+from tpiedge.kernels.kv_rows import encode
+from tpiedge.kernels.library import Pool
+from tpiedge.wire.fields import KVPrecision
+
+STORED: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
+WIDTH, KV_HEADS = 40, 2
+
+
+@pytest.fixture(params=["torch", *AVAILABLE])
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool | None]:
+    """Three threads: each appends some rows of a long prompt."""
+    if request.param == "torch":
+        yield None
+        return
+    opened_pool = Pool(open_library(request.param), 3)
+    yield opened_pool
+    opened_pool.close()
+
+
+def bytes_of(x_TKd: Tensor, format_: KVFormat) -> Tensor:
+    """[K, T, B]"""
+    if format_.quantised:
+        return encode(x_TKd, format_).transpose(0, 1)
+    dtype = torch.float32 if format_.precision == "f32" else torch.bfloat16
+    return x_TKd.to(dtype).view(torch.uint8).transpose(0, 1)
+
+
+@pytest.mark.parametrize("positions", [64, 192])
+@pytest.mark.parametrize("precision", STORED)
+def test_rows_go_to_their_positions(pool: Pool | None, precision: KVPrecision, positions: int) -> None:
+    """Of three sequences at once, two spans of one among them, into the second of three layers; other rows stay."""
+    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, layers=3, positions=positions, pages=40)
+    layout, before = cache.layouts[1], cache.store_PB.clone()
+    first, second, third = (cache.table(700) for _ in range(3))
+    places = ((1, 63, first), (600, 0, second), (70, 60, third), (9, 64, first))
+    tokens = sum(count for count, *_ in places)
+    k, v = (torch.randn(tokens, KV_HEADS, WIDTH) for _ in "kv")
+    append_pages(k, v, cache.spans(*places), layout, pool)
+    at = 0
+    for count, start, table in places:
+        for x, found in zip((k, v), cache.rows(table, start + count, 1), strict=True):
+            assert torch.equal(found[:, start:], bytes_of(x[at : at + count], layout.format))
+        at += count
+    written = (cache.store_PB != before).sum()
+    rows = 2 * tokens * KV_HEADS * layout.row_bytes
+    assert 0.9 * rows < written <= rows  # some bytes are what was there
+
+
+@pytest.mark.parametrize("precision", STORED)
+def test_rows_may_have_strides(pool: Pool | None, precision: KVPrecision) -> None:
+    """As they come from a projection with padding."""
+    cache = PagedCache(KVFormat(precision, WIDTH), KV_HEADS)
+    table, layout = cache.table(90), cache.layout
+    k = torch.randn(30, KV_HEADS, WIDTH + 9)[..., :WIDTH]
+    v = torch.randn(WIDTH, KV_HEADS, 30).transpose(0, 2)
+    append_pages(k, v, cache.spans((30, 50, table)), layout, pool)
+    for x, found in zip((k, v), cache.rows(table, 80), strict=True):
+        assert torch.equal(found[:, 50:], bytes_of(x.contiguous(), layout.format))
+
+
+def test_no_rows_of_the_wrong_kind(pool: Pool | None) -> None:
+    cache = PagedCache(KVFormat("q8", WIDTH), KV_HEADS)
+    x, spans = torch.zeros(3, KV_HEADS, WIDTH), cache.spans((3, 0, cache.table(3)))
+    append_pages(x, x, spans, cache.layout, pool)
+    for wrong in (x.double(), x[:2], x[:, :1], x[..., 1:]):
+        for k, v in ((wrong, x), (x, wrong)):
+            with pytest.raises(ValueError, match="keys" if k is wrong else "values"):
+                append_pages(k, v, spans, cache.layout, pool)
+    larger = PagedCache(KVFormat("q8", WIDTH), KV_HEADS, positions=128)
+    with pytest.raises(ValueError, match="128"):
+        append_pages(x, x, spans, larger.layout, pool)
+    with pytest.raises(ValueError, match="128"):
+        attention_pages(x, spans, larger.layout, (0, 1), pool=pool)
+
+
+TABLE = np.zeros(2, dtype=np.int64)
+
+
+@pytest.mark.parametrize(
+    "span",
+    [
+        Span(0, 0, TABLE),
+        Span(-1, 5, TABLE),
+        Span(1, -1, TABLE),
+        Span(2, 127, TABLE),
+        Span(1, 1 << 70, TABLE),
+        Span(1, 0, TABLE[:0]),
+        Span(1, 0, TABLE.astype(np.int32)),  # type: ignore[arg-type]
+        Span(1, 0, TABLE.astype(">i8")),
+        Span(1, 0, np.zeros(4, dtype=np.int64)[::2]),
+        Span(1, 0, TABLE[:, None]),
+    ],
+)
+def test_tables_that_end_too_early_or_are_no_addresses_are_refused(span: Span) -> None:
+    assert Spans([Span(1, 127, TABLE)], 64).tokens == 1
+    with pytest.raises(ValueError, match=r"table|position"):
+        Spans([Span(1, 0, TABLE), span], 64)
+
+
+@pytest.mark.parametrize("precision", STORED)
+def test_layouts_that_do_not_fit_are_refused(precision: KVPrecision) -> None:
+    good = PagedCache(KVFormat(precision, WIDTH), KV_HEADS, layers=2).layouts[1]
+    store_PB = good.store_PB
+    for changes in (
+        {"positions": 0},
+        {"positions": 96},
+        {"positions": -64},
+        {"positions": 128},
+        {"row_bytes": good.row_bytes + 4},
+        {"value_bytes": good.value_bytes - 4},
+        {"head_bytes": 2 * good.value_bytes - 4},
+        {"layer_offset": -4},
+        {"layer_offset": good.layer_offset + 4},
+        {"kv_heads": -1},
+        {"kv_heads": KV_HEADS + 1},
+        {"store_PB": store_PB[:, 4:]},
+        {"store_PB": store_PB.to(torch.int8)},
+        {"store_PB": store_PB[0]},
+        {"store_PB": store_PB.repeat(1, 2)[:, ::2]},
+    ):
+        with pytest.raises(ValueError, match="pages"):
+            replace(good, **changes)  # type: ignore[arg-type]
+    if precision in ("f32", "bf16"):
+        with pytest.raises(ValueError, match="pages"):
+            replace(good, layer_offset=good.layer_offset - 1)
+    assert replace(good, kv_heads=1) != good
+    assert replace(good) == good

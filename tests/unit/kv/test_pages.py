@@ -1,0 +1,270 @@
+"""Pages are in one state each, names stand for tokens, and the least recently used idle page goes first."""
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from tpiedge.errors import InternalError
+from tpiedge.kv.pages import PagePool, root_name
+
+SIZE = 4
+PAGES = 6
+
+
+def make(pages: int = PAGES) -> PagePool:
+    return PagePool(pages, SIZE, b"key", root_name(b"", "a pack"))
+
+
+def filled(pool: PagePool, ids: list[int]) -> list[int]:
+    """Takes and publishes the full pages of a text."""
+    pages, before = [], pool.root
+    for start in range(0, len(ids) - SIZE + 1, SIZE):
+        pages.append(pool.take())
+        before = pool.publish(pages[-1], before, ids[start : start + SIZE])
+    return pages
+
+
+def test_a_text_that_begins_alike_finds_its_pages_but_not_the_last_position() -> None:
+    pool = make()
+    pages = filled(pool, [1, 2, 3, 4, 5, 6, 7, 8])
+    assert pool.find([1, 2, 3, 4, 5, 6, 7, 8, 9]) == pages
+    assert pool.find([1, 2, 3, 4, 5, 6, 7, 8]) == pages[:1]
+    assert pool.find([1, 2, 3, 4, 5, 6, 7, 7, 9]) == pages[:1]
+    assert pool.find([5, 6, 7, 8, 9]) == [], "the same tokens after other ones are another page"
+
+
+def test_a_name_that_two_texts_have_finds_only_the_own_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make()
+    monkeypatch.setattr(pool, "name_of", lambda _before, _tokens: b"the same for all")
+    pages = filled(pool, [1, 2, 3, 4])
+    assert pool.find([1, 2, 3, 4, 5]) == pages
+    assert pool.find([9, 2, 3, 4, 5]) == []
+
+
+def test_the_end_of_a_text_goes_before_its_beginning_and_the_oldest_text_first() -> None:
+    pool = make(4)
+    first, second = filled(pool, [1] * 8), filled(pool, [2] * 8)
+    pool.give_back(first)
+    pool.give_back(second)
+    assert [pool.take() for _ in range(4)] == [first[1], first[0], second[1], second[0]]
+    with pytest.raises(InternalError):
+        pool.take()
+
+
+def test_a_page_that_is_shared_again_is_used_recently() -> None:
+    pool = make(2)
+    (first,), (second,) = filled(pool, [1] * 4), filled(pool, [2] * 4)
+    pool.give_back([first])
+    pool.give_back([second])
+    pool.share(first)
+    pool.give_back([first])
+    assert pool.take() == second
+
+
+def test_memory_goes_back_once_and_never_of_a_page_in_use() -> None:
+    pool = make()
+    pages = [pool.take() for _ in range(4)]
+    pool.give_back(pages[1:])
+    pool.shrink(2)
+    assert pool.in_memory == 2
+    assert sorted(pool.discarded(9)) == [2, 3]
+    assert pool.discarded(9) == ()
+    pool.shrink(0)
+    assert pool.in_memory == 1, "what is held stays"
+    taken = [pool.take() for _ in range(5)]
+    assert not set(taken) & set(pool.discarded(9))
+
+
+class Sequences(RuleBasedStateMachine):
+    """Texts that come, share, grow and go, against a plain account of who holds what."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = make()
+        self.texts: list[tuple[list[int], list[int]]] = []
+
+    @rule(ids=st.lists(st.integers(0, 1), min_size=1, max_size=3 * SIZE + 1))
+    def come(self, ids: list[int]) -> None:
+        """Every page that is found holds this text: its tokens are those that it was published with."""
+        found = self.pool.find(ids)
+        needed = self.pool.pages_of(len(ids)) - len(found)
+        if needed > self.pool.available - self.pool.idle_among(found):
+            return
+        for page in found:
+            self.pool.share(page)
+        pages = found + [self.pool.take() for _ in range(needed)]
+        before = self.pool.root
+        for at in range(len(ids) // SIZE):
+            before = self.pool.publish(pages[at], before, ids[at * SIZE : (at + 1) * SIZE])
+        self.texts.append((ids, pages))
+
+    @precondition(lambda self: self.texts)
+    @rule(data=st.data())
+    def go(self, data: st.DataObject) -> None:
+        _, pages = self.texts.pop(data.draw(st.integers(0, len(self.texts) - 1)))
+        self.pool.give_back(pages)
+
+    @rule(most=st.integers(0, PAGES))
+    def shrink(self, most: int) -> None:
+        self.pool.shrink(most)
+        assert self.pool.in_memory <= max(most, self.pool.held)
+
+    @rule()
+    def tell(self) -> None:
+        discarded = self.pool.discarded(PAGES)
+        assert len(set(discarded)) == len(discarded)
+        assert not {page for _, pages in self.texts for page in pages} & set(discarded)
+
+    @invariant()
+    def every_page_is_accounted_for(self) -> None:
+        holders = Counter(page for _, pages in self.texts for page in pages)
+        assert self.pool.held == len(holders)
+        assert self.pool.in_memory >= self.pool.held
+
+    @invariant()
+    def a_page_has_one_text(self) -> None:
+        """Those that share a page have the same tokens up to its end."""
+        beginnings: dict[int, list[int]] = {}
+        for ids, pages in self.texts:
+            for at, page in enumerate(pages):
+                own = ids[: (at + 1) * SIZE]
+                assert beginnings.setdefault(page, own) == own
+
+
+TestSequences = Sequences.TestCase
+TestSequences.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+class Ledger(RuleBasedStateMachine):
+    """One page at a time, against lists that say which page must come next and whose memory goes back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = make()
+        self.counts: Counter[int] = Counter()
+        self.texts: dict[int, tuple[int, ...]] = {}  # of published pages
+        self.cold, self.blank = set(range(PAGES)), set[int]()
+        self.idle: list[int] = []  # the least recently used first
+        self.untold: list[int] = []
+
+    @rule()
+    def take(self) -> None:
+        if self.blank or self.cold:
+            kind = self.blank or self.cold
+            expected = min(kind)
+            kind.remove(expected)
+        elif self.idle:
+            expected = self._evict()
+        else:
+            with pytest.raises(InternalError):
+                self.pool.take()
+            return
+        assert self.pool.take() == expected
+        self.counts[expected] = 1
+        if expected in self.untold:
+            self.untold.remove(expected)
+
+    @rule(data=st.data(), first=st.integers(0, 3))
+    def publish(self, data: st.DataObject, first: int) -> None:
+        """Where a page has the name already, another with the same tokens is not found, and is blank later."""
+        private = sorted(page for page in +self.counts if page not in self.texts)
+        if private:
+            page, text = data.draw(st.sampled_from(private)), (first, *range(1, SIZE))
+            self.pool.publish(page, self.pool.root, text)
+            if text not in self.texts.values():
+                self.texts[page] = text
+
+    @rule(first=st.integers(0, 3))
+    def share(self, first: int) -> None:
+        text = (first, *range(1, SIZE))
+        found = self.pool.find([*text, 0])
+        assert found == [page for page, own in self.texts.items() if own == text]
+        assert self.pool.idle_among(found) == sum(page in self.idle for page in found)
+        for page in found:
+            self.pool.share(page)
+            self.counts[page] += 1
+            if page in self.idle:
+                self.idle.remove(page)
+
+    @rule(data=st.data())
+    def give_back(self, data: st.DataObject) -> None:
+        held = sorted(+self.counts)
+        pages = data.draw(st.lists(st.sampled_from(held), unique=True)) if held else []
+        self.pool.give_back(pages)
+        for page in reversed(pages):
+            self.counts[page] -= 1
+            if not self.counts[page]:
+                if page in self.texts:
+                    self.idle.append(page)
+                else:
+                    self.blank.add(page)
+
+    @rule(most=st.integers(0, PAGES))
+    def shrink(self, most: int) -> None:
+        """The highest blank pages go first, then what would be taken first."""
+        self.pool.shrink(most)
+        while PAGES - len(self.cold) > most and (self.blank or self.idle):
+            page = max(self.blank) if self.blank else self._evict()
+            self.blank.discard(page)
+            self.cold.add(page)
+            self.untold.append(page)
+
+    @rule(most=st.integers(0, 3))
+    def tell(self, most: int) -> None:
+        told, self.untold = self.untold[:most], self.untold[most:]
+        assert self.pool.discarded(most) == tuple(told)
+        assert not set(told) & set(+self.counts)
+
+    def _evict(self) -> int:
+        page = self.idle.pop(0)
+        del self.texts[page]
+        return page
+
+    @invariant()
+    def a_page_is_in_one_state(self) -> None:
+        held = set(+self.counts)
+        states = [*self.cold, *self.blank, *self.idle, *held]
+        assert sorted(states) == list(range(PAGES))
+        assert self.pool.held == len(held)
+        assert self.pool.available == PAGES - len(held)
+        assert self.pool.in_memory == PAGES - len(self.cold)
+
+
+TestLedger = Ledger.TestCase
+TestLedger.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_a_blank_page_cannot_be_shared() -> None:
+    pool = make()
+    page = pool.take()
+    pool.give_back([page])
+    with pytest.raises(KeyError):
+        pool.share(page)
+
+
+def test_names_depend_on_key_root_and_all_tokens_before() -> None:
+    pool = make()
+    names = pool.names([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    assert len(names) == 2
+    assert names == [pool.name_of(pool.root, [1, 2, 3, 4]), pool.name_of(names[0], [5, 6, 7, 8])]
+    others = (
+        PagePool(PAGES, SIZE, b"another key", pool.root),
+        PagePool(PAGES, SIZE, b"key", root_name(b"", "another pack")),
+    )
+    for other in others:
+        assert not set(other.names([1, 2, 3, 4, 5, 6, 7, 8])) & set(names)
+    assert root_name(b"", "a", "b") != root_name(b"", "ab") != root_name(b"k", "ab")
+
+
+def test_a_colliding_name_never_leads_past_the_first_foreign_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = make()
+    monkeypatch.setattr(pool, "name_of", lambda _before, _tokens: b"the same for all")
+    pages = filled(pool, [1, 2, 3, 4, 5, 6, 7, 8])
+    filled(pool, [9, 9, 9, 9])
+    assert pool.find([1, 2, 3, 4, 1, 2, 3, 4, 5]) == pages[:1], "the same tokens, but after others"
+    assert pool.find([9, 9, 9, 9, 5]) == []
+    pool.give_back(pages)
+    assert pool.find([1, 2, 3, 4, 5]) == pages[:1]

@@ -1,0 +1,263 @@
+"""Measure what speculation gains: recorded answers, replayed token by token as given ones, with drafts and without.
+
+    .venv/bin/python tools/bench_speculation.py PACK [--cases resident,streaming,link-1ms,link-5ms] [--repeats 5]
+    [--json]
+
+PACK is any model, with random weights, too: `tpiedge pack --random tinyllama --precision q4 --out PACK` has the 1.1B
+shape. All steps are computed as in a cluster, their rows, head and sampling included; only the token that was drawn is
+then replaced by the recorded one. The answers are those of tools/traces (tools/record_acceptance.py): one repeats its
+prompt nearly word for word, one does not.
+
+resident: one node, all weights in memory. streaming: one node that keeps `--kept` of them and reads the others from
+disk for every step. link-1ms, link-5ms: two nodes over links of so much latency and 300 Mbit/s, simulated in this
+process.
+
+Of each case two clusters are there at the same time, one that drafts as many tokens as pay and one that drafts none,
+and answer in alternation (A B A B ...), after an answer each that is not counted. Timed is an answer from its first
+token to its last. Printed: medians with minimum and maximum, and the ratio pair by pair.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from tpiedge.bench.figures import milliseconds, spread
+from tpiedge.cli.table import print_table
+from tpiedge.collectives.route import Route
+from tpiedge.engine.batcher import MAX_DRAFTED
+from tpiedge.engine.sampler import Sampled, Sampler
+from tpiedge.errors import TpiedgeError, UserError
+from tpiedge.host.device import default_threads
+from tpiedge.memory.pinning import Placement, place
+from tpiedge.memory.residency import smallest_ring
+from tpiedge.memory.sweep import Sweep
+from tpiedge.model.config import ModelConfig
+from tpiedge.model.spec import config_of_pack
+from tpiedge.pack.reader import Pack
+from tpiedge.planner.partition import LayerShape, ShareWeight, partition
+from tpiedge.testing.cluster import InProcessCluster
+from tpiedge.transport.link_model import LinkModel, LinkSettings
+from tpiedge.transport.shaped import ShapedNetwork
+from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.requests import GenerationRequest
+
+TRACES: Final = Path(__file__).parent / "traces"
+BYTES_PER_S: Final = 300e6 / 8
+
+
+@dataclass(frozen=True)
+class Case:
+    """`link`: one direction of the links between two nodes; one node without it. `streams`: not all weights are
+    kept."""
+
+    name: str
+    link: LinkSettings | None = None
+    streams: bool = False
+
+
+CASES: Final = (
+    Case("resident"),
+    Case("streaming", streams=True),
+    Case("link-1ms", LinkSettings(latency_s=0.001, bytes_per_s=BYTES_PER_S)),
+    Case("link-5ms", LinkSettings(latency_s=0.005, bytes_per_s=BYTES_PER_S)),
+)
+
+
+@dataclass(frozen=True)
+class Trace:
+    """A recorded answer, in ids that every vocabulary has."""
+
+    name: str
+    prompt_ids: tuple[int, ...]
+    answer_ids: tuple[int, ...]
+
+    @staticmethod
+    def read(path: Path) -> "Trace":
+        """Raises UserError where it is none."""
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return Trace(path.stem, tuple(content["prompt_ids"]), tuple(content["answer_ids"]))
+        except (OSError, ValueError, KeyError) as error:
+            raise UserError(f"{path} is no trace of tools/record_acceptance.py: {error!r}") from None
+
+
+class GivenSampler:
+    """Draws as a sampler does, and then gives the tokens of a recorded answer, one after another."""
+
+    def __init__(self, sampler: Sampler, answer_ids: Sequence[int]) -> None:
+        self._sampler = sampler
+        self._answer_ids = answer_ids
+        self._done = 0
+
+    def sample(self, logits_V: Any) -> Sampled:
+        """The next token of the answer."""
+        self._sampler.sample(logits_V)
+        return Sampled(self._answer_ids[self._done], ())
+
+    def accept(self, token: int) -> None:
+        """Append it."""
+        self._sampler.accept(token)
+        self._done += 1
+
+
+class Replay:
+    """A cluster that answers with traces."""
+
+    def __init__(self, cluster: InProcessCluster, traces: Sequence[Trace]) -> None:
+        self._cluster = cluster
+        self._traces = {trace.name: trace for trace in traces}
+
+    def answer(self, name: str) -> tuple[float, int]:
+        """(Seconds per token after the first one, steps that the answer took)."""
+        trace = self._traces[name]
+        times: list[float] = []
+
+        def emit(_event: Token | PromptScores) -> None:
+            times.append(time.perf_counter())
+
+        request = GenerationRequest(name, trace.prompt_ids, len(trace.answer_ids), ignore_eos=True)
+        finished = self._cluster.leader.generate(request, emit, lambda: False)
+        return (times[-1] - times[0]) / (len(times) - 1), finished.steps
+
+
+def main() -> int:
+    """Status as of the error, where a case fails."""
+    arguments = _parser().parse_args()
+    try:
+        traces = [Trace.read(path) for path in arguments.traces]
+        record = [
+            row for case in CASES if case.name in arguments.cases for row in measure(case, traces, arguments)
+        ]
+    except TpiedgeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    if arguments.json:
+        print(json.dumps(record, indent=2))
+    else:
+        _print(record)
+    return 0
+
+
+def measure(case: Case, traces: Sequence[Trace], arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """A row for each trace."""
+    with ExitStack() as stack:
+        off = stack.enter_context(_replay(case, traces, 0, arguments))
+        auto = stack.enter_context(_replay(case, traces, MAX_DRAFTED, arguments))
+        for replay in (off, auto):
+            replay.answer(traces[0].name)
+        return [_compared(case, trace, off, auto, arguments.repeats) for trace in traces]
+
+
+def _compared(case: Case, trace: Trace, off: Replay, auto: Replay, repeats: int) -> dict[str, Any]:
+    pairs = []
+    for repeat in range(repeats):
+        print(f"{case.name}, {trace.name}: {repeat + 1} of {repeats}", file=sys.stderr)
+        pairs.append((off.answer(trace.name), auto.answer(trace.name)))
+    tokens = len(trace.answer_ids)
+    return {
+        "case": case.name,
+        "trace": trace.name,
+        "tokens": tokens,
+        "off_s_per_token": spread([without[0] for without, _ in pairs]),
+        "auto_s_per_token": spread([drafting[0] for _, drafting in pairs]),
+        "speedup": spread([without[0] / drafting[0] for without, drafting in pairs]),
+        "tokens_per_step": tokens / statistics.median(drafting[1] for _, drafting in pairs),
+    }
+
+
+@contextmanager
+def _replay(
+    case: Case, traces: Sequence[Trace], speculate: int, arguments: argparse.Namespace
+) -> Iterator[Replay]:
+    pack = Pack.open(arguments.pack)
+    config = config_of_pack(pack)
+    for trace in traces:
+        if max(*trace.prompt_ids, *trace.answer_ids) >= config.vocab_size:
+            raise UserError(f"the trace {trace.name} has more kinds of tokens than the model's vocabulary")
+    answers = {trace.name: trace.answer_ids for trace in traces}
+
+    def sampler_of(request: GenerationRequest) -> GivenSampler:
+        sampler = Sampler(request.sampling, request.prompt_ids, config.vocab_size)
+        return GivenSampler(sampler, answers[request.id])
+
+    nodes = 1 if case.link is None else 2
+    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    with ExitStack() as stack:
+        cluster = stack.enter_context(
+            InProcessCluster(
+                arguments.pack,
+                partition(shape, [ShareWeight(1, 1)] * nodes),
+                capacity_tokens=max(len(trace.prompt_ids) + len(trace.answer_ids) for trace in traces),
+                placement=_kept(arguments.kept) if case.streams else None,
+                route=_route(config, arguments.wire),
+                speculate=speculate,
+                sampler_of=sampler_of,
+                threads=max(1, arguments.threads // nodes),
+            )
+        )
+        if case.link is not None:
+            link = case.link
+            network = stack.enter_context(closing(ShapedNetwork(lambda *_: LinkModel(link))))
+            network.join(*cluster.endpoints)
+        yield Replay(cluster, traces)
+
+
+def _route(config: ModelConfig, wire: Any) -> Route:
+    """Between two nodes each sends its part to the other."""
+    del config
+    return Route(small="mesh", bulk="mesh", wire=wire)
+
+
+def _kept(part: float) -> Callable[[Sweep], Placement]:
+    def placement(sweep: Sweep) -> Placement:
+        least = smallest_ring(sweep.sizes, frozenset())
+        found = place(sweep.sizes, max(least, round(part * sweep.nbytes)))
+        if not isinstance(found, Placement):
+            raise UserError(f"--kept {part}: the node needs {found.smallest_bytes} bytes at least")
+        return found
+
+    return placement
+
+
+def _print(record: Sequence[dict[str, Any]]) -> None:
+    rows = [
+        [
+            row["case"],
+            row["trace"],
+            milliseconds(row["off_s_per_token"]),
+            milliseconds(row["auto_s_per_token"]),
+            f"{row['speedup']['median']:.2f} ({row['speedup']['min']:.2f}-{row['speedup']['max']:.2f})",
+            f"{row['tokens_per_step']:.1f}",
+        ]
+        for row in record
+    ]
+    print_table(["case", "answer", "ms/token off", "auto", "times as fast", "tokens per step"], rows)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("pack", type=Path)
+    names = tuple(case.name for case in CASES)
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=names, help=", ".join(names))
+    parser.add_argument(
+        "--traces", type=Path, nargs="+", default=[TRACES / "rewrite.json", TRACES / "story.json"]
+    )
+    parser.add_argument("--threads", type=int, default=default_threads(), help="of all nodes together")
+    parser.add_argument("--kept", type=float, default=0.3, help="part of the weights, where they stream")
+    parser.add_argument("--wire", choices=("f32", "bf16", "int8"), default="f32", help="what travels")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""llama-server against `tpiedge master` with equal bits and threads: both run, and are asked in alternation.
+
+All weights are in memory. Both get prompts of random token ids, none of which two requests have in common.
+"""
+
+import argparse
+import os
+import shlex
+import shutil
+import signal
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from tpiedge.bench.figures import spread
+from tpiedge.bench.serve_client import Streams
+from tpiedge.bench.serve_cluster import ClusterWish, own_cluster
+from tpiedge.bench.serve_figures import RoundFigures, spread_of
+from tpiedge.bench.serve_load import ask_alone, by_clients
+from tpiedge.bench.serve_prompts import RandomPrompts
+from tpiedge.clock import MonotonicClock
+from tpiedge.errors import PeerError, UserError
+
+from .install import VERSIONS, build_llama, checked
+from .llama_server import llama_server
+from .models import SHAPES, TPIEDGE
+from .random_gguf import write_random_gguf
+from .record import printed
+
+__all__ = ["ServeRound", "compare_serve", "report_of_streams"]
+
+_VOCABULARY = 30_000
+_ROOM = 64
+"""Tokens of a stream's context that the prompt alone leaves free."""
+_REQUIRED_OF_PEER = {16: 1.8}
+_REQUIRED_OF_PREFILL = {16: 0.70}
+"""Streams -> how many times faster than the peer, and than what part of its own prefill rate, tpiedge has to answer."""
+
+Measure = Callable[[int], RoundFigures]
+"""One round of so many streams."""
+
+
+@dataclass(frozen=True)
+class ServeRound:
+    """One repeat of one number of streams: what both came to, and the rates of a prompt alone just before."""
+
+    peer: RoundFigures
+    own: RoundFigures
+    peer_prefill: float
+    own_prefill: float
+
+
+@dataclass
+class _Contestants:
+    """Both servers, and what the next requests ask."""
+
+    peer: Streams
+    own: Streams
+    wish: argparse.Namespace
+    prompts: RandomPrompts = field(default_factory=lambda: RandomPrompts(_VOCABULARY, 0, 0))
+
+    def round(self, streams: int) -> ServeRound:
+        """Raises PeerError where a request fails: with less work a server would seem faster."""
+        alone = [
+            ask_alone(server, self._prompt(self.wish.context - _ROOM)) for server in (self.peer, self.own)
+        ]
+        peer, own = (self._figures(server, streams) for server in (self.peer, self.own))
+        return ServeRound(peer, own, *alone)
+
+    def _figures(self, server: Streams, streams: int) -> RoundFigures:
+        prompts = [self._prompt(self.wish.prompt_tokens) for _ in range(self.wish.waves * streams)]
+        figures = RoundFigures.of(by_clients(server, prompts, self.wish.tokens, streams), streams)
+        if figures.errors:
+            raise PeerError(f"{figures.errors} of {figures.requests} requests failed: {figures.error}")
+        return figures
+
+    def _prompt(self, tokens: int) -> tuple[int, ...]:
+        return self.prompts.of(tokens)
+
+
+def compare_serve(arguments: argparse.Namespace) -> None:
+    """Print the record of a whole comparison, or of the rounds before it failed, with its "error".
+
+    Raises UserError, NotInstalled, PeerError, ResourceError.
+    """
+    if arguments.prompt_tokens + arguments.tokens > arguments.context:
+        raise UserError(f"--prompt-tokens and --tokens do not fit into --context {arguments.context}")
+    found: list[dict[str, Any]] = []
+    record = {
+        "llama.cpp": VERSIONS["llama-cpp-python"],
+        "shape": arguments.shape,
+        "precision": arguments.precision,
+        "threads": arguments.threads,
+        "llama_cpp_amx": arguments.amx,
+        "prompt_tokens": arguments.prompt_tokens,
+        "tokens": arguments.tokens,
+        "prefill_tokens": arguments.context - _ROOM,
+        "repeats": arguments.repeats,
+        "streams": found,
+    }
+    with printed(record, found):
+        _compare(arguments, found)
+
+
+def _compare(arguments: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    signal.signal(signal.SIGTERM, _end)
+    program = build_llama(arguments.work, "llama-server", amx=arguments.amx)
+    folder = arguments.work / "models" / f"serve-{os.getpid()}"
+    folder.mkdir(parents=True)
+    try:
+        gguf, pack = _models(arguments, folder)
+        with ExitStack() as stack:
+            most = max(arguments.streams)
+            sizes = (arguments.threads, most, arguments.context)
+            peer = stack.enter_context(llama_server(program, gguf, *sizes, arguments.llama_options))
+            own = stack.enter_context(own_cluster(_wish(arguments, pack)))
+            streams = [stack.enter_context(Streams(server, MonotonicClock())) for server in (peer, own)]
+            _alternate(_Contestants(*streams, arguments), arguments, found)
+    finally:
+        shutil.rmtree(folder)
+
+
+def _end(_signal: int, _frame: FrameType | None) -> None:
+    raise SystemExit(128 + signal.SIGTERM)  # through the blocks that remove files
+
+
+def _models(arguments: argparse.Namespace, folder: Path) -> tuple[Path, Path]:
+    """As many random bits for each."""
+    shape, precision = SHAPES[arguments.shape], arguments.precision
+    gguf, pack = folder / "model.gguf", folder / "pack"
+    print(f"{arguments.shape} {precision}: writing random weights for both", file=sys.stderr)
+    write_random_gguf(shape, precision, gguf, words=True)
+    random = ["pack", "--random", shape, "--distinct-layers", "2", "--precision", precision]
+    checked([str(TPIEDGE), *random, "--out", str(pack)])
+    return gguf, pack
+
+
+def _wish(arguments: argparse.Namespace, pack: Path) -> ClusterWish:
+    sizes = ("--threads", str(arguments.threads), "--context", str(arguments.context))
+    return ClusterWish(("--model", str(pack), *sizes, *shlex.split(arguments.options)), 0, ())
+
+
+def _alternate(both: _Contestants, arguments: argparse.Namespace, found: list[dict[str, Any]]) -> None:
+    """A warm-up, then every number of streams once in each repeat. What was measured is kept, whatever comes after."""
+    rounds: dict[int, list[ServeRound]] = {streams: [] for streams in arguments.streams}
+    both.round(1)
+    try:
+        for repeat in range(arguments.repeats):
+            for streams in arguments.streams:
+                one = both.round(streams)
+                rounds[streams].append(one)
+                told = f"llama-server {_words(one.peer)}, tpiedge {_words(one.own)}"
+                print(f"{streams} streams, {repeat + 1} of {arguments.repeats}: {told}", file=sys.stderr)
+    finally:
+        found += [report_of_streams(streams, done) for streams, done in rounds.items() if done]
+
+
+def _words(figures: RoundFigures) -> str:
+    return f"{figures.answering_tokens_per_s or 0:.1f} of {figures.tokens_per_s:.1f} tokens/s"
+
+
+def report_of_streams(streams: int, rounds: Sequence[ServeRound]) -> dict[str, Any]:
+    """Of both, with their ratio round by round. "answering": while all streams received an answer."""
+    report: dict[str, Any] = {"streams": streams, "rounds": len(rounds)}
+    for name in ("answering_tokens_per_s", "tokens_per_s"):
+        report[name] = _pair(rounds, lambda figures, name=name: getattr(figures, name))
+    report["prefill_tokens_per_s"] = {
+        "llama_server": spread([one.peer_prefill for one in rounds]),
+        "tpiedge": spread([one.own_prefill for one in rounds]),
+        "times_faster_than_llama_server": spread([one.own_prefill / one.peer_prefill for one in rounds]),
+    }
+    for name in ("first_s", "gap_s"):
+        for percent in ("p50", "p99"):
+            report[f"{name}_{percent}"] = _pair(
+                rounds, lambda figures, name=name, percent=percent: _time(figures, name, percent)
+            )
+    found = report["answering_tokens_per_s"]["times_that_of_llama_server"]
+    report["answering_tokens_per_s"] |= _met(found, _REQUIRED_OF_PEER.get(streams))
+    of_prefill = spread_of(rounds, lambda one: _ratio(one.own.answering_tokens_per_s, one.own_prefill))
+    report["answering_to_own_prefill"] = {
+        "ratio": of_prefill,
+        **_met(of_prefill, _REQUIRED_OF_PREFILL.get(streams)),
+    }
+    return report
+
+
+def _pair(rounds: Sequence[ServeRound], figure: Callable[[RoundFigures], float | None]) -> dict[str, Any]:
+    return {
+        "llama_server": spread_of(rounds, lambda one: figure(one.peer)),
+        "tpiedge": spread_of(rounds, lambda one: figure(one.own)),
+        "times_that_of_llama_server": spread_of(
+            rounds, lambda one: _ratio(figure(one.own), figure(one.peer))
+        ),
+    }
+
+
+def _time(figures: RoundFigures, name: str, percent: str) -> float | None:
+    found: Mapping[str, float] | None = getattr(figures, name)
+    return None if found is None else found[percent]
+
+
+def _ratio(own: float | None, other: float | None) -> float | None:
+    return None if own is None or not other else own / other
+
+
+def _met(found: Mapping[str, float] | None, required: float | None) -> dict[str, Any]:
+    met = None if required is None or found is None else found["median"] >= required
+    return {"required": required, "met": met}

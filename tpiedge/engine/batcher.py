@@ -1,0 +1,383 @@
+"""Which tokens of which sequences the next step computes: a machine without tensors, sockets or clock.
+
+A sequence waits, then runs: its prompt is computed in pieces (prefill), then one row and some drafted ones a step
+(decode). All that run share every step.
+
+Laws:
+1. Sequences begin in the order in which they came; only one whose next page another is computing just now lets those
+   behind it go first. One begins when a slot is free and pages for all its tokens are available.
+2. Pages go to older sequences first. Where none is left the youngest gives up its own, waits in front of all others,
+   and is computed anew later, from its pages that nobody has taken since.
+3. While a sequence decodes, prompts take as many tokens of a step as make it `_PATIENCE` times as long as one without;
+   where only prompts are computed and others may come, as many as make it last `_STEP_S` seconds, or twice as long as
+   the least step. The oldest prompt has a part of that for sure, the rest goes to the one that is nearest to its first
+   token.
+4. A page is published when all its tokens are decided on and computed, and never written again.
+5. A sequence's pages, slot and tokens are given back whenever and however it ends.
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.engine.drafting import allot
+from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
+from tpiedge.engine.sequence import RunningSequence, StepPiece
+from tpiedge.engine.step_cost import StepCost
+from tpiedge.kv.pages import PagePool
+from tpiedge.kv.room import KVRoom
+from tpiedge.wire.data import Segment, TableChange
+from tpiedge.wire.limits import MAX_PAGES
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["MAX_DRAFTED", "Batch", "BatchLimits", "Batcher"]
+
+MAX_DRAFTED: Final = 15
+"""Guesses for one sequence in a step: with the row before them, as many as a node's fast path takes."""
+
+_PATIENCE: Final = 4.0
+_STEP_S: Final = 1.0
+#: Prompt tokens that join answers where it is not known yet what a step costs; that join them at least; and that a step
+#: without answers has at least.
+_UNKNOWN_TOKENS: Final = 64
+_LEAST_TOKENS: Final = 16
+_ROOMY_TOKENS: Final = 256
+#: The part of a step's prompt tokens that is the oldest prompt's.
+_OLDEST_PART: Final = 4
+#: Rows of answers, guesses included: of so many there are logits at a time.
+_MOST_ROWS: Final = 64
+#: Pages that sequences begin with, or go on to, in one step: half of what its plan can name.
+_MOST_PAGES: Final = MAX_PAGES // 2
+#: Segments of an answer that is computed anew position by position, of one sequence in a step.
+_MOST_TURNING: Final = 32
+
+
+@dataclass(frozen=True)
+class BatchLimits:
+    """`step_tokens`: of a step. `sequences`: that run at once. `speculate`: tokens drafted for a sequence in a step."""
+
+    step_tokens: int
+    sequences: int = 1
+    speculate: int = 0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """One step. `pieces` of answers come first; `decode_tokens` are theirs."""
+
+    pieces: tuple[StepPiece, ...]
+    tables: tuple[TableChange, ...]
+    discarded: tuple[int, ...]
+    segments: tuple[Segment, ...]
+    decode_tokens: int
+
+    @property
+    def ids(self) -> list[int]:
+        return [token for piece in self.pieces for token in piece.ids]
+
+    @property
+    def lone(self) -> str:
+        """The request whose step it is alone; "" if there are several."""
+        return self.pieces[0].sequence.request.id if len(self.pieces) == 1 else ""
+
+
+class Batcher:
+    """Not thread-safe. `cost`: what steps take, which the caller measures. `room`: how much memory pages may keep,
+    where weights could use it; all of it without one. `turning`: a position's keys depend on how long the sequence was
+    when they were computed, so that no other sequence can use them."""
+
+    def __init__(
+        self,
+        pool: PagePool,
+        limits: BatchLimits,
+        cost: StepCost,
+        room: KVRoom | None = None,
+        *,
+        turning: bool = False,
+    ) -> None:
+        self._pool = pool
+        self._limits = limits
+        self._cost = cost
+        self._room = room
+        self._turning = turning
+        self._waiting: deque[RunningSequence] = deque()
+        self._running: list[RunningSequence] = []
+        self._slots = list(range(limits.sequences))  # a heap
+        self._short = False  # whether one that runs lacked pages in the last step
+
+    @property
+    def idle(self) -> bool:
+        """Whether there is nothing to compute."""
+        return not self._running and not self._waiting
+
+    @property
+    def sequences(self) -> tuple[RunningSequence, ...]:
+        """All that have not ended: those that run, oldest first, then those that wait."""
+        return (*self._running, *self._waiting)
+
+    def add(self, request: GenerationRequest) -> RunningSequence:
+        """Accepts a request, whose prompt and answer must fit the cache."""
+        sequence = RunningSequence(request, list(request.prompt_ids))
+        if self._limits.speculate and not self._turning:
+            sequence.lookup = PromptLookup()
+        self._waiting.append(sequence)
+        return sequence
+
+    def end(self, sequence: RunningSequence) -> None:
+        """Gives back all that the sequence has."""
+        if sequence.slot < 0:
+            self._waiting.remove(sequence)
+        else:
+            self._running.remove(sequence)
+            self._release(sequence)
+
+    def plan(self) -> Batch | None:
+        """The next step; None if no sequence is left."""
+        self._admit()
+        pieces = self._pieces()
+        if not pieces:
+            return None
+        if self._room is not None:
+            needed = sum(self._pool.pages_of(len(sequence.ids)) for sequence in self._running)
+            self._pool.shrink(self._room.ask(needed))
+        tables = tuple(change for piece in pieces if (change := _change(piece.sequence)) is not None)
+        left = max(0, MAX_PAGES - sum(len(change.pages) for change in tables))
+        segments = tuple(segment for piece in pieces for segment in self._segments(piece))
+        decode_tokens = sum(len(piece.ids) for piece in pieces if piece.sequence.decodes)
+        return Batch(tuple(pieces), tables, self._pool.discarded(left), segments, decode_tokens)
+
+    def decided(self, piece: StepPiece, tokens: Sequence[int]) -> None:
+        """The piece is computed, and `tokens` were drawn after it: one for every draft that came true, and one more;
+        none of a prompt that is not at its end."""
+        sequence = piece.sequence
+        sequence.done = piece.stop - piece.drafted + max(0, len(tokens) - 1)
+        sequence.ids += tokens
+        sequence.steps += bool(tokens)
+        if tokens:
+            sequence.drafting.learn(piece.guess, tokens)
+        _feed(sequence, len(sequence.ids) if tokens else sequence.done)
+        self._publish(sequence)
+
+    # --- who runs
+
+    def _admit(self) -> None:
+        passed: list[RunningSequence] = []
+        pages = sum(len(sequence.pages) - sequence.told for sequence in self._running)
+        while self._waiting and self._slots and not (self._short and self._running):
+            sequence = self._waiting[0]
+            found = self._found(sequence)
+            if found is None:
+                passed.append(self._waiting.popleft())
+                continue
+            if not self._fits(sequence, found) or (pages and pages + len(found) > _MOST_PAGES):
+                break
+            pages += len(found)
+            self._begin(self._waiting.popleft(), found)
+        self._waiting.extendleft(reversed(passed))
+
+    def _found(self, sequence: RunningSequence) -> list[int] | None:
+        """The kept pages with which it can begin; None while another sequence is computing the next one after them."""
+        if not self._shares(sequence):
+            return []
+        sequence.expected = sequence.expected or self._pool.names(sequence.ids[:-1])
+        found = self._pool.find(sequence.ids)
+        at = len(found)
+        if at < len(sequence.expected) and any(
+            not other.decodes
+            and len(other.names) <= at < len(other.expected)
+            and other.expected[at] == sequence.expected[at]
+            for other in self._running
+        ):
+            return None
+        return found
+
+    def _fits(self, sequence: RunningSequence, found: Sequence[int]) -> bool:
+        """Whether there are pages for all its tokens, beside those that prompts which run have not taken yet. Idle ones
+        that it shares are not available to it any more."""
+        needed = self._pool.pages_of(len(sequence.ids)) - len(found)
+        promised = sum(
+            max(0, self._pool.pages_of(len(other.ids)) - len(other.pages)) for other in self._running
+        )
+        return needed + promised <= self._pool.available - self._pool.idle_among(found)
+
+    def _begin(self, sequence: RunningSequence, found: list[int]) -> None:
+        for page in found:
+            self._pool.share(page)
+        sequence.pages, sequence.names = found, sequence.expected[: len(found)]
+        sequence.done = len(found) * self._pool.positions
+        sequence.slot = heapq.heappop(self._slots)
+        if sequence.answer_tokens == 0:
+            sequence.cached = sequence.done
+        _feed(sequence, sequence.done)
+        self._running.append(sequence)
+
+    def _release(self, sequence: RunningSequence) -> None:
+        self._pool.give_back(sequence.pages)
+        heapq.heappush(self._slots, sequence.slot)
+        sequence.slot, sequence.done, sequence.told = -1, 0, 0
+        sequence.pages, sequence.names, sequence.expected = [], [], []
+
+    def _shares(self, sequence: RunningSequence) -> bool:
+        request = sequence.request
+        return request.keep_prefix and not request.prompt_scores and not self._turning
+
+    def _publish(self, sequence: RunningSequence) -> None:
+        if not self._shares(sequence):
+            return
+        size = self._pool.positions
+        while (len(sequence.names) + 1) * size <= sequence.done:
+            at = len(sequence.names)
+            before = sequence.names[-1] if at else self._pool.root
+            tokens = sequence.ids[at * size : (at + 1) * size]
+            sequence.names.append(self._pool.publish(sequence.pages[at], before, tokens))
+
+    # --- what a step computes
+
+    def _pieces(self) -> list[StepPiece]:
+        self._short = False
+        decoding = [sequence for sequence in self._running if sequence.decodes]
+        pieces: list[StepPiece] = []
+        for sequence in decoding:
+            if sequence.slot >= 0 and self._secure(sequence, sequence.done + 1, pieces):
+                pieces.append(StepPiece(sequence, sequence.done, sequence.ids[-1:], 1))
+        pieces = self._with_drafts(pieces)
+        rows = sum(len(piece.ids) for piece in pieces)
+        prompts = [sequence for sequence in self._running if not sequence.decodes]
+        for sequence, tokens in self._allotted(prompts, rows):
+            if sequence.slot >= 0:
+                pieces += self._prompt_piece(sequence, tokens, pieces)
+        return pieces
+
+    def _with_drafts(self, pieces: Sequence[StepPiece]) -> list[StepPiece]:
+        """The pieces of answers, with as many guesses of their next tokens as pay; for these no sequence gives up a
+        page."""
+        if not self._limits.speculate:
+            return list(pieces)
+        guesses = [self._guess(piece.sequence) for piece in pieces]
+        bids = [(piece.sequence.drafting, guess) for piece, guess in zip(pieces, guesses, strict=True)]
+        rows = len(pieces)
+        counts = (
+            allot(bids, rows, self._cost, min(_MOST_ROWS, self._limits.step_tokens) - rows) if rows else []
+        )
+        return [
+            self._drafted(piece.sequence, guess, count)
+            for piece, guess, count in zip(pieces, guesses, counts, strict=True)
+        ]
+
+    def _guess(self, sequence: RunningSequence) -> Guess:
+        left = sequence.request.max_tokens - sequence.answer_tokens - 1
+        most = min(self._limits.speculate, left)
+        return sequence.lookup.draft(most) if sequence.lookup is not None and most > 0 else NO_GUESS
+
+    def _drafted(self, sequence: RunningSequence, guess: Guess, count: int) -> StepPiece:
+        while len(sequence.pages) < self._pool.pages_of(sequence.done + 1 + count) and self._pool.available:
+            sequence.pages.append(self._pool.take())
+        count = min(count, len(sequence.pages) * self._pool.positions - sequence.done - 1)
+        ids = [sequence.ids[-1], *guess.ids[:count]]
+        return StepPiece(sequence, sequence.done, ids, len(ids), count, guess)
+
+    def _prompt_piece(
+        self, sequence: RunningSequence, tokens: int, pieces: Sequence[StepPiece]
+    ) -> list[StepPiece]:
+        if not self._secure(sequence, sequence.done + tokens, pieces):
+            tokens = len(sequence.pages) * self._pool.positions - sequence.done
+        if sequence.slot < 0 or tokens <= 0:
+            return []
+        stop = sequence.done + tokens
+        every = sequence.request.prompt_scores and sequence.answer_tokens == 0
+        return [
+            StepPiece(sequence, sequence.done, sequence.ids[sequence.done : stop], tokens if every else 1)
+        ]
+
+    def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
+        """Pages for so many positions. Whoever is younger and not part of the step yet gives up its own for it, and the
+        sequence itself if only older ones are left. Returns whether it has them; else it has as many as there are."""
+        planned = {piece.sequence.slot for piece in pieces}
+        while len(sequence.pages) < self._pool.pages_of(positions):
+            if self._pool.available:
+                sequence.pages.append(self._pool.take())
+                continue
+            self._short = True
+            youngest = self._running[-1]
+            if youngest.slot in planned or (youngest is sequence and not pieces):
+                return False
+            self._give_up(youngest)
+            if youngest is sequence:
+                return False
+        return True
+
+    def _give_up(self, sequence: RunningSequence) -> None:
+        self._running.remove(sequence)
+        self._release(sequence)
+        self._waiting.appendleft(sequence)
+
+    def _allotted(
+        self, prompts: Sequence[RunningSequence], rows: int
+    ) -> Iterator[tuple[RunningSequence, int]]:
+        """How many tokens of which prompts join `rows` rows of answers."""
+        left = self._prompt_tokens(rows)
+        if not prompts or left <= 0:
+            return
+        oldest = prompts[0]
+        sure = min(self._longest(oldest), max(1, left // _OLDEST_PART))
+        for sequence in sorted(prompts, key=lambda one: one.remaining):
+            kept = 0 if sequence is oldest else sure
+            tokens = min(self._longest(sequence), left - kept)
+            if sequence is oldest:
+                sure = 0
+            if tokens > 0:
+                left -= tokens
+                yield sequence, tokens
+
+    def _prompt_tokens(self, rows: int) -> int:
+        most = min(self._limits.step_tokens - rows, _MOST_PAGES * self._pool.positions)
+        if rows == 0 and self._limits.sequences == 1:
+            return most  # nobody else waits for its end
+        alone_s = self._cost.seconds(max(1, rows))
+        if alone_s is None:
+            return min(most, _UNKNOWN_TOKENS) if rows else most
+        # Where weights stream, the least step takes long, and a prompt is computed beside it.
+        allowed_s = _PATIENCE * alone_s if rows else max(_STEP_S, 2 * alone_s)
+        least = _LEAST_TOKENS if rows else _ROOMY_TOKENS
+        within = self._cost.rows_within(allowed_s, rows + most)
+        return most if within is None else min(most, max(least, within - rows))
+
+    def _segments(self, piece: StepPiece) -> Iterator[Segment]:
+        """One; but where keys depend on the length, each position of an answer is computed with its own length, and a
+        prompt's with the prompt's."""
+        sequence, start = piece.sequence, piece.start
+        if start < sequence.prompt_tokens or not self._turning:
+            stop = min(piece.stop, sequence.prompt_tokens) if self._turning else piece.stop
+            wanted = min(piece.wanted, stop - start) if stop == piece.stop else 0
+            yield Segment(sequence.slot, start, stop - start, max(stop, sequence.prompt_tokens), wanted)
+            start = stop
+        for position in range(start, piece.stop):
+            wanted = int(position >= piece.stop - piece.wanted)
+            yield Segment(sequence.slot, position, 1, position + 1, wanted)
+
+    def _longest(self, sequence: RunningSequence) -> int:
+        """Tokens of a prompt in one step at most. Where keys depend on the length, every position of an answer that is
+        computed anew is a segment of its own."""
+        if not self._turning or sequence.answer_tokens == 0:
+            return sequence.remaining
+        before = max(0, sequence.prompt_tokens - sequence.done)
+        return min(sequence.remaining, before + _MOST_TURNING)
+
+
+def _change(sequence: RunningSequence) -> TableChange | None:
+    """What the nodes do not know yet of the sequence's pages."""
+    if sequence.told == len(sequence.pages):
+        return None
+    change = TableChange(sequence.slot, sequence.told, tuple(sequence.pages[sequence.told :]), sequence.done)
+    sequence.told = len(sequence.pages)
+    return change
+
+
+def _feed(sequence: RunningSequence, stop: int) -> None:
+    """The positions before `stop` can be found by guesses."""
+    if sequence.lookup is not None:
+        for token in sequence.ids[sequence.fed : stop]:
+            sequence.lookup.append(token)
+        sequence.fed = max(sequence.fed, stop)

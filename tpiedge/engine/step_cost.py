@@ -1,0 +1,133 @@
+"""What a step takes, by the number of its rows, learnt from steps that were measured. Pure: others bring the seconds.
+
+Steps are of a kind when their numbers of rows are between the same powers of two: 1, 2, 3 to 4, 5 to 8, and so on. What
+the latest `_KEPT` of a kind took, in the median, is a point of a curve; between two points it is straight.
+
+Laws:
+1. More rows never take less. Where measurements say so, they are averaged (isotonic regression).
+2. One step that took long by accident has no effect once its kind was measured three times, and a change that lasts has
+   its full effect after `_KEPT` steps of a kind.
+3. Of larger steps than were measured the curve says too much rather than too little, as long as a step never takes more
+   per row than a smaller one does. Of smaller steps than were measured it says nothing.
+"""
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from statistics import median_low
+from typing import Final
+
+__all__ = ["StepCost"]
+
+_KEPT: Final = 7
+_ENOUGH: Final = 3
+#: After so many other measurements those of a kind may be out of date; so many of them still count beside a new one.
+_STALE: Final = 256
+_REMEMBERED: Final = 2
+
+
+@dataclass(slots=True)
+class _SimilarSteps:
+    """The latest steps of a kind, how many there were, and the number of the last one among all measurements."""
+
+    rows: deque[int] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    seconds: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
+    count: int = 0
+    last: int = 0
+
+    def add(self, rows: int, seconds: float, number: int) -> None:
+        while number - self.last > _STALE and len(self.rows) > _REMEMBERED:
+            self.rows.popleft()
+            self.seconds.popleft()
+        self.rows.append(rows)
+        self.seconds.append(seconds)
+        self.count += 1
+        self.last = number
+
+
+@dataclass(slots=True)
+class _Level:
+    """Neighbouring points of which none takes less than the one before; `weight` measurements."""
+
+    rows: list[int]
+    seconds: float
+    weight: int
+
+
+class StepCost:
+    """What steps of one plan take; a new plan needs a new one."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[int, _SimilarSteps] = {}
+        self._count = 0
+        self._rows: list[int] = []
+        self._seconds: list[float] = []
+
+    def measured(self, rows: int, seconds: float) -> None:
+        """A step of so many rows, one at least, took so long."""
+        self._count += 1
+        self._kinds.setdefault(_kind(rows), _SimilarSteps()).add(rows, seconds, self._count)
+        self._draw()
+
+    def seconds(self, rows: int) -> float | None:
+        """What a step of so many rows takes; None where no step was measured that was as small."""
+        if not self._rows or rows < self._rows[0]:
+            return None
+        above = bisect_left(self._rows, rows)
+        if above == 0:
+            return self._seconds[0]
+        if above == len(self._rows):
+            return self._seconds[-1] * rows / self._rows[-1]
+        low, high = self._rows[above - 1], self._rows[above]
+        part = (rows - low) / (high - low)
+        return self._seconds[above - 1] + part * (self._seconds[above] - self._seconds[above - 1])
+
+    def hopeful_seconds(self, rows: int) -> float | None:
+        """The least that such a step may take for all that is known, for whoever finds out by trying: where its kind
+        was measured less than three times, or long ago, as little as the next smaller one that is known better. None
+        where no kind is."""
+        wanted = _kind(rows)
+        known = [kind for kind in self._kinds if kind <= wanted and self._is_known(kind)]
+        if not known:
+            return None
+        best = max(known)
+        return self.seconds(rows if best == wanted else min(rows, median_low(self._kinds[best].rows)))
+
+    def rows_within(self, seconds: float, most: int) -> int | None:
+        """The most rows, up to `most`, of a step that takes no longer than this; None where all that were measured took
+        longer."""
+        if not self._rows or seconds < self._seconds[0]:
+            return None
+        return bisect_left(range(1, most + 1), True, key=lambda rows: self._exceeds(rows, seconds))
+
+    def _exceeds(self, rows: int, seconds: float) -> bool:
+        taken = self.seconds(rows)
+        return taken is not None and taken > seconds
+
+    def _is_known(self, kind: int) -> bool:
+        found = self._kinds[kind]
+        return found.count >= _ENOUGH and self._count - found.last <= _STALE
+
+    def _draw(self) -> None:
+        points = ((median_low(kind.rows), kind) for _, kind in sorted(self._kinds.items()))
+        levels = _isotonic(_Level([rows], median_low(kind.seconds), len(kind.rows)) for rows, kind in points)
+        self._rows = [rows for level in levels for rows in level.rows]
+        self._seconds = [level.seconds for level in levels for _ in level.rows]
+
+
+def _kind(rows: int) -> int:
+    return (rows - 1).bit_length()
+
+
+def _isotonic(levels: Iterable[_Level]) -> list[_Level]:
+    """Averages neighbours of which the second takes less until there are none: the nearest curve that never falls."""
+    found: list[_Level] = []
+    for level in levels:
+        found.append(level)
+        while len(found) > 1 and found[-2].seconds > found[-1].seconds:
+            last, before = found.pop(), found.pop()
+            weight = before.weight + last.weight
+            seconds = (before.seconds * before.weight + last.seconds * last.weight) / weight
+            found.append(_Level(before.rows + last.rows, seconds, weight))
+    return found

@@ -1,0 +1,180 @@
+"""Which page of the KV cache holds what: rank 0's ledger, without any memory (a pure machine).
+
+A page has room for the keys and values of `positions` positions. Sequences hold pages; a full page whose tokens are
+decided on may be published under a name, so that other sequences that begin alike share it.
+
+Laws:
+1. A page is cold (without memory), blank (with memory, but nothing in it), idle (published, and no sequence holds it),
+   or held by as many sequences as its count says.
+2. A name is the keyed hash of the page's tokens and of the name of the page before it, beginning with the root, which
+   stands for all that the numbers depend on but the tokens. What a name finds is compared with the tokens themselves.
+3. A published page is never written again: whoever publishes goes on in another page.
+4. Blank pages are taken first, then cold ones, the lowest first; then the idle page that was used least recently. What
+   a sequence gives back becomes idle from its end on, so that a beginning outlives what follows it.
+"""
+
+import hashlib
+import heapq
+from array import array
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tpiedge.errors import InternalError
+
+__all__ = ["PagePool", "root_name"]
+
+_NAME_BYTES = 16
+
+
+def root_name(key: bytes, *facts: str) -> bytes:
+    """The name before the first page's: of `facts`, which say what keys and values depend on beside the tokens."""
+    return hashlib.blake2b("\0".join(facts).encode(), digest_size=_NAME_BYTES, key=key).digest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Published:
+    before: bytes
+    tokens: bytes
+    name: bytes
+
+
+class PagePool:
+    """`pages` pages of `positions` positions. `key`: of the names, at most 64 bytes; `root`: of `root_name`."""
+
+    def __init__(self, pages: int, positions: int, key: bytes, root: bytes) -> None:
+        self.pages = pages
+        self.positions = positions
+        self._key = key
+        self.root = root
+        self._counts = [0] * pages
+        self._published: dict[int, _Published] = {}
+        self._named: dict[bytes, int] = {}
+        self._idle: OrderedDict[int, None] = OrderedDict()
+        self._blank: list[int] = []  # a heap, as the next
+        self._cold = list(range(pages))
+        self._discarded: dict[int, None] = {}  # what became cold, but nobody was told yet
+
+    @property
+    def available(self) -> int:
+        """How many pages `take` can give."""
+        return len(self._blank) + len(self._cold) + len(self._idle)
+
+    @property
+    def held(self) -> int:
+        """How many pages sequences hold."""
+        return self.pages - self.available
+
+    @property
+    def in_memory(self) -> int:
+        """How many pages may have memory."""
+        return self.pages - len(self._cold)
+
+    def pages_of(self, positions: int) -> int:
+        """How many pages so many positions take."""
+        return -(-positions // self.positions)
+
+    def idle_among(self, pages: Sequence[int]) -> int:
+        """How many of these no sequence holds."""
+        return sum(page in self._idle for page in pages)
+
+    def take(self) -> int:
+        """A page to write to, held once. Raises InternalError where none is available."""
+        page = self._pop()
+        self._counts[page] = 1
+        return page
+
+    def share(self, page: int) -> None:
+        """One more sequence holds the page."""
+        if self._counts[page] == 0:
+            del self._idle[page]  # a KeyError here would mean that a blank page is shared
+        self._counts[page] += 1
+
+    def give_back(self, pages: Sequence[int]) -> None:
+        """A sequence holds these no more, given in its order."""
+        for page in reversed(pages):
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                if page in self._published:
+                    self._idle[page] = None
+                else:
+                    heapq.heappush(self._blank, page)
+
+    def name_of(self, before: bytes, tokens: Sequence[int]) -> bytes:
+        """Of a page with `tokens`, after the page named `before`."""
+        data = _bytes_of(tokens)
+        return hashlib.blake2b(before + data, digest_size=_NAME_BYTES, key=self._key).digest()
+
+    def publish(self, page: int, before: bytes, tokens: Sequence[int]) -> bytes:
+        """Makes a full page known and returns its name; where another page has the name already, that one stays."""
+        name = self.name_of(before, tokens)
+        if name not in self._named and page not in self._published:
+            self._named[name] = page
+            self._published[page] = _Published(before, _bytes_of(tokens), name)
+        return name
+
+    def find(self, ids: Sequence[int]) -> list[int]:
+        """The published pages that hold the beginning of `ids`, but for its last position. They are not shared yet."""
+        found: list[int] = []
+        before = self.root
+        for start in range(0, len(ids) - self.positions, self.positions):
+            tokens = ids[start : start + self.positions]
+            name = self.name_of(before, tokens)
+            page = self._named.get(name)
+            if page is None or not self._is(page, before, tokens):
+                break
+            found.append(page)
+            before = name
+        return found
+
+    def names(self, ids: Sequence[int]) -> list[bytes]:
+        """The names of the full pages of `ids`, whether they are published or not."""
+        names: list[bytes] = []
+        before = self.root
+        for start in range(0, len(ids) - self.positions + 1, self.positions):
+            before = self.name_of(before, ids[start : start + self.positions])
+            names.append(before)
+        return names
+
+    def shrink(self, most: int) -> None:
+        """Gives memory back until at most `most` pages have any, as far as pages are not held."""
+        while self.in_memory > most and (self._blank or self._idle):
+            if self._blank:
+                page = max(self._blank)
+                self._blank.remove(page)
+                heapq.heapify(self._blank)
+            else:
+                page = self._evict()
+            heapq.heappush(self._cold, page)
+            self._discarded[page] = None
+
+    def discarded(self, most: int) -> tuple[int, ...]:
+        """Pages whose memory is to go back now: each is named once, at most `most` at a time."""
+        told = list(self._discarded)[:most]
+        for page in told:
+            del self._discarded[page]
+        return tuple(told)
+
+    def _is(self, page: int, before: bytes, tokens: Sequence[int]) -> bool:
+        published = self._published[page]
+        return published.before == before and published.tokens == _bytes_of(tokens)
+
+    def _pop(self) -> int:
+        if self._blank:
+            return heapq.heappop(self._blank)
+        if self._cold:
+            page = heapq.heappop(self._cold)
+            self._discarded.pop(page, None)
+            return page
+        if self._idle:
+            return self._evict()
+        raise InternalError("no page of the KV cache is available")
+
+    def _evict(self) -> int:
+        page, _ = self._idle.popitem(last=False)
+        del self._named[self._published.pop(page).name]
+        return page
+
+
+def _bytes_of(tokens: Sequence[int]) -> bytes:
+    return array("I", tokens).tobytes()
