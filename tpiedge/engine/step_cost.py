@@ -81,7 +81,8 @@ class StepCost:
             return self._seconds[-1] * rows / self._rows[-1]
         low, high = self._rows[above - 1], self._rows[above]
         part = (rows - low) / (high - low)
-        return self._seconds[above - 1] + part * (self._seconds[above] - self._seconds[above - 1])
+        between = self._seconds[above - 1] + part * (self._seconds[above] - self._seconds[above - 1])
+        return min(between, self._seconds[above])  # rounding must not make fewer rows take longer
 
     def hopeful_seconds(self, rows: int) -> float | None:
         """The least that such a step may take for all that is known, for whoever finds out by trying: where its kind

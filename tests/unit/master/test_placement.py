@@ -24,7 +24,7 @@ from tpiedge.wire.probing import LinkSpeed
 
 SHAPE = LayerShape(heads=8, kv_heads=4, ffn_tiles=16)
 TILE = (MIB // 3, MIB // 3, MIB - 2 * (MIB // 3))
-MODEL = ModelFacts(SHAPE, 4, (MIB // 2,) * 2, (MIB // 2,) * 2, TILE, TILE, 0, MIB, 1024)
+MODEL = ModelFacts(SHAPE, 4, (MIB // 2,) * 2, (MIB // 2,) * 2, TILE, TILE, 0, MIB, 8192, 8)
 
 
 def placement(
