@@ -1,7 +1,6 @@
 """Measure what speculation gains: recorded answers, replayed token by token as given ones, with drafts and without.
 
     .venv/bin/python tools/bench_speculation.py PACK [--cases resident,streaming,link-1ms,link-5ms] [--repeats 5]
-    [--json]
 
 PACK is any model, with random weights, too: `tpiedge pack --random tinyllama --precision q4 --out PACK` has the 1.1B
 shape. All steps are computed as in a cluster, their rows, head and sampling included; only the token that was drawn is
@@ -12,8 +11,8 @@ resident: one node, all weights in memory. streaming: one node that keeps `--kep
 disk for every step. link-1ms, link-5ms: two nodes over links of so much latency and 300 Mbit/s, simulated in this
 process.
 
-Of each case two clusters are there at the same time, one that drafts as many tokens as pay and one that drafts none,
-and answer in alternation (A B A B ...), after an answer each that is not counted. Timed is an answer from its first
+Of each case two clusters are there at the same time, one that drafts as many tokens as pay and one that drafts none.
+They answer in alternation (A B A B ...), after an answer each that is not counted. Timed is an answer from its first
 token to its last. Printed: medians with minimum and maximum, and the ratio pair by pair.
 """
 
@@ -38,7 +37,6 @@ from tpiedge.host.device import default_threads
 from tpiedge.memory.pinning import Placement, place
 from tpiedge.memory.residency import smallest_ring
 from tpiedge.memory.sweep import Sweep
-from tpiedge.model.config import ModelConfig
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.reader import Pack
 from tpiedge.planner.partition import LayerShape, ShareWeight, partition
@@ -54,8 +52,7 @@ BYTES_PER_S: Final = 300e6 / 8
 
 @dataclass(frozen=True)
 class Case:
-    """`link`: one direction of the links between two nodes; one node without it. `streams`: not all weights are
-    kept."""
+    """`link`: one direction of those between two nodes; one node without it. `streams`: not all weights are kept."""
 
     name: str
     link: LinkSettings | None = None
@@ -79,11 +76,11 @@ class Trace:
     answer_ids: tuple[int, ...]
 
     @staticmethod
-    def read(path: Path) -> "Trace":
-        """Raises UserError where it is none."""
+    def read(path: Path, tokens: int) -> "Trace":
+        """At most so many tokens of the answer. Raises UserError where the file is none."""
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            return Trace(path.stem, tuple(content["prompt_ids"]), tuple(content["answer_ids"]))
+            return Trace(path.stem, tuple(content["prompt_ids"]), tuple(content["answer_ids"][:tokens]))
         except (OSError, ValueError, KeyError) as error:
             raise UserError(f"{path} is no trace of tools/record_acceptance.py: {error!r}") from None
 
@@ -113,14 +110,19 @@ class Replay:
     def __init__(self, cluster: InProcessCluster, traces: Sequence[Trace]) -> None:
         self._cluster = cluster
         self._traces = {trace.name: trace for trace in traces}
+        #: Of the latest answer.
+        self.tokens: list[int] = []
 
     def answer(self, name: str) -> tuple[float, int]:
         """(Seconds per token after the first one, steps that the answer took)."""
         trace = self._traces[name]
         times: list[float] = []
+        self.tokens = []
 
-        def emit(_event: Token | PromptScores) -> None:
+        def emit(event: Token | PromptScores) -> None:
             times.append(time.perf_counter())
+            if isinstance(event, Token):
+                self.tokens.append(event.token)
 
         request = GenerationRequest(name, trace.prompt_ids, len(trace.answer_ids), ignore_eos=True)
         finished = self._cluster.leader.generate(request, emit, lambda: False)
@@ -131,7 +133,7 @@ def main() -> int:
     """Status as of the error, where a case fails."""
     arguments = _parser().parse_args()
     try:
-        traces = [Trace.read(path) for path in arguments.traces]
+        traces = [Trace.read(path, arguments.tokens) for path in arguments.traces]
         record = [
             row for case in CASES if case.name in arguments.cases for row in measure(case, traces, arguments)
         ]
@@ -196,7 +198,7 @@ def _replay(
                 partition(shape, [ShareWeight(1, 1)] * nodes),
                 capacity_tokens=max(len(trace.prompt_ids) + len(trace.answer_ids) for trace in traces),
                 placement=_kept(arguments.kept) if case.streams else None,
-                route=_route(config, arguments.wire),
+                route=Route(small="mesh", bulk="mesh", wire=arguments.wire),
                 speculate=speculate,
                 sampler_of=sampler_of,
                 threads=max(1, arguments.threads // nodes),
@@ -207,12 +209,6 @@ def _replay(
             network = stack.enter_context(closing(ShapedNetwork(lambda *_: LinkModel(link))))
             network.join(*cluster.endpoints)
         yield Replay(cluster, traces)
-
-
-def _route(config: ModelConfig, wire: Any) -> Route:
-    """Between two nodes each sends its part to the other."""
-    del config
-    return Route(small="mesh", bulk="mesh", wire=wire)
 
 
 def _kept(part: float) -> Callable[[Sweep], Placement]:
@@ -254,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=default_threads(), help="of all nodes together")
     parser.add_argument("--kept", type=float, default=0.3, help="part of the weights, where they stream")
     parser.add_argument("--wire", choices=("f32", "bf16", "int8"), default="f32", help="what travels")
+    parser.add_argument("--tokens", type=int, default=1000, help="of an answer at most [default: all]")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser

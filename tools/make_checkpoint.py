@@ -278,6 +278,9 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--layers", type=int, metavar="N", help="the first N layers only")
     parser.add_argument(
+        "--positions", type=int, metavar="N", help="of a context at most, another than the preset's"
+    )
+    parser.add_argument(
         "--dtype", choices=sorted(DTYPES), default="bf16", help="storage type (default: bf16)"
     )
     parser.add_argument("--seed", type=int, default=0, help="of the random weights (default: 0)")
@@ -292,6 +295,8 @@ def main(arguments: list[str] | None = None) -> int:
         config = preset(options.preset)
         if options.layers is not None:
             config["num_hidden_layers"] = options.layers
+        if options.positions is not None:
+            config["max_position_embeddings"] = options.positions
         shard_size = parse_bytes(options.shard_size)
         make_checkpoint(options.out, config, dtype=options.dtype, seed=options.seed, shard_size=shard_size)
     except TpiedgeError as error:

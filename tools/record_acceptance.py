@@ -20,7 +20,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +54,7 @@ class Task:
     name: str
     message: str
     tokens: int
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: Sampling
     replaced: tuple[str, str] | None = None
 
 
@@ -64,6 +64,7 @@ TASKS = (
         f'Replace the word "{OLD.strip()}" with "{NEW.strip()}" in this text and write the whole text again, word for '
         f"word:\n\n{TEXT}",
         300,
+        Sampling(),
         replaced=(OLD, NEW),
     ),
     Task(

@@ -183,8 +183,8 @@ def last_logits(cluster: InProcessCluster, prompt: tuple[int, ...]) -> torch.Ten
     head = cluster.leader._head
     original = head.logits
 
-    def logits(x_MH: torch.Tensor, *, apart: bool) -> torch.Tensor:
-        seen.append(original(x_MH, apart=apart))
+    def logits(x_MH: torch.Tensor, *, apart: bool, room: torch.Tensor) -> torch.Tensor:
+        seen.append(original(x_MH, apart=apart, room=room).clone())
         return seen[-1]
 
     head.logits = logits  # type: ignore[method-assign]

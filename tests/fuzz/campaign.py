@@ -3,7 +3,6 @@
 import mmap
 import multiprocessing
 import os
-import secrets
 import signal
 import struct
 import tempfile
@@ -24,6 +23,8 @@ __all__ = ["Campaign", "Report"]
 _HEADER = struct.Struct("<QQQ")  # inputs done, inputs that were read, length of the one in hand
 _HANGS_AFTER_S = 60.0
 _POLL_S = 0.2
+_LAST_WORDS = 2000
+_MOST_WORDS = 1 << 20
 _FORK = multiprocessing.get_context("fork")
 
 
@@ -42,6 +43,9 @@ class _Worker:
     process: ForkProcess
     shared: mmap.mmap
     count: int
+    at: str
+    #: What it writes to stderr.
+    words: Path
     done: int = 0
     advanced: float = field(default_factory=time.monotonic)
 
@@ -49,6 +53,9 @@ class _Worker:
         """(inputs done, accepted, the input in hand)."""
         done, accepted, length = _HEADER.unpack_from(self.shared)
         return done, accepted, self.shared[_HEADER.size : _HEADER.size + length]
+
+    def last_words(self) -> str:
+        return self.words.read_bytes()[-_LAST_WORDS:].decode(errors="replace") if self.words.exists() else ""
 
 
 class Campaign:
@@ -66,7 +73,7 @@ class Campaign:
         """Ends early once `until` says so."""
         report, began = Report(), time.monotonic()
         shares = [inputs // jobs + (at < inputs % jobs) for at in range(jobs)]
-        workers = [self._start(count, at) for at, count in enumerate(shares)]
+        workers = [self._start(count, str(at)) for at, count in enumerate(shares)]
         try:
             while workers:
                 time.sleep(_POLL_S)
@@ -88,7 +95,7 @@ class Campaign:
     def replay(self, files: list[Path]) -> Report:
         """The inputs in `files`, each once, together in one process."""
         datas = [path.read_bytes() for path in files]
-        worker = self._start(len(datas), 0, datas)
+        worker = self._start(len(datas), "0", datas)
         report, left = Report(), worker
         while left := self._watched(left, report, restart=False):
             time.sleep(_POLL_S)
@@ -96,11 +103,12 @@ class Campaign:
         self._collect(report)
         return report
 
-    def _start(self, count: int, at: object, datas: list[bytes] | None = None) -> _Worker:
+    def _start(self, count: int, at: str, datas: list[bytes] | None = None) -> _Worker:
         shared = mmap.mmap(-1, _HEADER.size + 2 * MAX_BYTES)
-        process = _FORK.Process(target=self._work, args=(count, at, shared, datas))
+        words = Path(self._scratch.name) / f"stderr.{at}"
+        process = _FORK.Process(target=self._work, args=(count, at, shared, datas, words))
         process.start()
-        return _Worker(process, shared, count)
+        return _Worker(process, shared, count, at, words)
 
     def _watched(self, worker: _Worker, report: Report, restart: bool = True) -> _Worker | None:
         """The worker that goes on; None where all is done."""
@@ -122,20 +130,20 @@ class Campaign:
         if not done and not data:
             raise RuntimeError(f"{self._parser.name}: no input could be tried")
         if status != -signal.SIGKILL:
-            self._note(Finding(f"the process ended with {status}", ""), data)
+            self._note(Finding(f"the process ended with {status}", worker.last_words()), data)
         left = worker.count - done - 1
         report.inputs += 1
-        return self._start(left, secrets.token_hex(4)) if restart and left > 0 else None
+        return self._start(left, _successor(worker.at)) if restart and left > 0 else None
 
-    def _work(self, count: int, at: object, shared: mmap.mmap, datas: list[bytes] | None) -> None:
+    def _work(self, count: int, at: str, shared: mmap.mmap, datas: list[bytes] | None, words: Path) -> None:
         """In the child."""
         try:
-            self._try(count, at, shared, datas)
+            self._try(count, at, shared, datas, words)
         except Exception:
             self._note(Finding("the fuzzer failed", traceback.format_exc()), b"")
             raise
 
-    def _try(self, count: int, at: object, shared: mmap.mmap, datas: list[bytes] | None) -> None:
+    def _try(self, count: int, at: str, shared: mmap.mmap, datas: list[bytes] | None, words: Path) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with tempfile.TemporaryDirectory(dir=self._scratch.name) as scratch:
             examiner = Examiner(self._parser, Path(scratch))
@@ -145,7 +153,7 @@ class Campaign:
                 self._parser.form,
                 (self._seed, self._parser.name, at),
             )
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # a panic of Rust says so
+            os.dup2(os.open(words, os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)  # a panic of Rust says so
             os.environ["RUST_BACKTRACE"] = (
                 "0"  # looking at its stack can need more memory than the limit, and then hangs
             )
@@ -154,6 +162,8 @@ class Campaign:
                 data = mutator.make() if datas is None else datas[done]
                 shared[_HEADER.size : _HEADER.size + len(data)] = data
                 _HEADER.pack_into(shared, 0, done, accepted, len(data))
+                if os.fstat(2).st_size > _MOST_WORDS:
+                    os.truncate(words, 0)
                 finding, new = examiner.examine(data)
                 if finding is not None:
                     self._note(finding, data)
@@ -178,6 +188,12 @@ class Campaign:
             if path.stat().st_mtime < self._began - 1:
                 continue  # of an earlier run
             report.findings[path.read_text().partition("\n")[0]] = path.with_suffix("")
+
+
+def _successor(at: str) -> str:
+    """Its inputs are others, and the same in every run."""
+    place, _, number = at.partition("+")
+    return f"{place}+{int(number or 0) + 1}"
 
 
 def _memory_folder() -> str | None:

@@ -198,6 +198,7 @@ void check_golden_stack(void *handle, const char *isa);
 void print_fused();
 void check_kv(void *handle, const char *isa);
 void check_quantise(const char *isa);
+void check_draw(const char *isa);
 void check_wire();
 void check_reducer();
 

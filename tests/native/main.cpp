@@ -63,6 +63,7 @@ void check_isa(int isa, const char *name) {
     check_attention_block(handle, name);
     check_golden_stack(handle, name);
     check_quantise(name);
+    check_draw(name);
     tpiedge_close(handle);
 }
 

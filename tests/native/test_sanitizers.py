@@ -30,6 +30,8 @@ _OPERATIONS = {
     "kv_append_q4",
     "quantise_q8",
     "quantise_q4",
+    "draw",
+    "likeliest",
 }
 
 

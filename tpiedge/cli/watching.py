@@ -68,7 +68,7 @@ class Changes:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._last = ""
-        #: Of each machine, the reason for which the plan has no part for it, as was said last.
+        #: Of each machine in the last snapshot, the reason for which the plan has no part for it.
         self._spare: dict[str, SpareKind | Literal[""]] = {}
 
     def __call__(self, status: ClusterStatus) -> None:
@@ -76,12 +76,12 @@ class Changes:
         if line != self._last:
             self._last = line
             self._say(line)
+        said, self._spare = self._spare, {node.name: node.spare for node in status.nodes}
         for node in status.nodes:
-            if node.spare != self._spare.get(node.name, ""):
-                self._spare[node.name] = node.spare
-                if node.spare not in ("", "no plan"):  # no plan: the summary says so
-                    what = _SPARE.get(node.spare, "waits as a spare")
-                    self._say(f"{_called(node, status)} {what}: {sanitised_line(node.why)}")
+            # No plan: the summary says so.
+            if node.spare != said.get(node.name, "") and node.spare not in ("", "no plan"):
+                what = _SPARE.get(node.spare, "waits as a spare")
+                self._say(f"{_called(node, status)} {what}: {sanitised_line(node.why)}")
 
 
 def _called(node: NodeStatus, status: ClusterStatus) -> str:

@@ -26,17 +26,21 @@ class Head:
         self._weights = weights
         self._linear = linear
 
-    def logits(self, x_MH: Tensor, *, apart: bool = False) -> Tensor:
+    def logits(self, x_MH: Tensor, *, apart: bool = False, room: Tensor | None = None) -> Tensor:
         """[M, vocabulary] f32 for M positions; the caller bounds M, since a row of logits may take half a megabyte.
 
-        `apart`: of different sequences, so that a row's bits must not depend on how many there are."""
+        `apart`: of different sequences, so that a row's bits must not depend on how many there are. `room`: where they
+        go, instead of a new tensor."""
         h_MH = self._norm(x_MH)
         rows = NATIVE_TOKENS if apart else max(1, len(h_MH))
-        logits_MV = torch.empty(x_MH.shape[0], self._config.vocab_size)
+        logits_MV = torch.empty(len(h_MH), self._config.vocab_size) if room is None else room
         for first, tile_RH in self._weights.head_tiles():
             for row in range(0, len(h_MH), rows):
-                logits_MR = self._of_tile(h_MH[row : row + rows], first, tile_RH)
-                logits_MV[row : row + rows, first : first + logits_MR.shape[1]] = logits_MR
+                logits_MR = logits_MV[row : row + rows, first : first + tile_RH.shape[0]]
+                if logits_MR.shape[1] == tile_RH.shape[0]:
+                    self._linear.project_into(h_MH[row : row + rows], tile_RH, logits_MR)
+                else:  # the vocabulary ends within the tile
+                    logits_MR.copy_(self._of_tile(h_MH[row : row + rows], first, tile_RH))
         return logits_MV
 
     def scores(self, x_MH: Tensor, ids_M: Tensor) -> Tensor:

@@ -41,6 +41,7 @@ __all__ = ["Draws", "Follower", "Leader", "Serving"]
 _SCORE_ROWS: Final = 64
 _KEY_BYTES: Final = 32
 _KEPT_CANCELS: Final = 64
+_KEPT_LOGITS_BYTES: Final = 16 << 20
 
 
 class Draws(Protocol):
@@ -120,6 +121,7 @@ class Leader:
         self._live: dict[str, _Live] = {}
         self._cancels: dict[str, None] = {}
         self._step = 0
+        self._logits_MV = torch.empty(0, config.vocab_size)
         #: The request whose step is under way alone, and that step.
         self._lone = "", 0
         self._poll: Callable[[], None] = _nothing
@@ -289,8 +291,9 @@ class Leader:
         pieces = list(zip(batch.pieces, ends, strict=True))
         rows = [row for piece, end in pieces if piece.draws for row in range(end - 1 - piece.drafted, end)]
         with self._meter.head_span():
+            room = self._room(len(rows))
             logits_MV = (
-                self._head.logits(x_TH[rows], apart=not self._forward.quantised) if rows else torch.empty(0)
+                self._head.logits(x_TH[rows], apart=not self._forward.quantised, room=room) if rows else room
             )
         first = 0
         for piece, end in pieces:
@@ -307,6 +310,15 @@ class Leader:
             accepted = max(0, len(tokens) - 1)
             self._meter.drafted += piece.drafted
             self._meter.accepted += accepted
+
+    def _room(self, rows: int) -> Tensor:
+        """For logits, until the next step: in megabytes that are new, every 4 KiB costs a page fault."""
+        if self._logits_MV.shape[0] >= rows:
+            return self._logits_MV[:rows]
+        room = torch.empty(rows, self._config.vocab_size)
+        if room.nbytes <= _KEPT_LOGITS_BYTES:
+            self._logits_MV = room
+        return room
 
     def _drawn(self, live: _Live, piece: StepPiece, logits_MV: Tensor) -> Iterator[int]:
         """The tokens at the piece's last position and after every guess that came true."""

@@ -12,12 +12,14 @@ One token is drawn in this order, which is that of Hugging Face's processors and
 6. top-p: the smallest set of the likeliest survivors whose probability reaches p (the token that crosses p
    stays; equals go by id);
 7. min-p: tokens less likely than min_p times the likeliest go;
-8. one of the rest is drawn by inverting the cumulative distribution over ascending ids, in float64.
+8. one of the rest is drawn by inverting the cumulative distribution over ascending ids, in whole numbers.
+
+Steps 1 to 3 are here, in numpy, for the tokens that they concern; the others in `kernels/draw.py`.
 
 Laws: at least one token survives every filter; a token with logit -inf is never drawn; the random number is
 a function of (seed, position) and nothing else, so the same logits give the same token whatever the number of
-nodes, the batch and the number of times a step was repeated; the arithmetic is numpy's on one thread, so the
-number of threads changes nothing either.
+nodes, the batch and the number of times a step was repeated; a token is drawn on one thread, the same with
+native kernels and without, so the number of threads and the machine change nothing either.
 """
 
 import hashlib
@@ -30,6 +32,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tpiedge.errors import InternalError
+from tpiedge.kernels.draw import Filters, draw, likeliest
 from tpiedge.wire.requests import Sampling
 
 if TYPE_CHECKING:
@@ -38,11 +41,6 @@ if TYPE_CHECKING:
 __all__ = ["Sampled", "Sampler", "uniform"]
 
 _F32 = NDArray[np.float32]
-_F64 = NDArray[np.float64]
-_Ids = NDArray[np.intp]
-
-_NUCLEUS_GUESS = 1024
-"""How many tokens top-p looks at first: a full sort of a large vocabulary takes 12 ms, this 1 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +72,10 @@ class Sampler:
         self._position = len(prompt_ids)
         self._bias_ids = np.array([token for token, _ in sampling.logit_bias], dtype=np.intp)
         self._bias = np.array([bias for _, bias in sampling.logit_bias], dtype=np.float32)
-        self._seen_V = _seen(prompt_ids, vocab_size) if sampling.repetition_penalty != 1 else None
+        self._seen = _Occurrences(prompt_ids, vocab_size) if sampling.repetition_penalty != 1 else None
         counts_answer = sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
-        self._counts_V = np.zeros(vocab_size, dtype=np.int32) if counts_answer else None
+        self._answered = _Occurrences((), vocab_size) if counts_answer else None
+        self._filters = Filters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
         for token in answer_ids:
             self.accept(token)
 
@@ -88,10 +87,10 @@ class Sampler:
     def accept(self, token: int) -> None:
         """Append `token` to the answer. Constant time."""
         self._position += 1
-        if self._seen_V is not None:
-            self._seen_V[token] = True
-        if self._counts_V is not None:
-            self._counts_V[token] += 1
+        if self._seen is not None:
+            self._seen.add(token)
+        if self._answered is not None:
+            self._answered.add(token)
 
     def sample(self, logits_V: "Tensor") -> Sampled:
         """Draw the token at `position` from f32 logits of shape [V], which stay as they are.
@@ -103,12 +102,11 @@ class Sampler:
         if self._sampling.temperature == 0:
             token = int(scores_V.argmax())  # numpy promises the first of equals
         else:
-            ids, weights = _survivors(scores_V, self._sampling)
-            token = int(ids[_invert(weights, uniform(self._sampling.seed, self._position))])
+            token = draw(scores_V, self._filters, uniform(self._sampling.seed, self._position))
         return Sampled(token, _logprobs(raw_V, self._sampling.logprobs, token))
 
     def _checked(self, logits_V: "Tensor") -> _F32:
-        raw_V: _F32 = np.asarray(logits_V.detach().cpu().numpy(), dtype=np.float32)
+        raw_V: _F32 = np.ascontiguousarray(logits_V.detach().cpu().numpy(), dtype=np.float32)
         if raw_V.shape != (self._vocab_size,):
             raise InternalError(
                 f"logits of shape {raw_V.shape} for a vocabulary of {self._vocab_size}: report it"
@@ -122,18 +120,48 @@ class Sampler:
         return raw_V
 
     def _adjusted(self, raw_V: _F32) -> _F32:
-        """Steps 1 to 3: bias and penalties, vectorised; a copy only where something changes."""
-        if not len(self._bias_ids) and self._seen_V is None and self._counts_V is None:
+        """Steps 1 to 3, for the tokens that they concern; a copy only where something changes."""
+        if not len(self._bias_ids) and self._seen is None and self._answered is None:
             return raw_V
         scores_V = raw_V.copy()
         scores_V[self._bias_ids] += self._bias
-        if self._seen_V is not None:
-            seen, penalty = scores_V[self._seen_V], np.float32(self._sampling.repetition_penalty)
-            scores_V[self._seen_V] = np.where(seen < 0, seen * penalty, seen / penalty)
-        if self._counts_V is not None:
+        if self._seen is not None:
+            ids, penalty = self._seen.ids, np.float32(self._sampling.repetition_penalty)
+            seen = scores_V[ids]
+            scores_V[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
+        if self._answered is not None:
             presence, frequency = self._sampling.presence_penalty, self._sampling.frequency_penalty
-            scores_V -= np.float32(presence) * (self._counts_V > 0) + np.float32(frequency) * self._counts_V
+            scores_V[self._answered.ids] -= (
+                np.float32(presence) + np.float32(frequency) * self._answered.times
+            )
         return scores_V
+
+
+class _Occurrences:
+    """The distinct tokens of a text, and how often each is in it."""
+
+    def __init__(self, text_ids: Sequence[int], vocab_size: int) -> None:
+        ids, times = np.unique(np.asarray(text_ids, dtype=np.intp), return_counts=True)
+        self._places = {token: place for place, token in enumerate(ids.tolist())}
+        # As long as they can become: the system gives memory only to what is written.
+        self._ids_V = np.zeros(vocab_size, dtype=np.intp)
+        self._times_V = np.zeros(vocab_size, dtype=np.int32)
+        self._ids_V[: len(ids)], self._times_V[: len(ids)] = ids, times
+
+    @property
+    def ids(self) -> NDArray[np.intp]:
+        return self._ids_V[: len(self._places)]
+
+    @property
+    def times(self) -> NDArray[np.int32]:
+        """Of each of `ids`."""
+        return self._times_V[: len(self._places)]
+
+    def add(self, token: int) -> None:
+        """Append `token` to the text. Constant time."""
+        place = self._places.setdefault(token, len(self._places))
+        self._ids_V[place] = token
+        self._times_V[place] += 1
 
 
 def uniform(seed: int, position: int) -> float:
@@ -143,67 +171,11 @@ def uniform(seed: int, position: int) -> float:
     return (int.from_bytes(digest, "little") >> 11) * 2.0**-53
 
 
-def _seen(ids: Sequence[int], vocab_size: int) -> NDArray[np.bool_]:
-    seen_V = np.zeros(vocab_size, dtype=np.bool_)
-    seen_V[np.asarray(ids, dtype=np.intp)] = True
-    return seen_V
-
-
-def _survivors(scores_V: _F32, sampling: Sampling) -> tuple[_Ids, _F64]:
-    """Steps 4 to 7: the ids that may be drawn, ascending, and their weights (the likeliest has weight 1)."""
-    ids = _top_k(scores_V, sampling.top_k)
-    with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
-        weights = np.exp((scores_V[ids].astype(np.float64) - float(scores_V.max())) / sampling.temperature)
-    kept = _nucleus(weights, sampling.top_p)
-    kept = kept[weights[kept] >= sampling.min_p]
-    return ids[kept], weights[kept]
-
-
-def _top_k(values: _F32 | _F64, k: int) -> _Ids:
-    """Indices, ascending, of the k largest values and of what equals the least of them. k = 0 keeps all."""
-    if k == 0 or k >= len(values):
-        return np.arange(len(values))
-    return np.flatnonzero(values >= np.partition(values, -k)[-k])
-
-
-def _descending(values: _F32 | _F64, k: int) -> _Ids:
-    """Those of `_top_k`, largest value first, equals by index."""
-    largest = _top_k(values, k)
-    return largest[np.argsort(-values[largest], kind="stable")]
-
-
-def _nucleus(weights: _F64, top_p: float) -> _Ids:
-    """Indices, ascending, of the fewest largest weights that sum to `top_p` of the total.
-
-    Looks at the largest `count` weights only and widens the view until the sum is reached inside it.
-    """
-    if top_p == 1:
-        return np.arange(len(weights))
-    needed = top_p * float(weights.sum())
-    count = _NUCLEUS_GUESS
-    while True:
-        largest = _descending(weights, count)
-        sum_before = np.concatenate(([0.0], np.cumsum(weights[largest])[:-1]))
-        kept = largest[sum_before < needed]
-        if len(kept) < len(largest) or len(largest) == len(weights):
-            return np.sort(kept)
-        count *= 16
-
-
-def _invert(weights: _F64, draw: float) -> int:
-    """The first index whose cumulative weight exceeds `draw` of the total; never one of weight zero."""
-    cumulative = np.cumsum(weights)
-    index = int(np.searchsorted(cumulative, draw * cumulative[-1], side="right"))
-    # draw * total may round up to the total: then the last index that raised the sum is meant
-    return min(index, int(np.searchsorted(cumulative, cumulative[-1], side="left")))
-
-
 def _logprobs(raw_V: _F32, count: int, token: int) -> tuple[tuple[int, float], ...]:
     if count == 0:
         return ()
-    ids = [int(i) for i in _descending(raw_V, count)[:count] if raw_V[i] > -math.inf]
+    likeliest_ids, log_total = likeliest(raw_V, count)
+    ids = [i for i in likeliest_ids if raw_V[i] > -math.inf]
     if token not in ids:
         ids.append(token)
-    best = float(raw_V.max())
-    log_total = best + math.log(float(np.exp(raw_V.astype(np.float64) - best).sum()))
     return tuple((i, float(raw_V[i]) - log_total) for i in ids)

@@ -5,6 +5,6 @@
 undoes them, `grid` has the integers that their sums are, `arithmetic` names what is computed in what. Blocks:
 `attention_block`, `ffn` and, of all layers, `stack`; `attention`, `norm`, `rope`, `swiglu` are their parts. The KV
 cache: `kv_format` and `kv_rows` are how a row is stored, `kv_pages` where; `torch_attention` and `torch_pages` read and
-write it where there are no native kernels. `shared_library` and `signatures` load `native/`; `checksum` and `probes`
-use it too.
+write it where there are no native kernels. `draw` draws tokens from scores, as `numpy_draw` defines it.
+`shared_library` and `signatures` load `native/`; `checksum` and `probes` use it too.
 """

@@ -21,7 +21,7 @@ _F32_BYTES = 4
 _WEIGHT = struct.Struct("=5q")
 # A quantised one: data, y, bits, bytes from one unit to the next, rows, cols, rows of a unit, bias; exponent and most
 # of the grid.
-_PANELS = struct.Struct("=10q")
+_PANELS = struct.Struct("=11q")
 # As the statuses in native/interface.h.
 _NO_MEMORY, _TOO_LARGE = 1, 2
 _NO_WINDOW = 1 << 62
@@ -105,8 +105,11 @@ class Pool:
         )
 
     def project_panels(self, x_TI: Tensor, weights: Sequence[PanelMatrix], outputs: Sequence[Tensor]) -> None:
-        """y = x @ w.T of each column-parallel matrix, up to MAX_PRODUCTS, for any number of tokens."""
-        packed = b"".join(pack_panels(w, y.data_ptr()) for w, y in zip(weights, outputs, strict=True))
+        """y = x @ w.T of each column-parallel matrix, up to MAX_PRODUCTS, for any number of tokens; rows of y at any
+        stride."""
+        packed = b"".join(
+            pack_panels(w, y.data_ptr(), y_stride=y.stride(0)) for w, y in zip(weights, outputs, strict=True)
+        )
         _complete(
             self._dll.tpiedge_panels_project(
                 self._handle, x_TI.data_ptr(), x_TI.shape[0], packed, len(weights)
@@ -236,20 +239,27 @@ def _weight(w: Tensor, y: int, rows: int) -> bytes:
     return _WEIGHT.pack(w.data_ptr(), y, w.dtype is torch.bfloat16, w.stride(0), rows)
 
 
-def pack_panels(w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None) -> bytes:
-    """A column-parallel matrix as the native kernels take it; `y`: where its products go, unless the call says so;
-    `bias_R`, contiguous f32, is added to them and must stay where it is."""
-    return _packed(w, y, 0 if bias_R is None else bias_R.data_ptr(), 0, 0)
+def pack_panels(
+    w: PanelMatrix, y: int = 0, bias_R: Tensor | None = None, y_stride: int | None = None
+) -> bytes:
+    """A column-parallel matrix as the native kernels take it; `y`: where its products go, unless the call says so, rows
+    `y_stride` floats apart if not close together; `bias_R`, contiguous f32, is added to them and must stay where it
+    is."""
+    return _packed(
+        w, y, 0 if bias_R is None else bias_R.data_ptr(), 0, 0, w.rows if y_stride is None else y_stride
+    )
 
 
 def pack_row_parallel(w: PanelMatrix, exponent: int, most: int, y: int = 0) -> bytes:
     """A row-parallel matrix with its grid, likewise."""
-    return _packed(w, y, 0, exponent, most)
+    return _packed(w, y, 0, exponent, most, 0)
 
 
-def _packed(w: PanelMatrix, y: int, bias: int, exponent: int, most: int) -> bytes:
+def _packed(w: PanelMatrix, y: int, bias: int, exponent: int, most: int, y_stride: int) -> bytes:
     data = w.data_B.data_ptr()
-    return _PANELS.pack(data, y, w.bits, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit, bias, exponent, most)
+    return _PANELS.pack(
+        data, y, w.bits, w.unit_nbytes, w.rows, w.cols, w.rows_per_unit, bias, exponent, most, y_stride
+    )
 
 
 def _rows(x_TNd: Tensor, y_TNd: Tensor) -> tuple[int, ...]:

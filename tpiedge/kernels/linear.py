@@ -57,6 +57,19 @@ class Linear:
         """x @ w.T: column-parallel matrices, one row per output feature. Returns [T, R] f32, contiguous."""
         return self.project_many(x_TI, (w_RI,))[0]
 
+    def project_into(self, x_TI: Tensor, w_RI: Weight, y_TR: Tensor) -> None:
+        """As `project`, into f32 rows that may lie at a stride: some columns of a wider result."""
+        pool = for_product(self._pool, w_RI, x_TI.shape[0])
+        if pool is None or isinstance(w_RI, Tensor):
+            y_TR.copy_(self.project(x_TI, w_RI))
+            return
+        check_activations(x_TI, w_RI.shape[1])
+        if y_TR.shape != (len(x_TI), w_RI.rows) or y_TR.stride(1) != 1 or y_TR.dtype is not torch.float32:
+            raise ValueError(
+                f"{list(y_TR.shape)} {y_TR.dtype} is no room for {len(x_TI)} rows of {w_RI.rows} outputs"
+            )
+        pool.project_panels(x_TI.contiguous(), (w_RI,), (y_TR,))
+
     def project_many(self, x_TI: Tensor, weights: Sequence[Weight]) -> list[Tensor]:
         """x @ w.T of up to MAX_PRODUCTS weights, for one waking of the threads. A result for each."""
         if len(weights) > MAX_PRODUCTS:

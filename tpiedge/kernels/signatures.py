@@ -7,9 +7,10 @@ from tpiedge.native_code import Signatures
 __all__ = ["ABI", "SIGNATURES"]
 
 #: As in native/interface.cpp.
-ABI = 10
+ABI = 11
 
 _int, _float, _size, _pointer = ctypes.c_int, ctypes.c_float, ctypes.c_int64, ctypes.c_void_p
+_double = ctypes.c_double
 _packed = ctypes.c_char_p
 _ROWS = [_pointer, _pointer, _pointer, _size, _size, _size, _size, _size]
 
@@ -49,6 +50,8 @@ SIGNATURES: Signatures = {
         None,
     ),
     "tpiedge_quantise": ([_size, _pointer, *[_size] * 6, _pointer, _pointer], _size),
+    "tpiedge_draw": ([_size, _pointer, _size, _double, _size, *[_double] * 3], _size),
+    "tpiedge_likeliest": ([_size, _pointer, _size, _size, _pointer], _size),
     "tpiedge_probe_read": ([_pointer, _size], ctypes.c_uint64),
     "tpiedge_probe_operations": ([_int], _size),
     "tpiedge_probe_multiply": ([_int, _size], _size),

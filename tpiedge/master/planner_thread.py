@@ -2,13 +2,16 @@
 
 For a few machines a plan takes milliseconds; for a hundred, seconds, and longer on a small computer. What a placement
 function answers follows from the machines' offers, their links and the workers that serve, so an answer is good
-whenever the same is asked again.
+whenever the same is asked again. An error is not: one that nobody asked for during _FAILED_S, as where the worker that
+seemed to break the planner was left out meanwhile, is forgotten, and the plan tried anew.
 """
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final, TypeAlias
 
+from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.planning import PlaceNodes, StillPlanning
 from tpiedge.master.roster import Machine
@@ -24,6 +27,16 @@ _Question: TypeAlias = tuple[tuple[tuple[str, Offer, LinkSpeed | None], ...], tu
 _PATIENCE_S: Final = 0.05
 #: One plan may take so many questions: each time without one machine more, and without those that flap.
 _MOST_ANSWERS: Final = MAX_NODES + 2
+#: Shorter than a worker is left out. Who waits for a plan asks many times a second, from the first question on.
+_FAILED_S: Final = 20.0
+
+
+@dataclass
+class _FailedPlan:
+    """`asked`: when somebody last heard of it, or it came to be."""
+
+    error: Exception
+    asked: float
 
 
 class PlannerThread:
@@ -33,22 +46,36 @@ class PlannerThread:
     asks for any more is made to its end.
     """
 
-    def __init__(self, plan: PlaceNodes, wake: Callable[[], None], patience_s: float = _PATIENCE_S) -> None:
+    def __init__(
+        self,
+        plan: PlaceNodes,
+        wake: Callable[[], None],
+        patience_s: float = _PATIENCE_S,
+        clock: Clock | None = None,
+    ) -> None:
         self._plan = plan
         self._wake = wake
         self._patience_s = patience_s
-        self._answers: dict[_Question, Assignments | NoPlan | Exception] = {}
+        self._clock = clock or MonotonicClock()
+        self._answers: dict[_Question, Assignments | NoPlan | _FailedPlan] = {}
         self._busy = False
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         question = tuple((one.name, one.offer, one.link) for one in machines), serving
-        if question not in self._answers:
+        if self._known(question) is None:
             self._ask(question, machines, serving)
-        answer = self._answers.get(question)
+        answer = self._known(question)
         if answer is None:
             raise StillPlanning
-        if isinstance(answer, Exception):
-            raise answer.with_traceback(None)
+        if isinstance(answer, _FailedPlan):
+            answer.asked = self._clock.now()
+            raise answer.error.with_traceback(None)
+        return answer
+
+    def _known(self, question: _Question) -> Assignments | NoPlan | _FailedPlan | None:
+        answer = self._answers.get(question)
+        if isinstance(answer, _FailedPlan) and self._clock.now() - answer.asked > _FAILED_S:
+            return None
         return answer
 
     def _ask(self, question: _Question, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> None:
@@ -67,10 +94,10 @@ class PlannerThread:
 
     def _answer(self, question: _Question, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> None:
         try:
-            answer: Assignments | NoPlan | Exception = self._plan(machines, serving)
-        except Exception as error:  # for whoever asks
-            answer = error
-        if len(self._answers) >= _MOST_ANSWERS:
+            answer: Assignments | NoPlan | _FailedPlan = self._plan(machines, serving)
+        except Exception as error:  # for whoever asks, without what the frames hold
+            answer = _FailedPlan(error.with_traceback(None), self._clock.now())
+        if question not in self._answers and len(self._answers) >= _MOST_ANSWERS:
             del self._answers[next(iter(self._answers))]
         self._answers[question] = answer
         self._busy = False

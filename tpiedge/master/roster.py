@@ -6,8 +6,8 @@ Laws:
 2. A machine that was lost is present again with its next Offer, and only then; the master answers anything else that
    it sends by asking for one.
 3. A machine whose node was lost is doubted until it is heard again, or lost.
-4. Of the machines that are not present the GONE that were heard last are remembered, and of the others their places
-   alone: each turn of the master looks at all machines.
+4. Of the machines that are not present the GONE that were heard last are remembered, and of the PLACES before them
+   their places alone: each turn of the master looks at all machines, and a member may come with ever new keys.
 5. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
    then.
 """
@@ -19,9 +19,10 @@ from typing import Final
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
 
-__all__ = ["GONE", "Machine", "Roster"]
+__all__ = ["GONE", "PLACES", "Machine", "Roster"]
 
 GONE: Final = 64
+PLACES: Final = 1024
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,12 @@ class Roster:
         self._timeout_s = timeout_s
         self._machines: dict[str, Machine] = {}
         self._places = {name: place for place, name in enumerate(known)}
+        self._next_place = len(known)
+        #: Those of which only the places are remembered, in the order in which these are given up.
+        self._away: dict[str, None] = {}
         self.generation = 0
+        for name in reversed(known):
+            self._keep_place(name)
 
     @property
     def machines(self) -> tuple[Machine, ...]:
@@ -75,7 +81,7 @@ class Roster:
     def offered(self, name: str, offer: Offer, now: float) -> None:
         """The machine made an offer: it is present from now on."""
         known = self._machines.get(name)
-        self._places.setdefault(name, len(self._places))
+        self._take_place(name)
         if known is None or not known.present or known.offer != offer:
             self.generation += 1
         if known is None or not known.present:
@@ -114,12 +120,15 @@ class Roster:
         self.generation += 1
         gone = [one for one in self._machines.values() if not one.present]
         if len(gone) > GONE:
-            del self._machines[min(gone, key=lambda one: one.heard).name]
+            first = min(gone, key=lambda one: one.heard).name
+            del self._machines[first]
+            self._keep_place(first)
         return True
 
     def forget(self, name: str) -> None:
         """The machine was revoked."""
         if self._machines.pop(name, None) is not None:
+            self._keep_place(name)
             self.generation += 1
 
     def tick(self, now: float) -> tuple[tuple[str, str], ...]:
@@ -132,3 +141,15 @@ class Roster:
         for name, cause in overdue:
             self.lose(name, cause)
         return tuple(overdue)
+
+    def _take_place(self, name: str) -> None:
+        self._away.pop(name, None)
+        if name not in self._places:
+            self._places[name] = self._next_place
+            self._next_place += 1
+
+    def _keep_place(self, name: str) -> None:
+        self._away[name] = None
+        if len(self._away) > PLACES:
+            longest = next(iter(self._away))
+            del self._away[longest], self._places[longest]

@@ -3,6 +3,6 @@
 `source` finds a model by the name that a user types, `aliases` and `presets` know short names and shapes, `folder` and
 `fields` read a folder's files. `config` (with `rope`, for which `elementary` has logarithms and powers, and
 `quantisation`) holds the numbers, `checkpoint` (with `safetensors_header` and `int4_checkpoint`) the tensors, `spec`
-what a pack is written from. Text: `tokenizer` (with `tokenizer_growth`), `detokenizer`, `stops`, `text`, and
-`template`, which `template_child` renders. `gguf/` and `hub/` are packages of their own.
+what a pack is written from. Text: `tokenizer` (with `tokenizer_growth` and `tokenizer_sections`), `detokenizer`,
+`stops`, `text`, and `template`, which `template_child` renders. `gguf/` and `hub/` are packages of their own.
 """

@@ -24,10 +24,6 @@ _MAX_MARKS = {b",": 2_000_000, b"[": 800_000, b"{": 100_000}
 _MAX_CONFIG_BYTES = 10_000_000
 _MAX_TOKEN = 1024  # eight times the longest in use, a run of spaces
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-_PREFIX = re.compile(rb'"continuing_subword_prefix"[ \t\r\n]*:[ \t\r\n]*("[^"]?"?)')
-# A name of a field of text that does not say what it is: JSON's own writers escape no plain letters.
-_ESCAPED_NAME = re.compile(rb'"([a-z_]{0,24}\\u00[^"]{0,150})"[ \t\r\n]{0,64}:[ \t\r\n]{0,64}"')
-_ESCAPE = re.compile(rb"\\u00([0-9a-fA-F]{2})")
 _FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _TOKEN_NAMES = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -175,11 +171,6 @@ def _parse(data: bytes, path: Path) -> tuple[Backend, float]:
     for mark, limit in _MAX_MARKS.items():
         if data.count(mark) > limit:
             raise UserError(f"{path} lists more than {limit} values: no model needs as many")
-    if _cuts_merges(data):
-        raise UserError(
-            f"{path} has a continuing_subword_prefix, which no model that runs here has: get the model from a "
-            "source you trust"
-        )
     # Before the library reads it: it normalizes the added tokens at once.
     growth = text_growth(data, str(path))
     try:
@@ -197,18 +188,6 @@ def _parse(data: bytes, path: Path) -> tuple[Backend, float]:
             "source you trust"
         )
     return backend, growth
-
-
-def _cuts_merges(data: bytes) -> bool:
-    """Whether merges lose the length of a prefix. The library cuts them in the middle of a character, too, and then
-    never returns, or aborts the process."""
-    if any(value != b'""' for value in _PREFIX.findall(data)):
-        return True
-    return any(b"prefix" in _unescaped(name) for name in _ESCAPED_NAME.findall(data))
-
-
-def _unescaped(text: bytes) -> bytes:
-    return _ESCAPE.sub(lambda found: bytes([int(found[1], 16)]), text)
 
 
 def _reraise_own(error: BaseException) -> None:

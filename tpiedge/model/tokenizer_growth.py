@@ -7,10 +7,11 @@ chain is computed from the JSON, with these laws, and a file whose chains exceed
 1. A step makes at most `factor * n + rest` bytes of a text of n bytes, and nothing of an empty one.
 2. A step that works on every piece of a cut text may find each byte to be a piece: factor and rest add up.
 3. A kind of step that is not listed here has no bound.
+4. Nor has a model with a prefix for what continues a word: the library takes its length from every merge, in the middle
+   of a character, too, and then never returns, or aborts the process.
 """
 
 import base64
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ from functools import reduce
 from types import MappingProxyType
 
 from tpiedge.errors import UserError
+from tpiedge.model.tokenizer_sections import sections
 from tpiedge.sanitise import quote, sanitised_line
 
 __all__ = ["MAX_GROWTH", "text_growth"]
@@ -25,17 +27,7 @@ __all__ = ["MAX_GROWTH", "text_growth"]
 #: Of a byte. SentencePiece's usual chain (its table of replacements, runs of spaces, a mark per word) has 198, Llama's
 #: 12, byte-level ones with NFC 12.
 MAX_GROWTH = 256.0
-_MAX_BESIDE_MODEL = 16_000_000  # thousands of added tokens take 2 MB, a table of replacements 0.5
 
-# Some of what lies between brackets, with short lists of texts, which are most of a file: pairs of merges. At every
-# byte there is one way on, and repetitions are bounded: what may be taken back costs memory. (Possessive repetitions,
-# which take nothing back, are wrong before Python 3.11.5.)
-_STRING = rb'"[^"\\]*(?:\\.[^"\\]*){0,4096}"'
-_BETWEEN = rb'[^"\[\]{}]*'
-_SHORT_LIST = rb"\[%b(?:%b%b){0,8}\]" % (_BETWEEN, _STRING, _BETWEEN)
-_FLAT = re.compile(rb"%b(?:(?:%b|%b)%b){0,1000}" % (_BETWEEN, _STRING, _SHORT_LIST, _BETWEEN), re.DOTALL)
-_BLANK = re.compile(rb"[ \t\r\n]*")
-_SCALAR = re.compile(rb"%b|[-+.\w]+" % _STRING, re.DOTALL)
 _REPEATED = re.compile(r"([^\\^$.|?*+()\[\]{}])\{([1-9]\d{0,2}),\}", re.DOTALL)
 
 Fields = Mapping[str, object]
@@ -61,15 +53,16 @@ class _Unbounded(Exception):
 def text_growth(data: bytes, where: str) -> float:
     """Of the tokenizer.json in `data`: how many tokens a byte of text can become at most. Raises UserError."""
     try:
-        sections = _sections(data)
-        before = _bounded("normalizer", _chain(sections.get("normalizer"), "normalizers", _NORMALIZERS))
+        found = sections(data)
+        _check_merges(found.get("model"))
+        before = _bounded("normalizer", _chain(found.get("normalizer"), "normalizers", _NORMALIZERS))
         pieces = _bounded(
-            "pre_tokenizer", _chain(sections.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
+            "pre_tokenizer", _chain(found.get("pre_tokenizer"), "pretokenizers", _PRE_TOKENIZERS)
         )
         after = _bounded(
-            "post_processor", _chain(sections.get("post_processor"), "processors", _POST_PROCESSORS)
+            "post_processor", _chain(found.get("post_processor"), "processors", _POST_PROCESSORS)
         )
-        _bounded("decoder", _chain(sections.get("decoder"), "decoders", _DECODERS))
+        _bounded("decoder", _chain(found.get("decoder"), "decoders", _DECODERS))
         whole = _Growth(before.of_a_byte * pieces.of_a_byte * after.factor)
         return _bounded("normalizer and pre_tokenizer together", whole).factor
     except _Unbounded as error:
@@ -84,6 +77,11 @@ def _bounded(field: str, growth: _Growth) -> _Growth:
     if not growth.of_a_byte <= MAX_GROWTH:
         raise _Unbounded(f"its {field} can make a text more than {MAX_GROWTH:g} times as long")
     return growth
+
+
+def _check_merges(model: object) -> None:
+    if isinstance(model, dict) and model.get("continuing_subword_prefix") not in (None, ""):
+        raise _Unbounded("its model has a continuing_subword_prefix, which no model that runs here has")
 
 
 def _chain(value: object, nested: str, known: Mapping[str, Callable[[Fields], _Growth]]) -> _Growth:
@@ -236,61 +234,3 @@ _DECODERS: Mapping[str, Callable[[Fields], _Growth]] = MappingProxyType(
         "Strip": _same,
     }
 )
-
-
-# --- the file
-
-
-def _sections(data: bytes) -> dict[str, object]:
-    """The members of the JSON object but for "model", which is most of it and is not parsed twice."""
-    found: dict[str, object] = {}
-    beside = 0
-    at = _expect(data, 0, b"{")
-    while not data.startswith(b"}", at):
-        start, end = at, _value_end(data, at)
-        key = json.loads(data[start:end])
-        if not isinstance(key, str) or key in found:
-            raise ValueError(f"{quote(key)} is no key, or occurs twice")
-        start = _expect(data, _skip_blanks(data, end), b":")
-        end = _value_end(data, start)
-        found[key] = None
-        if key != "model":
-            beside += end - start
-            if beside > _MAX_BESIDE_MODEL:
-                raise ValueError("more than a vocabulary")
-            found[key] = json.loads(data[start:end])
-        at = _skip_blanks(data, end)
-        if not data.startswith(b"}", at):
-            at = _expect(data, at, b",")
-    return found
-
-
-def _expect(data: bytes, at: int, mark: bytes) -> int:
-    """Where the next value begins, after `mark`."""
-    at = _skip_blanks(data, at)
-    if not data.startswith(mark, at):
-        raise ValueError(f"no {mark.decode()} at byte {at}")
-    return _skip_blanks(data, at + 1)
-
-
-def _skip_blanks(data: bytes, at: int) -> int:
-    found = _BLANK.match(data, at)
-    return found.end() if found else at
-
-
-def _value_end(data: bytes, at: int) -> int:
-    if data[at : at + 1] not in (b"{", b"["):
-        scalar = _SCALAR.match(data, at)
-        if scalar is None:
-            raise ValueError(f"no value at byte {at}")
-        return scalar.end()
-    depth, at = 1, at + 1
-    while depth:
-        while (flat := _FLAT.match(data, at)) and flat.end() > at:
-            at = flat.end()
-        mark = data[at : at + 1]
-        if mark not in (b"{", b"[", b"}", b"]") or not mark:
-            raise ValueError(f"an unfinished value at byte {at}")
-        depth += 1 if mark in (b"{", b"[") else -1
-        at += 1
-    return at

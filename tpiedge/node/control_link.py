@@ -6,7 +6,7 @@ both sides of that border are thread-safe.
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tpiedge.clock import Clock
 from tpiedge.errors import TpiedgeError
@@ -65,7 +65,7 @@ class ControlLink:
         self._liveness.heard_master()
         self._thread.start()
 
-    def post(self, message: Message) -> None:
+    def post(self, message: Message | Sequence[Message]) -> None:
         """Send from any thread."""
         self._endpoint.post(message)
 

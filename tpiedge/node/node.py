@@ -56,8 +56,10 @@ from tpiedge.wire.control import (
     Heartbeat,
     Hello,
     Loading,
+    PromptScores,
     Ready,
     Stats,
+    Token,
 )
 from tpiedge.wire.messages import PROTOCOL
 
@@ -85,6 +87,8 @@ class Node:
         self._data = DataPlane(LocalCommunicator())
         self._route = Route()
         self._leading: Leader | None = None
+        #: What the step under way has for the master.
+        self._drawn: list[Token | PromptScores] = []
         self._resources = ExitStack()
         control = ZmqSpoke(
             address=bootstrap.control_address,
@@ -267,14 +271,18 @@ class Node:
                 self._take(leader, self._next_command("a request"))
             while not self.link.commands.empty():
                 self._take(leader, self._next_command("a request"))
-            for finished in leader.step():
-                self.link.post(finished)
+            finished = leader.step()
+            if not (self._drawn or finished):
+                continue
+            # Together: the control thread, once woken, takes Python's lock from the drawing of the other tokens.
+            self.link.post([*self._drawn, *finished])
+            self._drawn.clear()
 
     def _take(self, leader: Leader, command: Assign | Connect | Generate) -> None:
         if not isinstance(command, Generate):
             raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
         try:
-            leader.submit(command.request, self.link.post)
+            leader.submit(command.request, self._drawn.append)
         except UserError as error:
             self.link.post(Failed(self._epoch, 0, command.request.id, type(error).__name__, str(error)))
 

@@ -1,7 +1,6 @@
 """A settings file: TOML with one table per verb, every value with its line."""
 
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,8 @@ from pathlib import Path
 from platformdirs import user_config_path
 
 from tpiedge.errors import UserError
+from tpiedge.sanitise import sanitised_line
+from tpiedge.toml_text import parse_toml
 
 __all__ = ["Entry", "SettingsFile", "find_settings", "parse_settings", "read_settings"]
 
@@ -87,10 +88,11 @@ def _may_exist(path: Path) -> bool:
 
 def parse_settings(path: Path, text: str) -> SettingsFile:
     """Raises UserError where `text` is no TOML."""
+    where = f"the settings file {path}"
     try:
-        rows = list(_flatten("", tomllib.loads(text)))
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
-        raise UserError(f"the settings file {path} is not valid TOML: {error}") from None
+        rows = list(_flatten("", parse_toml(text, where)))
+    except RecursionError as error:  # tables within tables
+        raise UserError(f"{where} is not valid TOML: {sanitised_line(error)}") from None
     lines = dict(_lines(text))
     tables: dict[str, dict[str, Entry]] = {}
     for table, key, value in rows:

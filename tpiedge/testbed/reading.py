@@ -15,13 +15,13 @@ up_rate = "100 Mbit/s"      # towards the router; `down_` is the other direction
 cpus = 4
 """
 
-import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from tpiedge.errors import UserError
 from tpiedge.testbed.description import Description, Device, Link, Router, check_name, check_tree
 from tpiedge.testbed.quantities import parse_part, parse_rate, parse_time
+from tpiedge.toml_text import parse_toml
 from tpiedge.units import MIB, parse_bytes
 
 __all__ = ["parse_description"]
@@ -47,10 +47,7 @@ _KEYS = {
 
 def parse_description(text: str, source: str) -> Description:
     """Raises UserError, one line with `source`, the table and the key."""
-    try:
-        content = tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # a number of thousands of digits is a plain ValueError
-        raise UserError(f"{source} is not valid TOML: {error}") from None
+    content = parse_toml(text, source)
     try:
         return _description(content)
     except UserError as error:

@@ -165,9 +165,9 @@ class Endpoint(Protocol):
         """What `recv_frame` gave, read. MalformedMessage, which is counted."""
         ...
 
-    def post(self, message: Message, to: str | None = None) -> None:
-        """Queue a message without tensors from any thread; the owner sends it inside `recv` (or its next
-        `send`).
+    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
+        """Queue a message without tensors, or several for one waking, from any thread; the owner sends it inside
+        `recv` (or its next `send`).
 
         Raises ProtocolError at once where it cannot be encoded; is counted as undeliverable where `to` is
         gone.

@@ -12,7 +12,7 @@ from typing import Protocol
 from tpiedge.transport.admission import Admission
 from tpiedge.transport.endpoint import Buffer, EndpointClosed, LinkReset, Unreachable
 from tpiedge.transport.framing import TENSOR, Plane, frame_of, names_of
-from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
+from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging, messages_of
 from tpiedge.wire.messages import Message
 
 __all__ = ["Carry", "InProcessHub", "InProcessPeer", "InProcessSpoke", "Receiver"]
@@ -86,10 +86,10 @@ class _InProcessEndpoint(Messaging):
             self.bytes_received += len(frame)
             return sender, memoryview(frame)
 
-    def post(self, message: Message, to: str | None = None) -> None:
-        frame = frame_of(message, (), self._plane)
+    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
+        frames = [frame_of(one, (), self._plane) for one in messages_of(message)]
         with self._mailbox.changed:
-            self._mailbox.posted.append((frame, to))
+            self._mailbox.posted.extend((frame, to) for frame in frames)
             self._mailbox.changed.notify_all()
 
     def wake(self) -> None:

@@ -101,7 +101,7 @@ class ZmqMesh(Messages):
     def read(self, sender: str, frame: memoryview) -> Envelope:
         return self._end(sender).read(sender, frame)
 
-    def post(self, message: Message, to: str | None = None) -> None:
+    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
         self._end(to).post(message, to)
 
     def close(self) -> None:

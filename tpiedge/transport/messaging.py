@@ -6,9 +6,14 @@ from tpiedge.transport.endpoint import Buffer, Counters, Envelope, MalformedMess
 from tpiedge.transport.framing import Plane, frame_of, read_frame
 from tpiedge.wire.messages import Message
 
-__all__ = ["SEND_TIMEOUT_S", "Messages", "Messaging"]
+__all__ = ["SEND_TIMEOUT_S", "Messages", "Messaging", "messages_of"]
 
 SEND_TIMEOUT_S = 3.0
+
+
+def messages_of(message: Message | Sequence[Message]) -> Sequence[Message]:
+    """Those that were posted: one or several."""
+    return message if isinstance(message, Sequence) else (message,)
 
 
 class Messages:

@@ -17,7 +17,7 @@ from tpiedge.transport.endpoint import Buffer, EndpointClosed, MalformedMessage,
 from tpiedge.transport.endpoint_reducers import EndpointReducers
 from tpiedge.transport.framing import Plane, frame_of, names_of
 from tpiedge.transport.keys import CurveKeys, is_key
-from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging
+from tpiedge.transport.messaging import SEND_TIMEOUT_S, Messaging, messages_of
 from tpiedge.transport.native_reducer import ReceivedFrame
 from tpiedge.transport.reduce_interface import Exchange, Reduce
 from tpiedge.transport.wakeup import Wakeup
@@ -148,9 +148,9 @@ class ZmqEndpoint(Messaging):
         self._woken = True
         self._wakeup.ring()
 
-    def post(self, message: Message, to: str | None = None) -> None:
+    def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
         # Encoded here, so that the caller and not the owner learns of a message that cannot be sent.
-        self._posted.append((frame_of(message, (), self._plane), to))
+        self._posted.extend([(frame_of(one, (), self._plane), to) for one in messages_of(message)])
         self._wakeup.ring()
 
     def close(self) -> None:

@@ -58,6 +58,16 @@ def test_a_master_says_once_why_a_machine_has_no_part(changes: dict[str, object]
     assert said[2:] == [line], "it had a part, and has none again"
 
 
+def test_what_was_said_of_machines_that_nobody_remembers_is_forgotten() -> None:
+    """Others come without end, each with a name of its own."""
+    said: list[str] = []
+    show = Changes(said.append)
+    for number in range(100):
+        show(beside(name=f"x-{number}", spare="slower"))
+        assert len(show._spare) == len(NODES) + 1
+    assert said[1:] == ["bob waits as a spare: a reason"] * 100
+
+
 def test_of_what_the_whole_cluster_waits_for_one_line_is_enough() -> None:
     said: list[str] = []
     waiting = replace(beside(spare="no plan"), ready=False, reason="1 of 2 workers here")

@@ -15,6 +15,8 @@ from tpiedge.engine import sampler as module
 from tpiedge.engine.sampler import Sampler, uniform
 from tpiedge.engine.sampling import check_sampling
 from tpiedge.errors import InternalError, UserError
+from tpiedge.kernels import numpy_draw
+from tpiedge.kernels.draw import Filters
 from tpiedge.wire.requests import Sampling
 
 GREEDY = Sampling()
@@ -33,7 +35,8 @@ def random_logits(vocab: int, seed: int, scale: float = 3.0) -> torch.Tensor:
 
 
 def survivors(logits_V: torch.Tensor, sampling: Sampling) -> set[int]:
-    ids, _ = module._survivors(logits_V.numpy(), sampling)
+    filters = Filters(sampling.temperature, sampling.top_k, sampling.top_p, sampling.min_p)
+    ids, _ = numpy_draw.survivors(logits_V.numpy(), filters)
     return set(ids.tolist())
 
 
@@ -218,6 +221,23 @@ class TestDraw:
             drawn[token] += 1
             sampler.accept(token)
         assert drawn == {0: 217, 1: 416, 2: 560, 3: 807}
+
+    def test_draws_the_same_without_native_kernels(self, monkeypatch):
+        changes = (
+            {},
+            {"top_p": 0.9},
+            {"top_k": 40, "min_p": 0.02},
+            {"repetition_penalty": 1.2, "top_p": 0.5},
+        )
+        cases = [
+            (random_logits(vocab, seed), replace(PLAIN, temperature=0.8, seed=seed, logprobs=5, **change))
+            for change in changes
+            for vocab in (50, 5000)
+            for seed in range(10)
+        ]
+        drawn = [draw(logits_V, sampling, (1, 2)) for logits_V, sampling in cases]
+        monkeypatch.setattr("tpiedge.kernels.draw.kernel_library", lambda: None)
+        assert drawn == [draw(logits_V, sampling, (1, 2)) for logits_V, sampling in cases]
 
     def test_temperature_sharpens_and_flattens(self):
         logits = [0.0, 1.0]

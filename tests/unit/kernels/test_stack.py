@@ -134,7 +134,7 @@ def test_rows_of_many_sequences_have_the_bits_that_they_have_alone(linear: Linea
 
 def beyond_memory(packed: bytes, at: int) -> bytes:
     """The same block, but its matrix `at` has more columns than any memory: inputs, or outputs where row-parallel."""
-    column = struct.calcsize("=10q") * at + struct.calcsize("=5q")
+    column = struct.calcsize("=11q") * at + struct.calcsize("=5q")
     return packed[:column] + struct.pack("=q", 1 << 50) + packed[column + 8 :]
 
 

@@ -8,9 +8,10 @@ import pytest
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, two_machines
 from tpiedge.master.assignments import Assignments, NoPlan
-from tpiedge.master.planner_thread import PlannerThread
+from tpiedge.master.planner_thread import _FAILED_S, PlannerThread
 from tpiedge.master.planning import StillPlanning
 from tpiedge.master.roster import Machine
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.epochs import MasterPulse
 from tpiedge.wire.probing import LinkSpeed
 
@@ -102,6 +103,32 @@ def test_a_planner_that_fails_fails_in_the_thread_that_asks() -> None:
         with pytest.raises(OverflowError, match="inf"):
             plan((machine("w-1"),), ())
     assert len(planner.asked) == 1
+
+
+def test_a_failure_that_nobody_asked_for_meanwhile_is_forgotten() -> None:
+    """It may have been for want of memory; who seemed to be to blame was left out meanwhile."""
+    planner, clock = Planner(), ManualClock()
+    planner.goes_on.set()
+    planner.error = MemoryError()
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S, clock)
+    for _ in range(3):  # those that ask for it keep it
+        with pytest.raises(MemoryError):
+            plan((machine("w-1"),), ())
+        clock.advance(0.9 * _FAILED_S)
+    assert len(planner.asked) == 1
+    clock.advance(0.2 * _FAILED_S)
+    planner.error = None
+    assert plan((machine("w-1"),), ()) == NoPlan("asked 2 times")
+    clock.advance(2 * _FAILED_S)
+    assert plan((machine("w-1"),), ()) == NoPlan("asked 2 times"), "plans are kept"
+
+
+def test_a_failure_keeps_nothing_of_the_plan_that_was_tried() -> None:
+    planner = Planner()
+    planner.goes_on.set()
+    planner.error = error = OverflowError("inf")
+    PlannerThread(planner, planner.told.set)._answer(((), ()), (), ())
+    assert error.__traceback__ is None
 
 
 def test_where_the_system_gives_no_thread_the_plan_is_made_all_the_same(

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.master.players import offer
-from tpiedge.master.roster import GONE, Roster
+from tpiedge.master.roster import GONE, PLACES, Roster
 from tpiedge.wire.probing import LinkSpeed
 
 LINK = LinkSpeed(0.01, 1e6)
@@ -53,6 +53,45 @@ def test_of_many_machines_that_are_gone_the_latest_are_remembered() -> None:
     assert names(roster) == ["w-1", "w-2"]
     roster.offered("x-0", offer(), 1000.0)
     assert names(roster) == ["w-1", "x-0", "w-2"], "it has its old place"
+
+
+def test_of_still_more_the_latest_keep_their_places() -> None:
+    roster = make()
+    roster.offered("w-1", offer(), 0.0)
+    left = [f"x-{number}" for number in range(GONE + PLACES + 2)]
+    for now, name in enumerate(left):
+        roster.offered(name, offer(), float(now))
+        if now % 2:
+            roster.lose(name, "it was stopped there")
+        else:
+            roster.forget(name)
+    roster.offered("w-2", offer(), 1e6)
+    for name in (left[-1], left[0], left[PLACES]):
+        roster.offered(name, offer(), 1e6)
+    assert names(roster) == ["w-1", left[PLACES], left[-1], "w-2", left[0]], (
+        "the first one comes as a new one"
+    )
+
+
+def test_a_machine_that_is_known_has_its_place_however_many_leave() -> None:
+    roster = Roster(1.5, [f"known-{number}" for number in range(PLACES + 5)])
+    roster.offered("known-1", offer(), 0.0)
+    for number in range(PLACES + GONE):
+        roster.offered(f"x-{number}", offer(), float(number))
+        assert len(roster._places) <= PLACES + GONE + 2
+        roster.lose(f"x-{number}", "it was stopped there")
+    roster.offered("w-2", offer(), 1e6)
+    roster.lose("known-1", "cut off")
+    roster.offered("known-1", offer(), 1e6)
+    roster.offered("known-0", offer(), 1e6)
+    assert names(roster) == ["known-1", "w-2", "known-0"], "the one that never came was forgotten"
+
+
+def test_after_a_restart_the_oldest_members_keep_their_places_longest() -> None:
+    roster = Roster(1.5, [f"known-{number}" for number in range(PLACES + 1)])
+    for name in ("w-1", f"known-{PLACES}", f"known-{PLACES - 1}", "known-0"):
+        roster.offered(name, offer(), 1.0)
+    assert names(roster) == ["known-0", f"known-{PLACES - 1}", "w-1", f"known-{PLACES}"]
 
 
 def test_a_lost_machine_is_present_again_with_its_next_offer_and_only_then() -> None:

@@ -241,9 +241,10 @@ def test_special_tokens_have_bytes_and_ids_beyond_the_vocabulary_have_none(token
     assert tokenizer.token_bytes(10_000) is None
 
 
+@pytest.mark.parametrize("blanks", [0, 65, 5000])
 @pytest.mark.parametrize("name", ["continuing_subword_prefix", "continuing_subword_\\u0070refix"])
 def test_a_prefix_that_merges_are_cut_by_is_refused_before_the_library_reads_it(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, blanks: int
 ) -> None:
     """It would abort the process, or never come back."""
     save(tmp_path, "byte-level")
@@ -252,8 +253,10 @@ def test_a_prefix_that_merges_are_cut_by_is_refused_before_the_library_reads_it(
     content["model"].pop("continuing_subword_prefix", None)
     rest = json.dumps(content["model"])[1:]
     del content["model"]
-    path.write_text(json.dumps(content)[:-1] + f', "model": {{"{name}": " ", {rest}}}')
+    path.write_text(json.dumps(content)[:-1] + f', "model": {{"{name}"{" " * blanks}: " ", {rest}}}')
     with pytest.raises(UserError, match="continuing_subword_prefix"):
         Tokenizer.open(tmp_path)
-    path.write_text(path.read_text().replace(f'"{name}": " "', '"continuing_subword_prefix": ""'))
+    path.write_text(
+        path.read_text().replace(f'"{name}"{" " * blanks}: " "', '"continuing_subword_prefix": ""')
+    )
     assert Tokenizer.open(tmp_path).vocab_size

@@ -121,7 +121,8 @@ inline float soften(float *weight, int low, int high, float *highest, float *sum
     for (int s = 0; s < high; s += V::lanes) most = V::max(most, V::load(weight + s));
     float each[V::lanes];
     V::store(each, most);
-    for (int i = 1; i < V::lanes; i++) each[0] = each[0] > each[i] ? each[0] : each[i];
+    for (int half = V::lanes / 2; half > 0; half /= 2)  // several at once: one after the other, each waits for the last
+        for (int i = 0; i < half; i++) each[i] = each[i] > each[i + half] ? each[i] : each[i + half];
     for (int s = 0; s < high; s += V::lanes)
         V::store(weight + s, exponential<V>(V::sub(V::load(weight + s), V::broadcast(each[0]))));
     for (int s = 0; s < low; s++) weight[s] = 0.0f;

@@ -25,6 +25,7 @@ struct PanelWeight {  // as packed by library.py
     const float *bias;  // of the outputs of a column-parallel matrix, or null
     int64_t exponent;   // of a row-parallel matrix: y is in steps of 2^exponent
     int64_t most;       // and at most so large in 32 bits
+    int64_t y_stride;   // of a column-parallel matrix: floats from one token's outputs to the next one's
 };
 
 struct PageLayout {  // as packed by kv_pages.py: where in a page of the KV cache a layer's keys and values lie
@@ -113,6 +114,9 @@ uint64_t tpiedge_probe_read(const void *data, int64_t nbytes);  // multiples of 
 int64_t tpiedge_probe_operations(int int8);
 int64_t tpiedge_probe_multiply(int int8, int64_t rounds);
 uint32_t tpiedge_crc32(const void *data, int64_t size, uint32_t before);
+int64_t tpiedge_draw(int64_t level, const float *scores, int64_t count, double temperature, int64_t top_k, double top_p,
+                     double min_p, double number);
+int64_t tpiedge_likeliest(int64_t level, const float *scores, int64_t count, int64_t wanted, int64_t *ids);
 }
 
 #endif

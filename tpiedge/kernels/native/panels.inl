@@ -4,7 +4,7 @@
 //   STEP               inputs of one token that lie side by side in a tile: 4 or 8
 //   Floats             sixteen f32, one for each output of a panel; zero(), store(at, v), store_some(at, v, n) for n < 16
 //                      of them
-//   FETCHES_AHEAD      whether four-bit codes are asked for ahead of their use, for three tokens and more
+//   FETCHES_AHEAD      whether codes are asked for ahead of their use
 //   scales(at)         sixteen f16 as Floats
 //   Ints               sixteen exact sums
 //   fold(sum, scales, dx, y)   fma(float(sum), scales * dx, y), each operation rounded once, products first
@@ -36,7 +36,7 @@ using tpiedge::PANEL;
 using tpiedge::PanelRun;
 
 constexpr int64_t SCALES = 2 * PANEL;  // bytes of a group's
-constexpr int64_t AHEAD = 2048;        // bytes: how far FETCHES_AHEAD looks
+constexpr int64_t AHEAD = 3072;        // bytes: how far FETCHES_AHEAD looks where there is one tile
 
 template <int BITS>
 constexpr int64_t code_nbytes(int64_t inputs) {
@@ -108,24 +108,48 @@ inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const u
 
 // --- one panel times one tile
 
+// Which bytes are asked for ahead of their use. Those of a run follow each other, and the processor fetches them best by
+// itself, but where several tokens keep it computing for longer than it looks ahead: then it comes to the next bytes too
+// late. Of several tiles only the first would wait for memory, and the others leave it idle: so each asks for its part
+// of the groups of the panel that comes next.
+template <class P, int BITS>
+class Fetching {
+    int64_t distance, tiles, groups_left;  // bytes; of the token; before the next one that is this tile's to ask for
+
+  public:
+    inline Fetching(const PanelRun &run, int64_t token) {
+        if constexpr (P::FETCHES_AHEAD) {
+            tiles = (run.tokens + P::TOKENS - 1) / P::TOKENS;
+            distance = tiles == 1 ? AHEAD : panel_nbytes(run.inputs, BITS);
+            groups_left = token / P::TOKENS;
+        }
+    }
+
+    // Beside the group at `codes`. Addresses behind the last panel are not read.
+    inline void group(const uint8_t *codes) {
+        if constexpr (P::FETCHES_AHEAD) {
+            if (groups_left-- > 0) return;
+            groups_left = tiles - 1;
+            const uintptr_t first = reinterpret_cast<uintptr_t>(codes) + distance;
+            for (int64_t i = 0; i < code_nbytes<BITS>(GROUP) + SCALES; i += LINE_BYTES)
+                __builtin_prefetch(reinterpret_cast<const void *>(first + i));
+        }
+    }
+};
+
 template <class P, int BITS, int T>
 struct Tile {
     typename P::Floats y[T];
+    Fetching<P, BITS> fetching;
+
+    Tile(const PanelRun &run, int64_t token) : fetching(run, token) {}
 
     inline void group(const uint8_t *codes, int64_t inputs, const uint8_t *scales, const uint8_t *x) {
-        if constexpr (P::FETCHES_AHEAD && BITS == 4 && T > 2) fetch_ahead(codes);
+        fetching.group(codes);
         typename P::Ints sums[T];
         dots<P, BITS, T>(codes, inputs, x + 8 * T, x + 4 * T, sums);
         const typename P::Floats scale = P::scales(reinterpret_cast<const uint16_t *>(scales));
         for (int t = 0; t < T; t++) y[t] = P::fold(sums[t], scale, at<float>(x, t), y[t]);
-    }
-
-    // The bytes of a run follow each other, and the processor fetches them ahead best by itself, but where several tokens
-    // keep it computing for longer than it looks ahead: then it comes to the next bytes too late.
-    static void fetch_ahead(const uint8_t *codes) {
-        const uintptr_t first = reinterpret_cast<uintptr_t>(codes) + AHEAD;  // beyond the last panel at the end
-        for (int64_t i = 0; i < code_nbytes<BITS>(GROUP) + SCALES; i += LINE_BYTES)
-            __builtin_prefetch(reinterpret_cast<const void *>(first + i));
     }
 
     // All groups of a panel.
@@ -165,7 +189,7 @@ struct Tile {
         for (int t = 0; t < T; t++) sums[t] = P::load_ints(sums_at + t * PANEL);
         typename P::Floats squares = P::load(squares_at);
         const uint8_t *x = activations(run, token);
-        Tile tile;
+        Tile tile(run, token);
         for (int64_t unit = 0; unit < run.units; unit++) {
             tile.fold(panel, run.inputs, x);
             for (int t = 0; t < T; t++) P::add_part(tile.y[t], sums[t], squares);
@@ -181,7 +205,7 @@ struct Tile {
         const int64_t left = run.outputs - output;
         const int64_t count = left < PANEL ? left : PANEL;
         float *to = run.y + token * run.y_stride + output / PANEL * run.y_panel_stride;
-        Tile tile;
+        Tile tile(run, token);
         tile.fold(panel, run.inputs, activations(run, token));
         for (int t = 0; t < T; t++, to += run.y_stride) {
             if (count < PANEL)

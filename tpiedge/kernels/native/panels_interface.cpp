@@ -231,7 +231,7 @@ void compute_panels(const void *context, int64_t index) {
     const int64_t first = (index - part.first_piece) * job.piece;
     const int64_t last = first + job.piece < part.panels ? first + job.piece : part.panels;
     const Activations &a = *job.activations;
-    const int64_t stride = part.weight.rows;
+    const int64_t stride = part.weight.y_stride;
     const PanelRun run{nullptr, 1,     0,       0,       0, a.to, a.tile_nbytes(), 0, a.tokens, nullptr,
                        stride,  PANEL, nullptr, nullptr, 0, false};
     (!part.transposed ? project_piece : job.wide_sums ? contract_wide_piece : contract_piece)(job, part, run, first, last);
@@ -280,7 +280,7 @@ void add_bias(Context &context, const PanelWeight &w, int64_t tokens) {
     float *y = static_cast<float *>(w.y);
     tpiedge::share_rows(context.pool, tokens, w.rows, [&](int64_t first, int64_t last) {
         for (int64_t t = first; t < last; t++)
-            for (int64_t o = 0; o < w.rows; o++) y[t * w.rows + o] += w.bias[o];
+            for (int64_t o = 0; o < w.rows; o++) y[t * w.y_stride + o] += w.bias[o];
     });
 }
 
@@ -329,9 +329,9 @@ int64_t block_of(const Activations &a, const PanelWeight &w, bool transposed, Wi
     return a.panels->tile_tokens * (tiles > LEAST_TILES ? tiles : LEAST_TILES);
 }
 
-// `y` from row `tokens` of `cols` numbers of y on.
-void *moved(void *y, int64_t tokens, int64_t cols, int64_t nbytes) {
-    return static_cast<uint8_t *>(y) + tokens * cols * nbytes;
+// `y` from row `tokens` on, of rows `stride` numbers apart.
+void *moved(void *y, int64_t tokens, int64_t stride, int64_t nbytes) {
+    return static_cast<uint8_t *>(y) + tokens * stride * nbytes;
 }
 
 // The same for any number of tokens, so many at a time as pass together.
@@ -347,7 +347,7 @@ TPIEDGE_STATUS multiply_all(Context &context, Activations a, const PanelWeight *
         if (a.up) a.up += a.tokens * inputs;
         for (int64_t i = 0; i < count; i++)
             some[i].y = transposed ? moved(some[i].y, a.tokens, some[i].cols, width == WIDE ? 8 : 4)
-                                   : moved(some[i].y, a.tokens, some[i].rows, 4);
+                                   : moved(some[i].y, a.tokens, some[i].y_stride, 4);
     }
     return DONE;
 }

@@ -1,0 +1,194 @@
+"""Drawing a token: numpy follows its definition, and the native kernels draw what numpy draws."""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tpiedge.kernels
+from tests.unit.kernels.instruction_sets import AVAILABLE
+from tpiedge.kernels import draw as module
+from tpiedge.kernels import numpy_draw
+from tpiedge.kernels.draw import Filters, draw, likeliest
+from tpiedge.kernels.numpy_draw import Scores, mass_bits, survivors
+from tpiedge.kernels.shared_library import KernelLibrary, find_library, load
+
+ALMOST_ONE = 1 - 2.0**-53
+TINY = 5e-324
+
+VOCABULARIES = st.integers(1, 3000) | st.sampled_from([1, 2, 63, 64, 65, 128, 2047, 2048, 4096, 32_000])
+TEMPERATURES = st.sampled_from([TINY, 1e-300, 1e-3, 0.3, 0.8, 1.0, 2.5, 100.0, 1e308])
+TOP_PS = st.sampled_from([TINY, 1e-9, 0.5, 0.9, 0.999, ALMOST_ONE, 1.0]) | st.floats(1e-9, 1)
+MIN_PS = st.sampled_from([0.0, TINY, 1e-9, 0.05, 0.999, ALMOST_ONE]) | st.floats(0, ALMOST_ONE)
+NUMBERS = st.sampled_from([0.0, TINY, 0.5, ALMOST_ONE]) | st.floats(0, ALMOST_ONE)
+
+
+@st.composite
+def made_scores(draw_from: st.DrawFn, vocabularies: st.SearchStrategy[int]) -> Scores:
+    """Flat and peaked ones, with and without equals, some of them masked."""
+    rng = np.random.default_rng(draw_from(st.integers(0, 2**32)))
+    scores = rng.standard_normal(draw_from(vocabularies))
+    scores *= draw_from(st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 4.0, 100.0, 1e37]))
+    if draw_from(st.booleans()):
+        scores = np.rint(scores)  # many equals, zeros of both signs among them
+    masked = rng.random(len(scores)) < draw_from(st.sampled_from([0.0, 0.0, 0.5, 0.999]))
+    masked[rng.integers(len(scores))] = False
+    return np.where(masked, -np.inf, scores).astype(np.float32)
+
+
+@st.composite
+def made_filters(draw_from: st.DrawFn, vocab: int) -> Filters:
+    near = [0, 1, 2, 40, max(vocab // 64, 1), max(vocab - 1, 0), vocab, vocab + 1, 2**32 - 1]
+    k = draw_from(st.sampled_from(near) | st.integers(0, vocab))
+    return Filters(draw_from(TEMPERATURES), k, draw_from(TOP_PS), draw_from(MIN_PS))
+
+
+def native_library(isa: str) -> KernelLibrary:
+    path = find_library(Path(tpiedge.kernels.__path__[0]))
+    assert path is not None
+    return KernelLibrary(load(path), isa)
+
+
+def around(border: float) -> Iterator[float]:
+    for number in (math.nextafter(border, 0), border, math.nextafter(border, 2)):
+        yield min(number, ALMOST_ONE)
+
+
+def borders(scores_V: Scores, filters: Filters, at: float) -> Iterator[float]:
+    """Numbers at which another token begins to be drawn, and their neighbours."""
+    _, masses = survivors(scores_V, filters)
+    cumulative = np.cumsum(masses)
+    yield from around(float(cumulative[int(at * len(masses))]) / float(cumulative[-1]))
+
+
+def on_borders(scores_V: Scores, filters: Filters, at: float) -> Iterator[Filters]:
+    """Filters beside and on which a token more or less survives."""
+    ids, masses = survivors(scores_V, replace(filters, top_p=1.0, min_p=0.0))
+    order = np.argsort(-scores_V[ids], kind="stable")
+    place, sums = int(at * len(ids)), np.cumsum(masses[order])
+    for top_p in around(float(sums[place]) / float(sums[-1])):
+        yield replace(filters, top_p=max(top_p, TINY), min_p=0.0)
+    for min_p in around(float(masses[order[place]]) / float(masses.max())):
+        yield replace(filters, top_p=1.0, min_p=min_p)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, library: KernelLibrary | None) -> None:
+    monkeypatch.setattr(module, "kernel_library", lambda: library)
+
+
+def assert_alike(isa: str, scores_V: Scores, filters: Filters, numbers: Iterable[float]) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        use(patch, native_library(isa))
+        for number in numbers:
+            assert draw(scores_V, filters, number) == numpy_draw.draw(scores_V, filters, number)
+
+
+@pytest.mark.parametrize("isa", [isa for isa in AVAILABLE if isa in ("portable", "avx2", "neon")])
+class TestNative:
+    @settings(deadline=None, max_examples=200)
+    @given(st.data(), made_scores(VOCABULARIES), st.floats(0, ALMOST_ONE), NUMBERS)
+    def test_draws_what_numpy_draws(
+        self, isa: str, data: st.DataObject, scores_V: Scores, at: float, number: float
+    ) -> None:
+        filters = data.draw(made_filters(len(scores_V)))
+        assert_alike(isa, scores_V, filters, (number, *borders(scores_V, filters, at)))
+
+    @settings(deadline=None)
+    @given(st.data(), made_scores(st.integers(1, 8) | VOCABULARIES), st.floats(0, ALMOST_ONE))
+    def test_keeps_what_numpy_keeps(self, isa: str, data: st.DataObject, scores_V: Scores, at: float) -> None:
+        for filters in on_borders(scores_V, data.draw(made_filters(len(scores_V))), at):
+            numbers = (0.0, *borders(scores_V, filters, 0.0), *borders(scores_V, filters, ALMOST_ONE))
+            assert_alike(isa, scores_V, filters, numbers)
+
+    @settings(deadline=None, max_examples=8)
+    @given(st.data(), made_scores(st.sampled_from([128_256, 300_000])), st.floats(0, ALMOST_ONE), NUMBERS)
+    def test_of_a_large_vocabulary(
+        self, isa: str, data: st.DataObject, scores_V: Scores, at: float, number: float
+    ) -> None:
+        filters = data.draw(made_filters(len(scores_V)))
+        assert_alike(isa, scores_V, filters, (number, *borders(scores_V, filters, at)))
+
+    @settings(deadline=None)
+    @given(made_scores(VOCABULARIES), st.integers(1, 32))
+    def test_finds_the_likeliest_that_numpy_finds(self, isa: str, scores_V: Scores, count: int) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            use(patch, native_library(isa))
+            found = likeliest(scores_V, count)
+            use(patch, None)
+            assert found == likeliest(scores_V, count)
+
+    def test_leaves_every_survivor_its_share(self, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        scores_V = np.random.default_rng(3).standard_normal(1003).astype(np.float32)
+        filters = Filters(0.8, 400, 0.9, 0.02)
+        ids, masses = survivors(scores_V, filters)
+        assert 50 < len(ids) < 300
+        use(monkeypatch, native_library(isa))
+        sums = [0, *np.cumsum(masses).tolist()]
+        drawn = [draw(scores_V, filters, (low + high) / 2 / sums[-1]) for low, high in pairwise(sums)]
+        assert drawn == ids.tolist()
+
+    def test_overflowing_scores_are_drawn(self, isa: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        scores_V = np.array([1, np.inf, 2, np.inf], np.float32)  # of a penalty far below 1
+        use(monkeypatch, native_library(isa))
+        for number, token in ((0.49, 1), (0.51, 3)):
+            assert draw(scores_V, Filters(1.0), number) == token
+            assert numpy_draw.draw(scores_V, Filters(1.0), number) == token
+
+
+class TestMasses:
+    @given(st.floats(-50, 0, width=32), TEMPERATURES)
+    def test_are_exponentials_in_whole_steps(self, score: float, temperature: float) -> None:
+        _, (best, mass) = survivors(np.array([0, score], np.float32), Filters(temperature))
+        assert best == 2**50
+        exact = math.exp(max(score / temperature, -100)) * best
+        assert abs(float(mass) - exact) <= 0.5 + exact * 2.0**-46
+
+    def test_of_a_whole_vocabulary_fit(self) -> None:
+        for vocab in {1, 2, 1 << 22, *(2**n + by for n in range(1, 22) for by in (-1, 0, 1))}:
+            assert vocab << mass_bits(vocab) < 1 << 62
+            assert vocab < 2048 or vocab << mass_bits(vocab) >= 1 << 61
+
+    def test_what_is_too_unlikely_is_never_drawn(self) -> None:
+        scores_V = np.array([0, -36, -math.inf, 0], np.float32)
+        _, masses = survivors(scores_V, Filters(1.0))
+        assert masses.tolist() == [2**50, 0, 0, 2**50]
+
+
+class TestNumpy:
+    def test_the_draw_is_frozen(self) -> None:
+        """A change here changes every user's answers for a given seed."""
+        scores_V = (np.arange(1000) * 7919 % 1000 / 128).astype(np.float32)
+        tenths = [tenth / 10 for tenth in range(10)]
+        drawn = [numpy_draw.draw(scores_V, Filters(0.8, 300, 0.9, 0.01), number) for number in tenths]
+        assert drawn == [1, 101, 210, 298, 408, 507, 605, 704, 804, 903]
+
+    def test_equals_go_by_id_where_the_nucleus_ends(self) -> None:
+        ids, _ = survivors(np.array([0, 1, 0, -0.0, 0, 1], np.float32), Filters(1.0, top_p=0.75))
+        assert ids.tolist() == [0, 1, 2, 5]
+
+    def test_a_nucleus_of_thousands(self) -> None:
+        ids, _ = survivors(np.zeros(30_000, np.float32), Filters(1.0, top_p=0.5))
+        assert ids.tolist() == list(range(15_000))
+
+    def test_the_first_id_beyond_the_number(self) -> None:
+        scores_V = np.log(np.array([0.25, 0.5, 0.25])).astype(np.float32)
+        numbers = (0.0, 0.2499, 0.2501, 0.7499, 0.7501, ALMOST_ONE)
+        assert [numpy_draw.draw(scores_V, Filters(1.0), number) for number in numbers] == [0, 0, 1, 1, 2, 2]
+
+
+def test_the_logarithm_of_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, None)
+    scores_V = np.random.default_rng(1).standard_normal(32_000).astype(np.float32) * 4
+    ids, log_total = likeliest(scores_V, 3)
+    assert ids == np.argsort(-scores_V, kind="stable")[:3].tolist()
+    assert log_total == pytest.approx(float(np.log(np.exp(scores_V.astype(np.float64)).sum())), abs=1e-9)
+
+
+def test_fewer_tokens_than_asked_for() -> None:
+    assert likeliest(np.array([1, 2], np.float32), 5)[0] == [1, 0]
