@@ -21,10 +21,11 @@ from tpiedge.transport.endpoint import Endpoint
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.data import StepPlan
 
-__all__ = ["EPOCH", "WAIT_S", "confirm", "main"]
+__all__ = ["BEGUN", "ENDED", "EPOCH", "WAIT_S", "confirm", "main"]
 
 EPOCH = 1
 WAIT_S = 60.0
+BEGUN, ENDED = 0, 1
 
 
 def main() -> NoReturn:
@@ -63,14 +64,16 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
         if plan.tokens:
             _take_part(group, plan)
         else:
+            confirm(group, plan.step, BEGUN)
             survey.run(reached)
-            confirm(group, plan.step)
+            confirm(group, plan.step, ENDED)
 
 
-def confirm(group: Communicator, step: int) -> None:
-    """Returns at rank 0 once all ranks have called it. A rank that is still in its survey drops what is not of the
-    survey, and so the first part of another rank, which began the next step before it."""
-    group.gather(torch.zeros(1, 1), Tag(step, 0, 0))
+def confirm(group: Communicator, step: int, moment: int) -> None:
+    """Returns at rank 0 once all ranks have called it. A rank that is still in the step before drops what is of the
+    survey, and so rank 0's first probe; one that is still in its survey drops what is not of the survey, and so the
+    first part of another rank, which began the next step before it."""
+    group.gather(torch.zeros(1, 1), Tag(step, moment, 0))
 
 
 def _take_part(group: Communicator, plan: StepPlan) -> None:

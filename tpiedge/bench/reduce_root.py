@@ -10,7 +10,7 @@ from typing import Self
 
 import torch
 
-from tpiedge.bench.reduce_leaf import EPOCH, WAIT_S, confirm
+from tpiedge.bench.reduce_leaf import BEGUN, ENDED, EPOCH, WAIT_S, confirm
 from tpiedge.clock import MonotonicClock
 from tpiedge.collectives.communicator import Tag
 from tpiedge.collectives.group import Group
@@ -95,8 +95,9 @@ class ReduceCluster:
         """Measure the links, again. Raises PeerLost."""
         self._step += 1
         self._group.announce(StepPlan(EPOCH, self._step, (), 1, 0))
+        confirm(self._group, self._step, BEGUN)
         facts = self._survey()
-        confirm(self._group, self._step)
+        confirm(self._group, self._step, ENDED)
         return facts
 
     def _start(self) -> None:
