@@ -25,6 +25,10 @@ from tpiedge.wire.control import Assign, Connect, Listening
 __all__ = ["DataPlane", "DataPlaneJoin", "DataPlaneTraffic"]
 
 _LINK_S: Final = 5.0
+#: Without a link to rank 0 nothing goes. An attempt of libzmq lasts 3 s and fails where the network loses two packets
+#: of it in a row; this is time for four.
+_RANK_0_LINK_S: Final = 15.0
+_SLICE_S: Final = 0.1
 #: How many times as long as the master takes to find a machine that is cut off.
 _PATIENCE: Final = 2
 
@@ -151,9 +155,9 @@ class DataPlaneJoin:
                 f"the master sent the addresses of {sorted(endpoints)}, not of {list(others)}"
             )
         spokes = self._spokes(endpoints, links)
-        deadline = self._clock.now() + _LINK_S
+        started = self._clock.now()
         for rank, spoke in list(spokes.items()):
-            if spoke.monitor.wait(max(0.0, deadline - self._clock.now())) is LinkState.UP:
+            if self._is_up(rank, spoke, started + (_LINK_S if rank else _RANK_0_LINK_S)):
                 continue
             if rank == 0:
                 # Found here, or else by the first request, which would wait for long.
@@ -163,6 +167,14 @@ class DataPlaneJoin:
             spoke.close()
             del spokes[rank]
         return spokes
+
+    def _is_up(self, rank: int, spoke: ZmqSpoke, deadline: float) -> bool:
+        """Once that is certain, or at the deadline. Raises PeerLost when the master tells of a loss meanwhile."""
+        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
+            if self._clock.now() >= deadline:
+                return False
+            self._liveness.check(rank, "connecting")
+        return spoke.monitor.state is LinkState.UP
 
     def _spokes(self, endpoints: Mapping[int, str], links: TensorLinks) -> dict[int, ZmqSpoke]:
         spokes = {}

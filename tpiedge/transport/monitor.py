@@ -50,7 +50,7 @@ class LinkMonitor:
         """Until the link is UP, REFUSED or (twice) FAILED; otherwise what is known after `timeout_s`."""
         deadline = time.monotonic() + timeout_s
         self.poll()  # what has happened already costs no time
-        while not self._settled():
+        while not self.settled:
             remaining_s = deadline - time.monotonic()
             if remaining_s <= 0 or not self._take(remaining_s):
                 break
@@ -79,7 +79,9 @@ class LinkMonitor:
                 self._socket.disable_monitor()
                 self._events.close(linger=0)
 
-    def _settled(self) -> bool:
+    @property
+    def settled(self) -> bool:
+        """Whether it is of no use to wait for anything else."""
         return self.state in (LinkState.UP, LinkState.REFUSED) or self._failures >= _CERTAIN
 
     def _take(self, timeout_s: float) -> bool:
