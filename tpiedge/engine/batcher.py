@@ -37,7 +37,7 @@ __all__ = ["MAX_DRAFTED", "Batch", "BatchLimits", "Batcher"]
 MAX_DRAFTED: Final = 15
 """Guesses for one sequence in a step: with the row before them, as many as a node's fast path takes."""
 
-_PATIENCE: Final = 4.0
+_PATIENCE: Final = 4.5
 _STEP_S: Final = 1.0
 #: Prompt tokens that join answers where it is not known yet what a step costs; that join them at least; and that a step
 #: without answers has at least.

@@ -291,10 +291,9 @@ class Leader:
         pieces = list(zip(batch.pieces, ends, strict=True))
         rows = [row for piece, end in pieces if piece.draws for row in range(end - 1 - piece.drafted, end)]
         with self._meter.head_span():
-            room = self._room(len(rows))
-            logits_MV = (
-                self._head.logits(x_TH[rows], apart=not self._forward.quantised, room=room) if rows else room
-            )
+            logits_MV = self._room(len(rows))
+            if rows:
+                self._head.logits(_rows(x_TH, rows), apart=not self._forward.quantised, room=logits_MV)
         first = 0
         for piece, end in pieces:
             live = self._live[piece.sequence.request.id]
@@ -351,6 +350,11 @@ class Leader:
         for row in range(0, len(scores), _SCORE_ROWS):
             part = tuple(scores[row : row + _SCORE_ROWS])
             live.emit(PromptScores(self._epoch, live.sequence.request.id, piece.start + 1 + row, part))
+
+
+def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:
+    """Those rows, which ascend. By numpy: torch takes threads of its own, which wait for more work where ours go on."""
+    return x_TH if len(rows) == len(x_TH) else torch.from_numpy(x_TH.numpy()[rows])
 
 
 def _nothing() -> None:

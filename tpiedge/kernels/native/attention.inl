@@ -24,6 +24,27 @@ struct Run {
     const W *row(int64_t s) const { return reinterpret_cast<const W *>(at + s * stride); }
 };
 
+// Memory that is read soon, asked for little by little between computations: all at once, it would fill the CPU's queue for
+// lines and what is computed would wait behind it.
+struct Ahead {
+    const unsigned char *at;
+    const unsigned char *end;
+    int64_t step;
+
+    // All of [at, at + nbytes) is asked for after `times` calls of `some`.
+    Ahead(const unsigned char *from, int64_t nbytes, int64_t times)
+        : at(from), end(from + nbytes), step((nbytes / LINE + times) / times * LINE) {}
+
+    void some() {
+        constexpr int l2 = 2;  // a block may be too large for the L1 cache
+        const unsigned char *stop = end - at < step ? end : at + step;
+        for (; at < stop; at += LINE) __builtin_prefetch(at, 0, l2);
+    }
+
+  private:
+    static constexpr int64_t LINE = 64;
+};
+
 template <class W>
 constexpr bool CODES = std::is_same<W, Q8>::value || std::is_same<W, Q4>::value;
 
@@ -88,8 +109,9 @@ inline void multiply_codes(const float *const *q, const W *const *key, int64_t w
 }
 
 template <class V, class W, int ROWS>
-inline void scores(const float *const *q, const Run<V, W> &k, float scale, int count, float (*to)[KEYS]) {
+inline void scores(const float *const *q, const Run<V, W> &k, int count, float (*to)[KEYS], Ahead &ahead) {
     for (int s = 0; s < count; s += KEYS_AT_ONCE) {
+        ahead.some();
         const W *key[KEYS_AT_ONCE];  // a short last group repeats its last key
         for (int i = 0; i < KEYS_AT_ONCE; i++) key[i] = k.row(s + i < count ? s + i : count - 1);
         typename V::Reg sums[ROWS][KEYS_AT_ONCE];
@@ -104,17 +126,17 @@ inline void scores(const float *const *q, const Run<V, W> &k, float scale, int c
             for (int h = 0; h < ROWS; h++)
                 for (int i = 0; i < V::KEYS; i++) sums[h][first + i] = acc[h][i];
         }
-        for (int h = 0; h < ROWS; h++) {
-            V::sum4(sums[h], to[h] + s);
-            for (int i = 0; i < KEYS_AT_ONCE; i++) to[h][s + i] *= scale;
-        }
+        for (int h = 0; h < ROWS; h++) V::sum4(sums[h], to[h] + s);
     }
 }
 
-// Turns a block's scores of the keys [low, high) into weights, and the others into zeros; returns what the earlier
-// blocks' sums are to be multiplied with.
-template <class V>
-inline float soften(float *weight, int low, int high, float *highest, float *sum) {
+// Turns a block's products of the keys [low, high) into weights, and the others into zeros; returns what the earlier
+// blocks' sums are to be multiplied with. WHOLE: the keys are [0, KEYS).
+template <class V, bool WHOLE>
+inline float soften(float *weight, float scale, int low, int high, float *highest, float *sum) {
+    if (WHOLE) low = 0, high = KEYS;  // said to the compiler: the loops below take the same few registers
+    const auto factor = V::broadcast(scale);
+    for (int s = 0; s < high; s += V::lanes) V::store(weight + s, V::mul(V::load(weight + s), factor));
     for (int s = 0; s < low; s++) weight[s] = -INFINITY;
     for (int s = high; s < KEYS; s++) weight[s] = -INFINITY;
     auto most = V::broadcast(*highest);
@@ -142,12 +164,13 @@ inline float soften(float *weight, int low, int high, float *highest, float *sum
 
 template <class V, class W, int ROWS, int VECTORS, bool SOME>
 inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last, int some,
-                     float (*out)[MAX_HEAD_WIDTH], int64_t from, int64_t col) {
+                     float (*out)[MAX_HEAD_WIDTH], int64_t from, int64_t col, Ahead &ahead) {
     typename V::Reg acc[ROWS][VECTORS];
     for (int h = 0; h < ROWS; h++)
         for (int i = 0; i < VECTORS; i++)
             acc[h][i] = V::mul(V::broadcast(kept[h]), get<V, SOME>(out[h] + from + col + i * V::lanes, some));
     for (int s = first; s < last; s++) {
+        ahead.some();
         const W *row = v.row(s) + col;
         typename V::Reg value[VECTORS];
         for (int i = 0; i < VECTORS; i++) value[i] = get<V, SOME>(row + i * V::lanes, some);
@@ -168,26 +191,27 @@ inline void mix_tile(const float (*weight)[KEYS], const float *kept, const Run<V
 // out = kept * out + weight * v, of the columns [from, from + v.width) of out.
 template <class V, class W, int ROWS>
 inline void mix_columns(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                        float (*out)[MAX_HEAD_WIDTH], int64_t from) {
+                        float (*out)[MAX_HEAD_WIDTH], int64_t from, Ahead &ahead) {
     int64_t c = 0;
     for (; c + V::VECTORS * V::lanes <= v.width; c += V::VECTORS * V::lanes)
-        mix_tile<V, W, ROWS, V::VECTORS, false>(weight, kept, v, first, last, V::lanes, out, from, c);
+        mix_tile<V, W, ROWS, V::VECTORS, false>(weight, kept, v, first, last, V::lanes, out, from, c, ahead);
     for (; c + V::lanes <= v.width; c += V::lanes)
-        mix_tile<V, W, ROWS, 1, false>(weight, kept, v, first, last, V::lanes, out, from, c);
+        mix_tile<V, W, ROWS, 1, false>(weight, kept, v, first, last, V::lanes, out, from, c, ahead);
     const int left = static_cast<int>(v.width - c);
-    if (left) mix_tile<V, W, ROWS, 1, true>(weight, kept, v, first, last, left, out, from, c);
+    if (left) mix_tile<V, W, ROWS, 1, true>(weight, kept, v, first, last, left, out, from, c, ahead);
 }
 
 // Of codes: `VECTORS` from the i-th number of a whole group on.
 template <class V, class W, int ROWS, int VECTORS>
 inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                      float (*out)[MAX_HEAD_WIDTH], int64_t group, int i) {
+                      float (*out)[MAX_HEAD_WIDTH], int64_t group, int i, Ahead &ahead) {
     const int64_t col = group * KV_GROUP + i;
     typename V::Reg acc[ROWS][VECTORS];
     for (int h = 0; h < ROWS; h++)
         for (int n = 0; n < VECTORS; n++)
             acc[h][n] = V::mul(V::broadcast(kept[h]), V::load(out[h] + col + n * V::lanes));
     for (int s = first; s < last; s++) {
+        ahead.some();
         const WholeGroup<V, W> codes(v.row(s), v.width, group);
         typename V::Reg value[VECTORS];
         for (int n = 0; n < VECTORS; n++) value[n] = codes.get(i + n * V::lanes);
@@ -202,41 +226,43 @@ inline void mix_group(const float (*weight)[KEYS], const float *kept, const Run<
 
 template <class V, class W, int ROWS>
 inline void mix(const float (*weight)[KEYS], const float *kept, const Run<V, W> &v, int first, int last,
-                float (*out)[MAX_HEAD_WIDTH]) {
+                float (*out)[MAX_HEAD_WIDTH], Ahead &ahead) {
     if constexpr (!CODES<W>) {
-        mix_columns<V, W, ROWS>(weight, kept, v, first, last, out, 0);
+        mix_columns<V, W, ROWS>(weight, kept, v, first, last, out, 0, ahead);
     } else {
         constexpr int vectors = KV_GROUP / V::lanes < V::VECTORS ? KV_GROUP / V::lanes : V::VECTORS;
         const int64_t groups = whole_groups(v.width);
         for (int64_t g = 0; g < groups; g++)
             for (int i = 0; i < KV_GROUP; i += vectors * V::lanes)
-                mix_group<V, W, ROWS, vectors>(weight, kept, v, first, last, out, g, i);
+                mix_group<V, W, ROWS, vectors>(weight, kept, v, first, last, out, g, i, ahead);
         const int64_t done = groups * KV_GROUP;
         if (done == v.width) return;
         float rest[KEYS][KV_GROUP];
         for (int s = first; s < last; s++) expand_rest(v.row(s), v.width, rest[s]);
         const Run<V, float> run{reinterpret_cast<const unsigned char *>(rest), sizeof rest[0], v.width - done};
-        mix_columns<V, float, ROWS>(weight, kept, run, first, last, out, done);
+        mix_columns<V, float, ROWS>(weight, kept, run, first, last, out, done, ahead);
     }
 }
 
 template <class V, class W>
-inline void score_rows(const Run<V, W> &k, float scale, int rows, Online &online) {
+inline void score_rows(const Run<V, W> &k, int rows, Online &online, Ahead &ahead) {
     int r = 0;  // the later a query, the more keys it sees
     for (; r + V::TOKENS <= rows; r += V::TOKENS)
-        scores<V, W, V::TOKENS>(online.q + r, k, scale, online.high[r + V::TOKENS - 1], online.weight + r);
-    for (; r < rows; r++) scores<V, W, 1>(online.q + r, k, scale, online.high[r], online.weight + r);
+        scores<V, W, V::TOKENS>(online.q + r, k, online.high[r + V::TOKENS - 1], online.weight + r, ahead);
+    for (; r < rows; r++) scores<V, W, 1>(online.q + r, k, online.high[r], online.weight + r, ahead);
 }
 
 template <class V, class W>
-inline void mix_rows(const Run<V, W> &v, int rows, Online &online) {
+inline void mix_rows(const Run<V, W> &v, int rows, Online &online, Ahead &ahead) {
     int r = 0;
     while (r < rows)
         if (r + V::TOKENS <= rows && online.alike(r, V::TOKENS)) {
-            mix<V, W, V::TOKENS>(online.weight + r, online.kept + r, v, online.low[r], online.high[r], online.out + r);
+            mix<V, W, V::TOKENS>(online.weight + r, online.kept + r, v, online.low[r], online.high[r], online.out + r,
+                ahead);
             r += V::TOKENS;
         } else {
-            mix<V, W, 1>(online.weight + r, online.kept + r, v, online.low[r], online.high[r], online.out + r);
+            mix<V, W, 1>(online.weight + r, online.kept + r, v, online.low[r], online.high[r], online.out + r,
+                ahead);
             r++;
         }
 }
@@ -252,14 +278,6 @@ inline void with_rows(const Run<V, W> &rows, int count, int queries, float *scra
         use(Run<V, float>{reinterpret_cast<const unsigned char *>(scratch),
                           rows.width * static_cast<int64_t>(sizeof(float)), rows.width});
     }
-}
-
-// Asks for rows that are read soon: where the next page lies the CPU cannot guess. A block may be too large for the L1
-// cache.
-inline void prefetch_rows(const unsigned char *rows, int64_t nbytes) {
-    constexpr int64_t line = 64;
-    constexpr int l2 = 2;
-    for (int64_t at = 0; at < nbytes; at += line) __builtin_prefetch(rows + at, 0, l2);
 }
 
 // The query heads [first, first + heads) of one KV head for `tokens` tokens from `token` on: ATTENTION_ROWS at most.
@@ -286,19 +304,22 @@ void attend(const Attention &a, const Span &span, int64_t token, int64_t tokens,
             online.low[r] = static_cast<int>(start < 0 ? 0 : start < KEYS ? start : KEYS);
         }
         const unsigned char *keys = tpiedge::key_at(a.layout, span, kv_head, s);
-        prefetch_rows(keys + a.layout.value_bytes, count * stride);
+        const int64_t readings = (rows + V::TOKENS - 1) / V::TOKENS;
+        Ahead values(keys + a.layout.value_bytes, count * stride, readings * ((count + KEYS_AT_ONCE - 1) / KEYS_AT_ONCE));
         with_rows(Run<V, W>{keys, stride, width}, count, rows, scratch,
-                  [&](const auto &run) { score_rows(run, a.scale, rows, online); });
-        if (const int64_t left = last - s - KEYS; left > 0)
-            prefetch_rows(tpiedge::key_at(a.layout, span, kv_head, s + KEYS), (left < KEYS ? left : KEYS) * stride);
+                  [&](const auto &run) { score_rows(run, rows, online, values); });
         for (int r = 0; r < rows; r++) {
-            const bool sees = online.low[r] < online.high[r];
-            online.kept[r] = sees ? soften<V>(online.weight[r], online.low[r], online.high[r], &online.highest[r],
-                                              &online.sum[r])
-                                  : 1.0f;
+            const int low = online.low[r], high = online.high[r];
+            const auto softened = low == 0 && high == KEYS ? soften<V, true> : soften<V, false>;
+            online.kept[r] =
+                low < high ? softened(online.weight[r], a.scale, low, high, &online.highest[r], &online.sum[r]) : 1.0f;
         }
+        // Where the next page lies the CPU cannot guess.
+        const int64_t left = last - s - KEYS;
+        Ahead next(left > 0 ? tpiedge::key_at(a.layout, span, kv_head, s + KEYS) : keys,
+                   left > KEYS ? KEYS * stride : left > 0 ? left * stride : 0, readings * count);
         with_rows(Run<V, W>{keys + a.layout.value_bytes, stride, width}, count, rows, scratch,
-                  [&](const auto &run) { mix_rows(run, rows, online); });
+                  [&](const auto &run) { mix_rows(run, rows, online, next); });
     }
     for (int r = 0; r < rows; r++) {
         float *y = a.y + (online.q[r] - a.q);
