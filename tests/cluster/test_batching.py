@@ -273,6 +273,34 @@ def test_too_little_room_for_all_lets_the_oldest_go_on(shared: tuple[Reference, 
         assert cluster.leader.pages[0] == 0
 
 
+def test_a_prompt_that_gives_up_its_pages_is_scored_once(shared: tuple[Reference, Path]) -> None:
+    reference, pack = shared
+    page = page_of(reference, "bf16")
+    prompt = prompt_of(reference, page - 4)
+    scored = GenerationRequest("scored", prompt, 1, Sampling(), prompt_scores=True)
+    told: list[Token | PromptScores] = []
+    with InProcessCluster(
+        pack, split(reference, "2,1"), capacity_tokens=2 * page, context_tokens=2 * page, sequences=2
+    ) as cluster:
+        cluster.leader.submit(scored, told.append)
+        while not cluster.leader.idle:
+            cluster.leader.step()
+        alone, told = told, []
+        # Its answer needs the other page while the prompt is still computed.
+        cluster.leader.submit(ask(0, prompt_of(reference, page - 2), 12), lambda _: None)
+        cluster.leader.step()
+        cluster.leader.submit(scored, told.append)
+        while not cluster.leader.idle:
+            cluster.leader.step()
+    assert scores_of(told) == scores_of(alone)
+    assert [position for position, _ in scores_of(alone)] == [*range(1, len(prompt))]
+
+
+def scores_of(events: Sequence[Token | PromptScores]) -> list[tuple[int, float]]:
+    told = [event for event in events if isinstance(event, PromptScores)]
+    return [(event.first + n, score) for event in told for n, score in enumerate(event.scores)]
+
+
 @pytest.mark.parametrize("name", ["yi", "llama-rope-dynamic-beyond"])
 def test_f32_answers_are_the_reference_s_in_any_company(
     name: str, references: Callable[[str], Reference], packs: Callable[..., Path]

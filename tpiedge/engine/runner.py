@@ -67,12 +67,14 @@ class Serving:
 
 @dataclass(eq=False)
 class _Live:
-    """A request that has not ended, and what becomes of its tokens."""
+    """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
+    was not told yet."""
 
     sequence: RunningSequence
     sampler: Draws
     emit: Callable[[Token | PromptScores], None]
     reason: FinishReason | None = None
+    scored: int = 1
 
 
 class Leader:
@@ -341,15 +343,19 @@ class Leader:
                 return
 
     def _score(self, live: _Live, piece: StepPiece, x_TH: Tensor) -> None:
-        """Log probabilities of the prompt's own tokens after the piece's positions."""
-        following = live.sequence.request.prompt_ids[piece.start + 1 : piece.stop + 1]
+        """Log probabilities of the prompt's own tokens after the piece's positions, but for those that were told before
+        the sequence gave up its pages."""
+        told = max(0, live.scored - piece.start - 1)
+        following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
             return
         with self._meter.head_span():
-            scores = self._head.scores(x_TH[: len(following)], torch.tensor(following)).tolist()
+            x_MH = x_TH[told : told + len(following)]
+            scores = self._head.scores(x_MH, torch.tensor(following)).tolist()
         for row in range(0, len(scores), _SCORE_ROWS):
             part = tuple(scores[row : row + _SCORE_ROWS])
-            live.emit(PromptScores(self._epoch, live.sequence.request.id, piece.start + 1 + row, part))
+            live.emit(PromptScores(self._epoch, live.sequence.request.id, live.scored, part))
+            live.scored += len(part)
 
 
 def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:
