@@ -37,7 +37,7 @@ class PieceLoader:
         self._reader = reader
         self._offsets = (0, *accumulate(piece.nbytes for piece in sweep.pieces))
         self._own = Arena(self._offsets[-1], filled=not ring_bytes)
-        self._ring = Arena(ring_bytes)
+        self._ring = Arena(ring_bytes, filled=True)
         self._files: dict[str, DirectFile] = {}
         self._hashes: dict[str, HashTable] = {}
         self._checked: dict[int, tuple[RangeCheck, ...]] = {}
