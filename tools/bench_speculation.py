@@ -250,7 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=default_threads(), help="of all nodes together")
     parser.add_argument("--kept", type=float, default=0.3, help="part of the weights, where they stream")
     parser.add_argument("--wire", choices=("f32", "bf16", "int8"), default="f32", help="what travels")
-    parser.add_argument("--tokens", type=int, default=1000, help="of an answer at most [default: all]")
+    parser.add_argument("--tokens", type=int, default=1000, help="of an answer at most [default: 1000]")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     return parser

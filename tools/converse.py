@@ -90,9 +90,8 @@ class Exchange:
             return f"{self.finish_reason} {self.text!r}, alone {alone.finish_reason} {alone.text!r}"
         if not alone.text.startswith(self.text):
             return f"{self.text!r}, alone {alone.text!r}"
-        if self.logprobs != alone.logprobs[: len(self.logprobs)]:
-            return "other log probabilities"
-        return None
+        seen = len(self.logprobs) if self.left else None
+        return None if self.logprobs == alone.logprobs[:seen] else "other log probabilities"
 
 
 def ask(client: httpx.Client, body: dict[str, Any], leaves: Callable[[Exchange], bool]) -> Exchange:
@@ -114,7 +113,12 @@ def ask(client: httpx.Client, body: dict[str, Any], leaves: Callable[[Exchange],
                         exchange.left = True
                         return exchange
         exchange.error = "the stream ended early"
-    except httpx.HTTPError as error:
+    except (
+        httpx.HTTPError,
+        ValueError,
+        LookupError,
+        TypeError,
+    ) as error:  # the latter of events that are none
         exchange.error = f"{type(error).__name__}: {error}"
     return exchange
 
@@ -143,9 +147,16 @@ class Talker(threading.Thread):
         self._model = ""
         self.exchanges: list[Exchange] = []
         self.conversations = 0
+        self.error: BaseException | None = None
 
     def run(self) -> None:
         """Talks until the time is over, or something fails."""
+        try:
+            self._talk()
+        except BaseException as error:
+            self.error = error
+
+    def _talk(self) -> None:
         with httpx.Client(base_url=self._url, timeout=_ANSWER_S, trust_env=False) as client:
             self._model = client.get("/v1/models").json()["data"][0]["id"]
             while time.monotonic() < self._ends and not (self.exchanges and self.exchanges[-1].error):
@@ -232,9 +243,11 @@ def _talk(url: str, options: argparse.Namespace) -> tuple[list[Exchange], int]:
     for talker in talkers:
         talker.start()
     for talker in talkers:
-        talker.join(60 * options.minutes + _ANSWER_S)
+        talker.join(max(0.0, ends + _ANSWER_S - time.monotonic()))
         if talker.is_alive():
             raise SystemExit(f"{talker.name} has no answer {_ANSWER_S:g} s after the end")
+        if talker.error is not None:
+            raise SystemExit(f"{talker.name} failed: {talker.error!r}")
     return [one for talker in talkers for one in talker.exchanges], sum(
         talker.conversations for talker in talkers
     )

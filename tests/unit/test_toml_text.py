@@ -12,10 +12,20 @@ def test_what_is_in_order_is_read() -> None:
     assert parse_toml('[a.b]\nc = "x.y"\n', "t.toml") == {"a": {"b": {"c": "x.y"}}}
 
 
-@pytest.mark.parametrize("text", ["[" + "a." * 60_000, ".".join("a" * 60_000) + " = 1"], ids=["table", "key"])
-def test_names_of_many_parts_are_refused_at_once(text: str) -> None:
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[" + "a." * 4_000, "256 dots in line 2"),
+        (".".join("a" * 4_000) + " = 1", "256 dots in line 2"),
+        ('"\u2028".' * 4_000 + "a = 1", "256 dots in line 2"),
+        (".".join("a" * 60_000) + " = 1", "8192 dots"),
+        (f"[{'q.' * 250}q]\n" + "".join(f"{'a.' * 250}b{n} = 1\n" for n in range(400)), "8192 dots"),
+    ],
+    ids=["table", "key", "quoted", "long", "many"],
+)
+def test_names_of_many_parts_are_refused_at_once(text: str, words: str) -> None:
     began = time.process_time()
-    with pytest.raises(UserError, match=r"^t\.toml has more than 256 dots in line 2$"):
+    with pytest.raises(UserError, match=rf"^t\.toml has more than {words}$"):
         parse_toml("\n" + text, "t.toml")
     assert time.process_time() - began < 0.5
 

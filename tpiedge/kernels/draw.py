@@ -38,8 +38,8 @@ def draw(scores_V: Scores, filters: Filters, number: float) -> int:
 
 
 def likeliest(scores_V: Scores, count: int) -> tuple[list[int], float]:
-    """The ids of the `count` largest scores (all if there are fewer), descending, equals by id; and the logarithm of
-    the sum of e**score over all tokens, to 1e-8."""
+    """The ids of the `count` largest scores (all if there are fewer; one at least), descending, equals by id; and the
+    logarithm of the sum of e**score over all tokens, to 2e-8 for vocabularies of 262,144."""
     count = min(count, len(scores_V))
     ids, mass = _likeliest(scores_V, count)
     return ids, float(scores_V[ids[0]]) + math.log(mass * 2.0 ** -mass_bits(len(scores_V)))

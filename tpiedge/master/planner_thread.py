@@ -62,9 +62,10 @@ class PlannerThread:
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         question = tuple((one.name, one.offer, one.link) for one in machines), serving
-        if self._known(question) is None:
-            self._ask(question, machines, serving)
         answer = self._known(question)
+        if answer is None:
+            self._ask(question, machines, serving)
+            answer = self._known(question)
         if answer is None:
             raise StillPlanning
         if isinstance(answer, _FailedPlan):

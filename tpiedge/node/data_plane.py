@@ -25,8 +25,8 @@ from tpiedge.wire.control import Assign, Connect, Listening
 __all__ = ["DataPlane", "DataPlaneJoin", "DataPlaneTraffic"]
 
 _LINK_S: Final = 5.0
-#: Without a link to rank 0 nothing goes. An attempt of libzmq lasts 3 s and fails where the network loses two packets
-#: of it in a row; this is time for four.
+#: Without a link to rank 0 nothing goes. An attempt of libzmq to connect lasts 3 s, and fails where the network loses
+#: two packets of it in a row; this is time for four. (Two handshakes that fail are taken for a wrong address.)
 _RANK_0_LINK_S: Final = 15.0
 _SLICE_S: Final = 0.1
 #: How many times as long as the master takes to find a machine that is cut off.
@@ -170,10 +170,11 @@ class DataPlaneJoin:
 
     def _is_up(self, rank: int, spoke: ZmqSpoke, deadline: float) -> bool:
         """Once that is certain, or at the deadline. Raises PeerLost when the master tells of a loss meanwhile."""
-        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
+        while not spoke.monitor.settled:
             if self._clock.now() >= deadline:
                 return False
-            self._liveness.check(rank, "connecting")
+            if spoke.monitor.wait(_SLICE_S) is not LinkState.UP:
+                self._liveness.check(rank, "connecting")
         return spoke.monitor.state is LinkState.UP
 
     def _spokes(self, endpoints: Mapping[int, str], links: TensorLinks) -> dict[int, ZmqSpoke]:

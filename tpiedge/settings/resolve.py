@@ -1,13 +1,13 @@
 """Which value counts: the environment before the file. (The command line comes before both, defaults last.)"""
 
 import difflib
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tpiedge.errors import UserError
 from tpiedge.settings.file import SettingsFile
 from tpiedge.settings.schema import COMMON_TABLE, Flag, Verb
+from tpiedge.toml_text import parse_toml
 
 __all__ = ["Setting", "check_variables", "resolve", "unused_variables"]
 
@@ -76,7 +76,9 @@ def _listed(name: str, text: str) -> list[str]:
     if not text.lstrip().startswith("["):
         return [text]
     try:
-        items = tomllib.loads(f"items = {text}")["items"]
-    except (ValueError, RecursionError):
-        raise UserError(f'{name} is not a list like ["a", "b"]') from None
+        items = parse_toml(f"items = {text}", name)["items"]
+    except UserError:
+        items = None
+    if not isinstance(items, list) or not all(isinstance(item, str | int | float) for item in items):
+        raise UserError(f'{name} is not a list like ["a", "b"]')
     return [str(item) for item in items]

@@ -23,6 +23,7 @@ def test_equal_answers(seen: Exchange) -> None:
         (replace(ANSWER, text="a b"), "'a b'"),
         (replace(ANSWER, finish_reason="length"), "length"),
         (replace(ANSWER, logprobs=[1, 2, 4]), "log probabilities"),
+        (replace(ANSWER, logprobs=[1, 2]), "log probabilities"),
         (replace(LEFT, text="a c"), "'a c'"),
         (replace(LEFT, logprobs=[1, 3]), "log probabilities"),
         (replace(ANSWER, error="503"), "503"),

@@ -31,7 +31,7 @@ struct Ahead {
     const unsigned char *end;
     int64_t step;
 
-    // All of [at, at + nbytes) is asked for after `times` calls of `some`.
+    // After about `times` calls of `some` all of [at, at + nbytes) is asked for.
     Ahead(const unsigned char *from, int64_t nbytes, int64_t times)
         : at(from), end(from + nbytes), step((nbytes / LINE + times) / times * LINE) {}
 
@@ -56,7 +56,7 @@ struct Online {
     float highest[ATTENTION_ROWS];
     float sum[ATTENTION_ROWS];
     float kept[ATTENTION_ROWS];          // what the earlier blocks' sums are multiplied with
-    float weight[ATTENTION_ROWS][KEYS];  // the scores of the present block, then e^(score - highest)
+    float weight[ATTENTION_ROWS][KEYS];  // of the present block: products with its keys, then e^(score - highest)
     float out[ATTENTION_ROWS][MAX_HEAD_WIDTH];
 
     // Of `count` queries from the first on: whether they see the same keys.
@@ -136,9 +136,9 @@ template <class V, bool WHOLE>
 inline float soften(float *weight, float scale, int low, int high, float *highest, float *sum) {
     if (WHOLE) low = 0, high = KEYS;  // said to the compiler: the loops below take the same few registers
     const auto factor = V::broadcast(scale);
-    for (int s = 0; s < high; s += V::lanes) V::store(weight + s, V::mul(V::load(weight + s), factor));
     for (int s = 0; s < low; s++) weight[s] = -INFINITY;
     for (int s = high; s < KEYS; s++) weight[s] = -INFINITY;
+    for (int s = 0; s < high; s += V::lanes) V::store(weight + s, V::mul(V::load(weight + s), factor));
     auto most = V::broadcast(*highest);
     for (int s = 0; s < high; s += V::lanes) most = V::max(most, V::load(weight + s));
     float each[V::lanes];

@@ -66,7 +66,6 @@ struct Threshold {
 
 // The places of tokens among which the threshold is, ascending; at first all.
 struct Candidates {
-    const Tokens &tokens;
     int32_t *places;
     int64_t count;
     bool all = true;
@@ -106,7 +105,7 @@ uint32_t bucket_of(const Candidates &candidates, Digit digit, Amount amount, int
 template <class Amount>
 Threshold threshold(const Tokens &tokens, Amount amount, int64_t needed) {
     scratch().candidates.resize(tokens.count);
-    Candidates candidates{tokens, scratch().candidates.data(), tokens.count};
+    Candidates candidates{scratch().candidates.data(), tokens.count};
     int64_t before = 0;
     for (const int shift : SHIFTS) {
         const auto digit = [&](int32_t place) { return key_of(tokens.scores[place]) >> shift & (BUCKETS - 1); };

@@ -108,10 +108,9 @@ inline void dots(const uint8_t *codes, int64_t inputs, const uint8_t *q, const u
 
 // --- one panel times one tile
 
-// Which bytes are asked for ahead of their use. Those of a run follow each other, and the processor fetches them best by
-// itself, but where several tokens keep it computing for longer than it looks ahead: then it comes to the next bytes too
-// late. Of several tiles only the first would wait for memory, and the others leave it idle: so each asks for its part
-// of the groups of the panel that comes next.
+// Which bytes are asked for ahead of their use: what the processor fetches by itself is not far enough ahead, with one token
+// already, and the less so the longer several keep it computing. Of several tiles only the first would wait for memory, and
+// the others leave it idle: so each asks for its part of the groups of the panel that comes next.
 template <class P, int BITS>
 class Fetching {
     int64_t distance, tiles, groups_left;  // bytes; of the token; before the next one that is this tile's to ask for
