@@ -113,12 +113,8 @@ def ask(client: httpx.Client, body: dict[str, Any], leaves: Callable[[Exchange],
                         exchange.left = True
                         return exchange
         exchange.error = "the stream ended early"
-    except (
-        httpx.HTTPError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ) as error:  # the latter of events that are none
+    # All but the first: of events that are none.
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         exchange.error = f"{type(error).__name__}: {error}"
     return exchange
 

@@ -19,9 +19,8 @@ def parse_toml(text: str, source: str) -> dict[str, Any]:
     """Raises UserError that begins with `source`, which stays as it is."""
     if text.count(".") > _MOST_DOTS_IN_ALL:
         raise UserError(f"{source} has more than {_MOST_DOTS_IN_ALL} dots")
-    for number, line in enumerate(
-        text.split("\n"), 1
-    ):  # what else ends a line elsewhere may be part of a key
+    # Not by splitlines: what else ends a line elsewhere may be part of a key.
+    for number, line in enumerate(text.split("\n"), 1):
         if line.count(".") > _MOST_DOTS:
             raise UserError(f"{source} has more than {_MOST_DOTS} dots in line {number}")
     try:

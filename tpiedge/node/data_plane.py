@@ -170,11 +170,11 @@ class DataPlaneJoin:
 
     def _is_up(self, rank: int, spoke: ZmqSpoke, deadline: float) -> bool:
         """Once that is certain, or at the deadline. Raises PeerLost when the master tells of a loss meanwhile."""
-        while not spoke.monitor.settled:
+        # Its events are read before the clock: another link may have taken all the time.
+        while spoke.monitor.wait(_SLICE_S) is not LinkState.UP and not spoke.monitor.settled:
             if self._clock.now() >= deadline:
                 return False
-            if spoke.monitor.wait(_SLICE_S) is not LinkState.UP:
-                self._liveness.check(rank, "connecting")
+            self._liveness.check(rank, "connecting")
         return spoke.monitor.state is LinkState.UP
 
     def _spokes(self, endpoints: Mapping[int, str], links: TensorLinks) -> dict[int, ZmqSpoke]:

@@ -112,6 +112,14 @@ def test_nodes_that_cannot_reach_each_other_sum_by_the_star(endpoint: str) -> No
 
 
 @pytest.mark.usefixtures("impatient")
+def test_a_link_that_is_up_is_kept_though_another_took_all_the_time() -> None:
+    with Joining(4, tamper=elsewhere(1)) as joining:
+        facts = joining.all()[0].facts
+        assert facts.link(1, 3) is None
+        assert facts.link(2, 3) is not None
+
+
+@pytest.mark.usefixtures("impatient")
 def test_a_node_without_all_its_links_takes_no_other_way_than_the_star() -> None:
     with Joining(3, tamper=elsewhere(1)) as joining:
         joining.all()

@@ -16,7 +16,7 @@ TOOL = Path(__file__).parents[3] / "tools" / "bench_speculation.py"
 def test_answers_are_replayed(tmp_path: Path) -> None:
     pack = tmp_path / "pack"
     assert run_command("pack", "demo", "--precision", "q4", "--out", pack).status == 0
-    arguments = (
+    arguments = [
         "--cases",
         "resident,link-1ms",
         "--repeats",
@@ -26,7 +26,7 @@ def test_answers_are_replayed(tmp_path: Path) -> None:
         "--threads",
         "2",
         "--json",
-    )
+    ]
     ended = subprocess.run(
         [sys.executable, TOOL, pack, *arguments], capture_output=True, text=True, timeout=100, check=False
     )
