@@ -44,6 +44,7 @@ def test_a_socket_and_a_file_are_seen(tmp_path):
 def test_a_child_is_seen():
     before = Holdings.now()
     with subprocess.Popen(["sleep", "60"]) as child:
+        _await_command(child.pid)
         assert before.growth(AT_ONCE_S) == [f"process {child.pid}: sleep 60"]
         child.kill()
     assert before.growth(AT_ONCE_S) == []
@@ -55,6 +56,7 @@ def test_an_orphan_is_seen():
     command = "sleep 60 >/dev/null & echo $!"
     started = subprocess.run(["sh", "-c", command], stdout=subprocess.PIPE, check=True)
     orphan = int(started.stdout)
+    _await_command(orphan)
     assert before.growth(AT_ONCE_S) == [f"process {orphan}: sleep 60"]
     psutil.Process(orphan).kill()
     assert before.growth(30.0) == []
@@ -67,3 +69,15 @@ def test_what_goes_soon_has_its_time():
     started = time.monotonic()
     assert before.growth(60.0) == []
     assert time.monotonic() - started < 30
+
+
+def _await_command(pid: int) -> None:
+    """Until the process has its own command line.
+
+    A fork has its parent's at first, and none from the instant at which exec closes files, which is what Popen waits
+    for, until the kernel has laid out the new one.
+    """
+    deadline = time.monotonic() + 30
+    while psutil.Process(pid).cmdline() != ["sleep", "60"]:
+        assert time.monotonic() < deadline, psutil.Process(pid).cmdline()
+        time.sleep(0.001)
