@@ -1,7 +1,7 @@
 """Requests that share steps, pages and guesses get what each would get alone, whatever the schedule."""
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,11 +33,13 @@ Told = tuple[int, tuple[tuple[int, float], ...]]
 
 @dataclass(frozen=True)
 class Arrival:
-    """A request, after how many steps it comes, and after how many tokens its caller leaves (0: never)."""
+    """A request, after how many steps it comes, and after how many tokens its caller leaves (0: never). Up to `known`
+    tokens of its answer were drawn by a cluster that was lost."""
 
     request: GenerationRequest
     step: int
     leaves: int = 0
+    known: int = 0
 
 
 class Run:
@@ -49,6 +51,7 @@ class Run:
         self.steps = 0
         waiting = sorted(arrivals, key=lambda arrival: arrival.step)
         self._leaving = {arrival.request.id: arrival.leaves for arrival in arrivals if arrival.leaves}
+        self._known = {arrival.request.id: len(arrival.request.answer_ids) for arrival in arrivals}
         self._leader = leader
         while waiting or not leader.idle:
             while waiting and waiting[0].step <= self.steps:
@@ -61,7 +64,7 @@ class Run:
     def _take(self, event: Token | PromptScores) -> None:
         assert isinstance(event, Token)
         seen = self.tokens[event.request]
-        assert event.index == len(seen), "a token is lost, or came twice"
+        assert event.index == self._known[event.request] + len(seen), "a token is lost, or came twice"
         seen.append(event)
         if len(seen) == self._leaving.get(event.request):
             self._leader.cancel(event.request)
@@ -90,11 +93,12 @@ def requests_of(page: int) -> st.SearchStrategy[list[Arrival]]:
         warm: bool,
         step: int,
         leaves: int,
+        known: int,
     ) -> Arrival:
         beginning = tuple(token for kind in pages for token in kinds[kind]) + kinds[0][:some]
         prompt = beginning + tuple(own) * repeats
         sampling = Sampling(temperature=1.5 if warm else 0.0, logprobs=LOGPROBS)
-        return Arrival(GenerationRequest("", prompt, count, sampling, (), True, True), step, leaves)
+        return Arrival(GenerationRequest("", prompt, count, sampling, (), True, True), step, leaves, known)
 
     one = st.builds(
         arrival,
@@ -106,6 +110,7 @@ def requests_of(page: int) -> st.SearchStrategy[list[Arrival]]:
         warm=st.booleans(),
         step=st.integers(0, 12),
         leaves=st.sampled_from([0, 0, 0, 1, 5]),
+        known=st.sampled_from([0, 0, 1, 7]),
     )
 
     def numbered(arrivals: list[Arrival]) -> list[Arrival]:
@@ -160,8 +165,9 @@ def test_company_changes_no_bit(
     references: Callable[[str], Reference],
     packs: Callable[..., Path],
 ) -> None:
-    """Arrivals, cancels, sequences that give up their pages, shared prefixes and guesses, on one to four nodes, with
-    weights that stay or stream; compared with one node that serves each request alone and keeps nothing."""
+    """Arrivals, cancels, sequences that give up their pages, shared prefixes and guesses, answers that go on after a
+    loss, on one to four nodes, with weights that stay or stream; compared with one node that serves each request alone
+    and keeps nothing."""
     reference = references(name)
     pack, page = (
         packs(reference, precision),
@@ -182,6 +188,10 @@ def test_company_changes_no_bit(
         ) as cluster,
     ):
 
+        def told_alone(request: GenerationRequest) -> list[Told]:
+            request = replace(request, keep_prefix=False)
+            return Run(alone.leader, [Arrival(request, 0)]).told(request.id)
+
         @settings(
             max_examples=int(SCHEDULES or 25),
             deadline=None,
@@ -193,19 +203,28 @@ def test_company_changes_no_bit(
         def check(arrivals: list[Arrival]) -> None:
             if precision is Precision.F32:
                 arrivals = [greedy(arrival) for arrival in arrivals]
-            run = Run(cluster.leader, arrivals)
+            alones = {arrival.request.id: told_alone(arrival.request) for arrival in arrivals}
+            run = Run(cluster.leader, [gone_on(arrival, alones) for arrival in arrivals])
             assert cluster.leader.pages[0] == 0, "pages are held by nobody"
             for arrival in arrivals:
-                request = replace(arrival.request, keep_prefix=False)
-                expected = Run(alone.leader, [Arrival(request, 0)]).told(request.id)
-                told = run.told(request.id)
-                finished = run.finished[request.id]
+                name = arrival.request.id
+                known = len(gone_on(arrival, alones).request.answer_ids)
+                expected = alones[name][known:]
+                told, finished = run.told(name), run.finished[name]
                 assert alike(told, expected, precision)
-                assert finished.tokens == len(told)
+                assert finished.tokens == known + len(told)
                 assert (finished.reason == "cancel") == (len(told) < len(expected))
                 assert len(told) >= arrival.leaves or finished.reason != "cancel"
 
         check()
+
+
+def gone_on(arrival: Arrival, alones: Mapping[str, list[Told]]) -> Arrival:
+    """The arrival with the tokens that are known of its answer, which lacks one at least."""
+    request = arrival.request
+    known = min(arrival.known, request.max_tokens - 1)
+    answer_ids = tuple(token for token, _ in alones[request.id][:known])
+    return replace(arrival, request=replace(request, answer_ids=answer_ids))
 
 
 def prompt_of(reference: Reference, length: int) -> tuple[int, ...]:
@@ -312,9 +331,14 @@ def test_f32_answers_are_the_reference_s_in_any_company(
         split(reference, "2,1"),
         capacity_tokens=320,
         context_tokens=320,
-        sequences=5,
+        sequences=6,
         speculate=5,
     ) as cluster:
         others = [Arrival(ask(n, prompt_of(reference, 30 * n), 30), n) for n in range(1, 5)]
-        run = Run(cluster.leader, [*others, Arrival(ask(9, prompt, len(answer)), 3)])
+        whole, rest = (
+            ask(9, prompt, len(answer)),
+            replace(ask(10, prompt, len(answer)), answer_ids=answer[:7]),
+        )
+        run = Run(cluster.leader, [*others, Arrival(whole, 3), Arrival(rest, 4)])
         assert tuple(token.token for token in run.tokens["r9"]) == answer
+        assert tuple(token.token for token in run.tokens["r10"]) == answer[7:]

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import itertools
 import json
 import socket
 import threading
@@ -11,6 +12,7 @@ import httpx
 import pytest
 
 from tpiedge.api.limits import Limits
+from tpiedge.errors import PeerLost
 
 LIMIT_S = 20.0
 BODY = {"model": "babbler", "prompt": "x", "stream": True}
@@ -56,6 +58,40 @@ def test_a_waiting_client_is_pinged(serve, service):
         generation.finish()
         rest = [line for line in lines if line.startswith("data")]
         assert rest[-1] == "data: [DONE]"
+
+
+def test_a_pause_is_said_at_once_and_again_and_counted(serve, service):
+    server = serve(limits=Limits(ping_s=0.05))
+    more = {"stream": True, "stream_options": {"include_usage": True}}
+    with (
+        httpx.Client(base_url=server.url) as http,
+        http.stream("POST", "/v1/completions", json=BODY | more) as answer,
+    ):
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(5)
+        generation.pause("node 1 (dell-1) was lost\nduring the work")
+        lines = answer.iter_lines()
+        said = [line for line in itertools.islice(lines, 20) if line.startswith(": ") and line != ": ping"]
+        assert len(said) > 2
+        assert set(said) == {": node 1 (dell-1) was lost during the work"}
+        generation.resume(1.25)
+        generation.say(5)
+        generation.finish()
+        rest = list(lines)
+    usage = next(json.loads(line.removeprefix("data: ")) for line in rest if '"usage": {' in line)["usage"]
+    assert usage["completion_tokens"] == 2
+    assert usage["pauses"] == {"count": 1, "seconds": 1.25}
+
+
+def test_a_whole_answer_that_pauses_keeps_its_status(serve, service):
+    def break_off(generation):
+        generation.say(5)
+        generation.pause("node 1 was lost")
+        generation.fail(PeerLost(1, "the work", "killed"))
+
+    service.script = break_off
+    answer = httpx.post(f"{serve().url}/v1/completions", json=BODY | {"stream": False})
+    assert answer.status_code == 503
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -4,8 +4,9 @@ Laws:
 
 1. A stream that fails ends with an error event and an unfinished body: no finish reason, no [DONE]. So no client can
    take a part for the whole.
-2. A stream begins with its first event or ping, a whole answer with its end or, where that takes long, with blank
-   lines: what fails earlier has a status of its own, what fails later is the one value of the body.
+2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping; a whole answer with its end or,
+   where that takes long, with blank lines: what fails earlier has a status of its own, what fails later is the one
+   value of the body. The ping of an answer that pauses says why.
 3. A client that says how long it waits for a byte (OpenAI's do) hears one in half that time: else it would ask again,
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
@@ -25,6 +26,8 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.replies import ReplyFormatter
 from tpiedge.api.stream_bridge import StreamBridge
 from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.master.journal import Paused
+from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
 __all__ = ["Aborted", "Answering", "Send", "Stalled", "send_json"]
@@ -32,7 +35,8 @@ __all__ = ["Aborted", "Answering", "Send", "Stalled", "send_json"]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 _DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
+#: Errors that are known at once come before it.
+_OPEN_S = 0.25
 _BLANK = b"\n"  # JSON may begin with it
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _UNBUFFERED = (b"x-accel-buffering", b"no")
@@ -92,12 +96,14 @@ class Answering:
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[TextPiece | None]:
         """The pieces of the answer; None where the client is to hear that we live: after `quiet_s`, then every
-        `ping_s`. The pieces themselves it hears in a stream only."""
+        `ping_s`. The pieces themselves, and that a pause begins, it hears in a stream only."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         while True:
             event = await self.bridge.next(max(0.0, due - now()))
             piece = None if event is None else self.transcript.feed(event)
+            if isinstance(event, Paused) and self.envelope.reply.stream:
+                event = None
             if event is None or (piece is not None and self.envelope.reply.stream):
                 due = now() + self.limits.ping_s
             if piece is not None and piece.last is not None:
@@ -119,7 +125,7 @@ class Answering:
                     started = True
                     await self._start(send, _JSON_HEADERS)
                 await self._write(send, _BLANK)
-            answer = self.envelope.whole(pieces, self.transcript.count, self.transcript.finished)
+            answer = self.envelope.whole(pieces, self.transcript)
         except (Disconnected, Stalled):
             raise
         except Exception as error:
@@ -134,12 +140,12 @@ class Answering:
     async def _stream(self, send: Send) -> None:
         started = False
         try:
-            async for piece in self._pieces(self.limits.ping_s):
+            async for piece in self._pieces(min(_OPEN_S, self.limits.ping_s)):
                 if not started:
                     started = True
                     await self._open(send)
                 if piece is None:
-                    await self._write(send, _PING)
+                    await self._write(send, _comment(self.transcript.paused or "ping"))
                 else:
                     await self._write(send, _event(self.envelope.chunk(piece)))
         except (Disconnected, Stalled):
@@ -160,7 +166,7 @@ class Answering:
     async def _close(self, send: Send) -> None:
         usage = b""
         if self.envelope.reply.include_usage:
-            usage = _event(self.envelope.closing(self.transcript.count, self.transcript.finished))
+            usage = _event(self.envelope.closing(self.transcript))
         await self._guarded(send({"type": "http.response.body", "body": usage + _DONE}))
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
@@ -192,6 +198,11 @@ async def send_json(
     found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": found})
     await send({"type": "http.response.body", "body": body})
+
+
+def _comment(text: str) -> bytes:
+    """What clients do not take for a part of the answer."""
+    return f": {sanitised_line(text)}\n\n".encode()
 
 
 def _event(value: object) -> bytes:

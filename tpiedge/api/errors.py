@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from tpiedge.api.service import Busy, Unavailable
-from tpiedge.errors import Cancelled, OutOfMemory, PeerError, ResourceError, TpiedgeError, UserError
+from tpiedge.errors import Cancelled, OutOfMemory, PeerError, PeerLost, ResourceError, TpiedgeError, UserError
 
 __all__ = ["ApiError", "of_exception", "refused"]
 
@@ -54,12 +54,12 @@ def of_exception(error: BaseException) -> ApiError:
         case Busy():
             wait = {"Retry-After": str(max(1, math.ceil(error.retry_after_s)))}
             return ApiError(429, str(error), "queue_full", headers=wait)
-        case Unavailable():
+        case PeerLost():
+            return ApiError(503, str(error), "worker_lost", headers={"Retry-After": "5"})
+        case Unavailable() | PeerError():
             return ApiError(503, str(error), "unavailable", headers={"Retry-After": "5"})
         case UserError():
             return refused(str(error))
-        case PeerError():
-            return ApiError(503, str(error), "worker_lost", headers={"Retry-After": "5"})
         case OutOfMemory():
             return ApiError(503, str(error), "out_of_memory")
         case ResourceError():

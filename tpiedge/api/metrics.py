@@ -121,6 +121,8 @@ def _requests(status: ClusterStatus) -> Iterator[_Family]:
         totals.cached_tokens,
     )
     yield _counter("generated_tokens_total", "Tokens of answers.", totals.tokens)
+    yield _counter("resumed_answers_total", "Answers that went on in another epoch.", totals.resumed)
+    yield _counter("paused_answer_seconds_total", "For how long those had paused.", totals.paused_s)
 
 
 def _nodes(status: ClusterStatus) -> Iterator[_Family]:
@@ -143,7 +145,7 @@ def _gauge(name: str, says: str, value: float) -> _Family:
     return _Family(name, "gauge", says, [(_NONE, float(value))])
 
 
-def _counter(name: str, says: str, value: int) -> _Family:
+def _counter(name: str, says: str, value: float) -> _Family:
     return _Family(name, "counter", says, [(_NONE, float(value))])
 
 

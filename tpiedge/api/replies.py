@@ -4,9 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tpiedge.api.schema import Reply
-from tpiedge.api.transcript import TextPiece
+from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.control import Token
 
 __all__ = ["ReplyFormatter"]
 
@@ -35,12 +35,12 @@ class ReplyFormatter:
         shown: Json = {"delta": {"content": piece.text} if piece.text else {}}
         return self._chunk([self._choice(shown if self.reply.chat else {"text": piece.text}, piece)])
 
-    def closing(self, tokens: int, finished: Finished | None) -> Json:
-        """The chunk with the usage, which has no choice. `tokens`, `finished`: as in `_usage`."""
-        return self._chunk([]) | {"usage": self._usage(tokens, finished)}
+    def closing(self, transcript: Transcript) -> Json:
+        """The chunk with the usage, which has no choice."""
+        return self._chunk([]) | {"usage": self._usage(transcript)}
 
-    def whole(self, pieces: Sequence[TextPiece], tokens: int, finished: Finished | None) -> Json:
-        """The answer that is not streamed. `tokens`, `finished`: as in `_usage`."""
+    def whole(self, pieces: Sequence[TextPiece], transcript: Transcript) -> Json:
+        """The answer that is not streamed, which consists of `pieces`."""
         text = "".join(piece.text for piece in pieces)
         all_tokens = tuple(token for piece in pieces for token in piece.tokens)
         offsets = tuple(offset for piece in pieces for offset in piece.offsets)
@@ -49,7 +49,7 @@ class ReplyFormatter:
             shown = {"message": {"role": "assistant", "content": text, "refusal": None}}
         choice = self._choice(shown, TextPiece(text, all_tokens, offsets, pieces[-1].last))
         kind = "chat.completion" if self.reply.chat else "text_completion"
-        return self._object(kind, [choice]) | {"usage": self._usage(tokens, finished)}
+        return self._object(kind, [choice]) | {"usage": self._usage(transcript)}
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._object("chat.completion.chunk" if self.reply.chat else "text_completion", choices)
@@ -74,9 +74,10 @@ class ReplyFormatter:
             choice["token_ids"] = [token.token for token in piece.tokens]
         return choice
 
-    def _usage(self, tokens: int, finished: Finished | None) -> Json:
-        """What the answer of so many tokens took; without rank 0's last word, which a stop string does not wait for,
-        only what is known here."""
+    def _usage(self, transcript: Transcript) -> Json:
+        """What the answer took; without rank 0's last word, which a stop string does not wait for, only what is known
+        here."""
+        tokens, finished = transcript.count, transcript.finished
         total = self.prompt_tokens + tokens
         usage: Json = {
             "prompt_tokens": self.prompt_tokens,
@@ -87,6 +88,8 @@ class ReplyFormatter:
             usage["prompt_tokens_details"] = {"cached_tokens": finished.cached_tokens}
             if finished.steps:
                 usage["tokens_per_step"] = round(finished.tokens / finished.steps, 2)
+        if transcript.pauses:
+            usage["pauses"] = {"count": transcript.pauses, "seconds": round(transcript.paused_s, 3)}
         return usage
 
     def _chat_scores(self, piece: TextPiece) -> Json:

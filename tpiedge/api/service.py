@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import TpiedgeError
+from tpiedge.master.journal import Paused, Resumed
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -28,7 +29,7 @@ __all__ = [
     "Unavailable",
 ]
 
-AnswerEvent = Token | PromptScores | Finished
+AnswerEvent = Token | PromptScores | Paused | Resumed | Finished
 
 
 class Busy(TpiedgeError):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from tpiedge.api.service import AnswerEvent
 from tpiedge.errors import Cancelled
+from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
@@ -35,6 +36,11 @@ class Transcript:
         """Tokens of the answer so far."""
         self.finished: Finished | None = None
         """What rank 0 said at the end; None before it, and where a stop string ended the answer."""
+        self.paused = ""
+        """Why it pauses, while it does."""
+        self.pauses = 0
+        self.paused_s = 0.0
+        """How often it paused, and for how long in all, the pause that lasts not included."""
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
@@ -47,6 +53,12 @@ class Transcript:
                 if stopped:
                     return self._piece(text, "stop")
                 return self._piece(text, None) if text or self._tokenizer is None else None
+            case Paused(why=why):
+                self.paused = why
+            case Resumed(paused_s=paused_s):
+                self.paused = ""
+                self.pauses += 1
+                self.paused_s += paused_s
             case Finished(reason="cancel"):
                 raise Cancelled("the request was cancelled: the server is shutting down or gave it up")
             case Finished(reason=reason):

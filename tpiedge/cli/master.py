@@ -49,7 +49,7 @@ from tpiedge.local.paths import master_state
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
-from tpiedge.master.master import Master
+from tpiedge.master.master import RECOVERY_GRACE_S, Master
 from tpiedge.master.placement import OWN_NAME, NodePlacement
 from tpiedge.master.planner_thread import PlannerThread
 from tpiedge.master.rank_zero import RankZero, RankZeroSettings
@@ -99,6 +99,7 @@ class _Flags:
     collective: CollectiveChoice
     wire: WirePrecision
     answer_s: float | None
+    recovery_grace_s: float
     descriptors: int
 
 
@@ -142,6 +143,13 @@ class _Flags:
     type=Number(1, _MOST_S),
     help="Seconds that an answer may take, its time in the queue included.  [default: as long as there is progress]",
 )
+@click.option(
+    "--recovery-grace",
+    type=Number(0, _MOST_S),
+    default=RECOVERY_GRACE_S,
+    show_default=True,
+    help="Seconds that requests wait for lost machines to return, where the others are too few.",
+)
 @click.option("--drain", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
 @state_option
 @cache_option
@@ -169,6 +177,7 @@ def master(
     insecure: bool,
     token_file: Path | None,
     answer_limit: float | None,
+    recovery_grace: float,
     drain: float,
     state: Path | None,
     cache: Path | None,
@@ -191,6 +200,7 @@ def master(
         collective=collective,
         wire=wire,
         answer_s=answer_limit,
+        recovery_grace_s=recovery_grace,
         descriptors=check_descriptors(),
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
@@ -297,6 +307,7 @@ def _serving(
             entrance,
             timing=timing,
             known=[member.name for member in entrance.members],
+            recovery_grace_s=flags.recovery_grace_s,
         )
         service = MasterService(running, entrance, model, context, supervisor)
         secret = secrets.token_urlsafe(32)

@@ -2,7 +2,7 @@
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -74,12 +74,15 @@ class MasterClient:
         return self._call("POST", path, body)
 
     @contextlib.contextmanager
-    def stream(self, path: str, body: Mapping[str, object]) -> Iterator[Iterator[str]]:
-        """The events of an answer, without the last one ([DONE]), for as long as the block lasts."""
+    def stream(
+        self, path: str, body: Mapping[str, object], on_pause: Callable[[str], None]
+    ) -> Iterator[Iterator[str]]:
+        """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `on_pause` gets why
+        the answer pauses, again and again while it does."""
         with self._failing(), self._http.stream("POST", path, json=body) as answer:
             if answer.status_code != httpx.codes.OK:
                 raise _error_of(answer.status_code, answer.read()[:_MAX_ERROR])
-            yield _events(answer)
+            yield _events(answer, on_pause)
 
     def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
         with self._failing():
@@ -117,10 +120,12 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _events(answer: httpx.Response) -> Iterator[str]:
+def _events(answer: httpx.Response, on_pause: Callable[[str], None]) -> Iterator[str]:
     for line in answer.iter_lines():
         if line == "data: [DONE]":
             return
+        if line.startswith(": ") and line != ": ping":
+            on_pause(sanitised(line.removeprefix(": ")))
         if line.startswith("data: "):
             yield line.removeprefix("data: ")
     raise PeerError("the master ended the answer early")

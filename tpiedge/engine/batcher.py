@@ -37,7 +37,7 @@ __all__ = ["MAX_DRAFTED", "Batch", "BatchLimits", "Batcher"]
 MAX_DRAFTED: Final = 15
 """Guesses for one sequence in a step: with the row before them, as many as a node's fast path takes."""
 
-_PATIENCE: Final = 4.5
+_PATIENCE: Final = 4.8
 _STEP_S: Final = 1.0
 #: Prompt tokens that join answers where it is not known yet what a step costs; that join them at least; and that a step
 #: without answers has at least.
@@ -118,8 +118,8 @@ class Batcher:
         return (*self._running, *self._waiting)
 
     def add(self, request: GenerationRequest) -> RunningSequence:
-        """Accepts a request, whose prompt and answer must fit the cache."""
-        sequence = RunningSequence(request, list(request.prompt_ids))
+        """Accepts a request, whose prompt and answer must fit the cache. What it has of its answer is computed anew."""
+        sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._limits.speculate and not self._turning:
             sequence.lookup = PromptLookup()
         self._waiting.append(sequence)

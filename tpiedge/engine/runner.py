@@ -139,8 +139,9 @@ class Leader:
         return self._pool.held, self._pool.pages
 
     def submit(self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None]) -> None:
-        """Accepts a request; its tokens go to `emit` as soon as they are drawn. Raises UserError where it cannot be
-        answered, for example because prompt + max_tokens exceed the context."""
+        """Accepts a request; its tokens go to `emit` as soon as they are drawn, but for `answer_ids`, which were told
+        before. Raises UserError where it cannot be answered, for example because prompt + max_tokens exceed the
+        context."""
         self._check(request)
         sampler = self._sampler_of(request)
         self._live[request.id] = _Live(self._batcher.add(request), sampler, emit)
@@ -205,12 +206,12 @@ class Leader:
     # --- requests
 
     def _sampler(self, request: GenerationRequest) -> Draws:
-        return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size)
+        return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
 
     def _check(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
             raise UserError("the prompt is empty: give at least one token")
-        beyond = max(request.prompt_ids)
+        beyond = max(*request.prompt_ids, *request.answer_ids, 0)
         if beyond >= self._config.vocab_size:
             raise UserError(f"token id {beyond} is outside the vocabulary of {self._config.vocab_size}")
         needed = len(request.prompt_ids) + max(request.max_tokens - 1, 0)

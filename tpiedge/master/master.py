@@ -3,8 +3,8 @@
 One thread, the control thread, owns the hub and decides everything; other threads submit requests and read
 snapshots. What it receives (`reception`) changes the roster and the sessions (`session_manager`); then it compares the
 actual state with the desired one (`reconciler`). One session may serve while the next one prepares: workers fetch what
-they lack in the meantime, and the switch happens while no request runs. A loss ends the serving session at once; its
-requests fail with the cause, and the next plan uses the machines that are present.
+they lack in the meantime, and then takes its place. A loss ends the serving session at once, and the next plan uses the
+machines that are present. Either way answers that run pause, and go on in the next session.
 """
 
 import logging
@@ -22,7 +22,7 @@ from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.quarantine import Reputation
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.reception import Reception
-from tpiedge.master.reconciler import NotServing, Reconciler
+from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
 from tpiedge.master.request_queue import QUEUE_LIMIT, PendingAnswer, RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.session_manager import SessionManager
@@ -31,7 +31,7 @@ from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Master", "NotServing"]
+__all__ = ["RECOVERY_GRACE_S", "Master", "NotServing"]
 
 _log = logging.getLogger(__name__)
 
@@ -57,18 +57,20 @@ class Master:
         timing: Timing | None = None,
         queue_limit: int = QUEUE_LIMIT,
         known: Sequence[str] = (),
+        recovery_grace_s: float = RECOVERY_GRACE_S,
     ) -> None:
-        """`known`: names of the workers that belonged to the cluster before, as for Roster."""
+        """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
+        long requests wait for lost machines to return where the others are too few."""
         timing = timing or Timing()
         roster, reputation, outbox = Roster(timing.timeout_s, known), Reputation(), Outbox(hub)
         self._hub = hub
         self._clock = clock
         self._heartbeat_s = timing.heartbeat_s
-        self._requests = RequestQueue(queue_limit, served.sequences, self._cancel, hub.wake)
+        self._requests = RequestQueue(queue_limit, served.sequences, self._cancel, hub.wake, clock.now)
         self._sessions = SessionManager(hub, outbox, rank_zero, served, timing, clock, self._requests.tell)
         self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions)
         self._reconciler = Reconciler(
-            clock, plan, roster, reputation, self._sessions, self._requests, outbox.send
+            clock, plan, roster, reputation, self._sessions, self._requests, outbox.send, recovery_grace_s
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due

@@ -9,6 +9,7 @@ Laws:
    long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
 6. A node and its machine that are lost within SAME_S of each other are one loss. A stop by the user is no loss.
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
+8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be.
 """
 
 import math
@@ -155,6 +156,12 @@ class Reputation:
             self._flapping[name] = Exclusion(
                 until, f"it was lost {often}, the last time: {sanitised_line(cause)}"
             )
+
+    def doubt(self, name: str, cause: str, now: float) -> None:
+        """The worker's node failed under a request that has not got on since the loss before: whose fault it is shows
+        when the request is tried without it."""
+        if name not in self._flapping:
+            self._flapping[name] = Exclusion(now + EXCLUDED_S, sanitised_line(cause))
 
     def stopped(self, name: str, now: float) -> None:
         """The worker was stopped by its user."""

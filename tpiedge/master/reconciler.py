@@ -1,12 +1,14 @@
 """Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
 
-Requests start while fewer run than may. Once a session is prepared that is to take the place of the serving one, no
-request starts, and the change comes when those that run have ended: so neither waits for ever.
+Requests start while fewer run than may. When one session takes the place of another, by plan or after a loss, those
+that run pause and go on in the next one. While nothing can be served, they wait for `recovery_grace_s` after the last
+session ended; requests are refused, and those that wait fail, only then.
 """
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError
@@ -28,7 +30,10 @@ from tpiedge.units import counted
 from tpiedge.wire.epochs import Spare
 from tpiedge.wire.limits import MAX_NODES
 
-__all__ = ["NotServing", "Reconciler"]
+__all__ = ["RECOVERY_GRACE_S", "NotServing", "Reconciler"]
+
+RECOVERY_GRACE_S: Final = 120.0
+"""For how long requests wait for lost machines to return, unless the user says otherwise."""
 
 _log = logging.getLogger(__name__)
 
@@ -63,10 +68,14 @@ class Reconciler:
         sessions: SessionManager,
         requests: RequestQueue,
         tell: Callable[[Spare, str], None],
+        recovery_grace_s: float,
     ) -> None:
         """`tell(message, machine)` sends without waiting."""
-        #: Whether nothing is served nor about to be. For any thread, like `status`.
+        #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
         self.hopeless = False
+        self._grace_s = recovery_grace_s
+        self._stuck = False  # whether nothing is served nor about to be
+        self._stopped: float | None = None  # when the last session ended that served; None while one serves
         self._clock = clock
         self._plan = plan
         self._roster = roster
@@ -101,18 +110,20 @@ class Reconciler:
         self._look_for_slow(now)
         if now >= self._retries.due and self._debounce.due(now):
             self._replan()
-        if (
-            sessions.coming is not None
-            and sessions.coming.phase is Phase.PREPARED
-            and not self._requests.running
-        ):
+        if sessions.coming is not None and sessions.coming.phase is Phase.PREPARED:
             self._reason = "loading the weights"
+            self._requests.interrupt("a new plan begins")
             sessions.switch(sessions.coming)
             self._notify()  # the plan was made while those it leaves out still had a part
-        if self.hopeless:  # a request may have come after `hopeless` was set
-            self._requests.fail_all(self.not_serving())
         self._dispatch()
+        self.hopeless = self._stuck and not self._patient(now)
+        if self.hopeless:
+            self._requests.fail_all(self.not_serving())
         self._publish()
+
+    def _patient(self, now: float) -> bool:
+        """Whether requests wait for machines to return."""
+        return self._stopped is not None and now - self._stopped < self._grace_s
 
     def _look_for_slow(self, now: float) -> None:
         """While nothing is served, finds the workers that fetch for long, so that the others can serve without them.
@@ -156,13 +167,13 @@ class Reconciler:
         self._debounce.planned()
         self._planned = self._clock.now()
         if isinstance(found, NoPlan):
-            self.hopeless = self._sessions.serving is None
+            self._stuck = self._sessions.serving is None
             self._give_up(found)
         else:
             self._spare = {**self._departed(), **found.spare}
             self._apply(found.assignments)
             serving = self._sessions.serving
-            self.hopeless = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
+            self._stuck = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
         self._notify()
 
     def _notify(self) -> None:
@@ -224,20 +235,16 @@ class Reconciler:
         lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
         self._reason = "; ".join([found.reason, *lost[-_NAMED:]])
         self._sessions.abandon()
-        if self._sessions.serving is None:
-            self._requests.fail_all(self.not_serving())
 
     def _dispatch(self) -> None:
-        serving, coming = self._sessions.serving, self._sessions.coming
+        serving = self._sessions.serving
         if serving is None or serving.phase is not Phase.READY:
             return
         self._retries.started()
         if serving.proven:
             self._retries.succeeded()
-        self.hopeless = False
+        self._stuck, self._stopped = False, None
         self._reason = ""
-        if coming is not None and coming.phase is Phase.PREPARED:
-            return
         self._retries.served()
         while self._requests.start(serving.ask):
             pass
@@ -251,8 +258,13 @@ class Reconciler:
         if self._retries.false_starts:  # a single one may be bad luck
             self._exclude(session)
         self._attribute(session)
-        self._publish()  # first: a client that sees its request fail must not read a status that says ready
-        self._requests.fail_running(error)
+        if self._stopped is None and session.was_ready:
+            self._stopped = self._clock.now()
+        self._publish()  # first: a client that sees its answer pause must not read a status that says ready
+        self._requests.interrupt(str(error), error)
+        crashed = session.failure.crashed if session.failure else None
+        if crashed is not None and self._requests.suspected:
+            self._reputation.doubt(crashed, str(error), self._clock.now())
         self._retry(session)
 
     def _attribute(self, session: Session) -> None:
@@ -288,5 +300,4 @@ class Reconciler:
         if session.failure is None or not session.failure.machine_lost:
             self._retries.failed(self._clock.now())
         if self._retries.hopeless:
-            self.hopeless = True
-            self._requests.fail_all(self.not_serving())
+            self._stuck = True

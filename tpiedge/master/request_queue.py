@@ -5,17 +5,22 @@ Laws:
 2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
-5. What is wrong with the whole cluster fails every running request, and no waiting one.
+5. When an epoch ends, those that run wait in front of all others, whatever the limit, and go on in the next one: their
+   readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
+6. Of those that the last losses left without a token, who lost most begins first, and beside a suspect nothing begins
+   (`journal.py`): so one that ends every epoch is found, and it alone fails.
 """
 
 import queue
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Final, NoReturn
 
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
+from tpiedge.master.journal import Journal, Paused, Resumed
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
@@ -27,7 +32,8 @@ __all__ = ["QUEUE_LIMIT", "PendingAnswer", "QueueFull", "RequestQueue"]
 QUEUE_LIMIT: Final = 64
 
 
-_Event = Token | PromptScores | Finished | TpiedgeError
+_Said = Token | PromptScores | Paused | Resumed | Finished
+_Event = _Said | TpiedgeError
 
 
 class QueueFull(TpiedgeError):
@@ -39,12 +45,14 @@ class PendingAnswer:
 
     def __init__(self, request: GenerationRequest, cancel: Callable[["PendingAnswer"], None]) -> None:
         self.request = request
-        #: Whether the caller has all that it wanted.
+        self.journal = Journal(request)
+        #: Whether the caller has all that it wanted, and whether it wants no more.
         self.whole = False
+        self.unwanted = False
         self._cancel = cancel
         self._events: queue.Queue[_Event] = queue.Queue()
 
-    def events(self) -> Iterator[Token | PromptScores | Finished]:
+    def events(self) -> Iterator[_Said]:
         """The request's events, up to Finished. Blocks between them; raises the error that ended the request.
 
         Closing the iterator early cancels the request.
@@ -79,12 +87,18 @@ class RequestQueue:
     """Up to `limit` requests wait and up to `parallel` run; their ids must differ. Thread-safe; nothing blocks.
 
     `on_cancel(id)` is called when a running request is cancelled, `on_submit()` after each accepted one. `on_cancel`
-    must not call back.
+    must not call back. `now` gives seconds.
     """
 
     def __init__(
-        self, limit: int, parallel: int, on_cancel: Callable[[str], None], on_submit: Callable[[], None]
+        self,
+        limit: int,
+        parallel: int,
+        on_cancel: Callable[[str], None],
+        on_submit: Callable[[], None],
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._now = now
         self._limit = limit
         self._parallel = parallel
         self._on_cancel = on_cancel
@@ -109,6 +123,12 @@ class RequestQueue:
         return len(self._running)
 
     @property
+    def suspected(self) -> bool:
+        """Whether a request that waits is a suspect."""
+        with self._lock:
+            return any(one.journal.suspect for one in self._waiting)
+
+    @property
     def idle(self) -> bool:
         """Whether no request runs or waits."""
         with self._lock:
@@ -127,7 +147,7 @@ class RequestQueue:
             if self._closed is not None:
                 self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            if len(self._waiting) >= self._limit:
+            if sum(not one.journal.begun for one in self._waiting) >= self._limit:
                 self._count(refused=1)
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
             self._waiting.append(answering)
@@ -137,19 +157,21 @@ class RequestQueue:
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
         """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
 
-        Returns False if as many run as may, or none waits. A request for which `ask` raises ProtocolError ends there.
+        Returns False if as many run as may, a suspect runs, or none waits. A request for which `ask` raises
+        ProtocolError ends there.
         """
         with self._lock:  # held while asking, so that no cancellation overtakes the request
             if len(self._running) >= self._parallel or not self._waiting:
                 return False
+            if any(one.journal.suspect for one in self._running.values()):
+                return False
             starting = self._waiting.popleft()
             self._running[starting.request.id] = starting
+            starting.journal.begun = True
             try:
-                ask(starting.request)
+                ask(starting.journal.rest)
             except ProtocolError as error:
-                del self._running[starting.request.id]
-                self._count_failed([starting])
-                starting.put(UserError(f"the request cannot be served: {error}"))
+                self._fail([starting], UserError(f"the request cannot be served: {error}"))
         return True
 
     def tell(self, message: Message) -> None:
@@ -160,38 +182,39 @@ class RequestQueue:
             if running is None:
                 return
             match message:
-                case Token():
-                    self._count(tokens=1)
-                    running.put(message)
-                case PromptScores():
-                    running.put(message)
+                case Token() | PromptScores():
+                    self._pass_on(message, running)
                 case Finished():
-                    del self._running[message.request]
-                    self._count_finished(message, running)
-                    running.put(message)
+                    self._finish(message, running)
                 case Failed(kind=kind, message=text):
-                    del self._running[message.request]
-                    self._count_failed([running])
-                    running.put((UserError if kind == "UserError" else InternalError)(text))
+                    self._fail([running], (UserError if kind == "UserError" else InternalError)(text))
 
-    def fail_running(self, error: TpiedgeError) -> None:
-        """Ends all running requests with `error`."""
+    def interrupt(self, why: str, lost: TpiedgeError | None = None) -> None:
+        """The epoch of all running requests ends: by a plan, or because it was `lost`. They go on in the next one, but
+        for a guilty one, which fails with the loss."""
         with self._lock:
-            failed = [*self._running.values()]
+            running, now = list(self._running.values()), self._now()
+            going_on = [one for one in running if not self._settled(one)]
+            for one in going_on:
+                if lost is None:
+                    one.journal.interrupted(now)
+                else:
+                    one.journal.lost(now, alone=len(running) == 1)
+            if lost is not None:
+                guilty = [one for one in going_on if one.journal.guilty]
+                self._fail(guilty, lost)
+                going_on = [one for one in going_on if one not in guilty]
             self._running.clear()
-            self._count_failed(failed)
-        for answering in failed:
-            answering.put(error)
+            for one in going_on:
+                one.put(Paused(why))
+            again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
+            self._waiting = deque(again)
 
     def fail_all(self, error: TpiedgeError) -> None:
         """Ends all requests, those that run and those that wait, with `error`."""
         with self._lock:
-            failed = [*self._running.values(), *self._waiting]
-            self._running.clear()
+            self._fail([*self._running.values(), *self._waiting], error)
             self._waiting.clear()
-            self._count_failed(failed)
-        for answering in failed:
-            answering.put(error)
 
     def close(self, error: TpiedgeError) -> None:
         """Accepts no more requests: `submit` raises `error`. Accepted ones may still be served."""
@@ -201,30 +224,72 @@ class RequestQueue:
     def _cancelled(self, answering: PendingAnswer) -> None:
         with self._lock:
             if self._running.get(answering.request.id) is answering:
-                # It ends with rank 0's Finished, or with the loss of rank 0.
+                # It ends with rank 0's Finished, or with the epoch.
+                answering.unwanted = True
                 self._on_cancel(answering.request.id)
                 return
             if answering not in self._waiting:
                 return
             self._waiting.remove(answering)
-            self._count(cancelled=1)
-        answering.put(Cancelled(f"request {answering.request.id} was cancelled before it began"))
+            self._count(finished=answering.whole, cancelled=not answering.whole)
+        when = "while it paused" if answering.journal.begun else "before it began"
+        answering.put(Cancelled(f"request {answering.request.id} was cancelled {when}"))
 
-    def _count_finished(self, message: Finished, answering: PendingAnswer) -> None:
-        cancelled = int(message.reason == "cancel" and not answering.whole)
+    # --- under the lock
+
+    def _pass_on(self, message: Token | PromptScores, answering: PendingAnswer) -> None:
+        journal = answering.journal
+        new = journal.take(message)
+        if new is None:
+            return
+        if journal.paused is not None:
+            paused_s, journal.paused = self._now() - journal.paused, None
+            self._count(resumed=1, paused_s=paused_s)
+            answering.put(Resumed(paused_s))
+        self._count(tokens=int(isinstance(new, Token)))
+        answering.put(new)
+
+    def _finish(self, message: Finished, answering: PendingAnswer) -> None:
+        """Ends a running request with rank 0's word, unless something of the answer is missing."""
+        cancelled = message.reason == "cancel"
+        if not cancelled and not answering.journal.agrees(message):
+            told = len(answering.journal.answer_ids)
+            missing = f"{told} of the answer's {message.tokens} tokens came: report it"
+            self._fail([answering], InternalError(missing))
+            return
+        self._running.pop(answering.request.id, None)
+        unfinished = int(cancelled and not answering.whole)
         self._count(
-            finished=1 - cancelled,
-            cancelled=cancelled,
+            finished=1 - unfinished,
+            cancelled=unfinished,
             prompt_tokens=message.prompt_tokens,
             cached_tokens=message.cached_tokens,
         )
+        # The steps of the epochs before were not told.
+        answering.put(replace(message, steps=0) if answering.journal.interruptions else message)
 
-    def _count_failed(self, failed: Sequence[PendingAnswer]) -> None:
-        """A request whose caller has the whole answer counts as finished, even if its end fails."""
+    def _settled(self, answering: PendingAnswer) -> bool:
+        """Ends a running request of which nothing is missing, or that nobody wants any more. Returns whether it is
+        one."""
+        request, journal = answering.request, answering.journal
+        reason = "cancel" if answering.unwanted else journal.complete
+        if reason is None:
+            return False
+        journal.interruptions += 1
+        prompt, tokens = len(request.prompt_ids), len(journal.answer_ids)
+        self._finish(Finished(0, request.id, reason, prompt, tokens, 0, 0), answering)
+        return True
+
+    def _fail(self, failed: Sequence[PendingAnswer], error: TpiedgeError) -> None:
+        """Ends them. One whose caller has the whole answer counts as finished, even if its end fails."""
+        for answering in failed:
+            self._running.pop(answering.request.id, None)
         whole = sum(answering.whole for answering in failed)
         self._count(failed=len(failed) - whole, finished=whole)
+        for answering in failed:
+            answering.put(error)
 
-    def _count(self, **more: int) -> None:
+    def _count(self, **more: float) -> None:
         """Adds to the totals, under the lock. They are replaced as a whole, so readers need no lock."""
         counted = asdict(self._totals)
         self._totals = Totals(**{name: count + more.get(name, 0) for name, count in counted.items()})

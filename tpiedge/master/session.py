@@ -98,8 +98,8 @@ class Session:
         #: Each node's latest report on loading, and when any of them last made progress.
         self._loading: dict[int, Loading | Ready] = {}
         self._moved = 0.0
-        #: Since when every node is ready, and whether rank 0 has answered a request.
-        self._ready = 0.0
+        #: Since when every node is ready, and whether rank 0 has said something of an answer.
+        self._ready: float | None = None
         self._answered = False
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
@@ -121,10 +121,16 @@ class Session:
         return {self.assignments[rank].machine: cause for rank, cause in breaches.items() if rank}
 
     @property
+    def was_ready(self) -> bool:
+        """Whether every node was ready once."""
+        return self._ready is not None
+
+    @property
     def proven(self) -> bool:
-        """Whether it has answered a request, or was ready for _PROVEN_S."""
-        ready = self.phase is Phase.READY
-        return ready and (self._answered or self._clock.now() - self._ready >= _PROVEN_S)
+        """Whether a request got on, or it was ready for _PROVEN_S."""
+        if self.phase is not Phase.READY or self._ready is None:
+            return False
+        return self._answered or self._clock.now() - self._ready >= _PROVEN_S
 
     def progress(self, machine: str) -> str:
         """The state of the worker's preparation, in one word."""
@@ -238,6 +244,7 @@ class Session:
                 self._loads(event)
             case Token() | PromptScores() if self._watch.watches(event.request):
                 self._watch.advance(self._clock.now())
+                self._answered = True
             case Stats(rank=0):
                 self._watch.measured(event, self._clock.now())
             case Finished() | Failed() if self._watch.watches(event.request):

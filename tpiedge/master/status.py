@@ -44,7 +44,8 @@ class NodeStatus:
 class Totals:
     """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted.
 
-    `cached_tokens` of the `prompt_tokens` had been kept from earlier requests.
+    `cached_tokens` of the `prompt_tokens` had been kept from earlier requests. `resumed`: how often an answer went on
+    in another epoch; `paused_s`: for how long they had paused, added up.
     """
 
     finished: int = 0
@@ -54,6 +55,8 @@ class Totals:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     tokens: int = 0
+    resumed: int = 0
+    paused_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

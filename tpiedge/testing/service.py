@@ -16,6 +16,7 @@ from tpiedge.api.service import (
     Unavailable,
 )
 from tpiedge.errors import UserError
+from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
@@ -65,6 +66,12 @@ class FakeGeneration:
 
     def finish(self, reason: str = "length", *, cached: int = 0, steps: int | None = None) -> None:
         self._items.put(finished(self.request, self._count, reason, cached=cached, steps=steps))
+
+    def pause(self, why: str) -> None:
+        self._items.put(Paused(why))
+
+    def resume(self, paused_s: float) -> None:
+        self._items.put(Resumed(paused_s))
 
     def fail(self, error: BaseException) -> None:
         self._items.put(error)

@@ -38,6 +38,8 @@ class GenerationRequest:
 
     `keep_prefix`: the KV cache of the prompt may be kept for a later request that starts alike.
     `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
+    `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
+    not come back.
     """
 
     id: Name
@@ -48,3 +50,4 @@ class GenerationRequest:
     ignore_eos: bool = False
     keep_prefix: bool = False
     prompt_scores: bool = False
+    answer_ids: Annotated[TokenIds, Packed("<I", MAX_PROMPT_TOKENS)] = ()

@@ -1,9 +1,9 @@
 """A worker lies when the links are measured, or breaks a link between workers: who can be named is left out, and what
 one worker says of another loses no other worker."""
 
+import re
 from collections.abc import Callable
 
-import openai
 import pytest
 
 from tests.process.imposter.imposter import Imposter, Mischief, Node
@@ -42,15 +42,15 @@ def test_what_one_worker_says_of_another_convicts_nobody(
     """The one that was wronged ends its node and says why; a new epoch has all three again."""
 
     def wrong(node: Node) -> None:
+        imposter.mischief = None
         node.beside._socket.send(b"\x91" * 100)
 
-    epoch = cluster.status()["epoch"]
+    epoch, before = cluster.status()["epoch"], len(cluster.master.log)
     imposter.mischief = wrong
-    with pytest.raises(
-        openai.APIStatusError, match=r"node 1 \(ann\) was lost .*: it gave up, because"
-    ) as caught:
-        cluster.ask("Once upon", 10)
-    assert "malformed" in caught.value.message
+    assert cluster.ask("Once upon", 10)  # not the right text, of course: the imposter's part is missing
+    assert re.search(
+        r"node 1 \(ann\) was lost .*: it gave up, because.*malformed", cluster.master.log[before:]
+    )
     status = cluster.wait_ready(3)
     assert status["epoch"] > epoch
     imposter.close()

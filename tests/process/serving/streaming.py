@@ -29,6 +29,15 @@ class Streaming:
         self._thread.join(limit_s)
         assert not self._thread.is_alive(), f"the answer goes on after {limit_s} s"
 
+    def wait_for_text(self, characters: int, limit_s: float = 20.0) -> None:
+        """Until so much of it has come."""
+        deadline = time.monotonic() + limit_s
+        while len(self.text) < characters:
+            assert self._thread.is_alive(), f"the answer has ended: {self.error}"
+            assert time.monotonic() < deadline, f"not within {limit_s} s: {self.text!r}"
+            self._more.wait(0.1)
+            self._more.clear()
+
     def wait_until_it_stalls(self, quiet_s: float) -> None:
         """Until nothing has come for so long."""
         while self._more.wait(quiet_s):

@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import openai
 import pytest
 
 from tests.process.command import wait_for
@@ -113,7 +112,7 @@ def try_limit(group: MemoryGroup, nbytes: int) -> bool:
 
 @pytest.mark.fault("P2", "called so; a new node begins with less, and is not started again and again")
 @pytest.mark.fault(
-    "P6", "one that a worker has no memory for: it ends at the first kill and is not tried again"
+    "P6", "one that a worker has no memory for: answered by a node that begins with less, or without"
 )
 def test_memory_runs_out(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
     """In prefill. A new node begins with less, and serves; where there is too little for that, too, none is started
@@ -139,7 +138,10 @@ def check_killed_in_prefill(cluster: Serving, group: MemoryGroup, victim: Worker
     rank = cluster.node(victim.name)["rank"]
     # What the kernel cannot take back, and a little more.
     assert try_limit(group, group.held_bytes + MARGIN)
-    with cluster.client() as client, pytest.raises(openai.APIStatusError) as caught:
-        client.completions.create(model="demo", prompt=LONG_PROMPT, max_tokens=20, temperature=0, stream=True)
-    assert caught.value.status_code == 503
-    assert re.search(words_of_loss(rank, OUT_OF_MEMORY), caught.value.message)
+    before = len(cluster.master.log)
+    with cluster.client() as client:
+        stream = client.completions.create(
+            model="demo", prompt=LONG_PROMPT, max_tokens=20, temperature=0, stream=True
+        )
+        assert list(stream)[-1].choices[0].finish_reason
+    assert re.search(words_of_loss(rank, OUT_OF_MEMORY), cluster.master.log[before:])

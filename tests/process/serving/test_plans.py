@@ -10,8 +10,10 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, rank_of
+from tests.process.serving.test_faults import slowed_down
 
 SLOW = 1e6
+LONG = 900
 FAST = 1e12
 RESOURCE = 4
 
@@ -30,37 +32,25 @@ def clusters(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
         cluster.close()
 
 
-@pytest.mark.fault("P18", "the answer goes on; then it takes part")
-def test_a_worker_that_joins_disturbs_nobody(clusters, expected, exact):
+@pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")
+def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact):
     # So slow that what a machine computes counts, and not the noise of its round trips.
     cluster = clusters("--min-workers", 1, bytes_per_s=SLOW)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     before = cluster.wait_ready(2)["epoch"]
-    with cluster.client() as client:
-        answer = client.completions.create(
-            model="demo",
-            prompt=PROMPT,
-            max_tokens=500,
-            temperature=0,
-            stream=True,
-            extra_body={"ignore_eos": True},
-        )
-        text = next(answer).choices[0].text
-        cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
-        for number, chunk in enumerate(answer):
-            text += chunk.choices[0].text
-            if number % 20 == 0:
-                status = cluster.status()
-                # This reader may lag behind an answer that has ended.
-                assert status["epoch"] == before or not status["running"]
-    assert text.startswith(expected)
-    assert chunk.choices[0].finish_reason == "length"
-    status = cluster.wait_until(lambda status: status["ready"] and rank_of(status, "zoe") == 1)
-    assert status["epoch"] > before
+    with cluster.streaming(PROMPT, LONG) as undisturbed:
+        undisturbed.join(START_S)
+    with cluster.streaming(PROMPT, LONG) as stream:
+        with slowed_down(cluster.workers["ann"].node):  # so that it runs for long enough
+            worker = cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
+            cluster.wait_until(lambda status: status["epoch"] > before and rank_of(status, "zoe") == 1)
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, undisturbed.text)
+    assert "tpiedge_resumed_answers_total 1" in cluster.metrics()
     exact(cluster)
 
-    cluster.workers["zoe"].agent.kill()
+    worker.agent.kill()
     cluster.wait_until(lambda status: status["ready"] and rank_of(status, "ann") == 1)
     exact(cluster)
 

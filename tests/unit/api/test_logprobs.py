@@ -42,7 +42,7 @@ def envelope(tokenizer: Tokenizer | None, *, chat: bool = False, top: int = 2) -
 def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
     """(the answer's text, its log probabilities)."""
     pieces = pieces_of(tokenizer, ids, *others)
-    whole: dict = envelope(tokenizer, chat=chat).whole(pieces, len(ids), None)
+    whole: dict = envelope(tokenizer, chat=chat).whole(pieces, Transcript(tokenizer, ()))
     (choice,) = whole["choices"]
     return choice["message"]["content"] if chat else choice["text"], choice["logprobs"]
 

@@ -370,7 +370,7 @@ def test_all_is_given_back_whenever_a_sequence_ends(steps: int) -> None:
 
 
 def test_answers_and_prompts_share_a_step() -> None:
-    """Prompts take as many tokens as make a step four and a half times as long as one without."""
+    """Prompts take as many tokens as make a step 4.8 times as long as one without."""
     engine = Engine(64, cost=cost_of((1, 1.0), (32, 4.0), (64, 8.0)))
     first = engine.add([1, 2, 3], 9)
     alone = engine.step()
@@ -378,8 +378,8 @@ def test_answers_and_prompts_share_a_step() -> None:
     second = engine.add([*range(100, 200)], 2)
     batch = engine.step()
     assert sequences_of(batch) == [first, second]
-    assert (lengths(batch), batch.decode_tokens, batch.lone) == ([1, 35], 1, "")
-    assert batch.segments[1] == Segment(1, 0, 35, 100, 1)
+    assert (lengths(batch), batch.decode_tokens, batch.lone) == ([1, 37], 1, "")
+    assert batch.segments[1] == Segment(1, 0, 37, 100, 1)
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_a_long_prompt_leaves_room_for_a_short_one_and_comes_to_its_end() -> Non
     assert world.ended == ["short", "long"]
 
 
-def test_prompts_make_a_step_four_and_a_half_times_as_long_at_most() -> None:
+def test_prompts_make_a_step_not_quite_five_times_as_long_at_most() -> None:
     world = World(pages=400, step_tokens=400)
     for rows, seconds in ((1, 0.01), (2, 0.01), (16, 0.02), (32, 0.04), (64, 0.08), (256, 0.4)):
         for _ in range(3):
@@ -114,7 +114,7 @@ def test_prompts_make_a_step_four_and_a_half_times_as_long_at_most() -> None:
     batch = world.step()
     assert batch is not None
     assert 32 < len(batch.ids) < 40
-    assert (world.cost.seconds(len(batch.ids)) or 0) <= 0.045
+    assert (world.cost.seconds(len(batch.ids)) or 0) <= 0.048
 
 
 def test_a_prompt_alone_leaves_others_a_second_or_is_computed_beside_a_sweep() -> None:

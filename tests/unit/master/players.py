@@ -1,5 +1,6 @@
 """Those who talk with a master in its stories, played: they do what is usual by themselves, and the test the rest."""
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from tpiedge.launch.bootstrap import control_name
@@ -36,6 +37,7 @@ from tpiedge.wire.epochs import (
     Spawned,
 )
 from tpiedge.wire.messages import PROTOCOL, Message
+from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import Keeping
 
 if TYPE_CHECKING:
@@ -209,6 +211,8 @@ class FakeNode(_Player):
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
+        #: How many tokens of each request it has said.
+        self.told: Counter[str] = Counter()
 
     def hello(self) -> None:
         self.joined = True
@@ -271,11 +275,28 @@ class FakeNode(_Player):
         """Ids of the requests that it got."""
         return [message.request.id for message in self.heard if isinstance(message, Generate)]
 
-    def token(self, name: str = "r-1", index: int = 0) -> None:
-        self.say(Token(self.epoch, name, index, 5, ()))
+    def order(self, name: str = "r-1") -> GenerationRequest:
+        """The request as it got it."""
+        (found,) = [
+            message.request
+            for message in self.heard
+            if isinstance(message, Generate) and message.request.id == name
+        ]
+        return found
+
+    def token(self, name: str = "r-1", token: int = 5) -> None:
+        """The next one of its answer."""
+        self.told[name] += 1
+        self.say(Token(self.epoch, name, self._tokens(name) - 1, token, ()))
 
     def finish(self, name: str = "r-1", reason: str = "stop") -> None:
-        self.say(Finished(self.epoch, name, reason, 3, 1, 0, 1))  # type: ignore[arg-type]
+        tokens = self._tokens(name)
+        self.say(Finished(self.epoch, name, reason, 3, tokens, 0, self.told[name]))  # type: ignore[arg-type]
+
+    def _tokens(self, name: str) -> int:
+        """Of the answer, those of earlier epochs included."""
+        before = len(self.order(name).answer_ids) if name in self.asked else 0
+        return before + self.told[name]
 
     def fail(self, kind: str, message: str, name: str = "") -> None:
         self.say(Failed(self.epoch, self.rank, name, kind, message))

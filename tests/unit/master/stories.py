@@ -7,6 +7,7 @@ from typing import cast
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
+from tpiedge.master.journal import Paused
 from tpiedge.master.master import Master
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.request_queue import PendingAnswer
@@ -23,7 +24,7 @@ from tpiedge.units import counted
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["SERVED", "Story", "assignments_of", "failure", "outcome", "request", "two_machines"]
+__all__ = ["SERVED", "Story", "assignments_of", "failure", "outcome", "paused", "request", "two_machines"]
 
 SERVED = Served(Path("/pack"), "pack-1", "f32", 64, 64)
 _BEAT_S = 0.1
@@ -180,6 +181,14 @@ def failure(answering: PendingAnswer) -> TpiedgeError:
     found = outcome(answering)
     assert isinstance(found, TpiedgeError)
     return found
+
+
+def paused(answering: PendingAnswer) -> str:
+    """Why the answer paused first, after the events that were read already. Raises queue.Empty where it did not."""
+    while True:
+        event = answering._events.get_nowait()
+        if isinstance(event, Paused):
+            return event.why
 
 
 def two_machines(story: Story) -> FakeAgent:

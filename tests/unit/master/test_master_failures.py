@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 
-from tests.unit.master.stories import Story, failure, outcome, request
-from tpiedge.errors import ResourceError, TpiedgeError
-from tpiedge.master.master import NotServing
+from tests.unit.master.stories import Story, failure, outcome, request, two_machines
+from tpiedge.errors import ResourceError
+from tpiedge.master.journal import GUILTY
+from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
 from tpiedge.wire.epochs import Launch
 
 
@@ -142,33 +143,62 @@ def test_half_a_minute_of_service_ends_the_waiting_as_well(story: Story) -> None
     assert story.ready
 
 
-def killed(story: Story, name: str) -> TpiedgeError:
-    """How a request ends that ends the process of rank 0."""
-    answering = story.submit(name)
+def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) -> None:
+    story.min_workers = 1
+    agent = two_machines(story)
+    running = story.submit("r-1")
     story.turn()
-    story.rank_zero.cause = "its process was killed by SIGSEGV"
-    story.wait(0.4)
-    return failure(answering)
-
-
-@pytest.mark.fault("P6", "sent again and again, it finds the cluster away for ever longer; others are served")
-def test_a_request_that_kills_every_session_ends_in_words_and_the_cluster_survives(story: Story) -> None:
-    """Sent again and again, it finds the cluster away for ever longer; another request is served as ever."""
-    deaths: list[float] = []
-    for number in range(6):
-        story.wait_for(lambda: story.ready)
-        assert "killed by SIGSEGV" in str(killed(story, f"poison-{number}"))
-        deaths.append(story.clock.now())
-    gaps = [later - sooner for sooner, later in itertools.pairwise(deaths)]
-    assert gaps == sorted(gaps)
-    assert gaps[-1] > 10.0
-    with pytest.raises(NotServing, match="killed by SIGSEGV"):
-        story.submit()
-    story.wait_for(lambda: story.ready)
-    story.answer("good")
-    killed(story, "poison")
+    agent.frozen = story.node(1, story.epoch).frozen = True
+    story.wait(3.0)
+    assert not story.ready
+    assert "0 of 1 worker here" in story.master.status.reason
+    late = story.submit("r-2")
+    story.wait(RECOVERY_GRACE_S - 5)
+    agent.frozen = False
     story.settle()
-    assert story.ready, "the answer before has ended the waiting"
+    assert story.root.asked == ["r-1"]
+    for name in ("r-1", "r-2"):
+        story.root.finish(name)
+        story.turn()
+    assert isinstance(outcome(running), list)
+    assert isinstance(outcome(late), list)
+
+
+def test_where_no_machine_returns_in_time_requests_fail_with_what_is_missing(story: Story) -> None:
+    story.min_workers = 1
+    agent = two_machines(story)
+    running = story.submit("r-1")
+    story.turn()
+    agent.frozen = story.node(1, story.epoch).frozen = True
+    story.wait(RECOVERY_GRACE_S + 3)
+    error = failure(running)
+    assert isinstance(error, NotServing)
+    assert "0 of 1 worker here; pi: silent for" in str(error)
+    with pytest.raises(NotServing):
+        story.submit("r-2")
+
+
+@pytest.mark.fault("P6", "tried alone it ends one more epoch, then fails in words; others go on")
+def test_a_request_that_kills_every_session_fails_alone_and_the_others_go_on(story: Story) -> None:
+    two_machines(story)
+    poison, good = story.submit("poison"), story.submit("good")
+    deaths = 0
+    for _ in range(400):
+        if story.ready and "poison" in story.root.asked and story.rank_zero.cause is None:
+            deaths += 1
+            story.rank_zero.cause = "its process was killed by SIGSEGV"
+        story.wait(0.1)
+        if story.ready and "good" in story.root.asked:
+            break
+    assert deaths == GUILTY
+    assert "killed by SIGSEGV" in str(failure(poison))
+    story.root.token("good")
+    story.root.finish("good")
+    story.turn()
+    assert isinstance(outcome(good), list)
+    story.rank_zero.cause = "its process was killed by SIGSEGV"
+    story.settle()
+    assert story.ready, "the answer has ended the waiting"
 
 
 @pytest.mark.parametrize(

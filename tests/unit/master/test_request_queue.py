@@ -2,6 +2,7 @@
 
 import threading
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
@@ -9,9 +10,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
+from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed
 from tpiedge.master.master import NotServing
 from tpiedge.master.request_queue import PendingAnswer, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
+from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import Failed, Finished, PromptScores, Ready, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -24,7 +27,8 @@ class Book:
     def __init__(self, limit: int = 3, parallel: int = 1) -> None:
         self.cancelled: list[str] = []
         self.submitted = 0
-        self.requests = RequestQueue(limit, parallel, self.cancelled.append, self._submitted)
+        self.clock = ManualClock()
+        self.requests = RequestQueue(limit, parallel, self.cancelled.append, self._submitted, self.clock.now)
 
     def _submitted(self) -> None:
         self.submitted += 1
@@ -34,18 +38,28 @@ class Book:
 
     def start(self) -> str | None:
         """The name of the request that starts."""
+        started = self.order()
+        return started.id if started is not None else None
+
+    def order(self) -> GenerationRequest | None:
+        """The request that starts, as rank 0 gets it."""
         asked: list[GenerationRequest] = []
         started = self.requests.start(asked.append)
         assert started == bool(asked)
-        return asked[0].id if asked else None
+        return asked[0] if asked else None
+
+    def lose(self, why: str = "gone") -> None:
+        """The epoch ends with a loss."""
+        error = PeerLost(1, "the work", why)
+        self.requests.interrupt(str(error), error)
 
 
 def token(name: str = "r-1", index: int = 0) -> Token:
     return Token(1, name, index, 5, ())
 
 
-def finished(name: str = "r-1") -> Finished:
-    return Finished(1, name, "stop", 3, 1, 0, 1)
+def finished(name: str = "r-1", tokens: int = 0) -> Finished:
+    return Finished(1, name, "stop", 3, tokens, 0, tokens)
 
 
 def events(answering: PendingAnswer) -> list[object]:
@@ -63,7 +77,7 @@ def test_an_answer_comes_in_its_order_and_ends_with_finished() -> None:
     answering = book.submit()
     assert book.submitted == 1
     assert book.start() == "r-1"
-    said = [PromptScores(1, "r-1", 0, (0.5,)), token(index=0), token(index=1), finished()]
+    said = [PromptScores(1, "r-1", 1, (0.5,)), token(index=0), token(index=1), finished(tokens=2)]
     for message in said:
         book.requests.tell(message)
     assert events(answering) == said
@@ -74,7 +88,13 @@ def test_what_became_of_the_requests_is_counted() -> None:
     book = Book(limit=2)
     book.submit("r-1")
     book.start()
-    for message in (PromptScores(1, "r-1", 0, (0.5,)), token(), token(index=1), finished(), token(index=2)):
+    for message in (
+        PromptScores(1, "r-1", 1, (0.5,)),
+        token(),
+        token(index=1),
+        finished(tokens=2),
+        token(index=2),
+    ):
         book.requests.tell(message)
     book.submit("r-2")
     book.start()
@@ -85,15 +105,25 @@ def test_what_became_of_the_requests_is_counted() -> None:
     book.requests.tell(Failed(1, 0, "r-4", "UserError", "too long"))
     book.submit("r-5")
     book.start()
-    book.requests.fail_running(PeerLost(1, "the work", "silence"))
-    book.requests.fail_running(PeerLost(1, "the work", "silence"))
+    book.lose()
+    assert book.start() == "r-5"
+    book.clock.advance(2.5)
+    book.requests.tell(token("r-5"))
     book.submit("r-6")
     book.submit("r-7")
     with pytest.raises(QueueFull):
         book.submit("r-8")
     book.requests.fail_all(InternalError("the end"))
     assert book.requests.totals == Totals(
-        finished=1, failed=4, cancelled=2, refused=1, prompt_tokens=6, cached_tokens=2, tokens=2
+        finished=1,
+        failed=4,
+        cancelled=2,
+        refused=1,
+        prompt_tokens=6,
+        cached_tokens=2,
+        tokens=3,
+        resumed=1,
+        paused_s=2.5,
     )
 
 
@@ -115,10 +145,10 @@ def test_running_requests_get_their_own_tokens_and_end_each_for_itself() -> None
     first, second = book.submit("r-1"), book.submit("r-2")
     book.start()
     book.start()
-    said = [token("r-2"), token("r-1"), token("r-2", 1), finished("r-2"), token("r-1", 1), token("r-2", 2)]
+    said = [token("r-2"), token("r-1"), token("r-2", 1), finished("r-2", 2), token("r-1", 1), token("r-2", 2)]
     for message in said:
         book.requests.tell(message)
-    assert events(second) == [token("r-2"), token("r-2", 1), finished("r-2")]
+    assert events(second) == [token("r-2"), token("r-2", 1), finished("r-2", 2)]
     assert not book.requests.idle
     book.requests.tell(Failed(1, 0, "r-1", "UserError", "no"))
     assert [type(event) for event in events(first)] == [Token, Token, UserError]
@@ -258,23 +288,188 @@ def test_a_failure_after_the_whole_answer_is_none(all_of_them: bool) -> None:
     answering = book.submit()
     book.start()
     answering.complete()
-    (book.requests.fail_all if all_of_them else book.requests.fail_running)(PeerLost(1, "the work", "gone"))
-    assert book.requests.totals == Totals(finished=1)
+    if all_of_them:
+        book.requests.fail_all(PeerLost(1, "the work", "gone"))
+    else:
+        book.lose()
+    assert book.requests.totals == Totals(finished=1, prompt_tokens=0 if all_of_them else 3)
+    assert book.requests.idle
 
 
-def test_a_loss_fails_all_running_requests_and_no_waiting_one() -> None:
-    book = Book(parallel=2)
-    first, second, waiting = (book.submit(f"r-{number}") for number in (1, 2, 3))
+# --- an epoch that ends
+
+
+def test_after_a_loss_all_that_ran_go_on_before_those_that_wait_and_say_nothing_twice() -> None:
+    book = Book(limit=1, parallel=2)
+    first, second = book.submit("r-1"), None
     book.start()
+    second = book.submit("r-2")
     book.start()
-    book.requests.fail_running(PeerLost(1, "the work", "gone"))
-    book.requests.fail_running(PeerLost(1, "the work", "gone"))
-    for running in (first, second):
-        (error,) = events(running)
-        assert "gone" in str(error)
+    book.submit("r-3")
+    for message in (token("r-1"), token("r-1", 1), token("r-2")):
+        book.requests.tell(message)
+    book.lose()
+    with pytest.raises(QueueFull):
+        book.submit("r-4")
+    assert (book.requests.running, book.requests.waiting) == (0, 3)
+    book.requests.tell(token("r-1", 2))  # of the epoch that has ended
+    orders = [book.order(), book.order(), book.order()]
+    assert [(order.id, order.answer_ids) for order in orders if order] == [("r-1", (5, 5)), ("r-2", (5,))]
+    book.clock.advance(3.0)
+    for message in (
+        token("r-1", 1),
+        token("r-1", 2),
+        finished("r-1", 3),
+        token("r-2", 0),
+        finished("r-2", 1),
+    ):
+        book.requests.tell(message)
+    why = "node 1 was lost during the work: gone"
+    assert events(first) == [
+        token("r-1"),
+        token("r-1", 1),
+        Paused(why),
+        Resumed(3.0),
+        token("r-1", 2),
+        replace(finished("r-1", 3), steps=0),
+    ]
+    assert events(second) == [token("r-2"), Paused(why), replace(finished("r-2", 1), steps=0)]
+    assert book.requests.totals == Totals(
+        finished=2, prompt_tokens=6, tokens=4, refused=1, resumed=1, paused_s=3.0
+    )
     assert book.start() == "r-3"
+
+
+def test_scores_of_a_prompt_are_said_once() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    book.requests.tell(PromptScores(1, "r-1", 1, (0.1, 0.2)))
+    book.requests.interrupt("a new plan begins")
+    book.start()
+    for message in (
+        PromptScores(2, "r-1", 1, (0.1,)),
+        PromptScores(2, "r-1", 2, (0.2, 0.3)),
+        PromptScores(2, "r-1", 5, (0.9,)),
+        finished(),
+    ):
+        book.requests.tell(message)
+    assert [event for event in events(answering) if isinstance(event, PromptScores)] == [
+        PromptScores(1, "r-1", 1, (0.1, 0.2)),
+        PromptScores(2, "r-1", 3, (0.3,)),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "stop_ids", "reason"), [(4, (), "length"), (1, (5,), "stop")], ids=["length", "stop"]
+)
+def test_an_answer_that_lacks_only_the_last_word_of_a_lost_rank_0_is_whole(
+    tokens: int, stop_ids: tuple[int, ...], reason: str
+) -> None:
+    book = Book()
+    answering = book.requests.submit(replace(request("r-1"), stop_ids=stop_ids))
+    book.start()
+    for index in range(tokens):
+        book.requests.tell(token(index=index))
+    book.lose()
+    assert events(answering)[-1] == Finished(0, "r-1", reason, 3, tokens, 0, 0)  # type: ignore[arg-type]
+    assert book.requests.idle
+
+
+def test_an_answer_is_never_shorter_than_rank_0_says() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    book.requests.tell(token(index=0))
+    book.requests.tell(token(index=2))
+    book.requests.tell(finished(tokens=3))
+    error = events(answering)[-1]
+    assert isinstance(error, InternalError)
+    assert "1 of the answer's 3 tokens came" in str(error)
+    assert book.requests.totals == Totals(failed=1, tokens=1)
+
+
+def test_a_cancelled_request_does_not_go_on() -> None:
+    book = Book(parallel=2)
+    left, paused = book.submit("r-1"), book.submit("r-2")
+    book.start()
+    book.start()
+    left.cancel()
+    book.lose()
+    assert isinstance(events(left)[-1], Finished)
+    paused.cancel()
+    (_, error) = events(paused)
+    assert isinstance(error, Cancelled)
+    assert "while it paused" in str(error)
+    assert book.requests.idle
+    assert book.requests.totals.cancelled == 2
+
+
+def test_a_request_that_ends_every_epoch_is_found_beside_others_and_fails_alone() -> None:
+    """The first of three; the others get on as soon as it is not beside them."""
+    book = Book(limit=4, parallel=3)
+    poison, *others = (book.submit(f"r-{number}") for number in range(3))
+    losses = 0
+    told = {f"r-{number}": 0 for number in range(3)}
+    while book.requests.running or book.requests.waiting:
+        started = []
+        while (order := book.order()) is not None:
+            started.append(order.id)
+        if "r-0" in started:
+            losses += 1
+            book.lose()
+            continue
+        for name in started:
+            book.requests.tell(token(name, told[name]))
+            told[name] += 1
+            book.requests.tell(finished(name, told[name]))
+    assert losses == GUILTY
+    error = events(poison)[-1]
+    assert isinstance(error, PeerLost)
+    for other in others:
+        assert isinstance(events(other)[-1], Finished)
+    assert book.requests.totals.failed == 1
+
+
+def test_losses_for_which_a_request_is_not_to_blame_do_not_end_it() -> None:
+    """Others ran beside it each time, or it got on in between, or a plan ended the epoch."""
+    book = Book(parallel=2)
+    first = book.submit("r-1")
+    for index in range(2 * GUILTY):
+        assert book.start() == "r-1"
+        book.requests.tell(token(index=index) if index < 3 else token(index=9))
+        if index < 3:
+            book.lose()
+        else:
+            book.requests.interrupt("a new plan begins")
+    book.start()
+    book.requests.tell(token(index=3))
+    book.requests.tell(finished(tokens=4))
+    assert isinstance(events(first)[-1], Finished)
+
+
+def test_nothing_begins_beside_a_suspect_until_it_gets_on() -> None:
+    book = Book(parallel=2)
+    book.submit("r-1")
+    for _ in range(SUSPECT):
+        assert book.start() == "r-1"
+        book.lose()
+    book.submit("r-2")
+    assert [book.start(), book.start()] == ["r-1", None]
+    book.requests.tell(token())
+    assert book.start() == "r-2"
+
+
+def test_a_loss_fails_no_request_and_the_end_of_patience_all() -> None:
+    book = Book(parallel=2)
+    answers = [book.submit(f"r-{number}") for number in (1, 2, 3)]
+    book.start()
+    book.start()
+    book.lose()
+    book.lose()
     book.requests.fail_all(NotServing("nobody"))
-    assert "nobody" in str(events(waiting)[0])
+    for answering in answers:
+        assert "nobody" in str(events(answering)[-1])
     assert book.requests.idle
 
 
@@ -305,6 +500,10 @@ class Queues(RuleBasedStateMachine):
         self.accepted: dict[str, PendingAnswer] = {}
         self.waiting: deque[str] = deque()
         self.running: list[str] = []
+        self.told: dict[str, int] = {}
+        self.losses: dict[str, int] = {}
+        self.alone: set[str] = set()
+        self.unwanted: set[str] = set()
         self.ended: set[str] = set()
         self.closed = False
 
@@ -317,7 +516,7 @@ class Queues(RuleBasedStateMachine):
         except NotServing:
             refused = "closed" if self.closed else "?"
         except QueueFull:
-            refused = "full" if len(self.waiting) == 3 else "?"
+            refused = "full" if sum(name not in self.told for name in self.waiting) == 3 else "?"
         else:
             refused = ""
             self.waiting.append(name)
@@ -325,24 +524,34 @@ class Queues(RuleBasedStateMachine):
 
     @rule()
     def next(self) -> None:
-        started = self.book.start()
-        if len(self.running) == self.parallel or not self.waiting:
+        order = self.book.order()
+        started = order.id if order is not None else None
+        suspects = any(self.losses.get(name, 0) >= SUSPECT for name in self.running)
+        if len(self.running) == self.parallel or not self.waiting or suspects:
             assert started is None
         else:
             assert started == self.waiting[0]
             self.running.append(self.waiting.popleft())
+            assert order is not None
+            assert len(order.answer_ids) == self.told.setdefault(order.id, 0)
 
     @precondition(lambda self: self.accepted)
-    @rule(data=st.data(), kind=st.sampled_from(["token", "finished", "failed"]))
+    @rule(data=st.data(), kind=st.sampled_from(["token", "old token", "finished", "failed"]))
     def tell(self, data: st.DataObject, kind: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.accepted)))
+        told = self.told.get(name, 0)
         made = {
-            "token": token(name),
-            "finished": finished(name),
+            "token": token(name, told),
+            "old token": token(name, max(0, told - 1)),
+            "finished": finished(name, told),
             "failed": Failed(1, 0, name, "UserError", "x"),
         }
         self.book.requests.tell(made[kind])
-        if name in self.running and kind != "token":
+        if name in self.running and (kind == "token" or (kind == "old token" and not told)):
+            self.told[name] = told + 1
+            self.losses[name] = 0
+            self.alone.discard(name)
+        if name in self.running and kind in ("finished", "failed"):
             self._end(name)
             self.running.remove(name)
 
@@ -353,16 +562,29 @@ class Queues(RuleBasedStateMachine):
         asked = len(self.book.cancelled)
         self.accepted[name].cancel()
         assert self.book.cancelled[asked:] == [name] * (name in self.running)
+        if name in self.running:
+            self.unwanted.add(name)
         if name in self.waiting:
             self.waiting.remove(name)
             self._end(name)
 
-    @rule()
-    def fail_running(self) -> None:
-        self.book.requests.fail_running(PeerLost(0, "x", "y"))
-        for name in self.running:
-            self._end(name)
-        self.running.clear()
+    @rule(lost=st.booleans())
+    def interrupt(self, lost: bool) -> None:
+        error = PeerLost(0, "x", "y")
+        self.book.requests.interrupt("x", error if lost else None)
+        running, self.running = self.running, []
+        again = []
+        for name in running:
+            if lost:
+                self.losses[name] = self.losses.get(name, 0) + 1
+                self.alone |= {name} if len(running) == 1 else set()
+            guilty = lost and self.losses[name] >= GUILTY and name in self.alone
+            if name in self.unwanted or self.told[name] >= self.accepted[name].request.max_tokens or guilty:
+                self._end(name)
+            else:
+                again.append(name)
+        order = sorted([*again, *self.waiting], key=lambda name: -self.losses.get(name, 0))
+        self.waiting = deque(order)
 
     @rule()
     def fail_all(self) -> None:
@@ -416,11 +638,11 @@ def test_threads_that_submit_cancel_and_fail_at_once_all_get_one_end() -> None:
         while not asking.is_set() or not book.requests.idle:
             for name in filter(None, [book.start(), book.start()]):
                 book.requests.tell(token(name))
-                book.requests.tell(finished(name))
+                book.requests.tell(finished(name, 1))
 
     def break_down() -> None:
         while not asking.is_set():
-            book.requests.fail_running(PeerLost(0, "x", "y"))
+            book.lose()
             book.requests.fail_all(NotServing("x"))
 
     askers = [threading.Thread(target=ask, args=(worker,)) for worker in range(4)]

@@ -1,0 +1,89 @@
+"""What was said of an answer is said once, and what is asked for afterwards is the rest."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.unit.master.stories import request
+from tpiedge.master.journal import GUILTY, SUSPECT, Journal
+from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+SAMPLED = GenerationRequest("r-1", (1, 2, 3), 8, Sampling(temperature=1.0, seed=7), (9,))
+
+
+def token(index: int, token_id: int = 5) -> Token:
+    return Token(1, "r-1", index, token_id, ())
+
+
+def test_the_rest_of_a_request_is_the_request_and_what_came_of_its_answer() -> None:
+    journal = Journal(SAMPLED)
+    assert journal.rest is SAMPLED
+    for index, token_id in enumerate((4, 6)):
+        journal.take(token(index, token_id))
+    assert journal.rest == replace(SAMPLED, answer_ids=(4, 6))
+
+
+@given(st.lists(st.integers(0, 6), max_size=40))
+def test_tokens_come_once_and_in_their_order_whatever_is_said(indices: list[int]) -> None:
+    journal = Journal(SAMPLED)
+    passed = [new.index for index in indices if isinstance(new := journal.take(token(index)), Token)]
+    assert passed == list(range(len(passed)))
+    assert journal.answer_ids == [5] * len(passed)
+
+
+@given(st.lists(st.tuples(st.integers(1, 8), st.integers(1, 4)), max_size=30))
+def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[int, int]]) -> None:
+    """The score of a position is its number."""
+    journal = Journal(replace(SAMPLED, prompt_scores=True))
+    passed: list[float] = []
+    for first, count in said:
+        scores = tuple(float(first + n) for n in range(count))
+        new = journal.take(PromptScores(1, "r-1", first, scores))
+        if isinstance(new, PromptScores):
+            assert new.first == len(passed) + 1
+            passed += new.scores
+    assert passed == [float(n) for n in range(1, len(passed) + 1)]
+
+
+@pytest.mark.parametrize(
+    ("tokens", "ignore_eos", "reason"),
+    [
+        ((), False, None),
+        ((4,), False, None),
+        ((4, 9), False, "stop"),
+        ((4, 9), True, None),
+        ((4,) * 8, False, "length"),
+    ],
+)
+def test_an_answer_is_complete_where_no_token_can_follow(
+    tokens: tuple[int, ...], ignore_eos: bool, reason: str | None
+) -> None:
+    journal = Journal(replace(SAMPLED, ignore_eos=ignore_eos))
+    for index, token_id in enumerate(tokens):
+        journal.take(token(index, token_id))
+    assert journal.complete == reason
+
+
+def test_a_request_is_guilty_after_losses_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
+    journal = Journal(request())
+    for number in range(1, 3 * GUILTY):
+        journal.lost(0.0, alone=False)
+        assert journal.suspect == (number >= SUSPECT)
+        assert not journal.guilty
+    journal.lost(0.0, alone=True)
+    assert journal.guilty
+    journal.take(token(0))
+    assert not journal.suspect
+    assert not journal.guilty
+
+
+def test_plans_are_no_losses_and_a_pause_begins_once() -> None:
+    journal = Journal(request())
+    for now in range(5):
+        journal.interrupted(float(now))
+    assert journal.paused == 0.0
+    assert journal.interruptions == 5
+    assert not journal.suspect

@@ -1,0 +1,120 @@
+"""What was said of one request's answer, so that another epoch can go on with it: a machine without clock or threads.
+
+Laws:
+1. A token and a score are passed on once, in their order, whatever the epochs say of them twice.
+2. What another epoch is asked continues prompt and answer exactly: the next token has the next position, whose random
+   number depends on nothing but the seed and that position (`engine/sampler.py`).
+3. A request is a suspect after SUSPECT losses in a row without a token of it in between, and guilty after GUILTY, one
+   of which came while nothing else ran. A token clears it.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["GUILTY", "SUSPECT", "Journal", "Paused", "Resumed"]
+
+SUSPECT: Final = 2
+GUILTY: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Paused:
+    """The answer pauses; `why`, in one line."""
+
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """The next token comes `paused_s` seconds after the pause began."""
+
+    paused_s: float
+
+
+@dataclass(eq=False)
+class Journal:
+    """`answer_ids`: the tokens that were passed on. `begun`: whether rank 0 of any epoch was asked."""
+
+    request: GenerationRequest
+    answer_ids: list[int] = field(default_factory=list)
+    begun: bool = False
+    #: Epochs that ended under it, for whatever reason.
+    interruptions: int = 0
+    #: When the pause began that lasts; None while it gets on.
+    paused: float | None = None
+    _scored: int = 1  # the first position of the prompt without a score
+    _losses: int = 0
+    _lost_alone: bool = False
+
+    @property
+    def suspect(self) -> bool:
+        """Whether nothing else is to begin beside it."""
+        return self._losses >= SUSPECT
+
+    @property
+    def guilty(self) -> bool:
+        """Whether it is not tried again."""
+        return self._losses >= GUILTY and self._lost_alone
+
+    @property
+    def losses(self) -> int:
+        """In a row, without a token in between."""
+        return self._losses
+
+    @property
+    def rest(self) -> GenerationRequest:
+        """The request for what is missing of the answer."""
+        if not self.answer_ids:
+            return self.request
+        return replace(self.request, answer_ids=tuple(self.answer_ids))
+
+    @property
+    def complete(self) -> FinishReason | None:
+        """Why no token is missing, where only rank 0's last word is."""
+        request = self.request
+        if self.answer_ids and self.answer_ids[-1] in request.stop_ids and not request.ignore_eos:
+            return "stop"
+        return "length" if self.answer_ids and len(self.answer_ids) >= request.max_tokens else None
+
+    def interrupted(self, now: float) -> None:
+        """Its epoch ended, by a plan."""
+        self.interruptions += 1
+        if self.paused is None:
+            self.paused = now
+
+    def lost(self, now: float, *, alone: bool) -> None:
+        """Its epoch ended with a loss. `alone`: no other request ran."""
+        self.interrupted(now)
+        self._losses += 1
+        self._lost_alone |= alone
+
+    def take(self, message: Token | PromptScores) -> Token | PromptScores | None:
+        """What of the message is to be passed on, if anything."""
+        new = self._next_token(message) if isinstance(message, Token) else self._next_scores(message)
+        if new is not None:
+            self._losses, self._lost_alone = 0, False
+        return new
+
+    def agrees(self, finished: Finished) -> bool:
+        """Whether the answer that ended is the one that was passed on."""
+        return finished.tokens == len(self.answer_ids)
+
+    def _next_token(self, message: Token) -> Token | None:
+        if message.index != len(self.answer_ids):
+            return None
+        self.answer_ids.append(message.token)
+        return message
+
+    def _next_scores(self, message: PromptScores) -> PromptScores | None:
+        known = self._scored - message.first
+        if not 0 <= known < len(message.scores):
+            return None
+        self._scored += len(message.scores) - known
+        return (
+            message
+            if known == 0
+            else replace(message, first=message.first + known, scores=message.scores[known:])
+        )
