@@ -110,26 +110,31 @@ def try_limit(group: MemoryGroup, nbytes: int) -> bool:
     return False
 
 
-@pytest.mark.fault("P2", "called so; a new node begins with less, and is not started again and again")
+@pytest.mark.fault("P2", "called so; a new node begins with less, and the answer comes")
 @pytest.mark.fault(
     "P6", "one that a worker has no memory for: answered by a node that begins with less, or without"
 )
-def test_memory_runs_out(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
-    """In prefill. A new node begins with less, and serves; where there is too little for that, too, none is started
-    again and again."""
-    group.members_file.write_text(str(victim.agent.pid))
-    cluster.wait_ready(3)
+def test_memory_runs_out_in_prefill(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
     agent = victim.agent
+    group.members_file.write_text(str(agent.pid))
+    cluster.wait_ready(3)
     check_killed_in_prefill(cluster, group, victim)
-    assert group.use().oom_kills == 1
+    assert 1 <= group.use().oom_kills <= 2, "it is tried once more, and then without it"
     cluster.wait_ready(3)
     exact(cluster)
+    assert victim.agent == agent
 
+
+@pytest.mark.fault("P2", "where there is too little for a node, none is started again and again")
+def test_memory_is_too_little_for_a_node(cluster: Serving, group: MemoryGroup, victim: Worker, exact):
+    agent = victim.agent
+    group.members_file.write_text(str(agent.pid))
+    cluster.wait_ready(3)
     victim.node.kill()
     low = agent.memory_info().rss + HALF_A_NODE
     wait_for(lambda: try_limit(group, low), NOTICED_S)
     check_left_out(cluster, victim, OUT_OF_MEMORY, exact)
-    assert 2 <= group.use().oom_kills <= 4
+    assert 1 <= group.use().oom_kills <= 3
     assert victim.agent == agent
 
 
