@@ -1,5 +1,6 @@
 """The door that lets workers in (enrolment), as a master sees it."""
 
+from collections.abc import Sequence
 from typing import Protocol
 
 from tpiedge.wire.messages import Message
@@ -18,6 +19,10 @@ class Door(Protocol):
 
     def settle(self) -> None:
         """Answers peers for whom something was waited for. The hub is woken when there are any."""
+        ...
+
+    def newcomers(self) -> Sequence[str]:
+        """The peers that were let in for good since the last call, in their order."""
         ...
 
     def tick(self, now: float) -> None: ...

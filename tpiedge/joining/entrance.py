@@ -75,6 +75,10 @@ class Entrance:
         """Answers those for whom the disk was waited for."""
         self._door.settle()
 
+    def newcomers(self) -> list[str]:
+        """The workers that were let in for good since the last call, in their order."""
+        return self._door.newcomers()
+
     def tick(self, _now: float) -> None:
         """Cuts the connections of peers that were revoked or stayed too long as guests."""
         self._door.tick()

@@ -94,6 +94,7 @@ class FrontDoor:
         self._disk = DiskThread("tpiedge-members", _MAX_CANDIDATES)
         #: The peers for which the disk is waited for.
         self.candidates: set[str] = set()
+        self._newcomers: deque[str] = deque()
         self._outcomes: deque[tuple[str, Candidate, Redemption | TpiedgeError]] = deque()
         self._admitting = threading.Lock()
         self._cuts: deque[tuple[str, Refused | None]] = deque()
@@ -128,6 +129,10 @@ class FrontDoor:
             if isinstance(outcome, TpiedgeError):
                 _log.error("cannot let %s (%s) in: %s", sender, candidate.member.host, outcome)
             self._answer(sender, self.enrolment.decided(candidate, outcome, self._clock.now()))
+
+    def newcomers(self) -> list[str]:
+        """The workers that were let in for good since the last call, in their order."""
+        return [self._newcomers.popleft() for _ in range(len(self._newcomers))]
 
     def admit(self, member: KnownWorker) -> None:
         """Let a worker in for good. Raises UserError for a revoked key, UserError or DiskFull for a file that cannot
@@ -181,6 +186,7 @@ class FrontDoor:
 
     def _admitted(self, member: KnownWorker) -> None:
         self._follow_table(member.key)
+        self._newcomers.append(member.name)
         _log.info("%s (%s) joined by %s", member.name, member.host, member.how)
 
     def _follow_table(self, key: str) -> None:

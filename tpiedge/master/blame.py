@@ -20,7 +20,7 @@ from tpiedge.master.membership import NodeState
 from tpiedge.planner.linking import are_linked
 from tpiedge.wire.fields import CollectiveChoice
 
-__all__ = ["STAR_S", "Distrust", "Failure", "failure_of"]
+__all__ = ["STAR_S", "Distrust", "Failure", "failure_of", "machine_words"]
 
 STAR_S: Final = 600.0
 
@@ -76,10 +76,15 @@ def _first_lost(epoch: Epoch) -> int | None:
 def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
     """Adds the machine's name: the epoch knows ranks alone, and a worker's own error does not say where it was."""
     if isinstance(error, PeerLost):
-        return PeerLost(error.rank, error.waited_for, error.cause, assignments[error.rank].host)
+        return PeerLost(error.rank, error.waited_for, error.cause, machine_words(assignments[error.rank]))
     if rank and isinstance(error, UserError | ResourceError | InternalError):
         return type(error)(f"on node {rank} ({assignments[rank].host}): {error}")
     return error
+
+
+def machine_words(assignment: Assignment) -> str:
+    """What the user calls the machine."""
+    return assignment.host or assignment.machine or "the master"
 
 
 class Distrust:

@@ -70,6 +70,8 @@ class Reception:
         Raises EndpointClosed once the hub is closed.
         """
         self._door.settle()
+        for name in self._door.newcomers():
+            self._roster.expect(name)
         now = self._clock.now()
         wait_s, enough = max(0.0, until - now), max(until, now + _LEAST_S)
         for _ in range(_BURST):

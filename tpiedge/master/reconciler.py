@@ -26,7 +26,7 @@ from tpiedge.master.snapshot import snapshot
 from tpiedge.master.status import ClusterStatus
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.sanitise import sanitised_line
-from tpiedge.units import counted
+from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
 from tpiedge.wire.limits import MAX_NODES
 
@@ -232,8 +232,14 @@ class Reconciler:
         present = {machine.name: waiting for machine in self._roster.present}
         for_good = {name: why for name, why in found.spare.items() if why.kind != _FETCHES.kind}
         self._spare = {**self._departed(), **present, **for_good}
+        now = self._clock.now()
         lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
-        self._reason = "; ".join([found.reason, *lost[-_NAMED:]])
+        excluded = [
+            f"{one.offer.host} is left out: {self._reputation.left_out[one.name].why(now)}"
+            for one in self._roster.present
+            if one.name in self._reputation.left_out
+        ]
+        self._reason = "; ".join([found.reason, *lost[-_NAMED:], *excluded[-_NAMED:]])
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
@@ -298,6 +304,9 @@ class Reconciler:
         """Plans again: at once after a machine was lost, otherwise after a delay that grows with each failure."""
         self._debounce.again()
         if session.failure is None or not session.failure.machine_lost:
-            self._retries.failed(self._clock.now())
+            now = self._clock.now()
+            self._retries.failed(now)
+            if self._retries.due > now:
+                self._reason += f"; it is tried again after {format_seconds(self._retries.due - now)}"
         if self._retries.hopeless:
             self._stuck = True

@@ -46,9 +46,9 @@ class Machine:
 
 
 class Roster:
-    """The workers by name, which belongs to their key, in the order of their first arrival.
+    """The workers by name, which belongs to their key, in the order in which they were let in.
 
-    `known` lists those that arrived before this master started, so that each keeps its place, and thus its weights.
+    `known` lists those that were let in before this master started, so that each keeps its place, and thus its weights.
     """
 
     def __init__(self, timeout_s: float, known: Sequence[str] = ()) -> None:
@@ -77,6 +77,12 @@ class Roster:
 
     def get(self, name: str) -> Machine | None:
         return self._machines.get(name)
+
+    def expect(self, name: str) -> None:
+        """The machine was let in: it has the next place, whenever it makes its offer."""
+        if name not in self._places:
+            self._take_place(name)
+            self._keep_place(name)
 
     def offered(self, name: str, offer: Offer, now: float) -> None:
         """The machine made an offer: it is present from now on."""

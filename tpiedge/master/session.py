@@ -13,7 +13,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerLost, TpiedgeError
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Fetching, Served
-from tpiedge.master.blame import Failure, failure_of
+from tpiedge.master.blame import Failure, failure_of, machine_words
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership, NodeState
 from tpiedge.master.request_watch import RequestWatch
@@ -272,9 +272,7 @@ class Session:
             for rank, said in sorted(self._loading.items())
             if isinstance(said, Ready) and not said.native
         ]
-        names = [
-            self.assignments[rank].host or self.assignments[rank].machine or "the master" for rank in without
-        ]
+        names = [machine_words(self.assignments[rank]) for rank in without]
         return f"nodes without native kernels: {', '.join(names)}" if names else ""
 
     def _loads(self, event: Loading | Ready) -> None:

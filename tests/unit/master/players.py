@@ -113,6 +113,7 @@ class FakeDoor:
     def __init__(self) -> None:
         self.members: set[str] = set()
         self.said: list[tuple[str, Message]] = []
+        self.new: list[str] = []
 
     def heard(self, peer: str, message: Message, now: float) -> None:
         self.said.append((peer, message))
@@ -122,6 +123,10 @@ class FakeDoor:
 
     def settle(self) -> None:
         return
+
+    def newcomers(self) -> list[str]:
+        new, self.new = self.new, []
+        return new
 
     def tick(self, now: float) -> None:
         return

@@ -216,3 +216,15 @@ def test_a_node_that_cannot_be_started_is_said_in_words(story: Story, refusal: E
     story.rank_zero.refusal = None
     story.wait_for(lambda: story.ready)
     assert story.master.failed is None
+
+
+def test_the_reason_for_not_serving_names_who_is_left_out(story: Story) -> None:
+    story.min_workers = 1
+    agent = story.join("w-1")
+    agent.prepares = False
+    story.settle()
+    agent.failed("the disk is full")
+    story.settle()
+    reason = story.master.status.reason
+    assert reason.startswith("0 of 1 worker here; pi is left out: ")
+    assert "the disk is full" in reason

@@ -127,7 +127,9 @@ def test_the_death_of_rank_0_is_a_loss_like_any_other(story: Story) -> None:
     old = story.epoch
     story.rank_zero.cause = "its process was killed by SIGSEGV"
     story.wait(0.4)
-    assert "node 0 was lost during the work: its process was killed by SIGSEGV" in paused(answering)
+    assert "node 0 (the master) was lost during the work: its process was killed by SIGSEGV" in paused(
+        answering
+    )
     story.settle()
     assert story.ready
     assert story.epoch > old
@@ -219,7 +221,10 @@ def test_rank_0_that_is_stuck_in_a_request_is_lost(story: Story) -> None:
     assert story.epoch == old
     assert story.ready
     story.wait(3.0)
-    assert "node 0 was lost during the work: alive but without progress in a request for 6" in paused(running)
+    assert (
+        "node 0 (the master) was lost during the work: alive but without progress in a request for 6"
+        in paused(running)
+    )
     story.settle()
     assert story.ready
     assert story.members() == ("master", "w-1"), "no other worker is at fault"

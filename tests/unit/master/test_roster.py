@@ -247,3 +247,14 @@ class Rosters(RuleBasedStateMachine):
 @pytest.mark.fault("P21", "every machine has one state, as last heard of")
 class TestRosters(Rosters.TestCase):
     """Random orders."""
+
+
+def test_places_are_in_the_order_in_which_machines_were_let_in() -> None:
+    """Whoever makes its offer first: as after the next start of the master."""
+    roster = Roster(1.5, known=("old",))
+    for name in ("a", "b"):
+        roster.expect(name)
+    for name in ("b", "new", "a", "old"):
+        roster.offered(name, offer(name), 0.0)
+    roster.expect("b")
+    assert [machine.name for machine in roster.present] == ["old", "a", "b", "new"]

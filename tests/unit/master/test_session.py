@@ -384,7 +384,7 @@ def test_rank_0_is_asked_what_it_does_before_it_is_lost() -> None:
     run.clock.advance(30.0)
     run.session.tick()
     assert str(run.failure.error) == (
-        "node 0 was lost during the work: alive but without progress in a request for 74 s"
+        "node 0 (the master) was lost during the work: alive but without progress in a request for 74 s"
     )
 
 
