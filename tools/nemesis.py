@@ -114,17 +114,17 @@ class Clients:
                 self._ask(client, draws.choice(self._questions))
 
     def _ask(self, client: httpx.Client, question: Question) -> None:
-        why, text, usage, pauses = "", "", {}, []
+        why, text, usage, pauses, fault = "", "", {}, [], self.last_fault
         try:
             for kind, said in events(client, question.body):
                 if kind == "comment":
-                    why = why or said
+                    fault = self.last_fault if not why else fault
+                    why = said
                 elif kind == "error":
                     raise ValueError(said)
                 else:
                     if why and said.get("choices"):
-                        fault, since = self.last_fault
-                        pauses.append((fault, time.monotonic() - since))
+                        pauses.append((fault[0], time.monotonic() - fault[1]))
                         why = ""
                     text += "".join(choice["text"] for choice in said.get("choices", ()))
                     usage = said.get("usage") or usage
@@ -181,16 +181,17 @@ class Nemesis:
             "worker joined": self._join,
         }
 
-    def strike(self, on_fault: Callable[[str], None]) -> int:
-        """One fault, or two; `on_fault(name)` is told just before. Returns how many there were."""
+    def strike(self, on_fault: Callable[[str, float], None]) -> int:
+        """One fault, or two; `on_fault(name, when)` is told of each. Returns how many there were."""
         struck = 0
         for _ in range(2 if self._draws.random() < _TWO_AT_ONCE else 1):
             name = self._draws.choice(list(self._faults))
-            on_fault(name)
+            begun = time.monotonic()
             with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by an earlier fault
                 if self._faults[name]():
                     self.count[name] = self.count.get(name, 0) + 1
                     struck += 1
+                    on_fault(name, begun)
         return struck
 
     def wait(self, seconds: float) -> None:
@@ -336,8 +337,8 @@ def _run(serving: Serving, options: argparse.Namespace) -> dict[str, Any]:
     clients = Clients(serving.url, questions, options.clients, options.seed)
     nemesis = Nemesis(serving, options.seed)
 
-    def note(name: str) -> None:
-        clients.last_fault = (name, time.monotonic())
+    def note(name: str, when: float) -> None:
+        clients.last_fault = (name, when)
 
     clients.start()
     struck, draws = 0, random.Random(f"{options.seed}/quiet")

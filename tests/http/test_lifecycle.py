@@ -71,8 +71,7 @@ def test_a_pause_is_said_at_once_and_again_and_counted(serve, service):
         generation.say(5)
         generation.pause("node 1 (dell-1) was lost\nduring the work")
         lines = answer.iter_lines()
-        said = [line for line in itertools.islice(lines, 20) if line.startswith(": ") and line != ": ping"]
-        assert len(said) > 2
+        said = list(itertools.islice((line for line in lines if line.startswith(": n")), 3))
         assert set(said) == {": node 1 (dell-1) was lost during the work"}
         generation.resume(1.25)
         generation.say(5)

@@ -84,10 +84,9 @@ class ReplyFormatter:
             "completion_tokens": tokens,
             "total_tokens": total,
         }
-        if finished is not None:
+        if finished is not None and finished.steps:  # none is said where other epochs had a part in it
             usage["prompt_tokens_details"] = {"cached_tokens": finished.cached_tokens}
-            if finished.steps:
-                usage["tokens_per_step"] = round(finished.tokens / finished.steps, 2)
+            usage["tokens_per_step"] = round(finished.tokens / finished.steps, 2)
         if transcript.pauses:
             usage["pauses"] = {"count": transcript.pauses, "seconds": round(transcript.paused_s, 3)}
         return usage

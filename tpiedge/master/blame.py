@@ -36,6 +36,8 @@ class Failure:
     crashed: str | None = None
     #: Whether the session ended because a machine was lost, which may come back at once.
     machine_lost: bool = False
+    #: Whether that was somebody's will: the machine's user stopped it, or it was revoked.
+    intended: bool = False
     #: In a dispute, where the master cannot tell which of two workers is at fault: the cause. "" otherwise.
     disputed: str = ""
 

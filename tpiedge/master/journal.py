@@ -4,8 +4,9 @@ Laws:
 1. A token and a score are passed on once, in their order, whatever the epochs say of them twice.
 2. What another epoch is asked continues prompt and answer exactly: the next token has the next position, whose random
    number depends on nothing but the seed and that position (`engine/sampler.py`).
-3. A request is a suspect after SUSPECT losses in a row without a token of it in between, and guilty after GUILTY, one
-   of which came while nothing else ran. A token clears it.
+3. A request is a suspect after SUSPECT losses in a row in which it did not get on, and guilty after GUILTY, one of
+   which came while nothing else ran. It gets on with the second thing that is passed on of it in an epoch: the first
+   one comes of reading the prompt, and an epoch may die of what follows.
 """
 
 from dataclasses import dataclass, field, replace
@@ -46,6 +47,7 @@ class Journal:
     #: When the pause began that lasts; None while it gets on.
     paused: float | None = None
     _scored: int = 1  # the first position of the prompt without a score
+    _passed_on: int = 0  # in this epoch
     _losses: int = 0
     _lost_alone: bool = False
 
@@ -61,8 +63,13 @@ class Journal:
 
     @property
     def losses(self) -> int:
-        """In a row, without a token in between."""
+        """In a row, without getting on in between."""
         return self._losses
+
+    @property
+    def reading(self) -> bool:
+        """Whether nothing has come of it in this epoch: what is computed of it would be lost with the epoch."""
+        return self._passed_on == 0
 
     @property
     def rest(self) -> GenerationRequest:
@@ -82,6 +89,7 @@ class Journal:
     def interrupted(self, now: float) -> None:
         """Its epoch ended, by a plan."""
         self.interruptions += 1
+        self._passed_on = 0
         if self.paused is None:
             self.paused = now
 
@@ -95,7 +103,9 @@ class Journal:
         """What of the message is to be passed on, if anything."""
         new = self._next_token(message) if isinstance(message, Token) else self._next_scores(message)
         if new is not None:
-            self._losses, self._lost_alone = 0, False
+            self._passed_on += 1
+            if self._passed_on > 1:
+                self._losses, self._lost_alone = 0, False
         return new
 
     def agrees(self, finished: Finished) -> bool:

@@ -84,7 +84,8 @@ class Master:
         self._thread.start()
 
     def submit(self, request: GenerationRequest) -> PendingAnswer:
-        """Queues the request; does not block. Raises QueueFull, or NotServing if nothing is served nor about to be."""
+        """Queues the request; does not block. Raises QueueFull, or NotServing where nothing is served nor about to
+        be, once that has lasted for the recovery grace."""
         if self._failed is not None or self._reconciler.hopeless:
             self._requests.refuse(self._reconciler.not_serving())
         return self._requests.submit(request)

@@ -9,7 +9,8 @@ Laws:
    long as before, up to LONGEST_REST_S. After WINDOW_S without a loss it starts again with REST_S.
 6. A node and its machine that are lost within SAME_S of each other are one loss. A stop by the user is no loss.
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
-8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be.
+8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
+   the request turns out to be guilty.
 """
 
 import math
@@ -136,6 +137,7 @@ class Reputation:
         self._flaps = Flaps()
         self._rests = Quarantine(REST_S, LONGEST_REST_S, WINDOW_S)
         self._flapping: dict[str, Exclusion] = {}
+        self._doubted: dict[str, Exclusion] = {}
 
     @property
     def left_out(self) -> Mapping[str, Exclusion]:
@@ -145,7 +147,7 @@ class Reputation:
     @property
     def flapping(self) -> Mapping[str, Exclusion]:
         """The workers that a plan contains only if there is no plan without them, by name."""
-        return self._flapping
+        return self._doubted | self._flapping
 
     def lost(self, name: str, cause: str, now: float) -> None:
         """The worker, or its node, was lost and had not said that it leaves."""
@@ -160,8 +162,11 @@ class Reputation:
     def doubt(self, name: str, cause: str, now: float) -> None:
         """The worker's node failed under a request that has not got on since the loss before: whose fault it is shows
         when the request is tried without it."""
-        if name not in self._flapping:
-            self._flapping[name] = Exclusion(now + EXCLUDED_S, sanitised_line(cause))
+        self._doubted[name] = Exclusion(now + EXCLUDED_S, sanitised_line(cause))
+
+    def trust(self) -> None:
+        """The request was at fault: nobody is doubted any more."""
+        self._doubted.clear()
 
     def stopped(self, name: str, now: float) -> None:
         """The worker was stopped by its user."""
@@ -183,7 +188,7 @@ class Reputation:
     def readmit(self, now: float) -> bool:
         """Ends the exclusions whose time is over; returns whether there were any."""
         found = False
-        for exclusions in (self._left_out, self._flapping):
+        for exclusions in (self._left_out, self._flapping, self._doubted):
             for name in [name for name, exclusion in exclusions.items() if exclusion.until <= now]:
                 del exclusions[name]
                 found = True
@@ -196,6 +201,7 @@ class Reputation:
         self._flaps.forget(name)
         self._rests.forget(name)
         self._flapping.pop(name, None)
+        self._doubted.pop(name, None)
 
 
 class Traffic:

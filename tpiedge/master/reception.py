@@ -111,7 +111,7 @@ class Reception:
         self._probings.pop(name, None)
         self._reputation.forget(name)
         self._offer_rate.forget(name)
-        self._sessions.lose(name, "its membership was revoked")
+        self._sessions.lose(name, "its membership was revoked", intended=True)
 
     def _handle(self, envelope: Envelope) -> None:
         sender, message = envelope.sender, envelope.message
@@ -140,7 +140,7 @@ class Reception:
             case AgentPulse():
                 self._known(name, now)
             case Leaving():
-                self._lose(name, "it was stopped there")
+                self._lose(name, "it was stopped there", intended=True)
                 self._reputation.stopped(name, now)
             case Enrol():
                 self._door.heard(name, message, now)
@@ -213,7 +213,7 @@ class Reception:
         if self._lose(name, cause):
             self._reputation.lost(name, cause, self._clock.now())
 
-    def _lose(self, name: str, cause: str) -> bool:
+    def _lose(self, name: str, cause: str, *, intended: bool = False) -> bool:
         """Loses the machine; returns whether it was present until now."""
-        self._sessions.lose(name, cause)
+        self._sessions.lose(name, cause, intended=intended)
         return self._roster.lose(name, cause)

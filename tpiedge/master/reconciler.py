@@ -1,8 +1,9 @@
 """Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
 
 Requests start while fewer run than may. When one session takes the place of another, by plan or after a loss, those
-that run pause and go on in the next one. While nothing can be served, they wait for `recovery_grace_s` after the last
-session ended; requests are refused, and those that wait fail, only then.
+that run pause and go on in the next one. A plan waits for those whose prompt is still read, which would be read anew,
+for _READING_S at most; meanwhile no request starts. Where what served can serve no more, and nothing is about to,
+requests wait for `recovery_grace_s`; they are refused, and those that wait fail, only then.
 """
 
 import logging
@@ -11,7 +12,7 @@ from dataclasses import replace
 from typing import Final
 
 from tpiedge.clock import Clock
-from tpiedge.errors import PeerError
+from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.notices import Notices
@@ -43,6 +44,8 @@ _NAMED = 3
 #: _MEASURED_AFTER_S first.
 _PATIENCE_S = 10.0
 _MEASURED_AFTER_S = 2.0
+#: For how long a plan waits for prompts that are read.
+_READING_S = 30.0
 
 #: Beside the master's own machine.
 _MOST_WORKERS = MAX_NODES - 1
@@ -74,8 +77,9 @@ class Reconciler:
         #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
         self.hopeless = False
         self._grace_s = recovery_grace_s
-        self._stuck = False  # whether nothing is served nor about to be
-        self._stopped: float | None = None  # when the last session ended that served; None while one serves
+        self._stuck: float | None = None  # since when nothing is served nor about to be
+        self._served = False  # whether a session was ready since the master's start
+        self._prepared: float | None = None  # since when the coming session could serve
         self._clock = clock
         self._plan = plan
         self._roster = roster
@@ -110,20 +114,35 @@ class Reconciler:
         self._look_for_slow(now)
         if now >= self._retries.due and self._debounce.due(now):
             self._replan()
-        if sessions.coming is not None and sessions.coming.phase is Phase.PREPARED:
+        if sessions.coming is not None and self._may_switch(sessions.coming, now):
             self._reason = "loading the weights"
             self._requests.interrupt("a new plan begins")
             sessions.switch(sessions.coming)
             self._notify()  # the plan was made while those it leaves out still had a part
         self._dispatch()
-        self.hopeless = self._stuck and not self._patient(now)
+        self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
         self._publish()
 
-    def _patient(self, now: float) -> bool:
+    def _patient(self, now: float, since: float) -> bool:
         """Whether requests wait for machines to return."""
-        return self._stopped is not None and now - self._stopped < self._grace_s
+        return self._served and now - since < self._grace_s
+
+    def _may_switch(self, coming: Session, now: float) -> bool:
+        """Whether the coming session takes the place of the serving one."""
+        if coming.phase is not Phase.PREPARED:
+            self._prepared = None
+            return False
+        if self._prepared is None:
+            self._prepared = now
+        return not self._requests.reading or now - self._prepared >= _READING_S
+
+    def _is_stuck(self, stuck: bool) -> None:
+        if not stuck:
+            self._stuck = None
+        elif self._stuck is None:
+            self._stuck = self._clock.now()
 
     def _look_for_slow(self, now: float) -> None:
         """While nothing is served, finds the workers that fetch for long, so that the others can serve without them.
@@ -167,13 +186,13 @@ class Reconciler:
         self._debounce.planned()
         self._planned = self._clock.now()
         if isinstance(found, NoPlan):
-            self._stuck = self._sessions.serving is None
+            self._is_stuck(self._sessions.serving is None)
             self._give_up(found)
         else:
             self._spare = {**self._departed(), **found.spare}
             self._apply(found.assignments)
             serving = self._sessions.serving
-            self._stuck = self._retries.hopeless and (serving is None or serving.phase is not Phase.READY)
+            self._is_stuck(self._retries.hopeless and (serving is None or serving.phase is not Phase.READY))
         self._notify()
 
     def _notify(self) -> None:
@@ -243,14 +262,16 @@ class Reconciler:
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
-        serving = self._sessions.serving
+        serving, coming = self._sessions.serving, self._sessions.coming
         if serving is None or serving.phase is not Phase.READY:
             return
         self._retries.started()
         if serving.proven:
             self._retries.succeeded()
-        self._stuck, self._stopped = False, None
+        self._stuck, self._served = None, True
         self._reason = ""
+        if coming is not None and coming.phase is Phase.PREPARED:
+            return
         self._retries.served()
         while self._requests.start(serving.ask):
             pass
@@ -264,14 +285,19 @@ class Reconciler:
         if self._retries.false_starts:  # a single one may be bad luck
             self._exclude(session)
         self._attribute(session)
-        if self._stopped is None and session.was_ready:
-            self._stopped = self._clock.now()
         self._publish()  # first: a client that sees its answer pause must not read a status that says ready
-        self._requests.interrupt(str(error), error)
-        crashed = session.failure.crashed if session.failure else None
-        if crashed is not None and self._requests.suspected:
-            self._reputation.doubt(crashed, str(error), self._clock.now())
+        self._interrupt(session, error)
         self._retry(session)
+
+    def _interrupt(self, session: Session, error: TpiedgeError) -> None:
+        """The requests of a session that was lost pause. Where one of them may be at fault, or else the worker that
+        failed again, both are tried without the other."""
+        failure = session.failure
+        intended = failure is not None and failure.intended
+        if self._requests.interrupt(str(error), None if intended else error):
+            self._reputation.trust()
+        elif failure is not None and failure.crashed is not None and self._requests.suspected:
+            self._reputation.doubt(failure.crashed, str(error), self._clock.now())
 
     def _attribute(self, session: Session) -> None:
         """Records which workers broke the protocol or failed by themselves, or that two are in dispute."""
@@ -309,4 +335,4 @@ class Reconciler:
             if self._retries.due > now:
                 self._reason += f"; it is tried again after {format_seconds(self._retries.due - now)}"
         if self._retries.hopeless:
-            self._stuck = True
+            self._is_stuck(True)

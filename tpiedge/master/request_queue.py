@@ -5,9 +5,9 @@ Laws:
 2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
-5. When an epoch ends, those that run wait in front of all others, whatever the limit, and go on in the next one: their
-   readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
-6. Of those that the last losses left without a token, who lost most begins first, and beside a suspect nothing begins
+5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
+   one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
+6. Of those that wait, who did not get on in most losses begins first, and beside a suspect nothing begins
    (`journal.py`): so one that ends every epoch is found, and it alone fails.
 """
 
@@ -189,9 +189,16 @@ class RequestQueue:
                 case Failed(kind=kind, message=text):
                     self._fail([running], (UserError if kind == "UserError" else InternalError)(text))
 
-    def interrupt(self, why: str, lost: TpiedgeError | None = None) -> None:
-        """The epoch of all running requests ends: by a plan, or because it was `lost`. They go on in the next one, but
-        for a guilty one, which fails with the loss."""
+    @property
+    def reading(self) -> bool:
+        """Whether a request runs of which nothing has come in this epoch."""
+        with self._lock:
+            return any(one.journal.reading for one in self._running.values())
+
+    def interrupt(self, why: str, lost: TpiedgeError | None = None) -> bool:
+        """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
+        the next one, but for a guilty one, which fails with the loss. Returns whether there was one."""
+        guilty: list[PendingAnswer] = []
         with self._lock:
             running, now = list(self._running.values()), self._now()
             going_on = [one for one in running if not self._settled(one)]
@@ -209,6 +216,7 @@ class RequestQueue:
                 one.put(Paused(why))
             again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
             self._waiting = deque(again)
+        return bool(guilty)
 
     def fail_all(self, error: TpiedgeError) -> None:
         """Ends all requests, those that run and those that wait, with `error`."""

@@ -2,9 +2,10 @@
 
 Laws:
 1. After a failure the next attempt waits, longer with each failure in a row (BACKOFF_S).
-2. After HOPELESS failures in a row requests no longer wait for the next attempt.
-3. Nor do they after FUTILE attempts in a row that never served, for whatever reason, machines that come and go
-   included: otherwise a request could wait for ever.
+2. After HOPELESS failures in a row nothing is about to serve: requests wait for the next attempt as long as they wait
+   for machines (`reconciler.py`).
+3. So it is after FUTILE attempts in a row that never served, for whatever reason, machines that come and go included:
+   otherwise a request could wait for ever.
 """
 
 from typing import Final
@@ -29,7 +30,7 @@ class Retries:
 
     @property
     def hopeless(self) -> bool:
-        """Whether requests should no longer wait for the next attempt."""
+        """Whether the next attempt is not likely to serve."""
         return self.failures >= HOPELESS or self._begun > FUTILE
 
     def begun(self) -> None:

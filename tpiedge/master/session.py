@@ -98,8 +98,9 @@ class Session:
         #: Each node's latest report on loading, and when any of them last made progress.
         self._loading: dict[int, Loading | Ready] = {}
         self._moved = 0.0
-        #: Since when every node is ready, and whether rank 0 has said something of an answer.
+        #: Since when every node is ready; the requests of which rank 0 has said something, until one got on.
         self._ready: float | None = None
+        self._begun: set[str] = set()
         self._answered = False
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
@@ -119,11 +120,6 @@ class Session:
         """How each worker whose node broke the protocol did so."""
         breaches = self.epoch.breaches if self.epoch is not None else {}
         return {self.assignments[rank].machine: cause for rank, cause in breaches.items() if rank}
-
-    @property
-    def was_ready(self) -> bool:
-        """Whether every node was ready once."""
-        return self._ready is not None
 
     @property
     def proven(self) -> bool:
@@ -184,8 +180,8 @@ class Session:
             case NodeEnded(cause=cause):
                 self._unfit(machine, rank, cause)
 
-    def lose(self, machine: str, cause: str) -> None:
-        """The machine is lost, and its node with it."""
+    def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
+        """The machine is lost, and its node with it. `intended`: as in Failure."""
         rank = self._ranks.get(machine)
         if rank is None or self.phase is Phase.ENDED:
             return
@@ -194,7 +190,9 @@ class Session:
             return
         self.epoch.lose(rank, cause)
         if self.failure is not None:
-            self.failure = replace(self.failure, unfit=None, crashed=None, machine_lost=True)
+            self.failure = replace(
+                self.failure, unfit=None, crashed=None, machine_lost=True, intended=intended
+            )
 
     def ask(self, request: GenerationRequest) -> None:
         """Sends the request to rank 0, beside those that it has. Raises ProtocolError for a value that does not fit
@@ -244,7 +242,7 @@ class Session:
                 self._loads(event)
             case Token() | PromptScores() if self._watch.watches(event.request):
                 self._watch.advance(self._clock.now())
-                self._answered = True
+                self._gets_on(event.request)
             case Stats(rank=0):
                 self._watch.measured(event, self._clock.now())
             case Finished() | Failed() if self._watch.watches(event.request):
@@ -256,6 +254,12 @@ class Session:
         if self.epoch is not None:
             starting = self.phase is Phase.LAUNCHED
             self.fail(failure_of(error, self.epoch, self.assignments, self._collective, starting=starting))
+
+    def _gets_on(self, request: str) -> None:
+        """Something came of the request. The first time it is of its prompt alone: an epoch may die of what follows."""
+        if not self._answered:
+            self._answered = request in self._begun
+            self._begun.add(request)
 
     @property
     def split_shows(self) -> str:

@@ -98,10 +98,10 @@ class SessionManager:
         for session in self.active:
             session.heard(machine, message)
 
-    def lose(self, machine: str, cause: str) -> None:
-        """The machine is lost, and its nodes with it."""
+    def lose(self, machine: str, cause: str, *, intended: bool = False) -> None:
+        """The machine is lost, and its nodes with it. `intended`: as in Failure."""
         for session in self.active:
-            session.lose(machine, cause)
+            session.lose(machine, cause, intended=intended)
 
     def machine_of(self, rank: int) -> str:
         """The worker of the serving session's node `rank`; "" for the master's own."""

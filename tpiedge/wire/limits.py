@@ -28,8 +28,8 @@ __all__ = [
 MAX_TENSOR_HEADER = 64 * KIB
 """Encoded message on the tensor plane (without its tensor frames)."""
 
-MAX_CONTROL_HEADER = 1 * MIB
-"""Encoded message on the control plane: a request with MAX_PROMPT_TOKENS fits."""
+MAX_CONTROL_HEADER = 1 * MIB + 64 * KIB
+"""Encoded message on the control plane: a request with MAX_PROMPT_TOKENS and as many tokens of its answer fits."""
 
 MAX_TENSOR_BYTES = 32 * MIB
 """One tensor frame. A chunk's is 1 MiB, or one row of hidden states where that is more; twice as much of wide

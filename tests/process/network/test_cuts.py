@@ -14,7 +14,7 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import Namespaces
-from tests.process.network.observed import PROMPT
+from tests.process.network.observed import PROMPT, Observed
 from tests.process.serving.serving import words_of_loss
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
@@ -45,8 +45,10 @@ _CUTS: dict[str, Cut] = {
 
 
 @pytest.fixture(scope="module")
-def whole(cluster: NetworkCluster) -> str:
+def whole(observed: Observed) -> str:
     """The long answer without a cut."""
+    cluster = observed.cluster
+    cluster.wait_ready(3)
     with cluster.streaming(PROMPT, _LONG) as stream:
         stream.join(_ANSWER_S)
     assert stream.error is None

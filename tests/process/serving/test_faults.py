@@ -141,13 +141,19 @@ def harmed(cluster: Serving, fault: Fault, victim: Worker, patience: float) -> I
 
 def goes_on(cluster: Serving, fault: Fault, victim: Worker, whole: str, patience: float) -> None:
     """The fault comes in the middle of an answer."""
+    before = resumed(cluster)
     with cluster.streaming("Once", LONG) as stream:
         stream.wait_for_text(20)
         with harmed(cluster, fault, victim, patience):
             pass
         stream.join(ANSWER_S)
-    assert stream.error is None
-    assert stream.text == whole
+    assert (stream.error, stream.text) == (None, whole)
+    assert resumed(cluster) > before
+
+
+def resumed(cluster: Serving) -> int:
+    """How often an answer has gone on in another epoch."""
+    return cluster.status()["totals"]["resumed"]
 
 
 @pytest.mark.fault("P1", "seen within 2 s, said in the log and by `/ready`, mended by itself")
@@ -233,7 +239,7 @@ def test_killed_inside_an_all_reduce(
 ):
     """The other worker holds it up, so that the victim waits in it."""
     (other,) = (worker for worker in cluster.workers.values() if worker is not victim)
-    node = other.node
+    node, before = other.node, resumed(cluster)
     with cluster.streaming("Once", LONG) as stream:
         node.suspend()
         try:
@@ -244,8 +250,8 @@ def test_killed_inside_an_all_reduce(
             with contextlib.suppress(psutil.NoSuchProcess):  # it has ended with the epoch
                 node.resume()
         stream.join(ANSWER_S)
-    assert stream.error is None
-    assert stream.text == whole
+    assert (stream.error, stream.text) == (None, whole)
+    assert resumed(cluster) > before
 
 
 @pytest.mark.fault(

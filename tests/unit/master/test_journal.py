@@ -76,8 +76,19 @@ def test_a_request_is_guilty_after_losses_in_a_row_of_which_one_came_while_it_ra
     journal.lost(0.0, alone=True)
     assert journal.guilty
     journal.take(token(0))
+    assert journal.guilty, "the next epoch may die of what follows"
+    journal.take(token(1))
     assert not journal.suspect
     assert not journal.guilty
+
+
+def test_a_token_in_every_epoch_is_no_progress() -> None:
+    journal = Journal(request())
+    for number in range(GUILTY):
+        assert not journal.guilty
+        journal.take(token(number))
+        journal.lost(0.0, alone=True)
+    assert journal.guilty
 
 
 def test_plans_are_no_losses_and_a_pause_begins_once() -> None:

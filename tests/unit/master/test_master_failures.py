@@ -8,7 +8,7 @@ from tests.unit.master.stories import Story, failure, outcome, request, two_mach
 from tpiedge.errors import ResourceError
 from tpiedge.master.journal import GUILTY
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
-from tpiedge.wire.epochs import Launch
+from tpiedge.wire.epochs import Launch, Leaving
 
 
 def test_a_worker_that_cannot_prepare_is_left_out_for_half_a_minute(story: Story) -> None:
@@ -162,6 +162,66 @@ def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) ->
         story.turn()
     assert isinstance(outcome(running), list)
     assert isinstance(outcome(late), list)
+
+
+def test_the_grace_begins_when_nothing_can_serve_whatever_took_long_before(story: Story) -> None:
+    """A worker is lost, the plan without it loads for longer than the grace, and then its last worker is lost."""
+    story.min_workers = 1
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    running = story.submit("r-1")
+    story.turn()
+    story.loads = False
+    story.agents["w-2"].frozen = story.node(2, story.epoch).frozen = True
+    story.wait(RECOVERY_GRACE_S + 10)
+    story.agents["w-1"].frozen = story.node(1, story.epoch).frozen = True
+    story.loads = True
+    story.wait(RECOVERY_GRACE_S - 10)
+    assert not story.master._reconciler.hopeless
+    story.agents["w-1"].frozen = False
+    story.settle()
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(running), list)
+
+
+def test_requests_wait_where_machines_are_lost_while_a_plan_takes_over(story: Story) -> None:
+    story.min_workers = 1
+    agent = two_machines(story)
+    running = story.submit("r-1")
+    story.turn()
+    story.root.token()
+    story.loads = False
+    other = story.join("w-2")
+    story.settle()
+    assert not story.ready
+    for worker, rank in ((agent, 1), (other, 2)):
+        worker.frozen = story.node(rank, story.epoch).frozen = True
+    story.wait(10.0)
+    story.loads = True
+    agent.frozen = False
+    story.settle()
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(running), list)
+
+
+def test_workers_that_are_stopped_by_their_users_are_no_request_s_fault(story: Story) -> None:
+    for name in ("w-1", "w-2", "w-3", "w-4"):
+        story.join(name)
+    story.settle()
+    running = story.submit("r-1")
+    for name in ("w-1", "w-2", "w-3", "w-4"):
+        story.turn()
+        story.agents[name].say(Leaving(0))
+        story.agents[name].frozen = True
+        story.settle()
+        story.settle()
+    assert story.members() == ("master",)
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(running), list)
 
 
 def test_where_no_machine_returns_in_time_requests_fail_with_what_is_missing(story: Story) -> None:

@@ -102,17 +102,39 @@ def test_a_wanted_change_of_plans_pauses_the_answers_that_run_and_they_go_on(sto
     story.turn()
     alone, agent = story.root, story.join("w-1")
     alone.token("r-0")
+    alone.token("r-1")
     story.settle()
     assert agent.count(Launch) == 1
     assert alone.count(Shutdown) == 1
     assert story.members() == ("master", "w-1")
     assert [paused(answer) for answer in answers] == ["a new plan begins"] * 2
     assert story.root.asked == ["r-0", "r-1"]
-    assert [len(story.root.order(name).answer_ids) for name in ("r-0", "r-1")] == [1, 0]
+    assert [len(story.root.order(name).answer_ids) for name in ("r-0", "r-1")] == [1, 1]
     for name in ("r-0", "r-1"):
         story.root.finish(name)
     story.turn()
     assert all(isinstance(outcome(answer), list) for answer in answers)
+
+
+def test_a_wanted_change_of_plans_waits_for_prompts_that_are_read_but_not_for_ever(story: Story) -> None:
+    story.settle()
+    reading, _ = story.submit("r-0"), story.submit("r-1")
+    story.turn()
+    alone, agent = story.root, story.join("w-1")
+    alone.token("r-1")
+    story.settle()
+    late = story.submit("r-2")
+    story.wait(20.0)
+    assert alone.count(Shutdown) == 0
+    assert alone.asked == ["r-0", "r-1"], "no other prompt is begun"
+    story.wait(15.0)
+    assert agent.count(Launch) == 1
+    assert story.root.asked == ["r-0", "r-1", "r-2"]
+    for name in ("r-0", "r-1", "r-2"):
+        story.root.finish(name)
+    story.turn()
+    assert isinstance(outcome(reading), list)
+    assert isinstance(outcome(late), list)
 
 
 def test_rank_0_is_stuck_where_none_of_its_requests_gets_on(story: Story) -> None:

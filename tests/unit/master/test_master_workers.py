@@ -19,6 +19,7 @@ def test_the_next_plan_is_prepared_while_the_first_serves_and_then_takes_its_pla
     first, second = story.submit("r-1"), story.submit("r-2")
     story.turn()
     alone = story.root
+    alone.token("r-1")
     agent = story.join("w-1")
     agent.prepares = False
     story.settle()
