@@ -1,6 +1,7 @@
 """Break a cluster again and again while clients read answers, and compare every answer with the undisturbed one.
 
-    .venv/bin/python -m tools.nemesis [--kills 100] [--seed 1] [--workers 2] [--clients 4] [--precision q4] [--json]
+    .venv/bin/python -m tools.nemesis [MODEL] [--kills 100] [--seed 1] [--workers 2] [--clients 4] [--tokens 300]
+        [--precision q4] [--json]
 
 A master and its workers, real processes on loopback with folders of their own, answer clients that ask one thing after
 the other, greedy or sampled with a seed. First each question is answered without a fault. Then things break at random
@@ -39,7 +40,6 @@ from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
 
 _SLOW = 1e6  # as every machine says of its memory: one more is worth having
-_TOKENS = 300
 _ANSWER_S = 300.0
 _QUIET_S = (0.3, 4.0)  # from one fault to the next
 _TWO_AT_ONCE = 0.2
@@ -312,6 +312,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         serving = Serving(
             Path(place) / "cluster", "--min-workers", max(0, options.workers - 1), "--precision", options.precision,
             "--context", 1024, "--kv-tokens", 1024 * options.clients,
+            model=options.model,
             cache=Path(place) / "cache", bytes_per_s=_SLOW,
         )  # fmt: skip
         with contextlib.closing(serving):
@@ -331,7 +332,7 @@ def _run(serving: Serving, options: argparse.Namespace) -> dict[str, Any]:
     for name in names:
         serving.start_worker(name, bytes_per_s=_SLOW)
     serving.wait_ready(1 + options.workers)
-    questions = _questions(serving, options.seed)
+    questions = _questions(serving, options.seed, options.tokens)
     before = _held(serving, names)
     say(f"{len(questions)} questions are answered; {options.kills} faults, {options.clients} clients")
     clients = Clients(serving.url, questions, options.clients, options.seed)
@@ -383,15 +384,17 @@ def _spread(seconds: Sequence[float]) -> dict[str, float] | None:
     return {name: round(value, 3) for name, value in found.items()}
 
 
-def _questions(serving: Serving, seed: int) -> list[Question]:
+def _questions(serving: Serving, seed: int, tokens: int) -> list[Question]:
     """Greedy and sampled ones, with their answers."""
     draws = random.Random(f"{seed}/questions")
+    with serving.client() as client:
+        model = next(iter(client.models.list())).id
     found = []
     for prompt in _PROMPTS:
         body = {
-            "model": serving.model,
+            "model": model,
             "prompt": prompt,
-            "max_tokens": _TOKENS,
+            "max_tokens": tokens,
             "temperature": 0,
             "stream": True,
         }
@@ -476,6 +479,8 @@ def _parser() -> argparse.ArgumentParser:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    parser.add_argument("model", nargs="?", default="demo", help="[default: demo]")
+    parser.add_argument("--tokens", type=int, default=300, help="of an answer [default: 300]")
     parser.add_argument("--kills", type=int, default=100, help="faults [default: 100]")
     parser.add_argument("--seed", type=int, default=1, help="[default: 1]")
     parser.add_argument("--workers", type=int, default=2, help="beside the master [default: 2]")
