@@ -464,11 +464,10 @@ def _print(record: dict[str, Any]) -> None:
         f"{record['answers']} answers with {record['tokens']} tokens, {record['paused_answers']} of them paused; "
         f"{len(record['wrong'])} wrong, {len(record['lost'])} lost, {len(record['left_over'])} left over"
     )
-    if record["seconds_to_the_next_token"]:
-        took = record["seconds_to_the_next_token"]
-        print(
-            f"from a fault to the next token: {took['median']} s, p90 {took['p90']} s, at most {took['max']} s"
-        )
+    print("seconds from a fault to the next token (median, p90, most):")
+    for kind, took in {"all": record["seconds_to_the_next_token"], **record["seconds_by_kind"]}.items():
+        if took:
+            print(f"  {kind}: {took['median']}, {took['p90']}, {took['max']}")
     for fault in record["faults"][:20]:
         print(f"FAULT: {fault}")
 
