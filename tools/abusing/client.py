@@ -83,10 +83,10 @@ def _read(response: http.client.HTTPResponse, deadline: float) -> Heard:
 
 
 def canonical(body: bytes) -> bytes:
-    """A stream without what differs from answer to answer: its id, its time, and signs of life."""
+    """A stream without what differs from answer to answer: its id, its time, signs of life and why it pauses."""
     body = re.sub(rb'"id": "(cmpl|chatcmpl)-[0-9a-f]+"', b'"id": ""', body)
     body = re.sub(rb'"created": \d+', b'"created": 0', body)
-    return body.replace(b": ping\n\n", b"")
+    return re.sub(rb"^: [^\n]*\n\n", b"", body, flags=re.MULTILINE)
 
 
 def judge(heard: Heard, reference: bytes) -> tuple[Judgement, str]:

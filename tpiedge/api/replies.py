@@ -84,9 +84,11 @@ class ReplyFormatter:
             "completion_tokens": tokens,
             "total_tokens": total,
         }
-        if finished is not None and finished.steps:  # none is said where other epochs had a part in it
+        # No steps are said of tokens in which other epochs had a part.
+        if finished is not None and (finished.steps or not finished.tokens):
             usage["prompt_tokens_details"] = {"cached_tokens": finished.cached_tokens}
-            usage["tokens_per_step"] = round(finished.tokens / finished.steps, 2)
+            if finished.steps:
+                usage["tokens_per_step"] = round(finished.tokens / finished.steps, 2)
         if transcript.pauses:
             usage["pauses"] = {"count": transcript.pauses, "seconds": round(transcript.paused_s, 3)}
         return usage
