@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from typing import Final
 
 from tpiedge.errors import InternalError
 from tpiedge.launch.bootstrap import NodeBootstrap
@@ -9,7 +10,11 @@ from tpiedge.launch.child import Child
 from tpiedge.launch.standby import Standby
 from tpiedge.units import MIB
 
-__all__ = ["NodeSlot"]
+__all__ = ["SETTLED_S", "NodeSlot"]
+
+SETTLED_S: Final = 5.0
+"""So long an epoch has served before a process stands by for the next one: its imports take a second of a core, which
+the first answers need."""
 
 _STANDBY_BYTES = 152 * MIB  # beside the libraries, which the node that runs has mapped too
 
@@ -33,7 +38,7 @@ class NodeSlot:
     def warm(self, *, measure: bool = False) -> Standby:
         """Starts the process that `start` will use, unless it runs already. Raises ResourceError if that fails."""
         if self._standby is None or not self._standby.alive:
-            self.cool()
+            self._cool()
             self._standby = Standby(self.threads, measure=measure)
             self._standby.start()
         return self._standby
@@ -45,12 +50,6 @@ class NodeSlot:
         """
         if self._has_room():
             self.warm()
-
-    def cool(self) -> None:
-        """Ends the process that `warm` started, if nobody has needed it. Idempotent."""
-        if self._standby is not None:
-            self._standby.stop()
-            self._standby = None
 
     def start(self, bootstrap: NodeBootstrap, planned_bytes: int) -> int:
         """Starts the node and returns its pid; an earlier node is killed first. Raises ResourceError.
@@ -82,7 +81,13 @@ class NodeSlot:
     def close(self, grace_s: float = 0.0) -> None:
         """Ends the node as `stop` does, then the standby process at once."""
         self.stop(grace_s)
-        self.cool()
+        self._cool()
+
+    def _cool(self) -> None:
+        """Ends the process that stands by."""
+        if self._standby is not None:
+            self._standby.stop()
+            self._standby = None
 
     def _has_room(self) -> bool:
         if self._memory_bytes is None or self._child is None:

@@ -47,10 +47,6 @@ class RankZero:
         """See NodeSlot.warm_ahead."""
         self._slot.warm_ahead()
 
-    def cool(self) -> None:
-        """See NodeSlot.cool."""
-        self._slot.cool()
-
     def start(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         """Starts the node of `epoch`, which joins with `keys`; an earlier node is ended first.
 

@@ -124,9 +124,14 @@ class Session:
     @property
     def proven(self) -> bool:
         """Whether a request got on, or it was ready for _PROVEN_S."""
-        if self.phase is not Phase.READY or self._ready is None:
-            return False
-        return self._answered or self._clock.now() - self._ready >= _PROVEN_S
+        return self.phase is Phase.READY and (self._answered or self.served_s >= _PROVEN_S)
+
+    @property
+    def served_s(self) -> float:
+        """For how long every node has been ready; 0 where it is not so."""
+        return (
+            self._clock.now() - self._ready if self.phase is Phase.READY and self._ready is not None else 0.0
+        )
 
     def progress(self, machine: str) -> str:
         """The state of the worker's preparation, in one word."""

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from tpiedge.clock import Clock
 from tpiedge.errors import ResourceError
 from tpiedge.launch.bootstrap import control_name
+from tpiedge.launch.slot import SETTLED_S
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Assignment, Served
 from tpiedge.master.blame import Distrust, Failure
@@ -31,8 +32,6 @@ _log = logging.getLogger(__name__)
 _GRACE_S = 0.2
 #: For how long after a look at the nodes' counters they are kept up to date.
 _OBSERVED_S = 90.0
-#: For how long beside a session that serves a process stands by for one that does not come: it has 200 MB of memory.
-_WARM_S = 10.0
 
 
 class SessionManager:
@@ -60,7 +59,8 @@ class SessionManager:
         self._distrust = Distrust()
         self._number = 0
         self._observed_until = 0.0
-        self._warm_until: float | None = None
+        #: The session for whose loss a process was last made to stand by.
+        self._covered: Session | None = None
 
     def count_from(self, first_epoch: int) -> None:
         """Gives the first session the number `first_epoch`."""
@@ -119,14 +119,9 @@ class SessionManager:
             session.tick()
         if serving is not None and self._clock.now() < self._observed_until:
             serving.ask_counters()
-        self._cool()
-
-    def _cool(self) -> None:
-        """Ends the process that was started for a worker which changed nothing."""
-        serves = self.serving is not None and self.serving.phase is Phase.READY and self.coming is None
-        if serves and self._warm_until is not None and self._clock.now() >= self._warm_until:
-            self._warm_until = None
-            self._rank_zero.cool()
+        if serving is not None and serving is not self._covered and serving.served_s >= SETTLED_S:
+            self._covered = serving
+            self.warm()
 
     def observe(self) -> None:
         """Asks the nodes for their counters with every heartbeat for _OBSERVED_S, and at once on the first call.
@@ -139,8 +134,7 @@ class SessionManager:
         self._observed_until = now + _OBSERVED_S
 
     def warm(self) -> None:
-        """Starts rank 0's process ahead of a session, because its imports take seconds. Logs failures."""
-        self._warm_until = self._clock.now() + _WARM_S
+        """Has a process stand by for rank 0 of the next session, if there is memory for it. Logs failures."""
         try:
             self._rank_zero.warm_ahead()
         except (OSError, ResourceError) as error:

@@ -20,7 +20,7 @@ from tpiedge.host.addresses import listening_address
 from tpiedge.joining.connecting import introduction
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
-from tpiedge.launch.slot import NodeSlot
+from tpiedge.launch.slot import SETTLED_S, NodeSlot
 from tpiedge.launch.standby import Standby
 from tpiedge.launch.timing import Timing
 from tpiedge.sanitise import sanitised_line
@@ -77,12 +77,16 @@ class AgentSettings:
     timing: Timing = field(default_factory=Timing)
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Running:
     """The epoch of the node in the slot, and the shards that it uses."""
 
     epoch: int
     shards: Shards
+    #: When the master first said that it serves.
+    served: float | None = None
+    #: Whether a process was made to stand by for the next one.
+    covered: bool = False
 
 
 class Agent:
@@ -207,8 +211,23 @@ class Agent:
                 self._stand(message.kind, spare_line(message))
             case Refused(message=why):
                 raise JoinRefused(why)
+            case MasterPulse(epoch=epoch, state="serving") if self._running is not None:
+                self._serves(epoch, self._running)
             case MasterPulse() | Enrolled():
                 return
+
+    def _serves(self, epoch: int, running: _Running) -> None:
+        """The epoch serves: soon a process stands by for the next one, if there is memory for it."""
+        if epoch != running.epoch or running.covered:
+            return
+        if running.served is None:
+            running.served = self._heard
+        if self._heard - running.served >= SETTLED_S:
+            running.covered = True
+            try:
+                self._slot.warm_ahead()
+            except ResourceError as error:
+                _log.warning("no process stands by for the next epoch: %s", error)
 
     def _prepare(self, order: Prepare) -> None:
         try:

@@ -116,9 +116,8 @@ class Worker:
 
     @property
     def node(self) -> psutil.Process:
-        """Its part of the serving cluster. There is no other child while nothing is being prepared."""
-        (child,) = self.agent.children()
-        return child
+        """Its part of the serving cluster. One that stands by for the next is younger."""
+        return min(self.agent.children(), key=lambda child: child.create_time())
 
     @property
     def log(self) -> str:

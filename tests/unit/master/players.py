@@ -83,9 +83,6 @@ class FakeRankZero:
         self.calls.append("warm")
         self._refuse()
 
-    def cool(self) -> None:
-        self.calls.append("cool")
-
     def start(self, epoch: int, keys: CurveKeys, planned_bytes: int) -> None:
         self.calls.append(f"start {epoch}")
         self._refuse()

@@ -241,21 +241,16 @@ def test_rank_0_gets_ready_as_soon_as_a_worker_offers_itself(story: Story) -> No
     assert story.rank_zero.calls.count("warm") == warmed, "an offer that changes nothing needs no process"
 
 
-def test_a_process_that_was_started_for_a_worker_without_a_part_ends_soon(story: Story) -> None:
-    """It has 200 MB of memory, and workers may come and go all day."""
+def test_a_process_stands_by_for_the_next_epoch_once_one_has_served_for_a_while(story: Story) -> None:
     two_machines(story)
-    story.wait(60.0)
     calls = story.rank_zero.calls
     calls.clear()
-    plan = story.plan
-    story.plan = lambda machines: plan(machines[:1])
-    story.join("w-9")
-    story.wait(5.0)
+    story.wait(4.0)
+    assert calls == []
+    story.wait(2.0)
     assert calls == ["warm"]
-    story.wait(6.0)
-    assert calls == ["warm", "cool"]
     story.wait(60.0)
-    assert calls == ["warm", "cool"]
+    assert calls == ["warm"], "one that has ended, or for which there is no memory, is not tried for ever"
 
 
 # --- workers that come and go
