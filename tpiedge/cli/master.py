@@ -100,6 +100,7 @@ class _Flags:
     wire: WirePrecision
     answer_s: float | None
     recovery_grace_s: float
+    stock: bool
     descriptors: int
 
 
@@ -150,6 +151,13 @@ class _Flags:
     show_default=True,
     help="Seconds that requests wait for lost machines to return, where the others are too few.",
 )
+@click.option(
+    "--spare",
+    type=click.Choice(["auto", "off"]),
+    default="auto",
+    show_default=True,
+    help="What else workers fetch to their disks while nobody asks: what they need once another machine is lost.",
+)
 @click.option("--drain", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
 @state_option
 @cache_option
@@ -178,6 +186,7 @@ def master(
     token_file: Path | None,
     answer_limit: float | None,
     recovery_grace: float,
+    spare: str,
     drain: float,
     state: Path | None,
     cache: Path | None,
@@ -201,6 +210,7 @@ def master(
         wire=wire,
         answer_s=answer_limit,
         recovery_grace_s=recovery_grace,
+        stock=spare == "auto",
         descriptors=check_descriptors(),
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
@@ -298,16 +308,19 @@ def _serving(
             if model.pack.precision.quantised
             else "",
         )
+        plan = PlannerThread(placement, entrance.hub.wake)
         running = Master(
             entrance.hub,
             clock,
             served,
-            PlannerThread(placement, entrance.hub.wake),
+            plan,
             rank_zero,
             entrance,
             timing=timing,
             known=[member.name for member in entrance.members],
             recovery_grace_s=flags.recovery_grace_s,
+            plan_ahead=plan.ahead,
+            stock=flags.stock,
         )
         service = MasterService(running, entrance, model, context, supervisor)
         secret = secrets.token_urlsafe(32)

@@ -20,7 +20,19 @@ from tpiedge.units import counted, format_bytes, format_seconds
 
 __all__ = ["nodes"]
 
-_HEADER = ("node", "rank", "state", "attention", "ffn", "threads", "memory", "speed", "weights", "seen")
+_HEADER = (
+    "node",
+    "rank",
+    "state",
+    "attention",
+    "ffn",
+    "threads",
+    "memory",
+    "speed",
+    "weights",
+    "disk",
+    "seen",
+)
 
 
 #: Who has been lost for longer is not listed, unless all are.
@@ -107,6 +119,10 @@ def _print(status: dict[str, Any], away: int) -> None:
     for node in status["nodes"]:
         if node["why"]:
             click.echo(f"{_title(node)}: {sanitised(node['why'])}")
+    for node in status["nodes"]:
+        if node["not_stocked"]:
+            why = sanitised(node["not_stocked"])
+            click.echo(f"{_title(node)} lacks what it would need after another's loss: {why}")
     click.echo(("ready" if status["ready"] else "not ready") + _because(status["reason"]))
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
@@ -149,13 +165,14 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         format_bytes(node["memory_bytes"]) if node["memory_bytes"] else "?",
         f"{format_bytes(node['speed'])}/s" if node["speed"] else "?",
         format_bytes(node["weight_bytes"]),
+        format_bytes(node["disk_bytes"]) if node["disk_bytes"] else "-",
         f"{format_seconds(node['last_seen_s'])} ago",
     )
 
 
 def _absent_row(member: dict[str, Any]) -> tuple[str, ...]:
     """Of a worker that has not come since the master's start."""
-    return (_title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-")
+    return (_title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-", "-")
 
 
 def _interval(units: Sequence[int]) -> str:

@@ -222,10 +222,12 @@ def _agent(
         keeping=own.keeping,
     )
     files = FilesMaster(address.beside(FILES_OFFSET).zmq, master_key, own.keys, name)
+    provision = Provision(files, own.store, clock, own.local)
     return Agent(
         settings,
         spoke,
-        Provision(files, own.store, clock, own.local),
+        provision,
+        provision,
         clock,
         say,
         measurements,

@@ -17,6 +17,7 @@ from tpiedge.errors import Cancelled, InternalError, TpiedgeError
 from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Served
+from tpiedge.master.foresight import Foresight
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.planning import PlaceNodes
 from tpiedge.master.quarantine import Reputation
@@ -58,19 +59,35 @@ class Master:
         queue_limit: int = QUEUE_LIMIT,
         known: Sequence[str] = (),
         recovery_grace_s: float = RECOVERY_GRACE_S,
+        plan_ahead: PlaceNodes | None = None,
+        stock: bool = True,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
-        long requests wait for lost machines to return where the others are too few."""
+        long requests wait for lost machines to return where the others are too few. `plan_ahead` is for what is
+        not needed yet, where that is not `plan` itself: it raises StillPlanning where it would have to wait. `stock`:
+        machines fetch what such plans need of them."""
         timing = timing or Timing()
         roster, reputation, outbox = Roster(timing.timeout_s, known), Reputation(), Outbox(hub)
         self._hub = hub
         self._clock = clock
         self._heartbeat_s = timing.heartbeat_s
         self._requests = RequestQueue(queue_limit, served.sequences, self._cancel, hub.wake, clock.now)
-        self._sessions = SessionManager(hub, outbox, rank_zero, served, timing, clock, self._requests.tell)
-        self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions)
+        requests = self._requests
+        self._sessions = SessionManager(
+            hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
+        )
+        foresight = Foresight(plan_ahead or plan, outbox.send, served.pack_id, stock=stock)
+        self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions, foresight)
         self._reconciler = Reconciler(
-            clock, plan, roster, reputation, self._sessions, self._requests, outbox.send, recovery_grace_s
+            clock,
+            plan,
+            roster,
+            reputation,
+            self._sessions,
+            requests,
+            outbox.send,
+            recovery_grace_s,
+            foresight,
         )
         self._calls: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._beat = clock.now()  # when the next heartbeat is due

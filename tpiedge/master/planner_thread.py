@@ -25,8 +25,9 @@ _Question: TypeAlias = tuple[tuple[tuple[str, Offer, LinkSpeed | None], ...], tu
 
 #: So long the control thread waits for a plan, which is enough for most.
 _PATIENCE_S: Final = 0.05
-#: One plan may take so many questions: each time without one machine more, and without those that flap.
-_MOST_ANSWERS: Final = MAX_NODES + 2
+#: One plan may take so many questions: each time without one machine more, and without those that flap. As many are
+#: asked ahead.
+_MOST_ANSWERS: Final = 2 * (MAX_NODES + 2)
 #: Shorter than a worker is left out. Who waits for a plan asks many times a second, from the first question on.
 _FAILED_S: Final = 20.0
 
@@ -61,15 +62,26 @@ class PlannerThread:
         self._busy = False
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        question = tuple((one.name, one.offer, one.link) for one in machines), serving
+        question = _question(machines, serving)
         answer = self._known(question)
         if answer is None:
-            self._ask(question, machines, serving)
+            self._ask(question, machines, serving, self._patience_s)
             answer = self._known(question)
         if answer is None:
             raise StillPlanning
         if isinstance(answer, _FailedPlan):
             answer.asked = self._clock.now()
+            raise answer.error.with_traceback(None)
+        return answer
+
+    def ahead(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+        """As a call, for a plan that nobody needs yet: never waits, and raises StillPlanning instead."""
+        question = _question(machines, serving)
+        answer = self._known(question)
+        if answer is None:
+            self._ask(question, machines, serving, 0.0)
+            raise StillPlanning
+        if isinstance(answer, _FailedPlan):
             raise answer.error.with_traceback(None)
         return answer
 
@@ -79,7 +91,13 @@ class PlannerThread:
             return None
         return answer
 
-    def _ask(self, question: _Question, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> None:
+    def _ask(
+        self,
+        question: _Question,
+        machines: tuple[Machine, ...],
+        serving: tuple[str, ...],
+        patience_s: float,
+    ) -> None:
         if self._busy:
             return
         self._busy = True
@@ -91,7 +109,7 @@ class PlannerThread:
         except RuntimeError:  # the system gives no thread: late is better than never
             self._answer(question, machines, serving)
         else:
-            thread.join(self._patience_s)
+            thread.join(patience_s)
 
     def _answer(self, question: _Question, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> None:
         try:
@@ -103,3 +121,7 @@ class PlannerThread:
         self._answers[question] = answer
         self._busy = False
         self._wake()
+
+
+def _question(machines: tuple[Machine, ...], serving: tuple[str, ...]) -> _Question:
+    return tuple((one.name, one.offer, one.link) for one in machines), serving

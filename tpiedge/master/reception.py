@@ -6,6 +6,7 @@ from dataclasses import replace
 from tpiedge.clock import Clock
 from tpiedge.joining.door import Door
 from tpiedge.launch.bootstrap import node_of
+from tpiedge.master.foresight import Foresight
 from tpiedge.master.offer_rate import OfferRate
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.quarantine import Reputation, Traffic
@@ -24,6 +25,7 @@ from tpiedge.wire.epochs import (
     Prepared,
     Preparing,
     Spawned,
+    Stocked,
 )
 from tpiedge.wire.join import Enrol
 from tpiedge.wire.messages import Message
@@ -51,6 +53,7 @@ class Reception:
         roster: Roster,
         reputation: Reputation,
         sessions: SessionManager,
+        foresight: Foresight,
     ) -> None:
         self._hub = hub
         self._clock = clock
@@ -59,6 +62,7 @@ class Reception:
         self._roster = roster
         self._reputation = reputation
         self._sessions = sessions
+        self._foresight = foresight
         self._traffic = Traffic()
         self._offer_rate = OfferRate()
         self._probings: dict[str, Probing] = {}
@@ -139,6 +143,9 @@ class Reception:
                     self._sessions.heard(name, message)
             case AgentPulse():
                 self._known(name, now)
+            case Stocked():
+                if self._known(name, now):
+                    self._foresight.heard(name, message)
             case Leaving():
                 self._lose(name, "it was stopped there", intended=True)
                 self._reputation.stopped(name, now)

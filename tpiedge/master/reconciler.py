@@ -13,8 +13,10 @@ from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
+from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
+from tpiedge.master.foresight import Foresight
 from tpiedge.master.notices import Notices
 from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
 from tpiedge.master.quarantine import Exclusion, Reputation
@@ -72,6 +74,7 @@ class Reconciler:
         requests: RequestQueue,
         tell: Callable[[Spare, str], None],
         recovery_grace_s: float,
+        foresight: Foresight,
     ) -> None:
         """`tell(message, machine)` sends without waiting."""
         #: Whether nothing is served nor about to be, and nobody waits for it any more. For any thread, like `status`.
@@ -87,6 +90,7 @@ class Reconciler:
         self._sessions = sessions
         self._requests = requests
         self._tell = tell
+        self._foresight = foresight
         self._notices = Notices()
         self._retries = Retries()
         self._debounce = Debounce(roster)
@@ -120,10 +124,16 @@ class Reconciler:
             sessions.switch(sessions.coming)
             self._notify()  # the plan was made while those it leaves out still had a part
         self._dispatch()
+        self._look_ahead()
         self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
         self._publish()
+
+    def _look_ahead(self) -> None:
+        serving = self._sessions.serving
+        if serving is not None and self._sessions.coming is None and serving.served_s >= SETTLED_S:
+            self._foresight.look(self._steady(()), serving.machines)
 
     def _patient(self, now: float, since: float) -> bool:
         """Whether requests wait for machines to return."""
@@ -167,6 +177,7 @@ class Reconciler:
             self._requests,
             self._left_out(),
             self._spare,
+            self._foresight.stocked,
             self._reason,
             self._clock.now(),
         )
@@ -215,13 +226,20 @@ class Reconciler:
     def _find(self) -> Assignments | NoPlan:
         """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
-        flapping = tuple(name for name in self._reputation.flapping if name not in serving)
         present = [one for one in self._roster.present if one.name not in self._reputation.left_out]
-        steady = [one for one in present if one.name not in flapping and one.name not in self._slow]
-        found, self._resting = self._plan_for(steady, serving), flapping
+        steady = self._steady(serving)
+        found, self._resting = self._plan_for(steady, serving), self._flapping(serving)
         if isinstance(found, NoPlan) and len(steady) < len(present):
             found, self._resting = self._plan_for(present, serving), ()
         return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare})
+
+    def _flapping(self, serving: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(name for name in self._reputation.flapping if name not in serving)
+
+    def _steady(self, serving: tuple[str, ...]) -> list[Machine]:
+        """Those that plans are made for first."""
+        shunned = {*self._reputation.left_out, *self._flapping(serving), *self._slow}
+        return [one for one in self._roster.present if one.name not in shunned]
 
     def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """A plan for the machines, but for those that break the planner: they are left out for a while."""

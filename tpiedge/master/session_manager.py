@@ -35,7 +35,9 @@ _OBSERVED_S = 90.0
 
 
 class SessionManager:
-    """For the control thread, but for `cancel`. Owns rank 0's processes; `tell` gets nodes' messages about requests."""
+    """For the control thread, but for `cancel`. Owns rank 0's processes; `tell` gets nodes' messages about requests.
+
+    `busy`: whether a request runs or waits."""
 
     def __init__(
         self,
@@ -46,6 +48,7 @@ class SessionManager:
         timing: Timing,
         clock: Clock,
         tell: Callable[[Message], None],
+        busy: Callable[[], bool],
     ) -> None:
         self.serving: Session | None = None
         self.coming: Session | None = None
@@ -56,6 +59,7 @@ class SessionManager:
         self._timing = timing
         self._clock = clock
         self._tell = tell
+        self._busy = busy
         self._distrust = Distrust()
         self._number = 0
         self._observed_until = 0.0
@@ -84,7 +88,7 @@ class SessionManager:
         """The heartbeat that workers get."""
         serving = self.serving
         state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
-        return MasterPulse(serving.number if serving is not None else 0, state)
+        return MasterPulse(serving.number if serving is not None else 0, state, self._busy())
 
     def epoch(self, number: int) -> Epoch | None:
         """The epoch whose nodes run, if it is `number`."""

@@ -12,10 +12,12 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.wire.control import Stats
+from tpiedge.wire.epochs import Stocked
 
 __all__ = ["snapshot"]
 
 _NOTHING = Fetching(0, 0, 0.0)
+_UNKNOWN = Stocked(0, 0, False, "")
 
 
 def snapshot(
@@ -24,15 +26,24 @@ def snapshot(
     requests: RequestQueue,
     left_out: Mapping[str, Exclusion],
     spare: Mapping[str, SpareReason],
+    stocked: Mapping[str, Stocked],
     reason: str,
     now: float,
 ) -> ClusterStatus:
-    """The state of the cluster now. `spare` says why machines have no part in the plan."""
+    """The state of the cluster now. `spare` says why machines have no part in the plan, `stocked` what is on their
+    disks."""
     serving = sessions.serving
     ready = serving is not None and serving.phase is Phase.READY
     routing = serving.routing if ready and serving is not None else None
     workers = [
-        _worker(machine, sessions, left_out.get(machine.name), spare.get(machine.name), now)
+        _worker(
+            machine,
+            sessions,
+            left_out.get(machine.name),
+            spare.get(machine.name),
+            stocked.get(machine.name, _UNKNOWN),
+            now,
+        )
         for machine in roster.machines
     ]
     return ClusterStatus(
@@ -76,6 +87,7 @@ def _worker(
     sessions: SessionManager,
     exclusion: Exclusion | None,
     spare: SpareReason | None,
+    stocked: Stocked,
     now: float,
 ) -> NodeStatus:
     serving, coming = sessions.serving, sessions.coming
@@ -106,6 +118,9 @@ def _worker(
         fetch_bytes_per_s=fetching.bytes_per_s,
         counters=_counters(serving, rank),
         spare=reason.kind if isinstance(reason, SpareReason) else "",
+        disk_bytes=stocked.held_bytes,
+        stocked=stocked.complete,
+        not_stocked=stocked.why,
     )
 
 

@@ -15,9 +15,11 @@ class NodeStatus:
 
     `rank` is None for a machine that takes no part; `why` explains that, or the size of its share; `spare` is the kind
     of reason for which the plan has no part for it, "" where it has, or where none was made yet. `attention` and `ffn`
-    are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its measured bytes per second of
-    weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it fetches,
-    `fetch_total_bytes` is not 0. `counters` are its node's latest, None unless they were asked for (Master.observe).
+    are half-open intervals of units; `memory_bytes` is its limit (0: unknown), `speed` its measured bytes per second
+    of weights stored as the model's are (0: unknown), `last_seen_s` the time since its last message. While it fetches,
+    `fetch_total_bytes` is not 0. `disk_bytes` of the model's weights are on its disk (0: it has not said); `stocked`:
+    all that it would need after another machine's loss is; `not_stocked` says why not, where it never will be.
+    `counters` are its node's latest, None unless they were asked for (Master.observe).
     """
 
     name: str
@@ -38,6 +40,9 @@ class NodeStatus:
     fetch_bytes_per_s: float = 0.0
     counters: Stats | None = None
     spare: SpareKind | Literal[""] = ""
+    disk_bytes: int = 0
+    stocked: bool = False
+    not_stocked: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -43,6 +43,7 @@ def fetch(
     progress: ProgressCallback = lambda _done, _total: None,
     *,
     local: Sequence[Pack] = (),
+    evict: bool = True,
     stopped: Callable[[], bool] = lambda: False,
     stall_s: float = _STALL_S,
     lock_wait_s: float = _LOCK_WAIT_S,
@@ -51,10 +52,10 @@ def fetch(
 ) -> ShardCopy:
     """The pack `identity` with everything that a node of `share` needs; in use until the caller closes it.
 
-    `spoke` is connected to the master's hub of the plane FILES and used by no other thread meanwhile. `local` are whole
-    packs on this computer: blobs that they have are linked instead of fetched. Another process that fetches the same
-    pack into the same store is waited for (`lock_wait_s`). `progress` is told the bytes of the share that are here, and
-    in all.
+    `spoke` is connected to the master's hub of the plane FILES and used by no other thread meanwhile. `local` are
+    whole packs on this computer: blobs that they have are linked instead of fetched. Another process that fetches the
+    same pack into the same store is waited for (`lock_wait_s`). With `evict`, packs that nobody uses make room.
+    `progress` is told the bytes of the share that are here, and in all.
 
     Raises PeerError (silent for `stall_s`, refusing, or sending damaged bytes again and again), DiskFull, UserError,
     Cancelled (`stopped` said True), EndpointClosed (the spoke was closed).
@@ -70,7 +71,7 @@ def fetch(
             for pack in local:
                 copy.import_from(pack)
             _fetch_tables(window, copy, share)
-            _Filling(window, store, copy, share, progress, sync_bytes, clock).run()
+            _Filling(window, store, copy, share, progress, sync_bytes, clock).run(evict=evict)
     except BaseException:
         copy.close()
         raise
@@ -101,9 +102,9 @@ class _Filling:
         self._total = sum(copy.pack.share_bytes(layer, share) for layer in layers)
         self._left = sum(part.nbytes for part in self._missing)
 
-    def run(self) -> None:
+    def run(self, *, evict: bool) -> None:
         if self._missing:
-            self._store.make_room(self._left)
+            (self._store.make_room if evict else self._store.check_room)(self._left)
         self._progress(self._total - self._left, self._total)
         for _ in range(_ATTEMPTS):
             if not self._missing:

@@ -14,7 +14,7 @@ from tpiedge.shipping.fetcher import fetch
 from tpiedge.transport.framing import FILES
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
-from tpiedge.wire.epochs import Prepare
+from tpiedge.wire.epochs import Prepare, Stock
 from tpiedge.wire.fields import rate_of
 
 __all__ = ["FILES_HUB", "FilesMaster", "Provision", "Report"]
@@ -39,7 +39,8 @@ class FilesMaster:
 
 
 class Provision:
-    """Called by one thread at a time. `local`: whole packs on this computer, whose blobs need no transfer."""
+    """One transfer at a time; another thread's waits for it. `local`: whole packs on this computer, whose blobs need no
+    transfer."""
 
     def __init__(
         self, master: FilesMaster, store: ShardStore, clock: Clock, local: Sequence[Pack] = ()
@@ -49,6 +50,7 @@ class Provision:
         self._clock = clock
         self._local = local
         self._told: set[str] = set()
+        self._turn = threading.Lock()  # the master takes one connection of this worker
 
     def __call__(
         self, order: Prepare, report: Report, cancelled: threading.Event, *, verify: bool
@@ -58,10 +60,48 @@ class Provision:
         `verify`: a node found damage, so what is there is compared with its checksums first. Raises as `fetch`.
         """
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
+        with self._turn:
+            if verify and self._store.has(order.pack):
+                self._forget_damaged(order.pack, share)
+            with self._spoke() as spoke:
+                copy = fetch(
+                    spoke,
+                    self._store,
+                    order.pack,
+                    share,
+                    _Rate(report, self._clock),
+                    local=self._local,
+                    stopped=cancelled.is_set,
+                    clock=self._clock,
+                )
+        self._tell_of_strangers(copy)
+        return copy
+
+    def stock(self, order: Stock, cancelled: threading.Event) -> None:
+        """Everything of the shares on disk, where that needs no eviction. Raises as `fetch`."""
+        with self._turn, self._spoke() as spoke:
+            for attention, ffn in order.shares:
+                fetch(
+                    spoke,
+                    self._store,
+                    order.pack,
+                    NodeShare(Share(*attention), Share(*ffn)),
+                    local=self._local,
+                    evict=False,
+                    stopped=cancelled.is_set,
+                    clock=self._clock,
+                ).close()
+
+    def held_bytes(self, pack: str) -> int:
+        """How much of the pack's weights is on this disk. Raises as ShardStore."""
+        if not self._store.has(pack):
+            return 0
+        with self._store.open(pack) as copy:
+            return copy.held_bytes
+
+    def _spoke(self) -> ZmqSpoke:
         master = self._master
-        if verify and self._store.has(order.pack):
-            self._forget_damaged(order.pack, share)
-        spoke = ZmqSpoke(
+        return ZmqSpoke(
             address=master.address,
             server_key=master.master_key,
             keys=master.keys,
@@ -69,19 +109,6 @@ class Provision:
             hub_name=FILES_HUB,
             plane=FILES,
         )
-        with spoke:
-            copy = fetch(
-                spoke,
-                self._store,
-                order.pack,
-                share,
-                _Rate(report, self._clock),
-                local=self._local,
-                stopped=cancelled.is_set,
-                clock=self._clock,
-            )
-        self._tell_of_strangers(copy)
-        return copy
 
     def _tell_of_strangers(self, copy: ShardCopy) -> None:
         """Once per pack: a folder that the user named in vain."""

@@ -4,7 +4,7 @@ of them and keeps the worker's shards.
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node speaks for itself, `control.py`)
 -> NodeEnded, or Release by the master, which NodeEnded answers. A NodeEnded without a Spawned before says that the
 preparation failed. Fetching disturbs no node: the epoch before may serve until the Launch. An agent that is in no
-epoch writes epoch 0.
+epoch writes epoch 0. Stock, which Stocked answers, belongs to no epoch.
 """
 
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ from tpiedge.wire.fields import (
     Blob,
     Compute,
     Key,
+    MaxItems,
     MaxLength,
     Name,
     Range,
@@ -26,7 +27,7 @@ from tpiedge.wire.fields import (
     Text,
     UnitRange,
 )
-from tpiedge.wire.limits import MAX_BLOB
+from tpiedge.wire.limits import MAX_BLOB, MAX_NODES
 from tpiedge.wire.weights import Keeping
 
 __all__ = [
@@ -47,6 +48,8 @@ __all__ = [
     "Release",
     "Spare",
     "Spawned",
+    "Stock",
+    "Stocked",
 ]
 
 PackId = Annotated[str, MaxLength(128)]
@@ -202,10 +205,33 @@ class Leaving:
 
 @dataclass(frozen=True, slots=True)
 class MasterPulse:
-    """Master to agent, regularly: that it lives, and the state of the cluster in a word."""
+    """Master to agent, regularly: that it lives, and the state of the cluster in a word. `busy`: a request runs or
+    waits."""
 
     epoch: U32
     state: Name
+    busy: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stock:
+    """Master to agent: what other plans need of `pack` here, (attention, ffn) of each; to be fetched while nobody is
+    busy, as far as the disk has room. It takes the place of the Stock before. Stocked answers."""
+
+    epoch: U32
+    pack: PackId
+    shares: Annotated[tuple[tuple[UnitRange, UnitRange], ...], MaxItems(MAX_NODES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Stocked:
+    """Agent to master: `held_bytes` of the pack's weights are on this machine's disk. `complete`: all that Stock wants;
+    `why` it will not be, in one line, "" where it will."""
+
+    epoch: U32
+    held_bytes: U64
+    complete: bool
+    why: Text
 
 
 @dataclass(frozen=True, slots=True)

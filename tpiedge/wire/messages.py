@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 10
+PROTOCOL = 11
 
 Message = (
     data.StepPlan
@@ -62,6 +62,8 @@ Message = (
     | epochs.Launch
     | epochs.Leaving
     | epochs.Spare
+    | epochs.Stock
+    | epochs.Stocked
 )
 
 TAGS: dict[int, type[Message]] = {
@@ -117,4 +119,6 @@ TAGS: dict[int, type[Message]] = {
     108: epochs.Launch,
     109: epochs.Leaving,
     110: epochs.Spare,
+    111: epochs.Stock,
+    112: epochs.Stocked,
 }

@@ -1,7 +1,8 @@
 """A worker's agent: it keeps the link to the master and the shards, and starts a node for each epoch.
 
 It imports no torch and outlives its nodes: it reports the end of a node to the master with its cause, and waits for a
-master that goes away. One thread runs the loop; fetching has a thread of its own.
+master that goes away. One thread runs the loop; fetching for the coming epoch has a thread of its own, and fetching
+for plans that may come has another.
 """
 
 import contextlib
@@ -41,11 +42,13 @@ from tpiedge.wire.epochs import (
     Release,
     Spare,
     Spawned,
+    Stock,
 )
 from tpiedge.wire.join import Enrolled, Refused
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
+from tpiedge.worker.stocking import Stocking, Stockroom
 from tpiedge.worker.wording import computing_line, spare_line, stopped_line
 
 __all__ = ["Agent", "AgentSettings", "JoinRefused"]
@@ -100,6 +103,7 @@ class Agent:
         settings: AgentSettings,
         endpoint: Endpoint,
         fetch: FetchShards,
+        stockroom: Stockroom,
         clock: Clock,
         say: Callable[[str], None],
         measurements: Measurements,
@@ -114,6 +118,9 @@ class Agent:
         self._nonce = secrets.randbits(63)
         self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes)
         self._preparations = Preparations(fetch, self._progress)
+        self._stocking = Stocking(stockroom, clock)
+        #: Whether the master serves, and no request runs or waits.
+        self._at_rest = False
         self._running: _Running | None = None
         self._distrust = False
         self._report = measurements.recall()
@@ -182,6 +189,7 @@ class Agent:
             if envelope is not None:
                 self._hear(envelope.message)
             self._take_fetched()
+            self._stock()
 
     @property
     def _epoch(self) -> int:
@@ -211,10 +219,24 @@ class Agent:
                 self._stand(message.kind, spare_line(message))
             case Refused(message=why):
                 raise JoinRefused(why)
-            case MasterPulse(epoch=epoch, state="serving") if self._running is not None:
-                self._serves(epoch, self._running)
-            case MasterPulse() | Enrolled():
+            case Stock():
+                self._stocking.take(message)
+            case MasterPulse():
+                self._at_rest = message.state == "serving" and not message.busy
+                if self._running is not None and message.state == "serving":
+                    self._serves(message.epoch, self._running)
+            case Enrolled():
                 return
+
+    def _stock(self) -> None:
+        """What other plans need comes while nobody has use for the link and the disk."""
+        if self._at_rest and self._preparations.idle:
+            self._stocking.go_on()
+        else:
+            self._stocking.pause()
+        said = self._stocking.finished()
+        if said is not None:
+            self._send(said)
 
     def _serves(self, epoch: int, running: _Running) -> None:
         """The epoch serves: soon a process stands by for the next one, if there is memory for it."""
@@ -230,6 +252,7 @@ class Agent:
                 _log.warning("no process stands by for the next epoch: %s", error)
 
     def _prepare(self, order: Prepare) -> None:
+        self._stocking.pause()
         try:
             self._slot.warm_ahead()
         except ResourceError as error:
@@ -303,7 +326,7 @@ class Agent:
             self._stop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:
-            self._silent, self._standing = True, ""
+            self._silent, self._standing, self._at_rest = True, "", False
             # A preparation goes on: the master may not have noticed the silence, and wait for it.
             self._say("the master is silent; waiting for it")
 
@@ -344,6 +367,8 @@ class Agent:
         with contextlib.suppress(EndpointClosed):
             self._send(Leaving(self._epoch))
         self._preparations.cancel()
+        self._stocking.pause()
         self._stop_node(_STOP_S)
         self._slot.close()
         self._preparations.close()
+        self._stocking.close()

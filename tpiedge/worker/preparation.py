@@ -65,6 +65,11 @@ class Preparations:
         self._results: queue.SimpleQueue[tuple[Preparation, Shards | TpiedgeError]] = queue.SimpleQueue()
         self._fetcher: threading.Thread | None = None
 
+    @property
+    def idle(self) -> bool:
+        """Whether nothing is prepared, and nothing waits to be launched."""
+        return self._current is None
+
     def begin(self, order: Prepare, *, verify: bool) -> None:
         """Starts a preparation and cancels the one before. Does not block."""
         self.cancel()

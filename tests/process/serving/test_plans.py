@@ -10,7 +10,7 @@ import pytest
 
 from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT, TOKENS
-from tests.process.serving.serving import START_S, Serving, rank_of
+from tests.process.serving.serving import START_S, Serving, node_of, rank_of
 from tests.process.serving.test_faults import slowed_down
 
 SLOW = 1e6
@@ -31,6 +31,38 @@ def clusters(tmp_path: Path) -> Iterator[Callable[..., Serving]]:
     yield make
     for cluster in made:
         cluster.close()
+
+
+def test_what_a_loss_would_need_is_on_the_disks_before_it(clusters, exact):
+    """Workers fetch it while nobody asks; the plan after the loss then fetches nothing."""
+    cluster = clusters("--min-workers", 1, "--precision", "q4", bytes_per_s=SLOW)
+    cluster.start_master()
+    for name in ("ann", "zoe"):
+        cluster.start_worker(name, bytes_per_s=SLOW)
+    cluster.wait_ready(3)
+    status = cluster.wait_until(
+        lambda status: all(node["stocked"] for node in status["nodes"] if node["host"])
+    )
+    before, written = node_of(status, "zoe"), cluster.workers["zoe"].weights()
+    assert 0 < before["disk_bytes"] < sum(size for size, _ in written.values())
+    cluster.workers["ann"].agent.kill()
+    status = cluster.wait_until(lambda now: now["ready"] and now["epoch"] > status["epoch"])
+    after = node_of(status, "zoe")
+    assert after["weight_bytes"] > before["weight_bytes"], "it took over a part of what was lost"
+    assert cluster.workers["zoe"].weights() == written
+    assert cluster.ask(PROMPT, TOKENS)
+
+
+def test_without_spare_nothing_else_is_fetched(clusters):
+    cluster = clusters("--min-workers", 1, "--spare", "off", bytes_per_s=SLOW)
+    cluster.start_master()
+    for name in ("ann", "zoe"):
+        cluster.start_worker(name, bytes_per_s=SLOW)
+    cluster.wait_ready(3)
+    written = cluster.workers["ann"].weights()
+    status = cluster.wait_until(lambda status: node_of(status, "ann")["disk_bytes"] > 0)
+    assert not node_of(status, "ann")["not_stocked"]
+    assert cluster.workers["ann"].weights() == written
 
 
 @pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")

@@ -47,6 +47,20 @@ def test_a_new_share_fetches_only_what_is_new(master, pack, tmp_path):
     assert master.shipped() == share_bytes(pack, large)
 
 
+def test_what_may_evict_nothing_is_refused_where_there_is_no_room(master, pack, whole, tmp_path):
+    store = ShardStore(tmp_path / "store")
+    small = NodeShare(Share(0, 2), Share(0, 4))
+    with master.spoke() as spoke:
+        fetch(spoke, store, master.identity, small).close()
+        full = ShardStore(tmp_path / "store", store.usage().held_bytes + 4096)
+        with pytest.raises(DiskFull, match="do not fit into the shard store"):
+            fetch(spoke, full, master.identity, whole, evict=False)
+        fetch(spoke, full, master.identity, small, evict=False).close()
+    assert master.shipped() == share_bytes(pack, small)
+    with store.open(master.identity) as copy:
+        assert copy.held_bytes == share_bytes(pack, small)
+
+
 def test_whoever_has_the_pack_fetches_nothing(master, pack, whole, tmp_path):
     with (
         master.spoke() as spoke,

@@ -62,6 +62,7 @@ class Story:
         self.loads = True
         self.min_workers = 0
         self.planned: list[tuple[str, ...]] = []
+        self.foreseen: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
@@ -73,7 +74,16 @@ class Story:
             cast(RankZero, self.rank_zero),
             self.door,
             queue_limit=queue_limit,
+            plan_ahead=self._ahead,
         )
+
+    def _ahead(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+        planned = len(self.planned)
+        try:
+            return self._arranged(machines, serving)
+        finally:
+            self.foreseen += self.planned[planned:]
+            del self.planned[planned:]
 
     def _arranged(self, machines: tuple[Machine, ...], _serving: tuple[str, ...]) -> Assignments | NoPlan:
         found = self.plan(machines)

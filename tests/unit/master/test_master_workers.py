@@ -224,7 +224,7 @@ def test_everybody_hears_of_the_master(story: Story) -> None:
     pulses = [message for message in agent.heard if isinstance(message, MasterPulse)]
     assert pulses[-1].epoch == story.epoch
     story.wait(0.5)
-    assert agent.heard[-1] == MasterPulse(story.epoch, "serving")
+    assert agent.heard[-1] == MasterPulse(story.epoch, "serving", busy=False)
     assert story.root.count(Pulse) > 0
 
 

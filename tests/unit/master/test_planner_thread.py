@@ -51,6 +51,29 @@ def answer_to(
             assert planner.told.wait(_WAIT_S)
 
 
+def test_what_is_planned_ahead_is_never_waited_for_and_is_there_when_it_is_needed() -> None:
+    planner = Planner()
+    plan = PlannerThread(planner, planner.told.set, 60.0)
+    question = ((machine("w-1"),), ())
+    with pytest.raises(StillPlanning):
+        plan.ahead(*question)
+    planner.goes_on.set()
+    assert planner.told.wait(_WAIT_S)
+    assert plan.ahead(*question) == plan(*question) == NoPlan("asked 1 times")
+
+
+def test_a_plan_made_ahead_that_fails_says_so() -> None:
+    planner = Planner()
+    planner.error = OverflowError("too large")
+    planner.goes_on.set()
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S)
+    with pytest.raises(StillPlanning):
+        plan.ahead((), ())
+    assert planner.told.wait(_WAIT_S)
+    with pytest.raises(OverflowError):
+        plan.ahead((), ())
+
+
 def test_a_plan_that_takes_no_time_is_there_at_once() -> None:
     planner = Planner()
     planner.goes_on.set()

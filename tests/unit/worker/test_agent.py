@@ -34,6 +34,8 @@ from tpiedge.wire.epochs import (
     Release,
     Spare,
     Spawned,
+    Stock,
+    Stocked,
 )
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
@@ -152,6 +154,29 @@ class FakeFetch:
             self._running -= 1
 
 
+class FakeStockroom:
+    """Fetches as long as it is not `let`; `error` is raised then."""
+
+    def __init__(self) -> None:
+        self.asked: queue.SimpleQueue[Stock] = queue.SimpleQueue()
+        self.let = threading.Event()
+        self.cancelled = threading.Event()
+        self.error: TpiedgeError | None = None
+
+    def stock(self, order: Stock, cancelled: threading.Event) -> None:
+        self.asked.put(order)
+        while not self.let.wait(0.002):
+            if cancelled.is_set():
+                self.cancelled.set()
+                raise Cancelled("fetching was cancelled")
+        if self.error is not None:
+            raise self.error
+
+    def held_bytes(self, pack: str) -> int:
+        assert pack == "p1"
+        return 77
+
+
 class Worker:
     """An agent in its thread, and the master's end of its link."""
 
@@ -159,6 +184,7 @@ class Worker:
         self.clock = ManualClock()
         self.hub = InProcessHub("master", CONTROL)
         self.fetch = FakeFetch()
+        self.stockroom = FakeStockroom()
         self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
         self.measurements = Measurements(folder, 2)
         if known:
@@ -174,7 +200,15 @@ class Worker:
             free_disk_bytes=1 << 40,
             disk_bytes_per_s=1e8,
         )
-        self.agent = Agent(settings, self.spoke, self.fetch, self.clock, self.said.put, self.measurements)
+        self.agent = Agent(
+            settings,
+            self.spoke,
+            self.fetch,
+            self.stockroom,
+            self.clock,
+            self.said.put,
+            self.measurements,
+        )
         self.error: TpiedgeError | None = None
         self.thread = threading.Thread(target=self._run, name="agent")
 
@@ -562,6 +596,85 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
     assert worker.fetch.verified == [False, True, False]
 
 
+# --- what other plans need, and who stands by
+
+
+STOCK = Stock(0, "p1", (((0, 4), (0, 2)),))
+
+
+def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker: Worker) -> None:
+    room = worker.stockroom
+    worker.launched(5)
+    worker.say(STOCK)
+    worker.say(MasterPulse(5, "serving", True))
+    worker.sync()
+    assert room.asked.empty(), "a request runs"
+    worker.say(MasterPulse(5, "serving", False))
+    assert room.asked.get(timeout=WAIT_S) == STOCK
+    worker.say(MasterPulse(5, "serving", True))
+    assert room.cancelled.wait(WAIT_S), "another one begins"
+    room.let.set()
+    worker.say(MasterPulse(5, "serving", False))
+    assert worker.expect(Stocked) == Stocked(0, 77, True, "")
+    assert room.asked.get(timeout=WAIT_S) == STOCK
+    worker.sync()
+    assert room.asked.empty(), "it is there"
+
+
+def test_a_coming_epoch_goes_before_what_other_plans_need(worker: Worker) -> None:
+    room = worker.stockroom
+    worker.say(STOCK)
+    worker.say(MasterPulse(5, "serving", False))
+    room.asked.get(timeout=WAIT_S)
+    worker.say(order(6))
+    assert room.cancelled.wait(WAIT_S)
+    worker.sync()
+    assert room.asked.empty()
+    worker.fetch.let(6)
+    worker.expect(Prepared)
+    worker.say(Release(6))
+    assert room.asked.get(timeout=WAIT_S) == STOCK
+
+
+def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again(worker: Worker) -> None:
+    room = worker.stockroom
+    room.error = DiskFull("no room\nfor it")
+    room.let.set()
+    worker.say(STOCK)
+    worker.say(MasterPulse(5, "serving", False))
+    assert worker.expect(Stocked) == Stocked(0, 77, False, "no room for it")
+    room.asked.get(timeout=WAIT_S)
+    worker.clock.advance(30.0)
+    worker.say(MasterPulse(5, "serving", False))
+    worker.sync()
+    assert room.asked.empty()
+    worker.clock.advance(31.0)
+    worker.say(MasterPulse(5, "serving", False))
+    room.asked.get(timeout=WAIT_S)
+    room.error = None
+    worker.clock.advance(61.0)
+    worker.say(MasterPulse(5, "serving", False))
+    assert worker.expect(Stocked).complete
+
+
+def test_a_process_stands_by_once_the_epoch_has_served_for_a_while(worker: Worker) -> None:
+    def waiting() -> int:
+        return sum(one.bootstrap is None and one.alive for one in FakeStandby.made)
+
+    worker.launched(5)
+    for epoch, state, seconds, standing in [
+        (0, "waiting", 9.0, 0),
+        (5, "serving", 4.0, 0),
+        (5, "serving", 2.0, 0),
+        (5, "serving", 0.0, 1),
+        (5, "serving", 60.0, 1),
+    ]:
+        worker.say(MasterPulse(epoch, state, False))
+        worker.sync()
+        assert waiting() == standing, (state, seconds)
+        worker.clock.advance(seconds)
+
+
 # --- the master goes and comes
 
 
@@ -572,7 +685,7 @@ def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> 
     assert worker.said.get(timeout=WAIT_S) == "the master is silent; waiting for it"
     worker.fetch.let(5)
     assert worker.expect(Prepared).epoch == 5
-    worker.say(MasterPulse(0, "waiting"))
+    worker.say(MasterPulse(0, "waiting", False))
     assert worker.said.get(timeout=WAIT_S) == "the master is back"
 
 

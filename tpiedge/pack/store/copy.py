@@ -144,6 +144,15 @@ class ShardCopy:
         theirs = {other.blob_id(layer) for layer in range(other.num_layers)}
         return any(self.pack.blob_id(layer) in theirs for layer in self._layers())
 
+    @property
+    def held_bytes(self) -> int:
+        """How much of the layers is here."""
+        return sum(
+            item.length
+            for layer in self._layers()
+            for item in self.presence(layer).present(self.pack.layout(layer).ranges())
+        )
+
     def presence(self, layer: int) -> Presence:
         """The bits of the layer's blob."""
         path = self.pack.blob_path(layer)

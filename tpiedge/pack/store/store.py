@@ -133,6 +133,12 @@ class ShardStore:
                 self._remove(victim.id)
             check_room(self.folder, wanted, self._held_bytes(), self.limit_bytes)
 
+    def check_room(self, needed: int) -> None:
+        """Raises DiskFull unless `needed` bytes and 5 % more fit as it is."""
+        wanted = needed + needed // _SLACK
+        with self._locked():
+            check_room(self.folder, wanted, self._held_bytes(), self.limit_bytes)
+
     def remove(self, prefix: str) -> str:
         """Remove the one pack whose id begins with `prefix`, and the blobs that no other pack has; returns its id."""
         with self._locked(), explain_store_errors(self.folder, 4096):

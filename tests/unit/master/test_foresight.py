@@ -1,0 +1,126 @@
+"""What is planned and stocked while nothing is wrong: the foresight alone, and in a master."""
+
+import pytest
+
+from tests.unit.master.players import offer
+from tests.unit.master.stories import Story, assignments_of, two_machines
+from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.foresight import Foresight
+from tpiedge.master.planning import StillPlanning
+from tpiedge.master.roster import Machine
+from tpiedge.wire.epochs import NodeEnded, Stock, Stocked
+
+
+class Ahead:
+    """Plans with equal shares of three units for so many machines as there are, the first `known` of them at once."""
+
+    def __init__(self, known: int = 100) -> None:
+        self.known = known
+        self.asked: list[str] = []
+
+    def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
+        assert serving == (), "by then nobody serves"
+        names = "".join(machine.name for machine in machines)
+        if names not in self.asked:
+            if len(self.asked) >= self.known:
+                raise StillPlanning
+            self.asked.append(names)
+        return Assignments(assignments_of(*names)) if names else NoPlan("too little memory")
+
+
+def machines(names: str) -> list[Machine]:
+    return [Machine(name, offer(name), 0.0, 0.0) for name in names]
+
+
+def shares(*places: int) -> tuple[tuple[tuple[int, int], tuple[int, int]], ...]:
+    """Of the workers in these places, as `assignments_of` gives them."""
+    return tuple(((place, place + 1), (place, place + 1)) for place in places)
+
+
+def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() -> None:
+    plan = Ahead(known=2)
+    told: dict[str, Stock] = {}
+    foresight = Foresight(plan, lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
+    foresight.look(machines("abc"), ("a", "b"))
+    assert (plan.asked, told) == (["abc", "bc"], {})
+    plan.known = 3
+    foresight.look(machines("abc"), ("a", "b"))
+    assert plan.asked == ["abc", "bc", "ac"], "the node alone, then the loss of each that serves"
+    assert told == {
+        "a": Stock(0, "p1", shares(1)),
+        "b": Stock(0, "p1", shares(2, 1)),
+        "c": Stock(0, "p1", shares(3, 2)),
+    }
+
+
+def test_what_is_known_already_is_not_told_again() -> None:
+    told: list[str] = []
+    foresight = Foresight(Ahead(), lambda _stock, name: told.append(name), "p1", stock=True)
+    foresight.look(machines("ab"), ("a",))
+    foresight.look(machines("ab"), ("a",))
+    assert told == ["a", "b"]
+    foresight.heard("a", Stocked(0, 5, True, ""))
+    foresight.look(machines("ab"), ())
+    assert told == ["a", "b", "b"], "b needs less now"
+    foresight.heard("b", Stocked(0, 5, True, ""))
+    foresight.look(machines("ab"), ("a", "b"))
+    assert told == ["a", "b", "b", "b"], "and more now"
+    assert set(foresight.stocked) == {"a"}
+
+
+def test_who_is_gone_is_forgotten_and_who_was_told_nothing_is_not_heard() -> None:
+    foresight = Foresight(Ahead(), lambda _stock, _name: None, "p1", stock=True)
+    foresight.look(machines("ab"), ("a",))
+    for name in "abx":
+        foresight.heard(name, Stocked(0, 5, True, ""))
+    assert set(foresight.stocked) == {"a", "b"}
+    foresight.look(machines("a"), ("a",))
+    foresight.heard("b", Stocked(0, 5, True, ""))
+    assert set(foresight.stocked) == {"a"}
+
+
+def test_without_stock_machines_are_asked_for_what_they_have() -> None:
+    told: dict[str, Stock] = {}
+    foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=False)
+    foresight.look(machines("ab"), ("a",))
+    assert set(told.values()) == {Stock(0, "p1", ())}
+
+
+def test_a_machine_without_any_part_in_a_plan_has_nothing_to_stock() -> None:
+    told: dict[str, Stock] = {}
+    foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
+    foresight.look(machines("a"), ("a",))
+    assert told == {"a": Stock(0, "p1", shares(1))}, "without it there is no plan"
+
+
+def test_a_master_that_serves_looks_ahead_after_a_while_and_shows_what_it_hears(story: Story) -> None:
+    agent = two_machines(story)
+    assert agent.count(Stock) == 0
+    story.wait(6.0)
+    (order,) = [message for message in agent.heard if isinstance(message, Stock)]
+    assert order == Stock(0, "pack-1", shares(1))
+    assert (story.worker().disk_bytes, story.worker().stocked) == (0, False)
+    agent.say(Stocked(0, 77, False, "the disk is full"))
+    story.turn()
+    assert (story.worker().disk_bytes, story.worker().not_stocked) == (77, "the disk is full")
+    agent.say(Stocked(0, 99, True, ""))
+    story.turn()
+    assert (story.worker().disk_bytes, story.worker().stocked, story.worker().not_stocked) == (99, True, "")
+    story.wait(60.0)
+    assert agent.count(Stock) == 1
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_the_plan_after_a_loss_was_made_before_it(story: Story, leaves: bool) -> None:
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    story.wait(6.0)
+    assert set(story.foreseen) == {("w-1", "w-2"), ("w-1",), ("w-2",)}
+    story.planned.clear()
+    if leaves:
+        story.agents["w-2"].frozen = True
+    else:
+        story.agents["w-2"].say(NodeEnded(story.epoch, "", "its process was killed"))
+    story.wait_for(lambda: story.planned != [])
+    assert set(story.planned) <= set(story.foreseen)

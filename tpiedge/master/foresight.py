@@ -1,0 +1,87 @@
+"""Looks ahead while an epoch serves: plans for the loss of each of its workers, and what machines stock for them.
+
+Such a plan is at hand when it is needed, and what it lacks has come to the machines' disks before, so that those that
+are left read it instead of fetching it.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from tpiedge.master.assignments import Assignments
+from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
+from tpiedge.master.roster import Machine
+from tpiedge.wire.epochs import Stock, Stocked
+from tpiedge.wire.fields import UnitRange
+
+__all__ = ["Foresight"]
+
+_Share = tuple[UnitRange, UnitRange]
+
+#: In place of a worker's name: its node is lost, and the machine stays.
+_NOBODY: Final = ""
+
+
+class Foresight:
+    """For the control thread; nothing blocks. `tell(message, machine)` sends without waiting."""
+
+    def __init__(
+        self, plan: PlaceNodes, tell: Callable[[Stock, str], None], pack_id: str, *, stock: bool
+    ) -> None:
+        """`plan` raises StillPlanning where it would have to wait. Without `stock` machines say what is on their disks,
+        and fetch nothing."""
+        self._plan = plan
+        self._tell = tell
+        self._pack_id = pack_id
+        self._stock = stock
+        #: For whom the plans are made: machines by offer and link, and the workers that serve.
+        self._foreseen: object = None
+        self._told: dict[str, Stock] = {}
+        self._stocked: dict[str, Stocked] = {}
+
+    @property
+    def stocked(self) -> Mapping[str, Stocked]:
+        """What the machines have said, by name."""
+        return self._stocked
+
+    def heard(self, machine: str, message: Stocked) -> None:
+        """Takes a machine's answer."""
+        if machine in self._told:
+            self._stocked[machine] = message
+
+    def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
+        """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it.
+
+        `machines` are those that a plan would be made for now, `serving` the workers that serve.
+        """
+        facts = [(one.name, one.offer, one.link) for one in machines], tuple(serving)
+        if facts == self._foreseen:
+            return
+        needed: dict[str, dict[_Share, None]] = {one.name: {} for one in machines}
+        try:
+            for lost in (_NOBODY, *serving):
+                self._foresee(tuple(one for one in machines if one.name != lost), needed)
+        except StillPlanning:
+            return
+        self._foreseen = facts
+        self._order(needed)
+
+    def _foresee(self, left: tuple[Machine, ...], needed: Mapping[str, dict[_Share, None]]) -> None:
+        found, _ = plan_without_breakers(self._plan, left, ())
+        if isinstance(found, Assignments):
+            for one in found.assignments:
+                if one.machine:  # the master's own has the whole pack
+                    attention, ffn = one.share.attention, one.share.ffn
+                    needed[one.machine][(attention.start, attention.stop), (ffn.start, ffn.stop)] = None
+
+    def _order(self, needed: Mapping[str, dict[_Share, None]]) -> None:
+        told = self._told
+        self._told = {
+            name: Stock(0, self._pack_id, tuple(shares) if self._stock else ())
+            for name, shares in needed.items()
+        }
+        self._stocked = {
+            name: said for name, said in self._stocked.items() if told.get(name) == self._told.get(name)
+        }
+        for name, stock in self._told.items():
+            if name not in self._stocked:
+                self._tell(stock, name)
