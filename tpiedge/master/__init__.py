@@ -5,8 +5,8 @@ machines and `quarantine` the excluded ones, `offer_rate` says which offers coun
 asks the planner, in a thread of its own (`planner_thread`), `foresight` plans for losses that may come, `planning`
 leaves out who makes it fail, and `assignments` is its answer, `reconciler` compares the actual state with the desired
 one, `session_manager` runs a `session` per plan, each with its `epoch` and `membership`, `rank_zero` owns this
-machine's own node, `retries` says when to plan again after a failure, `outbox` sends without waiting, `request_queue`
-queues requests, with a `journal` of each answer, and `request_watch` finds stuck ones, `blame` says which node caused
-a loss, `notices` which workers hear that they are spare, `snapshot` makes the `status` that other threads read.
-`master` puts them together.
+machine's own node, `worth` when a faster plan is worth its pause, `retries` when to plan again after a failure,
+`outbox` sends without waiting, `request_queue` queues requests, with a `journal` of each answer, and `request_watch`
+finds stuck ones, `blame` says which node caused a loss, `notices` which workers hear that they are spare, `snapshot`
+makes the `status` that other threads read. `master` puts them together.
 """

@@ -40,10 +40,12 @@ class Assignment:
 
 @dataclass(frozen=True)
 class Assignments:
-    """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part."""
+    """What each machine of a plan does, rank 0 first; `spare` says why each other machine has no part. `step_s`:
+    seconds that it is predicted to take for one token; 0: not known."""
 
     assignments: tuple[Assignment, ...]
     spare: Mapping[str, SpareReason] = field(default_factory=dict)
+    step_s: float = 0.0
 
 
 @dataclass(frozen=True)

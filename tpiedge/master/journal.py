@@ -42,6 +42,8 @@ class Journal:
     request: GenerationRequest
     answer_ids: list[int] = field(default_factory=list)
     begun: bool = False
+    #: When rank 0 of this epoch was asked.
+    asked: float = 0.0
     #: Epochs that ended under it, for whatever reason.
     interruptions: int = 0
     #: When the pause began that lasts; None while it gets on.
@@ -70,6 +72,11 @@ class Journal:
     def reading(self) -> bool:
         """Whether nothing has come of it in this epoch: what is computed of it would be lost with the epoch."""
         return self._passed_on == 0
+
+    @property
+    def positions(self) -> int:
+        """How many tokens another epoch would read."""
+        return len(self.request.prompt_ids) + len(self.answer_ids)
 
     @property
     def rest(self) -> GenerationRequest:

@@ -108,7 +108,7 @@ class NodePlacement:
         )
         offers = {machine.name: machine.offer for machine in machines}
         assignments = tuple(self._assignment(allotment, offers.get(allotment.name)) for allotment in assigned)
-        return Assignments(assignments, _left_out(found) | spare)
+        return Assignments(assignments, _left_out(found) | spare, found.prediction.step_s)
 
     def _assignment(self, allotment: Allotment, offer: Offer | None) -> Assignment:
         """One machine's assignment; `offer` is None for the master's own."""

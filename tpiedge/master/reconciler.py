@@ -1,8 +1,9 @@
 """Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
 
 Requests start while fewer run than may. When one session takes the place of another, by plan or after a loss, those
-that run pause and go on in the next one. A plan waits for those whose prompt is still read, which would be read anew,
-for _READING_S at most; meanwhile no request starts. Where what served can serve no more, and nothing is about to,
+that run pause and go on in the next one. A plan that is only faster waits until it is worth that (`worth.py`). Then it
+waits for those whose prompt is still read, which would be read anew, for _READING_S at most; meanwhile no request
+starts. Where what served can serve no more, and nothing is about to,
 requests wait for `recovery_grace_s`; they are refused, and those that wait fail, only then.
 """
 
@@ -14,7 +15,7 @@ from typing import Final
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
-from tpiedge.master.assignments import Assignment, Assignments, NoPlan
+from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.notices import Notices
@@ -27,6 +28,7 @@ from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
 from tpiedge.master.status import ClusterStatus
+from tpiedge.master.worth import Worth
 from tpiedge.planner.reasons import SpareReason
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
@@ -82,7 +84,10 @@ class Reconciler:
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready since the master's start
-        self._prepared: float | None = None  # since when the coming session could serve
+        self._worth = Worth()
+        self._switching: float | None = (
+            None  # since when the coming session is to take the serving one's place
+        )
         self._clock = clock
         self._plan = plan
         self._roster = roster
@@ -141,12 +146,24 @@ class Reconciler:
 
     def _may_switch(self, coming: Session, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
-        if coming.phase is not Phase.PREPARED:
-            self._prepared = None
+        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, now):
+            self._switching = None
             return False
-        if self._prepared is None:
-            self._prepared = now
-        return not self._requests.reading or now - self._prepared >= _READING_S
+        if self._switching is None:
+            self._switching = now
+        return not self._requests.reading or now - self._switching >= _READING_S
+
+    def _is_worth_it(self, coming: Session, now: float) -> bool:
+        """Whether answers may pause for the coming session."""
+        serving = self._sessions.serving
+        if serving is None or serving.phase is not Phase.READY or not self._requests.running:
+            return True
+        present = {machine.name for machine in self._steady(serving.machines)}
+        if not serving.step_s or not present.issuperset(serving.machines):
+            return True  # what serves is not to go on
+        return self._worth.reached(
+            coming.number, now, 1 - coming.step_s / serving.step_s, self._requests.reread_s
+        )
 
     def _is_stuck(self, stuck: bool) -> None:
         if not stuck:
@@ -201,7 +218,7 @@ class Reconciler:
             self._give_up(found)
         else:
             self._spare = {**self._departed(), **found.spare}
-            self._apply(found.assignments)
+            self._apply(found)
             serving = self._sessions.serving
             self._is_stuck(self._retries.hopeless and (serving is None or serving.phase is not Phase.READY))
         self._notify()
@@ -252,16 +269,16 @@ class Reconciler:
         beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
         return replace(found, spare={**found.spare, **beyond})
 
-    def _apply(self, assignments: tuple[Assignment, ...]) -> None:
+    def _apply(self, found: Assignments) -> None:
         """Makes sure that a session with these assignments serves or is coming."""
-        serving, coming = self._sessions.serving, self._sessions.coming
+        serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
         if serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
         elif coming is None or coming.assignments != assignments:
             self._reason = f"preparing {counted(len(assignments), 'node')}"
             self._begun = self._clock.now()
             self._retries.begun()
-            self._sessions.begin(assignments)
+            self._sessions.begin(assignments, found.step_s)
 
     def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
@@ -288,7 +305,9 @@ class Reconciler:
             self._retries.succeeded()
         self._stuck, self._served = None, True
         self._reason = ""
-        if coming is not None and coming.phase is Phase.PREPARED:
+        if coming is not None and coming.phase is Phase.PREPARED and self._switching is None:
+            self._reason = "a faster plan waits until it is worth the pause"
+        if coming is not None and self._switching is not None:
             return
         self._retries.served()
         while self._requests.start(serving.ask):

@@ -30,6 +30,8 @@ __all__ = ["QUEUE_LIMIT", "PendingAnswer", "QueueFull", "RequestQueue"]
 
 #: Requests that may wait; more are refused.
 QUEUE_LIMIT: Final = 64
+#: Enough that one is among them which nothing cached made fast.
+_READINGS: Final = 16
 
 
 _Said = Token | PromptScores | Paused | Resumed | Finished
@@ -108,6 +110,8 @@ class RequestQueue:
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
+        #: Of the last requests that began or went on, the seconds from the question to the first token, per token read.
+        self._readings: deque[float] = deque(maxlen=_READINGS)
 
     @property
     def totals(self) -> Totals:
@@ -167,7 +171,7 @@ class RequestQueue:
                 return False
             starting = self._waiting.popleft()
             self._running[starting.request.id] = starting
-            starting.journal.begun = True
+            starting.journal.begun, starting.journal.asked = True, self._now()
             try:
                 ask(starting.journal.rest)
             except ProtocolError as error:
@@ -194,6 +198,13 @@ class RequestQueue:
         """Whether a request runs of which nothing has come in this epoch."""
         with self._lock:
             return any(one.journal.reading for one in self._running.values())
+
+    @property
+    def reread_s(self) -> float:
+        """In how many seconds another epoch would read all that runs, at the slowest rate of late."""
+        with self._lock:
+            positions = sum(one.journal.positions for one in self._running.values())
+            return positions * max(self._readings, default=0.0)
 
     def interrupt(self, why: str, lost: TpiedgeError | None = None) -> bool:
         """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
@@ -247,9 +258,12 @@ class RequestQueue:
 
     def _pass_on(self, message: Token | PromptScores, answering: PendingAnswer) -> None:
         journal = answering.journal
+        reading, positions = journal.reading, journal.positions
         new = journal.take(message)
         if new is None:
             return
+        if reading:
+            self._readings.append((self._now() - journal.asked) / positions)
         if journal.paused is not None:
             paused_s, journal.paused = self._now() - journal.paused, None
             self._count(resumed=1, paused_s=paused_s)

@@ -68,9 +68,13 @@ class Session:
         to_agent: Callable[[Message, str], None],
         to_node: Callable[[Message, int], None],
         tell: Callable[[Message], None],
+        *,
+        step_s: float = 0.0,
     ) -> None:
         self.number = number
         self.assignments = assignments
+        #: As in Assignments.
+        self.step_s = step_s
         self.phase = Phase.PREPARING
         self.failure: Failure | None = None
         self.fetching: dict[str, Fetching] = {}

@@ -144,8 +144,8 @@ class SessionManager:
         except (OSError, ResourceError) as error:
             _log.warning("cannot start a node ahead of its use: %s", error)
 
-    def begin(self, assignments: tuple[Assignment, ...]) -> None:
-        """Prepares a session, which replaces the coming one."""
+    def begin(self, assignments: tuple[Assignment, ...], step_s: float) -> None:
+        """Prepares a session, which replaces the coming one. `step_s`: as in Assignments."""
         self.abandon()
         self._number += 1
         self.coming = Session(
@@ -157,6 +157,7 @@ class SessionManager:
             self._outbox.send,
             self._outbox.to_nodes(self._number),
             self._tell,
+            step_s=step_s,
         )
         self.warm()
         self.coming.prepare()

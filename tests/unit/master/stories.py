@@ -64,6 +64,7 @@ class Story:
         self.planned: list[tuple[str, ...]] = []
         self.foreseen: list[tuple[str, ...]] = []
         self.plan: Callable[[tuple[Machine, ...]], tuple[Assignment, ...] | str] = self._everyone
+        self.step_s: Callable[[tuple[Machine, ...]], float] = lambda _machines: 0.0
         #: Why the plan has no part for a machine.
         self.spare: dict[str, SpareReason] = {}
         self.master = Master(
@@ -89,7 +90,7 @@ class Story:
         found = self.plan(machines)
         if isinstance(found, str):
             return NoPlan(found, self.spare)
-        return Assignments(found, self.spare)
+        return Assignments(found, self.spare, self.step_s(machines))
 
     def _everyone(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...] | str:
         self.planned.append(tuple(machine.name for machine in machines))
