@@ -19,6 +19,8 @@ _Share = tuple[UnitRange, UnitRange]
 
 #: In place of a worker's name: its node is lost, and the machine stays.
 _NOBODY: Final = ""
+#: The loss of so many workers is planned for: where there are more, a plan takes a second of the master's time or longer.
+_MOST: Final = 16
 
 
 class Foresight:
@@ -58,7 +60,7 @@ class Foresight:
             return
         needed: dict[str, dict[_Share, None]] = {one.name: {} for one in machines}
         try:
-            for lost in (_NOBODY, *serving):
+            for lost in (_NOBODY, *serving[:_MOST]):
                 self._foresee(tuple(one for one in machines if one.name != lost), needed)
         except StillPlanning:
             return
