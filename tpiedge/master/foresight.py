@@ -19,7 +19,7 @@ _Share = tuple[UnitRange, UnitRange]
 
 #: In place of a worker's name: its node is lost, and the machine stays.
 _NOBODY: Final = ""
-#: The loss of so many workers is planned for: where there are more, a plan takes a second of the master's time or longer.
+#: The loss of so many workers is planned for: where there are more, each plan takes a second of the master's time.
 _MOST: Final = 16
 
 
