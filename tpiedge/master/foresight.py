@@ -35,7 +35,7 @@ class Foresight:
         self._tell = tell
         self._pack_id = pack_id
         self._stock = stock
-        #: For whom the plans are made: machines by offer and link, and the workers that serve.
+        #: For whom the plans are made: what plans depend on of machines, and the workers that serve.
         self._foreseen: object = None
         self._told: dict[str, Stock] = {}
         self._stocked: dict[str, Stocked] = {}
@@ -55,7 +55,7 @@ class Foresight:
 
         `machines` are those that a plan would be made for now, `serving` the workers that serve.
         """
-        facts = [(one.name, one.offer, one.link) for one in machines], tuple(serving)
+        facts = [one.planned_by for one in machines], tuple(serving)
         if facts == self._foreseen:
             return
         needed: dict[str, dict[_Share, None]] = {one.name: {} for one in machines}

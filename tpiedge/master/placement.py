@@ -6,12 +6,11 @@ from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
-from tpiedge.planner.needs import Infeasible, NodeNeed
+from tpiedge.planner.needs import Infeasible, NodeNeed, layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
 from tpiedge.planner.reasons import SpareReason, slower, too_small
 from tpiedge.units import counted
-from tpiedge.wire.epochs import Offer
 
 __all__ = ["OWN_NAME", "NodePlacement"]
 
@@ -90,7 +89,7 @@ class NodePlacement:
         offer, link = machine.offer, machine.link
         return prediction.MachineFacts(
             name=machine.name,
-            weight_bytes_per_s=offer.capacity.speed(self.demand.model.quantised),
+            weight_bytes_per_s=self._speed(machine),
             memory_bytes=offer.memory_bytes,
             free_disk_bytes=offer.free_disk_bytes,
             round_trip_s=link.round_trip_s if link is not None else 0.0,
@@ -106,14 +105,19 @@ class NodePlacement:
             (allotment for allotment in found.allotments if allotment.rank is not None),
             key=lambda allotment: allotment.rank or 0,
         )
-        offers = {machine.name: machine.offer for machine in machines}
-        assignments = tuple(self._assignment(allotment, offers.get(allotment.name)) for allotment in assigned)
+        named = {machine.name: machine for machine in machines}
+        assignments = tuple(self._assignment(allotment, named.get(allotment.name)) for allotment in assigned)
         return Assignments(assignments, _left_out(found) | spare, found.prediction.step_s)
 
-    def _assignment(self, allotment: Allotment, offer: Offer | None) -> Assignment:
-        """One machine's assignment; `offer` is None for the master's own."""
+    def _speed(self, machine: Machine) -> float:
+        return machine.offer.capacity.speed(self.demand.model.quantised) / machine.slowdown
+
+    def _assignment(self, allotment: Allotment, machine: Machine | None) -> Assignment:
+        """One machine's assignment; `machine` is None for the master's own."""
         need = allotment.need or _NOTHING
-        quantised = self.demand.model.quantised
+        offer = None if machine is None else machine.offer
+        model = self.demand.model
+        speed = self.own.weight_bytes_per_s if machine is None else self._speed(machine)
         return Assignment(
             machine="" if offer is None else allotment.name,
             share=allotment.share,
@@ -124,7 +128,9 @@ class NodePlacement:
             why=allotment.reason,
             host="" if offer is None else offer.host,
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
-            speed=self.own.weight_bytes_per_s if offer is None else offer.capacity.speed(quantised),
+            speed=speed,
+            slowdown=1.0 if machine is None else machine.slowdown,
+            compute_s=layer_bytes(model, allotment.share) / speed if speed > 0 else 0.0,
         )
 
 

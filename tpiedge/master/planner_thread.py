@@ -21,7 +21,7 @@ from tpiedge.wire.probing import LinkSpeed
 
 __all__ = ["PlannerThread"]
 
-_Question: TypeAlias = tuple[tuple[tuple[str, Offer, LinkSpeed | None], ...], tuple[str, ...]]
+_Question: TypeAlias = tuple[tuple[tuple[str, Offer, LinkSpeed | None, float], ...], tuple[str, ...]]
 
 #: So long the control thread waits for a plan, which is enough for most.
 _PATIENCE_S: Final = 0.05
@@ -124,4 +124,4 @@ class PlannerThread:
 
 
 def _question(machines: tuple[Machine, ...], serving: tuple[str, ...]) -> _Question:
-    return tuple((one.name, one.offer, one.link) for one in machines), serving
+    return tuple(one.planned_by for one in machines), serving

@@ -51,6 +51,9 @@ _MEASURED_AFTER_S = 2.0
 #: For how long a plan waits for prompts that are read.
 _READING_S = 30.0
 
+#: So long a machine without a part counts as slow as it was when it had one.
+_TRIED_S = 600.0
+
 #: Beside the master's own machine.
 _MOST_WORKERS = MAX_NODES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
@@ -121,6 +124,7 @@ class Reconciler:
         if self._reputation.readmit(now):
             self._debounce.again()
         self._look_for_slow(now)
+        self._look_at_paces(now)
         if now >= self._retries.due and self._debounce.due(now):
             self._replan()
         if sessions.coming is not None and self._may_switch(sessions.coming, now):
@@ -186,6 +190,26 @@ class Reconciler:
             if not slow <= self._slow:
                 self._slow |= slow
                 self._debounce.again()
+
+    def _look_at_paces(self, now: float) -> None:
+        """Plans go by the speeds that machines turn out to have. Those without a part show none: they are tried again
+        after a while."""
+        serving = self._sessions.serving
+        if serving is None or serving.phase is not Phase.READY:
+            return
+        for machine in self._roster.present:
+            if (
+                machine.slowdown != 1
+                and machine.name not in serving.machines
+                and now - machine.slowed >= _TRIED_S
+            ):
+                self._roster.slowed(machine.name, 1.0, now)
+        present = {machine.name: machine for machine in self._roster.present}
+        believed = {name: machine.slowdown for name, machine in present.items()}
+        for name, slowdown in serving.slowdowns(believed).items():
+            if name in present:
+                _log.info("%s takes %.1f times as long as it measured", present[name].offer.host, slowdown)
+                self._roster.slowed(name, slowdown, now)
 
     def _publish(self) -> None:
         self.status = snapshot(

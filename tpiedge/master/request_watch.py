@@ -45,6 +45,11 @@ class RequestWatch:
             self.advance(now)
         self._running.add(request)
 
+    @property
+    def busy(self) -> bool:
+        """Whether any request runs."""
+        return bool(self._running)
+
     def watches(self, request: str) -> bool:
         """Whether the request runs."""
         return request in self._running

@@ -8,8 +8,9 @@ Laws:
 3. A machine whose node was lost is doubted until it is heard again, or lost.
 4. Of the machines that are not present the GONE that were heard last are remembered, and of the PLACES before them
    their places alone: each turn of the master looks at all machines, and a member may come with ever new keys.
-5. `generation` changes whenever the set of present machines, an offer or what is known of a link changes, and only
-   then.
+5. `generation` changes whenever the set of present machines, an offer, or what is known of a link or of a machine's
+   speed changes, and only then.
+6. A machine's slowdown lasts until it makes another offer, or returns.
 """
 
 from collections.abc import Sequence
@@ -43,6 +44,14 @@ class Machine:
     cause: str = ""
     #: Whether its node was just lost, so that the machine may be lost too.
     doubted: bool = False
+    #: By how much it computes slower than it measured, and when that was found out.
+    slowdown: float = 1.0
+    slowed: float = 0.0
+
+    @property
+    def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float]:
+        """What a plan depends on."""
+        return self.name, self.offer, self.link, self.slowdown
 
 
 class Roster:
@@ -93,8 +102,9 @@ class Roster:
         if known is None or not known.present:
             self._machines[name] = Machine(name, offer, now, now, now, cause=known.cause if known else "")
             return
-        offered = now if known.offer != offer else known.offered
-        self._machines[name] = replace(known, offer=offer, heard=now, offered=offered, doubted=False)
+        if known.offer != offer:
+            known = replace(known, offered=now, slowdown=1.0)
+        self._machines[name] = replace(known, offer=offer, heard=now, doubted=False)
 
     def heard(self, name: str, now: float) -> bool:
         """The machine sent something. False if it must first make its offer (again)."""
@@ -115,6 +125,13 @@ class Roster:
         machine = self._machines.get(name)
         if machine is not None and machine.present:
             self._machines[name] = replace(machine, link=link)
+            self.generation += 1
+
+    def slowed(self, name: str, slowdown: float, now: float) -> None:
+        """The machine computes so many times slower than it measured."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.present and machine.slowdown != slowdown:
+            self._machines[name] = replace(machine, slowdown=slowdown, slowed=now)
             self.generation += 1
 
     def lose(self, name: str, cause: str) -> bool:

@@ -16,6 +16,7 @@ from tpiedge.master.assignments import Assignment, Fetching, Served
 from tpiedge.master.blame import Failure, failure_of, machine_words
 from tpiedge.master.epoch import Epoch, EpochEvent
 from tpiedge.master.membership import Membership, NodeState
+from tpiedge.master.pace import WINDOW_S, Pace
 from tpiedge.master.request_watch import RequestWatch
 from tpiedge.master.status import collective_names
 from tpiedge.sanitise import sanitised_line
@@ -41,6 +42,8 @@ _log = logging.getLogger(__name__)
 
 #: Hashing what is on disk already, and building the engine, report no progress.
 _STUCK_S = 300.0
+#: How often nodes are asked for their counters while requests run, for their pace.
+_COUNT_S = WINDOW_S / 2
 #: A session that was ready for so long has proven itself even without a request.
 _PROVEN_S = 30.0
 
@@ -106,6 +109,8 @@ class Session:
         self._ready: float | None = None
         self._begun: set[str] = set()
         self._answered = False
+        self._pace = Pace([one.compute_s for one in assignments])
+        self._counted = 0.0  # when the counters were asked for
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
 
@@ -223,6 +228,8 @@ class Session:
             self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
         if self.phase is Phase.READY and self.epoch is not None:
             self._look_after_requests(self.epoch)
+            if self._ranks and self._watch.busy and self._clock.now() - self._counted >= _COUNT_S:
+                self.ask_counters()
         for machine, since in self._news.items():
             if self.phase is Phase.PREPARING and since < late and self._ranks[machine] not in self._keys:
                 self._unfit(machine, self._ranks[machine], f"no progress for {_STUCK_S:.0f} s")
@@ -230,8 +237,20 @@ class Session:
     def ask_counters(self) -> None:
         """Asks every node for its counters; does not wait for the answers."""
         if self.phase is Phase.READY:
+            self._counted = self._clock.now()
             for rank in range(len(self.assignments)):
                 self._to_node(AskStats(self.number), rank)
+
+    def slowdowns(self, believed: Mapping[str, float]) -> Mapping[str, float]:
+        """How many times slower than they measured workers turn out to compute, where that is not what is believed."""
+        workers = {rank: self.assignments[rank] for rank in self._ranks.values()}
+        known = {
+            rank: believed[one.machine] / one.slowdown
+            for rank, one in workers.items()
+            if one.machine in believed
+        }
+        found = self._pace.off(self.counters, known, self._clock.now())
+        return {one.machine: one.slowdown * found[rank] for rank, one in workers.items() if rank in found}
 
     def end(self) -> None:
         """Tells every worker to end its node. Idempotent."""

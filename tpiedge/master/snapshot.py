@@ -108,10 +108,10 @@ def _worker(
         ffn=(assignment.share.ffn.start, assignment.share.ffn.stop) if assignment else (0, 0),
         threads=machine.offer.threads,
         memory_bytes=machine.offer.memory_bytes,
-        speed=machine.offer.capacity.speed(sessions.served.quantised),
+        speed=machine.offer.capacity.speed(sessions.served.quantised) / machine.slowdown,
         weight_bytes=assignment.weight_bytes if assignment else 0,
         last_seen_s=max(0.0, now - machine.heard),
-        why=assignment.why if assignment and not why else why,
+        why=_paced(assignment.why, machine) if assignment and not why else why,
         host=machine.offer.host,
         fetched_bytes=fetching.done_bytes,
         fetch_total_bytes=fetching.total_bytes,
@@ -122,6 +122,13 @@ def _worker(
         stocked=stocked.complete,
         not_stocked=stocked.why,
     )
+
+
+def _paced(why: str, machine: Machine) -> str:
+    """With what was found out of its speed."""
+    if machine.slowdown == 1:
+        return why
+    return f"{why}; its arithmetic takes {machine.slowdown:.1f} times as long as it measured"
 
 
 def _situation(

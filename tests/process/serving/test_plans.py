@@ -1,6 +1,7 @@
 """Who takes part: machines that come during an answer, machines that are missing, machines that are too small."""
 
 import re
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -63,6 +64,28 @@ def test_without_spare_nothing_else_is_fetched(clusters):
     status = cluster.wait_until(lambda status: node_of(status, "ann")["disk_bytes"] > 0)
     assert not node_of(status, "ann")["not_stocked"]
     assert cluster.workers["ann"].weights() == written
+
+
+@pytest.mark.fault(
+    "P17", "one that stays slow gets less, in the middle of an answer, which pauses and is exact"
+)
+def test_a_worker_that_stays_slow_gets_a_smaller_part(clusters):
+    cluster = clusters("--min-workers", 2, "--precision", "q4", bytes_per_s=SLOW)
+    cluster.start_master()
+    for name in ("ann", "zoe"):
+        cluster.start_worker(name, bytes_per_s=SLOW)
+    before = cluster.wait_ready(3)
+    undisturbed = cluster.ask(PROMPT, LONG)
+    ended = time.monotonic() + START_S
+    with slowed_down(cluster.workers["ann"].node):
+        while (status := cluster.status())["epoch"] == before["epoch"]:
+            assert time.monotonic() < ended, status
+            assert cluster.ask(PROMPT, LONG) == undisturbed
+    after = cluster.wait_ready(3)
+    assert "times as long as it measured" in node_of(after, "ann")["why"]
+    shares = [node_of(status, "ann")["weight_bytes"] for status in (before, after)]
+    assert shares[1] < shares[0]
+    assert cluster.ask(PROMPT, LONG) == undisturbed
 
 
 @pytest.mark.fault("P18", "it takes part in the middle of an answer, which pauses, goes on and is exact")

@@ -213,6 +213,7 @@ class FakeNode(_Player):
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
+        self.steps = 1
         #: How many tokens of each request it has said.
         self.told: Counter[str] = Counter()
 
@@ -256,8 +257,8 @@ class FakeNode(_Player):
             stalls=0,
             reduce_wait_s=1.0,
             weight_wait_s=1.0,
-            steps=1,
-            tokens=1,
+            steps=self.steps,
+            tokens=self.steps,
             head_s=1.0,
             dropped=0,
             refused=0,

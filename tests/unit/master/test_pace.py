@@ -1,0 +1,183 @@
+"""Who is slower than the plan expects: as tables of counters, and in a master that plans anew."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import pytest
+
+from tests.unit.master.stories import Story, assignments_of, two_machines
+from tpiedge.master.assignments import Assignment
+from tpiedge.master.pace import AGREEING, STEPS, WINDOW_S, Pace
+from tpiedge.master.roster import Machine
+from tpiedge.wire.control import AskStats, Stats
+
+_NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 6))
+
+
+class Nodes:
+    """Take steps: `paces` is the arithmetic of one, in seconds, by rank."""
+
+    def __init__(self, expected: Sequence[float]) -> None:
+        self.pace = Pace(expected)
+        self.now = 5.0
+        self.believed: dict[int, float] = {}
+        self.counters = {rank: replace(_NOTHING, rank=rank) for rank in range(len(expected))}
+        assert self.pace.off(self.counters, self.believed, self.now) == {}
+
+    def window(
+        self, paces: Sequence[float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
+    ) -> dict[int, float]:
+        self.now += seconds
+        for rank, pace in enumerate(paces):
+            before = self.counters[rank]
+            self.counters[rank] = replace(
+                before,
+                steps=before.steps + steps,
+                tokens=before.tokens + steps * tokens,
+                compute_s=before.compute_s + steps * pace,
+            )
+        return dict(self.pace.off(self.counters, self.believed, self.now))
+
+
+@pytest.mark.parametrize(
+    ("expected", "paces", "off"),
+    [
+        ((1.0, 1.0), (0.1, 0.1), {}),
+        ((1.0, 1.0), (0.1, 0.19), {}),
+        ((1.0, 1.0), (0.1, 0.3), {1: 3.0}),
+        ((1.0, 2.0), (0.1, 0.2), {}),
+        ((1.0, 1.0), (0.4, 0.1), {1: 0.25}),
+        ((1.0, 1.0, 1.0), (0.1, 0.1, 0.5), {2: 5.0}),
+        ((1.0, 1.0, 1.0), (0.5, 0.1, 0.1), {1: 0.2, 2: 0.2}),
+        ((0.0, 1.0, 1.0), (0.0, 0.1, 0.9), {}),
+        ((1.0, 0.0), (0.1, 0.9), {}),
+        ((1.0, 1.0), (0.0, 0.9), {}),
+    ],
+    ids=str,
+)
+def test_who_is_off_by_twice_or_more_in_all_of_the_windows(
+    expected: tuple[float, ...], paces: tuple[float, ...], off: dict[int, float]
+) -> None:
+    nodes = Nodes(expected)
+    for _ in range(AGREEING - 1):
+        assert nodes.window(paces) == {}
+    assert nodes.window(paces) == pytest.approx(off)
+    for _ in range(AGREEING - 1):
+        assert nodes.window(paces) == {}, "it is said once"
+
+
+def test_what_is_believed_is_not_said_again_and_the_end_of_it_is() -> None:
+    nodes = Nodes((1.0, 1.0))
+    nodes.believed = {1: 4.0}
+    assert [nodes.window((0.1, 0.4)) for _ in range(2 * AGREEING)] == [{}] * 2 * AGREEING
+    assert [nodes.window((0.1, 0.1)) for _ in range(AGREEING)] == [{}] * (AGREEING - 1) + [
+        {1: pytest.approx(1.0)}
+    ]
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        {"paces": (0.1, 0.1)},
+        {"paces": (0.1, 0.03)},
+    ],
+    ids=str,
+)
+def test_one_window_that_does_not_agree_is_enough_to_wait(between: dict) -> None:
+    nodes = Nodes((1.0, 1.0))
+    for window in (*[{"paces": (0.1, 0.4)}] * (AGREEING - 1), between, {"paces": (0.1, 0.4)}):
+        assert nodes.window(**window) == {}
+
+
+@pytest.mark.parametrize("between", [{"steps": STEPS - 1}, {"tokens": 9}, {"seconds": WINDOW_S / 2}], ids=str)
+def test_windows_that_do_not_count_change_nothing(between: dict) -> None:
+    """Too few steps, many tokens in each, too short."""
+    nodes = Nodes((1.0, 1.0))
+    for _ in range(AGREEING - 1):
+        assert nodes.window((0.1, 0.4)) == {}
+    assert nodes.window((0.1, 0.1) if "tokens" in between else (0.1, 0.4), **between) == {}
+    assert nodes.window((0.1, 0.4)) == {1: pytest.approx(4.0)}
+
+
+def test_without_everybodys_counters_nothing_is_known() -> None:
+    nodes = Nodes((1.0, 1.0))
+    nodes.pace = Pace((1.0, 1.0))
+    assert nodes.pace.off({0: nodes.counters[0]}, {}, 0.0) == {}
+    nodes.window((0.1, 0.4))
+    for _ in range(AGREEING - 1):
+        assert nodes.window((0.1, 0.4)) == {}
+    assert nodes.window((0.1, 0.4)) != {}
+
+
+# --- in a master
+
+
+class Plans:
+    """Of everybody; notes how slow the machines are thought to be. Those that take more than `most` times as long as
+    they measured have no part."""
+
+    def __init__(self) -> None:
+        self.slowdowns: list[float] = []
+        self.most = 100.0
+
+    def __call__(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...]:
+        if machines:  # the plan for its loss is made, too
+            self.slowdowns = [machine.slowdown for machine in machines]
+        taken = [machine.name for machine in machines if machine.slowdown <= self.most]
+        return tuple(
+            replace(one, compute_s=1.0) for one in assignments_of(*taken)
+        )  # all are planned as equals
+
+
+@pytest.fixture
+def plans(story: Story) -> Plans:
+    """The master and a worker answer a request."""
+    story.plan = plans = Plans()
+    two_machines(story)
+    story.submit()
+    story.turn()
+    return plans
+
+
+def run(story: Story, windows: int, pace: float) -> None:
+    """Steps whose arithmetic takes the worker `pace` times as long as the master."""
+    for _ in range(round(windows * WINDOW_S)):
+        for rank, seconds in enumerate((0.01, 0.01 * pace)[: len(story.members())]):
+            node = story.node(rank, story.epoch)
+            node.steps += 8
+            node.compute_s += 8 * seconds
+        if story.root.asked:
+            story.root.token()
+        story.wait(1.0)
+
+
+def test_a_worker_that_got_slow_is_planned_with_the_speed_that_it_has(story: Story, plans: Plans) -> None:
+    run(story, 2, pace=1.0)
+    asked, speed = story.root.count(AskStats), story.worker().speed
+    run(story, AGREEING + 2, pace=4.0)
+    assert story.root.count(AskStats) - asked <= 3 * (AGREEING + 2), "counters cost something"
+    assert plans.slowdowns == [pytest.approx(4.0, rel=0.01)]
+    assert "its arithmetic takes 4.0 times as long as it measured" in story.worker().why
+    assert story.worker().speed == pytest.approx(speed / 4, rel=0.01)
+
+
+def test_a_worker_that_is_fast_again_gets_more_again(story: Story, plans: Plans) -> None:
+    run(story, AGREEING + 3, pace=4.0)
+    assert plans.slowdowns == [pytest.approx(4.0, rel=0.01)]
+    run(story, 2 * AGREEING, pace=4.0)
+    assert plans.slowdowns == [pytest.approx(4.0, rel=0.01)], (
+        "the same shares, the same epoch: known is known"
+    )
+    run(story, AGREEING + 3, pace=1.0)
+    assert plans.slowdowns == [pytest.approx(1.0, rel=0.01)]
+
+
+def test_a_slow_worker_without_a_part_is_tried_again_after_a_while(story: Story, plans: Plans) -> None:
+    plans.most = 2.0
+    run(story, AGREEING + 3, pace=4.0)
+    story.settle()
+    assert story.members() == ("master",)
+    story.wait(500.0)
+    assert story.members() == ("master",)
+    story.wait(150.0)
+    assert story.members() == ("master", "w-1")

@@ -1,0 +1,86 @@
+"""Which workers compute slower or faster than the plan expects: a machine without clock, sockets or threads.
+
+All nodes take the same steps, and a step of answers costs each of them its part of the weights. So the time of a node's
+arithmetic, divided by what the plan expects of it, is the same on all, whatever the steps were; where it is not, the
+machine is not as fast as when it measured itself: it got hot, or its owner needs it.
+
+Laws:
+1. Windows of WINDOW_S with STEPS steps count, in which mostly answers were computed: with a prompt's many rows machines
+   differ in other ways than with the one row that they measured.
+2. A worker is off its pace once AGREEING windows in a row say that it is so by the factor OFF at least, either way,
+   compared with rank 0's pace (the machine that cannot be replaced) and with what is believed of it.
+"""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tpiedge.wire.control import Stats
+
+__all__ = ["AGREEING", "OFF", "STEPS", "WINDOW_S", "Pace"]
+
+WINDOW_S: Final = 8.0
+STEPS: Final = 16
+AGREEING: Final = 3
+OFF: Final = 2.0
+#: More tokens in a step are a prompt's, or those of so many answers that arithmetic counts, not reading weights.
+_MOST_TOKENS: Final = 4.0
+
+
+class Pace:
+    """Of the nodes of one session. Times are seconds on the caller's clock."""
+
+    def __init__(self, expected: Sequence[float]) -> None:
+        """`expected`: by rank, the seconds of a step's arithmetic, or anything proportional to them; 0: not known."""
+        self._expected = expected
+        self._began: tuple[float, Mapping[int, Stats]] | None = None
+        self._off: dict[int, list[float]] = {}
+
+    def off(
+        self, counters: Mapping[int, Stats], believed: Mapping[int, float], now: float
+    ) -> Mapping[int, float]:
+        """How many times slower than expected the ranks are of whom another thing is `believed`, once that is certain.
+
+        `counters`: the latest of each rank. They may be of slightly different instants.
+        """
+        if len(counters) < len(self._expected):
+            return {}
+        if self._began is None:
+            self._began = now, dict(counters)
+            return {}
+        began, first = self._began
+        if now - began < WINDOW_S:
+            return {}
+        paces = self._paces(first, counters)
+        if paces is None:
+            return {}
+        self._began = now, dict(counters)
+        return self._verdict(paces, believed)
+
+    def _paces(self, first: Mapping[int, Stats], last: Mapping[int, Stats]) -> Mapping[int, float] | None:
+        """Seconds of arithmetic per step and expected second, by rank; none where prompts were computed. None while
+        there were too few steps."""
+        paces = {}
+        for rank, expected in enumerate(self._expected):
+            steps = last[rank].steps - first[rank].steps
+            if steps < STEPS:
+                return None
+            if last[rank].tokens - first[rank].tokens > _MOST_TOKENS * steps:
+                return {}
+            if expected > 0:
+                paces[rank] = (last[rank].compute_s - first[rank].compute_s) / steps / expected
+        return paces
+
+    def _verdict(self, paces: Mapping[int, float], believed: Mapping[int, float]) -> Mapping[int, float]:
+        own, found = paces.get(0, 0.0), {}
+        if own <= 0:
+            return {}
+        for rank, pace in paces.items():
+            off = self._off.setdefault(rank, [])
+            off.append(pace / own)
+            del off[:-AGREEING]
+            most, least = OFF * believed.get(rank, 1.0), believed.get(rank, 1.0) / OFF
+            if len(off) == AGREEING and (min(off) >= most or max(off) <= least):
+                found[rank] = statistics.median(off)
+                off.clear()
+        return found
