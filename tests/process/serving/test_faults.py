@@ -121,11 +121,14 @@ def whole(cluster: Serving) -> str:
 def victim(cluster: Serving, exact):
     """Rank 2. Afterwards the cluster is whole again, under the same master, and answers as ever."""
     cluster.wait_ready(3)
-    master = cluster.master.pid
+    master, held = cluster.master.pid, {name: one.weights() for name, one in cluster.workers.items()}
     rank_two = next(node["host"] for node in cluster.status()["nodes"] if node["rank"] == 2)
     yield cluster.workers[rank_two]
     cluster.wait_ready(3)
     exact(cluster)
+    assert all(held[name].items() <= one.weights().items() for name, one in cluster.workers.items()), (
+        "fetched twice"
+    )
     assert psutil.Process(master).is_running()
 
 

@@ -100,6 +100,9 @@ def test_an_answer_goes_on_without_the_worker_that_is_lost_and_the_next_one_foll
     assert worker.state == "lost"
 
 
+@pytest.mark.fault(
+    "P1", "an agent's connection that is gone is a loss within two heartbeats, before silence says so"
+)
 def test_a_machine_whose_connection_is_gone_is_lost_before_its_silence_says_so(story: Story) -> None:
     agent = two_machines(story)
     running = story.submit()
