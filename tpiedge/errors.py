@@ -35,6 +35,7 @@ __all__ = [
     "ReadFault",
     "ResourceError",
     "TpiedgeError",
+    "UnknownWorker",
     "UserError",
 ]
 
@@ -55,6 +56,10 @@ class UserError(TpiedgeError):
 
 class ContextFull(UserError):
     """A conversation does not fit into the context; a shorter one would."""
+
+
+class UnknownWorker(UserError):
+    """The cluster has no worker of this name."""
 
 
 class PeerError(TpiedgeError):

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from tpiedge.clock import Clock, MonotonicClock
 from tpiedge.units import format_bytes, format_seconds
 
-__all__ = ["ByteProgress", "ProgressCallback", "Say", "StepProgress", "say"]
+__all__ = ["ByteProgress", "ProgressCallback", "Say", "StepProgress", "WaitProgress", "say"]
 
 _LIVE_S = 0.1
 _PLAIN_S = 5.0
@@ -72,6 +72,24 @@ class StepProgress:
         self._begun += 1
         if self._line.live or self._line.is_due():
             self._line.show(f"{self._label} {self._begun} of {self._steps}: {name}")
+
+    def finish(self) -> None:
+        """Clear the terminal's line."""
+        self._line.wipe()
+
+
+class WaitProgress:
+    """A wait of unknown length: `tell(what)` again and again, then `finish()`."""
+
+    def __init__(self, clock: Clock | None = None) -> None:
+        self._clock = clock or MonotonicClock()
+        self._started = self._clock.now()
+        self._line = _StatusLine(self._clock)
+
+    def tell(self, what: str) -> None:
+        """Say what is waited for now, and since when."""
+        if self._line.is_due():
+            self._line.show(f"{what} ({format_seconds(self._clock.now() - self._started)})")
 
     def finish(self) -> None:
         """Clear the terminal's line."""

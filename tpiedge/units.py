@@ -14,6 +14,7 @@ __all__ = [
     "format_age",
     "format_bytes",
     "format_least",
+    "format_range",
     "format_seconds",
     "parse_bytes",
 ]
@@ -71,6 +72,13 @@ def format_bytes(count: float) -> str:
 def format_least(count: float) -> str:
     """The count in whole MB, rounded up: what is shown is enough. Gives words for any number."""
     return f"{-(-math.ceil(count) // 1_000_000)} MB" if abs(count) < _MOST_BYTES else format_bytes(count)
+
+
+def format_range(start: int, stop: int) -> str:
+    """The numbers from `start` up to, not including, `stop`: (0, 4) -> '0-3', (4, 5) -> '4', (5, 5) -> '-'."""
+    if stop <= start:
+        return "-"
+    return str(start) if stop == start + 1 else f"{start}-{stop - 1}"
 
 
 def format_seconds(seconds: float) -> str:

@@ -101,6 +101,20 @@ def test_what_is_not_admitted_any_more_is_dropped_and_counted(pair: Pair) -> Non
     assert pair.hub.counters.revoked == 1
 
 
+def test_the_end_of_a_peer_is_known_without_its_word(pair: Pair) -> None:
+    pair.greet()
+    assert pair.hub.is_connected("w-1")
+    assert not pair.hub.is_connected("w-2")
+    pair.spoke.send(Shutdown(2))
+    pair.spoke.close()
+    deadline, heard = time.monotonic() + WAIT_S, []
+    while pair.hub.is_connected("w-1"):
+        assert time.monotonic() < deadline
+        heard.append(pair.hub.recv(0.02))
+    heard.append(pair.hub.recv(0.02))
+    assert [one.message for one in heard if one is not None] == [Shutdown(2)], "what it said last is heard"
+
+
 def test_where_a_peer_is_connected_from(pair: Pair) -> None:
     pair.greet()
     assert pair.hub.address_of("w-1") == HOST

@@ -129,7 +129,7 @@ def test_another_key_is_asked_for(serve):
 def test_nodes(command, service):
     service._nodes = NODES
     out = command(nodes)
-    assert "w-0123  " in out
+    assert out.splitlines()[2].split()[:5] == ["w-0123", "0", "serving", "0-1", "0-4"]
     assert "w-4567 (attic): too slow" in out
     assert "attic (192.0.2.7) waits to join" in out
     assert "\x1b" not in out
@@ -189,6 +189,52 @@ def test_approving_and_revoking(tmp_path, command, service):
     assert isinstance(run("approve", "wrong").exception, UserError)
     assert "--all is for the list" in str(run("--all", "approve", "K7Q2").exception)
     assert service.approved == ["K7Q2"]
+
+
+def test_draining_waits_until_the_worker_has_no_part(command, service):
+    service._nodes = NODES
+    assert command(nodes, "drain", "attic") == "w-4567 (attic) has no part any more: it may be switched off\n"
+    assert service._nodes[1].state == "drained"
+    assert json.loads(command(nodes, "drain", "w-4567", "--json")) == {
+        "name": "w-4567",
+        "host": "attic",
+        "state": "drained",
+    }
+    assert command(nodes, "drain", "attic", "--undo") == "w-4567 (attic) may have a part again\n"
+    assert json.loads(command(nodes, "drain", "attic", "--undo", "--json")) == {"name": "w-4567"}
+
+
+def test_draining_that_cannot_be(command, service):
+    service._nodes, service.needed = NODES, "without attic the others cannot serve"
+    with pytest.raises(UserError, match="without attic the others cannot serve"):
+        command(nodes, "drain", "attic")
+    assert service._nodes == NODES
+    with pytest.raises(UserError, match="there is no node 'nobody'"):
+        command(nodes, "drain", "nobody")
+
+
+def test_draining_that_takes_long_is_given_up_in_words(command, service):
+    service._nodes, service.settles = (
+        (*NODES, replace(NODES[0], name="w-1", fetched_bytes=1, fetch_total_bytes=4)),
+        False,
+    )
+    words = r"w-4567 \(attic\) still has its part after 0 ms \(w-1 has 25% of 4 B of weights\); the next plan"
+    with pytest.raises(PeerError, match=words):
+        command(nodes, "drain", "attic", "--timeout", "0")
+
+
+def test_draining_that_somebody_undoes_ends(command, service):
+    service._nodes = NODES
+    drain = service.drain
+
+    def both(name):
+        ordered = drain(name)
+        service.undrain(name)
+        return ordered
+
+    service.drain = both
+    with pytest.raises(PeerError, match="is not drained any more"):
+        command(nodes, "drain", "attic")
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before", "after"])

@@ -97,9 +97,16 @@ def test_administration_needs_its_secret_without_keys_too(serve):
         assert pending[0]["name"] == "attic"
         approved = http.post("/admin/nodes/approve", headers=bearer(SECRET), json={"code": "K7Q2"})
         assert approved.json() == {"name": "attic"}
-        for path, body in (("approve", {"code": "X"}), ("approve", {}), ("revoke", {"name": "nobody"})):
+        for path, body, status in (
+            ("approve", {"code": "X"}, 400),
+            ("approve", {}, 400),
+            ("drain", {"name": ""}, 400),
+            ("revoke", {"name": "nobody"}, 404),
+            ("drain", {"name": "nobody"}, 404),
+            ("undrain", {"name": "nobody"}, 404),
+        ):
             refused = http.post(f"/admin/nodes/{path}", headers=bearer(SECRET), json=body)
-            assert refused.status_code == 400
+            assert refused.status_code == status
             assert refused.json()["error"]["message"]
 
 

@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 from tpiedge.errors import InternalError
 
 STUCK = """
@@ -21,6 +23,7 @@ sys.exit(lifetime.run(None))
 """
 
 
+@pytest.mark.fault("P2", "a thread of a node fails: the node ends and says which")
 def test_the_node_ends() -> None:
     ended = subprocess.run(
         [sys.executable, "-c", STUCK], capture_output=True, text=True, timeout=50, check=False

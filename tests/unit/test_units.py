@@ -8,7 +8,15 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tpiedge.errors import UserError
-from tpiedge.units import counted, format_age, format_bytes, format_least, format_seconds, parse_bytes
+from tpiedge.units import (
+    counted,
+    format_age,
+    format_bytes,
+    format_least,
+    format_range,
+    format_seconds,
+    parse_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -83,3 +91,10 @@ def test_every_number_has_short_words(number: float) -> None:
 def test_a_fraction_is_never_rounded_to_nothing(text: str) -> None:
     with pytest.raises(UserError, match=r"has no unit: did you mean|less than a byte"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "words"), [(0, 4, "0-3"), (4, 5, "4"), (9, 12, "9-11"), (5, 5, "-"), (0, 0, "-")]
+)
+def test_an_interval_is_told_with_both_ends(start: int, stop: int, words: str) -> None:
+    assert format_range(start, stop) == words

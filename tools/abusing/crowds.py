@@ -189,7 +189,10 @@ def _absurdity(target: Target, rng: random.Random) -> bytes:
         case 1:
             return _head(target, len(short), Authorization=f"Bearer {rng.randbytes(12).hex()}") + short
         case 2:
-            return _head(target, 2, f"/admin/nodes/{rng.choice(['approve', 'revoke'])}") + b"{}"
+            return (
+                _head(target, 2, f"/admin/nodes/{rng.choice(['approve', 'revoke', 'drain', 'undrain'])}")
+                + b"{}"
+            )
         case 3:
             return _head(target, 0, X_Long="x" * 40_000)
         case 4:

@@ -4,7 +4,17 @@ import math
 from collections.abc import Mapping
 
 from tpiedge.api.service import Busy, Unavailable
-from tpiedge.errors import Cancelled, OutOfMemory, PeerError, PeerLost, ResourceError, TpiedgeError, UserError
+from tpiedge.errors import (
+    Cancelled,
+    OutOfMemory,
+    PeerError,
+    PeerLost,
+    ResourceError,
+    TpiedgeError,
+    UnknownWorker,
+    UserError,
+)
+from tpiedge.master.drains import CannotDrain
 
 __all__ = ["ApiError", "of_exception", "refused"]
 
@@ -58,6 +68,10 @@ def of_exception(error: BaseException) -> ApiError:
             return ApiError(503, str(error), "worker_lost", headers={"Retry-After": "5"})
         case Unavailable() | PeerError():
             return ApiError(503, str(error), "unavailable", headers={"Retry-After": "5"})
+        case UnknownWorker():
+            return ApiError(404, str(error), "unknown_worker")
+        case CannotDrain():
+            return ApiError(409, str(error), "cannot_drain")
         case UserError():
             return refused(str(error))
         case OutOfMemory():

@@ -5,6 +5,7 @@ once, save `Generation.events`, which blocks in a thread of its own.
 """
 
 from collections.abc import Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -143,5 +144,15 @@ class Service(Protocol):
         ...
 
     def revoke(self, name: str) -> str:
-        """Shut the node out for good that has this name or, alone, this host; returns its name. Raises UserError."""
+        """Shut the node out for good that has this name or, alone, this host; returns its name. Raises UserError,
+        UnknownWorker where there is none."""
+        ...
+
+    def drain(self, name: str) -> Future[str]:
+        """Have the worker that has this name or, alone, this host taken out of plans; `status` says when it has no
+        part. The result is its name, or CannotDrain, with nothing changed. Raises as `revoke`."""
+        ...
+
+    def undrain(self, name: str) -> str:
+        """Let plans have that worker again, if they may not; returns its name. Raises as `revoke`."""
         ...

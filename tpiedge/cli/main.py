@@ -98,7 +98,7 @@ VERBS = (
     (
         "nodes",
         "tpiedge.cli.nodes:nodes",
-        "Show who has which share of the model, and why; let waiting workers in; shut nodes out.",
+        "Show who has which share of the model, and why; let workers in, drain them, shut them out.",
     ),
     (
         "trace",

@@ -1,7 +1,8 @@
 """`tpiedge nodes`: the machines of the running master, and who may be one of them."""
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +12,14 @@ from click.core import ParameterSource
 from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.options import on_either_side
 from tpiedge.cli.path_options import state_option
-from tpiedge.cli.reach import admin_of
+from tpiedge.cli.reach import MasterClient, admin_of
 from tpiedge.cli.table import print_table
-from tpiedge.errors import UserError
+from tpiedge.cli.types import Number
+from tpiedge.errors import PeerError, UserError
 from tpiedge.master.status import collective_names
+from tpiedge.progress import WaitProgress
 from tpiedge.sanitise import sanitised
-from tpiedge.units import counted, format_bytes, format_seconds
+from tpiedge.units import counted, format_bytes, format_range, format_seconds
 
 __all__ = ["nodes"]
 
@@ -24,8 +27,8 @@ _HEADER = (
     "node",
     "rank",
     "state",
-    "attention",
-    "ffn",
+    "heads",
+    "FFN tiles",
     "threads",
     "memory",
     "speed",
@@ -35,8 +38,11 @@ _HEADER = (
 )
 
 
+_LOOK_S = 0.2
 #: Who has been lost for longer is not listed, unless all are.
 _GONE_S = 60.0
+
+_OTHER_FORM = "the master answers in another form: is it of another version?"
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -49,7 +55,7 @@ _json_option = click.option("--json", "as_json", is_flag=True, help="For program
 @state_option
 @click.pass_context
 def nodes(context: click.Context, everybody: bool, as_json: bool, state: Path | None) -> None:
-    """Show who has which share of the model, and why; let waiting workers in; shut nodes out."""
+    """Show who has which share of the model, and why; let workers in, drain them, shut them out."""
     if context.invoked_subcommand is None:
         _show(everybody, as_json, state)
     elif context.get_parameter_source("everybody") is ParameterSource.COMMANDLINE:
@@ -80,6 +86,79 @@ def revoke(context: click.Context, name: str, as_json: bool, state: Path | None)
         click.echo(f"{_named(str(answer.get('revoked')), name)} is shut out")
 
 
+@nodes.command()
+@click.argument("name")
+@click.option("--undo", is_flag=True, help="Let plans have the worker again.")
+@click.option(
+    "--timeout",
+    "limit_s",
+    type=Number(0, 1e6),
+    default=600.0,
+    show_default=True,
+    help="Seconds to wait until it has no part. It stays drained.",
+)
+@_json_option
+@state_option
+@click.pass_context
+def drain(
+    context: click.Context, name: str, undo: bool, limit_s: float, as_json: bool, state: Path | None
+) -> None:
+    """Take the worker NAME out of the plan, so that its machine can be switched off.
+
+    The others prepare for its part meanwhile, then answers that run pause and go on without it. That is refused where
+    they cannot serve the model. It lasts until the worker is started anew, or --undo.
+    """
+    if undo:
+        answer = _order(context, as_json, state, "undrain", {"name": name})
+        if answer is not None:
+            click.echo(f"{_named(str(answer.get('name')), name)} may have a part again")
+        return
+    with admin_of(on_either_side(context, "state", state)) as master:
+        peer = str(master.post("/admin/nodes/drain", {"name": name}).get("name"))
+        node = _wait_until_drained(master, peer, _named(peer, name), limit_s)
+    if on_either_side(context, "as_json", as_json):
+        click.echo(json.dumps({"name": peer, "host": node["host"], "state": node["state"]}))
+    else:
+        click.echo(f"{_title(node)} has no part any more: it may be switched off")
+
+
+def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:
+    """The line of the worker `peer` once it has no part: drained, or away. Raises PeerError."""
+    deadline, progress = time.monotonic() + limit_s, WaitProgress()
+    try:
+        while True:
+            status: dict[str, Any] = master.get("/admin/nodes")
+            nodes: Sequence[Mapping[str, Any]] = status["nodes"]
+            node = next((node for node in nodes if node["name"] == peer), None)
+            if node is None or node["state"] not in ("draining", "drained", "lost"):
+                raise PeerError(
+                    f"{called} is not drained any more: it was started anew, or somebody undid it"
+                )
+            if node["state"] != "draining":
+                return node
+            waits = _waits_for(status)
+            if time.monotonic() >= deadline:
+                raise PeerError(
+                    f"{called} still has its part after {format_seconds(limit_s)} ({waits}); the next plan is without "
+                    "it: type the same again to wait on, or add --undo"
+                )
+            progress.tell(f"{called} has its part until the others are ready: {waits}")
+            time.sleep(_LOOK_S)
+    except (KeyError, TypeError):
+        raise UserError(_OTHER_FORM) from None
+    finally:
+        progress.finish()
+
+
+def _waits_for(status: Mapping[str, Any]) -> str:
+    """What the next plan waits for."""
+    for node in status["nodes"]:
+        if node["fetched_bytes"] < node["fetch_total_bytes"]:
+            share = node["fetched_bytes"] / node["fetch_total_bytes"]
+            return f"{_title(node)} has {share:.0%} of {format_bytes(node['fetch_total_bytes'])} of weights"
+    return sanitised(status["reason"]) or "they prepare"
+
+
 def _order(
     context: click.Context, as_json: bool, state: Path | None, what: str, body: dict[str, str]
 ) -> dict[str, Any] | None:
@@ -102,7 +181,7 @@ def _show(everybody: bool, as_json: bool, state: Path | None) -> None:
         status["nodes"] = [node for node in status["nodes"] if node["name"] not in away]
         click.echo(json.dumps(status)) if as_json else _print(status, len(away))
     except (KeyError, TypeError, ValueError):
-        raise UserError("the master answers in another form: is it of another version?") from None
+        raise UserError(_OTHER_FORM) from None
 
 
 def _is_gone(node: dict[str, Any]) -> bool:
@@ -145,7 +224,7 @@ def _because(reason: str) -> str:
     return f": {sanitised(reason)}" if reason else ""
 
 
-def _title(node: dict[str, Any]) -> str:
+def _title(node: Mapping[str, Any]) -> str:
     """The machine's name as it calls itself, with the one that `revoke` takes."""
     return _named(node["name"], node.get("host"))
 
@@ -159,8 +238,8 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
         _title(node),
         "-" if node["rank"] is None else str(node["rank"]),
         sanitised(node["state"]),
-        _interval(node["attention"]),
-        _interval(node["ffn"]),
+        _units(node["attention"]),
+        _units(node["ffn"]),
         str(node["threads"]),
         format_bytes(node["memory_bytes"]) if node["memory_bytes"] else "?",
         f"{format_bytes(node['speed'])}/s" if node["speed"] else "?",
@@ -175,6 +254,6 @@ def _absent_row(member: dict[str, Any]) -> tuple[str, ...]:
     return (_title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-", "-")
 
 
-def _interval(units: Sequence[int]) -> str:
-    start, stop = units
-    return f"{start}..{stop}" if stop > start else "-"
+def _units(interval: Sequence[int]) -> str:
+    start, stop = interval
+    return format_range(start, stop)

@@ -1,6 +1,7 @@
 """The master as the HTTP API sees it."""
 
 import time
+from concurrent.futures import Future
 from dataclasses import replace
 
 from tpiedge.api.service import Busy, EnrolledWorker, ModelInfo, PendingJoin, Unavailable
@@ -79,8 +80,20 @@ class MasterService:
         return self._entrance.approve(code)
 
     def revoke(self, name: str) -> str:
+        return self._entrance.revoke(name, self._hosts(), self._master.forget)
+
+    def drain(self, name: str) -> Future[str]:
+        return self._master.drain_worker(self._entrance.called(name, self._hosts()))
+
+    def undrain(self, name: str) -> str:
+        found = self._entrance.called(name, self._hosts())
+        self._master.undrain_worker(found)
+        return found
+
+    def _hosts(self) -> dict[str, str]:
+        """What the computers of those that are here are called, by peer name."""
         here = (node for node in self._master.status.nodes if node.host and node.state != "lost")
-        return self._entrance.revoke(name, {node.name: node.host for node in here}, self._master.forget)
+        return {node.name: node.host for node in here}
 
     def _seen(self, status: ClusterStatus) -> ClusterStatus:
         if self._supervisor.failure is None:

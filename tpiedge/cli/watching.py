@@ -18,7 +18,12 @@ __all__ = ["Callers", "Changes", "watch"]
 
 _WATCH_S = 0.1
 _CALL_S, _FORGIVEN_S = 5.0, 600.0
-_SPARE = {"excluded": "is left out", "no room": "cannot be used now", "too small": "cannot be used"}
+_SPARE = {
+    "drained": "is drained",
+    "excluded": "is left out",
+    "no room": "cannot be used now",
+    "too small": "cannot be used",
+}
 
 
 def watch(

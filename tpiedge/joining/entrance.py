@@ -91,11 +91,15 @@ class Entrance:
         """Let the worker in that shows `code`; returns its peer name. Raises UserError."""
         return self._pairing.approve(code).name
 
+    def called(self, name: str, hosts: Mapping[str, str]) -> str:
+        """The peer name of the worker that `name` means, as MemberTable.called. Raises UserError."""
+        return self._door.journal.table.called(name, hosts)
+
     def revoke(self, name: str, hosts: Mapping[str, str], at_once: Callable[[str], None]) -> str:
         """Shut a worker out for good and return its peer name; `name` and `hosts` as in MemberTable.called. `at_once`
         gets the peer name before the disk has it. Raises UserError, DiskFull.
         """
-        peer = self._door.journal.table.called(name, hosts)
+        peer = self.called(name, hosts)
         self._door.revoke(peer, at_once)
         return peer
 

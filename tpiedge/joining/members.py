@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from tpiedge.errors import DiskFull, UserError
+from tpiedge.errors import DiskFull, UnknownWorker, UserError
 from tpiedge.host.private_file import locked, read_private, replace_private
 from tpiedge.joining.identity import peer_name
 from tpiedge.joining.tokens import Redemption
@@ -97,7 +97,7 @@ class MemberTable:
         """The peer name of the worker that `name` means: its peer name, or what its computer is called, where it is
         here and the only one of that name. `hosts`: what the computers of those that are here are called, by peer name.
 
-        Raises UserError.
+        Raises UserError, UnknownWorker.
         """
         if name in {one.name for one in self.members} | {one.name for one in self.revoked}:
             return name
@@ -238,8 +238,8 @@ def _revoked(values: object, path: Path) -> Revoked:
     raise _damaged(path)
 
 
-def _unknown(name: str) -> UserError:
-    return UserError(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
+def _unknown(name: str) -> UnknownWorker:
+    return UnknownWorker(f"there is no worker {name[:80]!r}: 'tpiedge nodes --all' shows those there are")
 
 
 def _damaged(path: Path) -> UserError:

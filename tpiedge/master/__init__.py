@@ -7,6 +7,7 @@ leaves out who makes it fail, and `assignments` is its answer, `reconciler` comp
 one, `session_manager` runs a `session` per plan, each with its `epoch` and `membership`, `rank_zero` owns this
 machine's own node, `worth` when a faster plan is worth its pause, `retries` when to plan again after a failure,
 `outbox` sends without waiting, `request_queue` queues requests, with a `journal` of each answer, and `request_watch`
-finds stuck ones, `blame` says which node caused a loss, `notices` which workers hear that they are spare, `snapshot`
-makes the `status` that other threads read. `master` puts them together.
+finds stuck ones, `blame` says which node caused a loss, `notices` which workers hear that they are spare, `pauses` says
+why answers pause, `absent` who is missing, `drains` takes users' orders to do without a worker, `snapshot` makes the
+`status` that other threads read. `master` puts them together.
 """

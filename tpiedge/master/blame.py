@@ -9,6 +9,7 @@ Laws of Distrust:
 2. A later dispute restarts the time; nothing else changes it.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,8 @@ from tpiedge.wire.fields import CollectiveChoice
 __all__ = ["STAR_S", "Distrust", "Failure", "failure_of", "machine_words"]
 
 STAR_S: Final = 600.0
+#: A rank in the words of a node, which knows no names.
+_RANK: Final = re.compile(r"\bnode (\d{1,9})\b(?! \()")
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,16 @@ def _first_lost(epoch: Epoch) -> int | None:
 def _with_host(error: TpiedgeError, rank: int | None, assignments: Sequence[Assignment]) -> TpiedgeError:
     """Adds the machine's name: the epoch knows ranks alone, and a worker's own error does not say where it was."""
     if isinstance(error, PeerLost):
-        return PeerLost(error.rank, error.waited_for, error.cause, machine_words(assignments[error.rank]))
+        cause = _RANK.sub(lambda found: _named(found, assignments), error.cause)
+        return PeerLost(error.rank, error.waited_for, cause, machine_words(assignments[error.rank]))
     if rank and isinstance(error, UserError | ResourceError | InternalError):
         return type(error)(f"on node {rank} ({assignments[rank].host}): {error}")
     return error
+
+
+def _named(found: re.Match[str], assignments: Sequence[Assignment]) -> str:
+    rank = int(found[1])
+    return f"{found[0]} ({machine_words(assignments[rank])})" if rank < len(assignments) else found[0]
 
 
 def machine_words(assignment: Assignment) -> str:

@@ -23,7 +23,7 @@ GUILTY: Final = 3
 
 @dataclass(frozen=True, slots=True)
 class Paused:
-    """The answer pauses; `why`, in one line."""
+    """The answer pauses; `why`, in one line. It comes again where the reason changes during the pause."""
 
     why: str
 

@@ -11,12 +11,14 @@ import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, TpiedgeError
 from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Served
+from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.planning import PlaceNodes
@@ -77,12 +79,14 @@ class Master:
             hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
         )
         foresight = Foresight(plan_ahead or plan, outbox.send, served.pack_id, stock=stock)
+        self._roster, self._drains = roster, Drains(roster)
         self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions, foresight)
         self._reconciler = Reconciler(
             clock,
             plan,
             roster,
             reputation,
+            self._drains,
             self._sessions,
             requests,
             outbox.send,
@@ -125,6 +129,17 @@ class Master:
     def forget(self, name: str) -> None:
         """The worker was revoked: its node is lost at once."""
         self._calls.put(lambda: self._reception.forget(name))
+        self._hub.wake()
+
+    def drain_worker(self, name: str) -> Future[str]:
+        """Takes the worker out of plans while answers go on; as Drains.order. `status` says when it has no part."""
+        ordered = self._drains.order(name)
+        self._hub.wake()
+        return ordered
+
+    def undrain_worker(self, name: str) -> None:
+        """Lets plans have the worker again, if they may not."""
+        self._calls.put(lambda: self._roster.drain(name, False))
         self._hub.wake()
 
     def drain(self) -> None:

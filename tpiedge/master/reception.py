@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 _BURST = 5000
 #: So long a round hears what waits although its heartbeat is due: late ones must not end all hearing.
 _LEAST_S = 0.1
+_GONE = "its process ended or its connection broke"
 
 
 class Reception:
@@ -66,6 +67,8 @@ class Reception:
         self._traffic = Traffic()
         self._offer_rate = OfferRate()
         self._probings: dict[str, Probing] = {}
+        #: Machines whose connection was gone at the last heartbeat.
+        self._cut_off: set[str] = set()
 
     def hear(self, until: float) -> None:
         """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
@@ -99,8 +102,9 @@ class Reception:
         self._door.tick(now)
         for name, cause in self._roster.tick(now):
             self._sessions.lose(name, cause)
-            self._reputation.lost(name, cause, now)
+            self._count_loss(name, cause)
             self._offer_rate.lost(name)
+        self._look_at_links()
         self._sessions.tick()
         for session in self._sessions.active:
             crashed = session.failure.crashed if session.failure is not None else None
@@ -191,6 +195,14 @@ class Reception:
             self._outbox.send(AskOffer(0), name)
         return known
 
+    def _look_at_links(self) -> None:
+        """A machine whose connection is gone is lost at the next heartbeat. By then its last words, as that it leaves,
+        were heard."""
+        gone = {one.name for one in self._roster.present if not self._hub.is_connected(one.name)}
+        for name in gone & self._cut_off:
+            self._link_broke(name, _GONE)
+        self._cut_off = gone
+
     def _link_broke(self, peer: str, cause: str) -> None:
         rank, number = node_of(peer)
         epoch = self._sessions.epoch(number)
@@ -218,6 +230,12 @@ class Reception:
     def _vanished(self, name: str, cause: str) -> None:
         """The machine was lost and had not said that it leaves."""
         if self._lose(name, cause):
+            self._count_loss(name, cause)
+
+    def _count_loss(self, name: str, cause: str) -> None:
+        """A drained machine may be switched off: that is nobody's fault."""
+        machine = self._roster.get(name)
+        if machine is None or not machine.drained:
             self._reputation.lost(name, cause, self._clock.now())
 
     def _lose(self, name: str, cause: str, *, intended: bool = False) -> bool:

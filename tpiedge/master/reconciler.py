@@ -8,17 +8,20 @@ requests wait for `recovery_grace_s`; they are refused, and those that wait fail
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
+from tpiedge.master.absent import absent_words
 from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
+from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.notices import Notices
+from tpiedge.master.pauses import Pauses
 from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
 from tpiedge.master.quarantine import Exclusion, Reputation
 from tpiedge.master.request_queue import RequestQueue
@@ -29,7 +32,7 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.worth import Worth
-from tpiedge.planner.reasons import SpareReason
+from tpiedge.planner.reasons import SpareReason, drained
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
@@ -42,8 +45,6 @@ RECOVERY_GRACE_S: Final = 120.0
 
 _log = logging.getLogger(__name__)
 
-#: How many lost machines the reason for not serving names.
-_NAMED = 3
 #: While nothing is served, a worker that will fetch for longer than this is not waited for. Its rate is measured for
 #: _MEASURED_AFTER_S first.
 _PATIENCE_S = 10.0
@@ -75,6 +76,7 @@ class Reconciler:
         plan: PlaceNodes,
         roster: Roster,
         reputation: Reputation,
+        drains: Drains,
         sessions: SessionManager,
         requests: RequestQueue,
         tell: Callable[[Spare, str], None],
@@ -95,6 +97,7 @@ class Reconciler:
         self._plan = plan
         self._roster = roster
         self._reputation = reputation
+        self._drains = drains
         self._sessions = sessions
         self._requests = requests
         self._tell = tell
@@ -106,8 +109,11 @@ class Reconciler:
         self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
         self._begun = 0.0  # when the coming session began
         self._planned = 0.0  # when the last plan was made
+        self._planless: int | None = None  # the roster's generation for which none can be made
         self._spare: Mapping[str, SpareReason] = {}
         self._reason = "starting"
+        self._again = ""  # when the next attempt is made, in words
+        self._pauses = Pauses(roster)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def not_serving(self) -> NotServing:
@@ -125,11 +131,13 @@ class Reconciler:
             self._debounce.again()
         self._look_for_slow(now)
         self._look_at_paces(now)
+        self._drains.settle(lambda name: self._find(without=[name])[0])
         if now >= self._retries.due and self._debounce.due(now):
             self._replan()
         if sessions.coming is not None and self._may_switch(sessions.coming, now):
             self._reason = "loading the weights"
-            self._requests.interrupt("a new plan begins")
+            if sessions.serving is not None:
+                self._requests.interrupt(self._pauses.planned())
             sessions.switch(sessions.coming)
             self._notify()  # the plan was made while those it leaves out still had a part
         self._dispatch()
@@ -137,7 +145,9 @@ class Reconciler:
         self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
         if self.hopeless:
             self._requests.fail_all(self.not_serving())
+        self._requests.explain(self._why_paused())
         self._publish()
+        self._drains.tell()
 
     def _look_ahead(self) -> None:
         serving = self._sessions.serving
@@ -168,6 +178,15 @@ class Reconciler:
         return self._worth.reached(
             coming.number, now, 1 - coming.step_s / serving.step_s, self._requests.reread_s
         )
+
+    def _why_paused(self) -> str:
+        """What answers that pause are told now."""
+        takes_over = self._sessions.serving or self._sessions.coming
+        if takes_over is not None:
+            return self._pauses.going_on(takes_over.machines)
+        if self._planless == self._roster.generation:
+            return self._pauses.waiting(self._reason)
+        return self._pauses.undecided(self._again)
 
     def _is_stuck(self, stuck: bool) -> None:
         if not stuck:
@@ -217,7 +236,7 @@ class Reconciler:
             self._sessions,
             self._requests,
             self._left_out(),
-            self._spare,
+            {**self._spare, **self._drained()},
             self._foresight.stocked,
             self._reason,
             self._clock.now(),
@@ -228,15 +247,20 @@ class Reconciler:
         present = {machine.name for machine in self._roster.present}
         flapping = self._reputation.flapping
         resting = {name: flapping[name] for name in self._resting if name in flapping and name in present}
-        return {**resting, **self._reputation.left_out}
+        excluded = {**resting, **self._reputation.left_out}
+        return {name: why for name, why in excluded.items() if name not in self._drained()}
+
+    def _drained(self) -> Mapping[str, SpareReason]:
+        return {one.name: drained(one.name) for one in self._roster.present if one.drained}
 
     def _replan(self) -> None:
         try:
-            found = self._find()
+            found, self._resting = self._find()
         except StillPlanning:
             return  # it stays due
         self._debounce.planned()
         self._planned = self._clock.now()
+        self._planless = self._roster.generation if isinstance(found, NoPlan) else None
         if isinstance(found, NoPlan):
             self._is_stuck(self._sessions.serving is None)
             self._give_up(found)
@@ -256,7 +280,7 @@ class Reconciler:
         busy = {name for session in self._sessions.active for name in session.machines}
         known = (machine for machine in self._roster.present if machine.offered <= self._planned)
         idle = [machine for machine in known if machine.name not in busy]
-        for name, reason in self._notices.due(idle, {**self._spare, **excluded}):
+        for name, reason in self._notices.due(idle, {**self._spare, **excluded, **self._drained()}):
             self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), name)
 
     def _departed(self) -> Mapping[str, SpareReason]:
@@ -264,23 +288,28 @@ class Reconciler:
         gone = {machine.name for machine in self._roster.machines if not machine.present}
         return {name: reason for name, reason in self._spare.items() if name in gone}
 
-    def _find(self) -> Assignments | NoPlan:
-        """A plan without flapping and slow workers, or else one with them. Flapping workers that serve now may stay."""
+    def _find(self, without: Collection[str] = ()) -> tuple[Assignments | NoPlan, tuple[str, ...]]:
+        """A plan without those workers, drained, flapping and slow ones, or else one with the latter two; flapping ones
+        that serve now may stay. Beside it the flapping workers that it leaves out."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
-        present = [one for one in self._roster.present if one.name not in self._reputation.left_out]
-        steady = self._steady(serving)
-        found, self._resting = self._plan_for(steady, serving), self._flapping(serving)
+        present, steady = self._able(without), self._steady(serving, without)
+        found, resting = self._plan_for(steady, serving), self._flapping(serving)
         if isinstance(found, NoPlan) and len(steady) < len(present):
-            found, self._resting = self._plan_for(present, serving), ()
-        return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare})
+            found, resting = self._plan_for(present, serving), ()
+        return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare}), resting
 
     def _flapping(self, serving: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(name for name in self._reputation.flapping if name not in serving)
 
-    def _steady(self, serving: tuple[str, ...]) -> list[Machine]:
+    def _able(self, without: Collection[str]) -> list[Machine]:
+        """Those that plans may have."""
+        shunned = {*self._reputation.left_out, *without}
+        return [one for one in self._roster.present if not one.drained and one.name not in shunned]
+
+    def _steady(self, serving: tuple[str, ...], without: Collection[str] = ()) -> list[Machine]:
         """Those that plans are made for first."""
-        shunned = {*self._reputation.left_out, *self._flapping(serving), *self._slow}
-        return [one for one in self._roster.present if one.name not in shunned]
+        shunned = {*self._flapping(serving), *self._slow}
+        return [one for one in self._able(without) if one.name not in shunned]
 
     def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """A plan for the machines, but for those that break the planner: they are left out for a while."""
@@ -310,14 +339,8 @@ class Reconciler:
         present = {machine.name: waiting for machine in self._roster.present}
         for_good = {name: why for name, why in found.spare.items() if why.kind != _FETCHES.kind}
         self._spare = {**self._departed(), **present, **for_good}
-        now = self._clock.now()
-        lost = [f"{one.offer.host}: {one.cause}" for one in self._roster.machines if not one.present]
-        excluded = [
-            f"{one.offer.host} is left out: {self._reputation.left_out[one.name].why(now)}"
-            for one in self._roster.present
-            if one.name in self._reputation.left_out
-        ]
-        self._reason = "; ".join([found.reason, *lost[-_NAMED:], *excluded[-_NAMED:]])
+        absent = absent_words(self._roster, self._spare, self._reputation.left_out, self._clock.now())
+        self._reason = "; ".join([found.reason, *absent])
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
@@ -343,6 +366,7 @@ class Reconciler:
         _log.warning("stopped serving: %s", error)
         self._sessions.end_serving()
         self._reason = str(error)
+        self._pauses.lost(error, session.machines)
         if self._retries.false_starts:  # a single one may be bad luck
             self._exclude(session)
         self._attribute(session)
@@ -355,7 +379,7 @@ class Reconciler:
         failed again, both are tried without the other."""
         failure = session.failure
         intended = failure is not None and failure.intended
-        if self._requests.interrupt(str(error), None if intended else error):
+        if self._requests.interrupt(self._pauses.undecided(""), None if intended else error):
             self._reputation.trust()
         elif failure is not None and failure.crashed is not None and self._requests.suspected:
             self._reputation.doubt(failure.crashed, str(error), self._clock.now())
@@ -377,6 +401,8 @@ class Reconciler:
         _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
         _log.warning("the new plan failed: %s", error)
         self._reason = str(error)
+        if error is not None and self._sessions.serving is None:
+            self._pauses.failed(error)
         self._exclude(session)
         self._sessions.abandon()
         self._retry(session)
@@ -390,10 +416,12 @@ class Reconciler:
     def _retry(self, session: Session) -> None:
         """Plans again: at once after a machine was lost, otherwise after a delay that grows with each failure."""
         self._debounce.again()
+        self._again, self._planless = "", None
         if session.failure is None or not session.failure.machine_lost:
             now = self._clock.now()
             self._retries.failed(now)
             if self._retries.due > now:
-                self._reason += f"; it is tried again after {format_seconds(self._retries.due - now)}"
+                self._again = f"; it is tried again after {format_seconds(self._retries.due - now)}"
+                self._reason += self._again
         if self._retries.hopeless:
             self._is_stuck(True)

@@ -51,6 +51,7 @@ class PendingAnswer:
         #: Whether the caller has all that it wanted, and whether it wants no more.
         self.whole = False
         self.unwanted = False
+        self._told = ""
         self._cancel = cancel
         self._events: queue.Queue[_Event] = queue.Queue()
 
@@ -82,7 +83,14 @@ class PendingAnswer:
 
     def put(self, event: _Event) -> None:
         """Adds an event; for RequestQueue alone."""
+        self._told = ""
         self._events.put(event)
+
+    def pause(self, why: str) -> None:
+        """Adds why it pauses, unless that is what came last; for RequestQueue alone."""
+        if why != self._told:
+            self.put(Paused(why))
+            self._told = why
 
 
 class RequestQueue:
@@ -224,10 +232,17 @@ class RequestQueue:
                 going_on = [one for one in going_on if one not in guilty]
             self._running.clear()
             for one in going_on:
-                one.put(Paused(why))
+                one.pause(why)
             again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
             self._waiting = deque(again)
         return bool(guilty)
+
+    def explain(self, why: str) -> None:
+        """Those that pause are told why they still do, where that has changed."""
+        with self._lock:
+            for one in (*self._running.values(), *self._waiting):
+                if one.journal.paused is not None:
+                    one.pause(why)
 
     def fail_all(self, error: TpiedgeError) -> None:
         """Ends all requests, those that run and those that wait, with `error`."""

@@ -8,9 +8,10 @@ Laws:
 3. A machine whose node was lost is doubted until it is heard again, or lost.
 4. Of the machines that are not present the GONE that were heard last are remembered, and of the PLACES before them
    their places alone: each turn of the master looks at all machines, and a member may come with ever new keys.
-5. `generation` changes whenever the set of present machines, an offer, or what is known of a link or of a machine's
-   speed changes, and only then.
+5. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
 6. A machine's slowdown lasts until it makes another offer, or returns.
+7. `generation` changes whenever the set of present machines, of those that are drained, an offer, or what is known of a
+   link or of a machine's speed changes, and only then.
 """
 
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ class Machine:
     cause: str = ""
     #: Whether its node was just lost, so that the machine may be lost too.
     doubted: bool = False
+    #: Whether its user takes it out of plans.
+    drained: bool = False
     #: By how much it computes slower than it measured, and when that was found out.
     slowdown: float = 1.0
     slowed: float = 0.0
@@ -99,12 +102,14 @@ class Roster:
         self._take_place(name)
         if known is None or not known.present or known.offer != offer:
             self.generation += 1
+        drained = known is not None and known.drained and known.offer.nonce == offer.nonce
         if known is None or not known.present:
-            self._machines[name] = Machine(name, offer, now, now, now, cause=known.cause if known else "")
+            cause = known.cause if known else ""
+            self._machines[name] = Machine(name, offer, now, now, now, cause=cause, drained=drained)
             return
         if known.offer != offer:
             known = replace(known, offered=now, slowdown=1.0)
-        self._machines[name] = replace(known, offer=offer, heard=now, doubted=False)
+        self._machines[name] = replace(known, offer=offer, heard=now, doubted=False, drained=drained)
 
     def heard(self, name: str, now: float) -> bool:
         """The machine sent something. False if it must first make its offer (again)."""
@@ -119,6 +124,13 @@ class Roster:
         machine = self._machines.get(name)
         if machine is not None and machine.present:
             self._machines[name] = replace(machine, doubted=True)
+
+    def drain(self, name: str, drained: bool) -> None:
+        """The machine's user takes it out of plans, or back in."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.drained != drained:
+            self._machines[name] = replace(machine, drained=drained)
+            self.generation += 1
 
     def measured(self, name: str, link: LinkSpeed) -> None:
         """The speed of the link to the machine was measured."""

@@ -18,6 +18,7 @@ __all__ = ["snapshot"]
 
 _NOTHING = Fetching(0, 0, 0.0)
 _UNKNOWN = Stocked(0, 0, False, "")
+_LEAVES = "a plan without it is on its way; until then it computes"
 
 
 def snapshot(
@@ -143,6 +144,9 @@ def _situation(
         if spare is not None and spare.kind == "too small":  # it left when it heard that
             return "lost", spare
         return "lost", machine.cause
+    has_part = rank is not None or (coming is not None and machine.name in coming.machines)
+    if machine.drained:
+        return ("draining", _LEAVES) if has_part else ("drained", spare or "")
     if coming is not None and machine.name in coming.machines:
         return coming.progress(machine.name), ""
     if rank is not None:

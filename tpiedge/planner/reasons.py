@@ -12,7 +12,7 @@ from tpiedge.planner.streaming import smallest_bytes
 from tpiedge.units import format_bytes, format_least, format_seconds
 from tpiedge.wire.fields import SpareKind
 
-__all__ = ["SpareReason", "slower", "too_small", "why_in", "why_out"]
+__all__ = ["SpareReason", "drained", "slower", "too_small", "why_in", "why_out"]
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,15 @@ def slower(with_s: float, without_s: float, because: str, workers: int) -> Spare
         "slower",
         f"a token takes about {format_seconds(with_s)} with it and {format_seconds(without_s)} without it "
         f"({because}); the master's --min-workers {workers} takes it in",
+    )
+
+
+def drained(name: str) -> SpareReason:
+    """The user of the worker `name` wants to do without it."""
+    return SpareReason(
+        "drained",
+        f"it may be switched off; 'tpiedge nodes drain {name} --undo' on the master's computer takes it in again, as "
+        "does a new start of its worker",
     )
 
 

@@ -4,6 +4,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import replace
 
 from tpiedge.api.service import (
     AnswerEvent,
@@ -15,7 +17,8 @@ from tpiedge.api.service import (
     PendingJoin,
     Unavailable,
 )
-from tpiedge.errors import UserError
+from tpiedge.errors import UnknownWorker, UserError
+from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -130,6 +133,9 @@ class FakeService:
         self.generations: queue.Queue[FakeGeneration] = queue.Queue()
         self.approved: list[str] = []
         self.revoked: list[str] = []
+        #: Why no worker can be drained; "" where each can. Whether one that is has no part after the next look.
+        self.needed = ""
+        self.settles = True
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
@@ -141,7 +147,10 @@ class FakeService:
 
     def status(self) -> ClusterStatus:
         ready, running = not (self.unavailable or self.failed), len(self._running)
-        return ClusterStatus(ready, self.unavailable, self._nodes, 0, running, failed=self.failed)
+        found = ClusterStatus(ready, self.unavailable, self._nodes, 0, running, failed=self.failed)
+        if self.settles:
+            self._set_state("drained", *(node.name for node in self._nodes if node.state == "draining"))
+        return found
 
     def observe(self) -> ClusterStatus:
         return self.status()
@@ -175,8 +184,28 @@ class FakeService:
         return "attic"
 
     def revoke(self, name: str) -> str:
+        self.revoked.append(self._called(name))
+        return self.revoked[-1]
+
+    def drain(self, name: str) -> Future[str]:
+        found, ordered = self._called(name), Future[str]()
+        if self.needed:
+            ordered.set_exception(CannotDrain(self.needed))
+        else:
+            self._set_state("draining", found)
+            ordered.set_result(found)
+        return ordered
+
+    def undrain(self, name: str) -> str:
+        found = self._called(name)
+        self._set_state("spare", found)
+        return found
+
+    def _set_state(self, state: str, *names: str) -> None:
+        self._nodes = tuple(replace(one, state=state) if one.name in names else one for one in self._nodes)
+
+    def _called(self, name: str) -> str:
         found = [node.name for node in self._nodes if name in (node.name, node.host)]
         if not found:
-            raise UserError(f"there is no node {name[:40]!r}")
-        self.revoked.append(found[0])
+            raise UnknownWorker(f"there is no node {name[:40]!r}")
         return found[0]

@@ -23,6 +23,11 @@ class Hub(Endpoint, Protocol):
         """The IP address that `name` is connected from, "" where it is not known."""
         ...
 
+    def is_connected(self, name: str) -> bool:
+        """Whether the connection of `name` stands, as far as this computer knows: it is told at once of a process that
+        ended there, and of packets that vanish only after minutes."""
+        ...
+
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear."""
         ...

@@ -86,6 +86,10 @@ class _InProcessEndpoint(Messaging):
             self.bytes_received += len(frame)
             return sender, memoryview(frame)
 
+    @property
+    def is_closed(self) -> bool:
+        return self._mailbox.closed
+
     def post(self, message: Message | Sequence[Message], to: str | None = None) -> None:
         frames = [frame_of(one, (), self._plane) for one in messages_of(message)]
         with self._mailbox.changed:
@@ -170,6 +174,11 @@ class InProcessHub(_InProcessEndpoint):
     def address_of(self, name: str) -> str:
         """As in Hub."""
         return self.addresses.get(name, "")
+
+    def is_connected(self, name: str) -> bool:
+        """As in Hub."""
+        spoke = self._spokes.get(name)
+        return spoke is not None and not spoke.is_closed
 
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`; `farewell` is the last it may hear."""

@@ -118,6 +118,12 @@ class ZmqHub(ZmqEndpoint):
         peer = self._known.get(self._routes.get(name, b""))
         return "" if peer is None else peer.address
 
+    def is_connected(self, name: str) -> bool:
+        """As in Hub. For the owner."""
+        with self.lock:
+            route = self._routes.get(name)
+            return route is not None and not self._closed and self._stands(route)
+
     def disconnect(self, name: str, farewell: Message | None = None) -> None:
         """Forget the connection of `name`, which is admitted no more; `farewell` is the last it may hear.
 
@@ -246,7 +252,7 @@ class ZmqHub(ZmqEndpoint):
         if known == route and connection == self._known[route].connection and not unclear:
             self.counters.malformed += 1
             return MalformedMessage(user, "an empty frame")
-        if known is not None and known != route and self._is_connected(known):
+        if known is not None and known != route and self._stands(known):
             self.counters.duplicate += 1
             self._hand_over(route, DUPLICATE)
             self._end(route, connection, at_once=False)
@@ -267,7 +273,7 @@ class ZmqHub(ZmqEndpoint):
         """Over which the frame came; None where it is gone, though its descriptor was used again for another peer."""
         connection = connection_of(frame.get("__fd"), self._port, address)
         owner = self._backlog.flow(connection).route
-        return None if owner not in (b"", route) and self._is_connected(owner) else connection
+        return None if owner not in (b"", route) and self._stands(owner) else connection
 
     def _peer(self, user: str, route: bytes, address: str, connection: TcpConnection | None) -> _Peer:
         flow = self._backlog.flow(connection)
@@ -278,7 +284,8 @@ class ZmqHub(ZmqEndpoint):
     def _reason(self, flow: Flow) -> str:
         return f"it had sent more than {self._plane.backlog_limit} bytes ahead" if flow.flooded else ""
 
-    def _is_connected(self, route: bytes) -> bool:
+    def _stands(self, route: bytes) -> bool:
+        """Whether the connection of the route does; tried by a frame that no spoke passes on."""
         try:
             self._socket.send_multipart([route, PROBE], zmq.NOBLOCK)
         except zmq.Again:

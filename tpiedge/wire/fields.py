@@ -101,10 +101,12 @@ CollectiveChoice = Literal["auto", "star", "mesh", "two-shot", "tree", "ring"]
 """A collective, or whichever is the fastest by the measured links."""
 WirePrecision = Literal["f32", "bf16", "int8"]
 """How summands travel: as they are, rounded to bf16, or as int8 with a scale for every group."""
-SpareKind = Literal["slower", "too small", "no room", "shares", "too many", "excluded", "fetching", "no plan"]
+SpareKind = Literal[
+    "slower", "too small", "no room", "shares", "too many", "excluded", "drained", "fetching", "no plan"
+]
 """Why a machine has no part in the plan: answers would be slower with it, or hardly faster; its memory holds no share
 of the model at all, or no share finds room in its memory or on its disk; --shares has nothing for it; there are more
-machines than a cluster can have; it has failed; its weights take long to come; or there is no plan."""
+machines than a cluster can have; it has failed; it is drained; its weights take long to come; or there is no plan."""
 Pin = Literal["none", "auto", "all"]
 
 

@@ -26,6 +26,7 @@ from tpiedge.launch.standby import Standby
 from tpiedge.launch.timing import Timing
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.endpoint import Endpoint, EndpointClosed, Unreachable
+from tpiedge.units import format_range
 from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
@@ -298,8 +299,8 @@ class Agent:
             epoch,
             order.rank,
             order.ranks,
-            order.attention,
-            order.ffn,
+            format_range(*order.attention),
+            format_range(*order.ffn),
         )
         self._stand(f"one of {order.ranks}", computing_line(order.ranks))
 

@@ -17,6 +17,7 @@ _USELESS: Final = "this machine is not needed now"
 _SPARE: Final[Mapping[SpareKind, str]] = {
     "no plan": "the master cannot use this machine yet",
     "excluded": "this machine is left out for now",
+    "drained": "this machine is drained",
     "fetching": "this machine comes later",
     "no room": "this machine cannot be used now",
     "too small": "this machine cannot be used",

@@ -4,7 +4,6 @@ comes without it, exactly. (What is found out how: tests/contract/test_misconduc
 import re
 from collections.abc import Callable
 
-import openai
 import pytest
 
 from tests.process.imposter.imposter import Imposter, Node
@@ -33,7 +32,8 @@ def test_the_imposter_is_left_out_and_the_answer_is_exact(
 
 
 @pytest.mark.fault(
-    "W5", "messages of an earlier epoch or step are dropped, and numbers that overflow end the request"
+    "W5",
+    "messages of an earlier epoch or step are dropped; numbers of this step are believed if they are finite",
 )
 def test_what_comes_from_another_time_is_dropped(cluster: Serving, imposter: Imposter) -> None:
     def late(node: Node) -> None:
@@ -44,16 +44,11 @@ def test_what_comes_from_another_time_is_dropped(cluster: Serving, imposter: Imp
     imposter.mischief = late
     assert cluster.ask("Once upon", 10)  # not the right text, of course: its part is missing
     assert cluster.ready().status_code == 200
-    # The same node: numbers that are finite are believed. Where they overflow later, every node sees it, and nobody
-    # can be blamed.
+    # The same node: numbers that are finite are believed, however large. Nobody could say whose fault the answer is.
+    epoch = cluster.status()["epoch"]
     imposter.mischief = lambda node: node.contribute(3e38)
-    try:
-        cluster.ask("Once upon", 10)
-    except openai.APIStatusError as error:
-        words = error.message
-    else:
-        words = "every node contributed a value that is not finite"
-    assert "every node contributed a value that is not finite" in words or "overflows" in words
+    assert cluster.ask("Once upon", 10)
+    assert cluster.wait_ready(3)["epoch"] == epoch
 
 
 @pytest.mark.fault("W3", "the connection breaks, and is made anew: the answer goes on")

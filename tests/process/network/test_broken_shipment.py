@@ -33,6 +33,8 @@ _OVERHEAD = 1.15
 #: So slow, as they say, that three machines are better than two.
 _SLOW = 1e6
 _SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
+_LOST = dict.fromkeys(("frozen", "deaf"), _SILENT)
+_LOST |= dict.fromkeys(("killed", "reset"), "its process ended or its connection broke")
 #: Of its share, between two faults: more than a layer, which is made durable when it is complete.
 _PROGRESS = 0.25
 
@@ -174,19 +176,19 @@ def test_the_worker_is_lost(shipment: Shipment, bulky_text: str, names: tuple[st
         part = fetched(shipment.wait_for(part + _PROGRESS))
         logged = len(cluster.master.log)
         with FAULTS[name](cluster):
-            check_loss(cluster, time.monotonic())
+            check_loss(cluster, _LOST[name], time.monotonic())
             held = held_bytes(shipment.worker)
             assert cluster.ask(PROMPT, TOKENS) == bulky_text
-        words = words_of_loss(r"\d", _SILENT, "its preparation")
+        words = words_of_loss(r"\d", _LOST[name], "its preparation")
         assert re.search(words, cluster.master.log[logged:])
         assert held, name
         shipment.check_resumed(held)
 
 
-def check_loss(cluster: NetworkCluster, started: float) -> None:
+def check_loss(cluster: NetworkCluster, words: str, started: float) -> None:
     lost = cluster.wait_until(lambda status: worker_of(status)["state"] == "lost", _TOLD_S)
     assert time.monotonic() - started < _TOLD_S
-    assert re.fullmatch(_SILENT, worker_of(lost)["why"])
+    assert re.fullmatch(words, worker_of(lost)["why"])
     # The others serve on. (Beside other work another worker may have been silent for too long as well, and is back.)
     cluster.wait_until(lambda status: status["ready"], _TOLD_S)
 

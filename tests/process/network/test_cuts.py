@@ -32,6 +32,7 @@ _SOME_STATES = 1_000_000
 #: An answer that brings nothing for so long waits; a step takes a tenth of it.
 _STALL_S = 0.3
 _SILENT = re.compile(words_of_loss(r"(\d)", r"silent for (\d+\.\d) s \(killed, frozen or cut off\)", ".*"))
+_BROKEN = re.compile(words_of_loss(r"(\d)", "its process ended or its connection broke", ".*"))
 
 Cut = Callable[[Namespaces], AbstractContextManager[None]]
 
@@ -63,7 +64,10 @@ def test_a_cut_is_seen_said_and_mended(
     rank = cluster.node("worker1")["rank"]
     with cluster.streaming(PROMPT, _LONG) as stream:
         with _CUTS[name](cluster.namespaces):
-            _check_loss(cluster, rank, patience)
+            if name == "reset":
+                _check_broken(cluster, rank, patience)
+            else:
+                _check_loss(cluster, rank, patience)
             lost = cluster.wait_until(
                 lambda status: _state(status, "worker1") == "lost", 2 * _SEEN_S * patience
             )
@@ -145,6 +149,15 @@ def _check_loss(cluster: NetworkCluster, rank: int, patience: float) -> None:
     assert int(found[1]) == rank
     assert 1.5 <= float(found[2]) <= _SEEN_S * patience
     assert took_s < (_SEEN_S + _SLACK_S) * patience
+
+
+def _check_broken(cluster: NetworkCluster, rank: int, patience: float) -> None:
+    """The master's own system was told, so it is not silence that says so."""
+    before = len(cluster.master.log)
+    wait_for(lambda: _BROKEN.search(cluster.master.log[before:]), (_SEEN_S + _SLACK_S) * patience)
+    found = _BROKEN.search(cluster.master.log[before:])
+    assert found is not None
+    assert int(found[1]) == rank
 
 
 def _state(status: dict, name: str) -> str:

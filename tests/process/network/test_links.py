@@ -21,7 +21,7 @@ _SEEN_S = 12.0
 _BACK_S = 30.0
 _APART = "nodes 1 and 2 cannot reach each other"
 _BROKEN = re.compile(
-    words_of_loss(r"\d", r"it gave up, because node \d was lost during .*: its connection broke.*")
+    words_of_loss(r"\d", "it gave up, because " + words_of_loss(r"\d", "its connection broke.*", ".*"))
 )
 _QUARREL = re.compile(
     r"^the star for 10 minutes, because one worker's word stands against another's; .*broke"

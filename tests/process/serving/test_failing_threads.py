@@ -26,6 +26,9 @@ def knock(text: str) -> None:
         enrol(link, "late", token.secret, timeout_s=1.0)
 
 
+@pytest.mark.fault(
+    "P2", "a thread of the master fails: `/ready` names it, and the master ends with words and status 70"
+)
 @pytest.mark.parametrize(
     "thread", ["tpiedge-ship", "tpiedge-pairing", "tpiedge-zap", "tpiedge-members", "api"]
 )

@@ -2,6 +2,7 @@
 goes on, and is the one without a fault, byte for byte."""
 
 import contextlib
+import json
 import re
 import signal
 import threading
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+import httpx
 import openai
 import psutil
 import pytest
@@ -22,6 +24,7 @@ from tests.process.serving.serving import Serving, words_of_loss
 NOTICED_S = 3.0
 SILENT = r"silent for (?:1\.[5-9]|[2-9]\.\d|\d\d+\.\d) s \(killed, frozen or cut off\)"
 KILLED = "killed by SIGKILL"
+GONE = "its process ended or its connection broke"
 #: An answer that brings nothing for so long waits; a step takes a tenth of it.
 STALL_S = 0.3
 LONG_PROMPT = list(range(10, 960))
@@ -83,7 +86,7 @@ def thaw(cluster: Serving, victim: Worker) -> None:
 CRASHED_NODE = Fault(crash_node, nothing, words_of_loss(2, ".*killed by SIGSEGV"))
 FROZEN_NODE = Fault(freeze_node, nothing, words_of_loss(2, SILENT))
 FAULTS = {
-    "agent killed": Fault(kill_agent, start_again, words_of_loss(2, SILENT)),
+    "agent killed": Fault(kill_agent, start_again, words_of_loss(2, GONE)),
     "node killed": Fault(kill_node, nothing, words_of_loss(2, f".*{KILLED}")),
     "worker frozen": Fault(freeze, thaw, words_of_loss(2, SILENT)),
     "rank 0 killed": Fault(kill_rank_zero, nothing, words_of_loss(0, f".*{KILLED}")),
@@ -118,11 +121,14 @@ def whole(cluster: Serving) -> str:
 def victim(cluster: Serving, exact):
     """Rank 2. Afterwards the cluster is whole again, under the same master, and answers as ever."""
     cluster.wait_ready(3)
-    master = cluster.master.pid
+    master, held = cluster.master.pid, {name: one.weights() for name, one in cluster.workers.items()}
     rank_two = next(node["host"] for node in cluster.status()["nodes"] if node["rank"] == 2)
     yield cluster.workers[rank_two]
     cluster.wait_ready(3)
     exact(cluster)
+    assert all(held[name].items() <= one.weights().items() for name, one in cluster.workers.items()), (
+        "fetched twice"
+    )
     assert psutil.Process(master).is_running()
 
 
@@ -273,6 +279,42 @@ def test_all_workers_at_once(cluster: Serving, whole: str, exact) -> None:
         later.result(ANSWER_S)
     assert stream.error is None
     assert stream.text == whole
+
+
+@pytest.mark.fault(
+    "P4", "where nothing can serve without a machine, the stream says meanwhile which one is waited for"
+)
+def test_a_stream_says_who_is_waited_for_and_that_it_goes_on(
+    cluster: Serving, victim: Worker, whole: str
+) -> None:
+    body = {
+        "model": "demo",
+        "prompt": "Once",
+        "max_tokens": LONG,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+    }
+    text, said, killed, missed = "", list[str](), False, True
+    with httpx.stream(
+        "POST", f"{cluster.url}/v1/completions", json=body, timeout=ANSWER_S, trust_env=False
+    ) as answer:
+        for line in answer.iter_lines():
+            if line.startswith("data: {"):
+                assert '"error"' not in line, (line, said)
+                text += json.loads(line.removeprefix("data: "))["choices"][0]["text"]
+            elif line.startswith(": ") and line != ": ping" and line not in said:
+                said.append(line)
+            if not killed and len(text) > 20:
+                kill_agent(cluster, victim)
+                killed = True
+            if killed and missed and any("waiting for" in words for words in said):
+                start_again(cluster, victim)
+                missed = False
+    assert text == whole
+    waits = f": waiting for {victim.name}: 1 of 2 workers here: waiting for 1 more; {victim.name}: {GONE}"
+    assert f": {victim.name} was lost: {GONE}" in said[: said.index(waits)]
+    assert said[-1].endswith("; going on with the same machines")
 
 
 @pytest.mark.fault(

@@ -47,6 +47,7 @@ def join(text: str, keys: CurveKeys) -> Enrolled:
         return enrol(link, "late", token.secret, timeout_s=START_S)
 
 
+@pytest.mark.fault("P16", "the master's, of minutes: who serves does not notice; a worker that joins waits")
 def test_nobody_notices(
     clusters: Callable[..., Serving], exact, fault: Fault, joining, patience: float
 ) -> None:

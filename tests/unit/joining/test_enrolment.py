@@ -135,6 +135,7 @@ def test_another_version_of_the_same_protocol_is_noted() -> None:
     assert "runs tpiedge 0.2.0, this master 0.1.0" in reply.note
 
 
+@pytest.mark.fault("W9", "another number format is refused as well, with both")
 @pytest.mark.parametrize("known", [False, True], ids=["newcomer", "member"])
 @pytest.mark.parametrize(
     ("message", "words"),

@@ -54,6 +54,15 @@ def test_who_gives_up_over_another_worker_while_all_start_is_not_left_out(kind: 
     assert words in run.failure.disputed
 
 
+def test_the_words_of_a_node_are_told_with_the_names_of_machines() -> None:
+    run = started("auto", "w-1", "w-2", ready=True)
+    gave_up(run, 1, "PeerLost", SILENT)
+    assert str(run.failure.error) == (
+        "node 1 (pi) was lost during the work: it gave up, because node 2 (pi) was lost during the all-reduce of step "
+        "1: it does not answer"
+    )
+
+
 def test_who_cannot_reach_rank_0_is_left_out() -> None:
     """The others could serve, and would never if they went on with it."""
     run = started("auto", "w-1", "w-2", ready=False)

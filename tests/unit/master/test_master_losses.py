@@ -1,14 +1,15 @@
 """Stories of a master that loses nodes and machines: how the request ends, and who serves then."""
 
+import re
 from collections.abc import Callable
 
 import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, outcome, paused, two_machines
-from tpiedge.master.journal import Resumed
+from tpiedge.master.journal import Paused, Resumed
 from tpiedge.wire.control import AskStats, Finished, Token
-from tpiedge.wire.epochs import AskOffer, Launch
+from tpiedge.wire.epochs import AskOffer, Launch, Leaving
 
 
 def test_a_worker_that_goes_silent_while_it_prepares_is_planned_without(story: Story) -> None:
@@ -83,7 +84,9 @@ def test_an_answer_goes_on_without_the_worker_that_is_lost_and_the_next_one_foll
     story.root.token("r-1", 9)
     story.root.finish("r-1")
     story.turn()
-    resumed, third, end = running.events()
+    still, resumed, third, end = running.events()
+    assert isinstance(still, Paused)
+    assert re.fullmatch(r"pi was lost: silent for .*; going on without it", still.why)
     assert isinstance(resumed, Resumed)
     assert isinstance(third, Token)
     assert (third.index, third.token) == (2, 9)
@@ -95,6 +98,29 @@ def test_an_answer_goes_on_without_the_worker_that_is_lost_and_the_next_one_foll
     assert isinstance(outcome(waiting), list)
     (worker,) = [node for node in story.master.status.nodes if node.name == "w-1"]
     assert worker.state == "lost"
+
+
+@pytest.mark.fault(
+    "P1", "an agent's connection that is gone is a loss within two heartbeats, before silence says so"
+)
+def test_a_machine_whose_connection_is_gone_is_lost_before_its_silence_says_so(story: Story) -> None:
+    agent = two_machines(story)
+    running = story.submit()
+    story.turn()
+    agent.frozen = True
+    agent.spoke.close()
+    story.wait(0.8)
+    assert "its process ended or its connection broke" in paused(running)
+    assert story.worker().state == "lost"
+
+
+def test_a_machine_that_says_that_it_leaves_and_goes_has_left(story: Story) -> None:
+    agent = two_machines(story)
+    agent.say(Leaving(0))
+    agent.frozen = True
+    agent.spoke.close()
+    story.wait(0.8)
+    assert story.worker().why == "it was stopped there"
 
 
 def test_the_end_of_a_nodes_process_is_told_by_its_agent(story: Story) -> None:
@@ -127,9 +153,7 @@ def test_the_death_of_rank_0_is_a_loss_like_any_other(story: Story) -> None:
     old = story.epoch
     story.rank_zero.cause = "its process was killed by SIGSEGV"
     story.wait(0.4)
-    assert "node 0 (the master) was lost during the work: its process was killed by SIGSEGV" in paused(
-        answering
-    )
+    assert "node 0 (the master) was lost: its process was killed by SIGSEGV" in paused(answering)
     story.settle()
     assert story.ready
     assert story.epoch > old
@@ -167,7 +191,7 @@ def test_the_error_names_the_machine_of_the_node(story: Story) -> None:
     story.turn()
     agent.failed("its process was killed by SIGKILL")
     story.turn()
-    assert paused(answering) == "node 1 (pi) was lost during the work: its process was killed by SIGKILL"
+    assert paused(answering) == "pi was lost: its process was killed by SIGKILL"
 
 
 # --- machines that may have gone with their node
@@ -221,10 +245,7 @@ def test_rank_0_that_is_stuck_in_a_request_is_lost(story: Story) -> None:
     assert story.epoch == old
     assert story.ready
     story.wait(3.0)
-    assert (
-        "node 0 (the master) was lost during the work: alive but without progress in a request for 6"
-        in paused(running)
-    )
+    assert "node 0 (the master) was lost: alive but without progress in a request for 6" in paused(running)
     story.settle()
     assert story.ready
     assert story.members() == ("master", "w-1"), "no other worker is at fault"

@@ -396,3 +396,21 @@ def test_a_worker_that_comes_and_goes_does_not_keep_the_others_from_being_planne
     assert story.ready
     assert story.members() == ("master", "w-1")
     assert re.search(r"lost \d times within 10 min", story.worker("w-2").why)
+
+
+def test_the_reason_names_who_is_left_out_or_too_small_and_why(story: Story) -> None:
+    story.min_workers = 3
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    story.master._reconciler._reputation.exclude("w-1", "the disk is full", story.clock.now())
+    story.spare = {"w-2": SpareReason("too small", "it offers 1 MB")}
+    story.agents["w-2"].offers = False
+    story.join("w-3")
+    story.settle()
+    reason = story.master.status.reason
+    assert reason.startswith("2 of 3 workers here; pi is left out: the disk is full (for another ")
+    assert reason.endswith("; pi is left out: it offers 1 MB")
+    story.agents["w-2"].say(Leaving(0))
+    story.settle()
+    assert "; pi: it offers 1 MB; pi is left out: the disk is full" in story.master.status.reason

@@ -198,16 +198,29 @@ class Rosters(RuleBasedStateMachine):
         self.roster = make()
         self.now = 0.0
         self.there: set[str] = set()
+        self.drained: dict[str, int] = {}  # the nonce of its agent
         self.seen = self._view()
         self.generation = self.roster.generation
 
     def _view(self) -> dict[str, object]:
-        return {machine.name: (machine.offer, machine.link) for machine in self.roster.present}
+        return {
+            machine.name: (machine.offer, machine.link, machine.drained) for machine in self.roster.present
+        }
 
     @rule(name=NAMES, nonce=st.integers(1, 2))
     def offered(self, name: str, nonce: int) -> None:
         self.roster.offered(name, offer(name, nonce), self.now)
         self.there.add(name)
+        if self.drained.get(name) != nonce:
+            self.drained.pop(name, None)
+
+    @rule(name=NAMES, drained=st.booleans())
+    def drain(self, name: str, drained: bool) -> None:
+        self.roster.drain(name, drained)
+        self.drained.pop(name, None)
+        machine = self.roster.get(name)
+        if machine is not None and drained:
+            self.drained[name] = machine.offer.nonce
 
     @rule(name=NAMES)
     def heard(self, name: str) -> None:
@@ -226,6 +239,7 @@ class Rosters(RuleBasedStateMachine):
     def forget(self, name: str) -> None:
         self.roster.forget(name)
         self.there.discard(name)
+        self.drained.pop(name, None)
         assert self.roster.get(name) is None
 
     @rule(seconds=st.floats(0.0, 2.0))
@@ -237,6 +251,7 @@ class Rosters(RuleBasedStateMachine):
     @invariant()
     def laws(self) -> None:
         assert {machine.name for machine in self.roster.present} == self.there
+        assert {machine.name for machine in self.roster.machines if machine.drained} == self.drained.keys()
         assert all(machine.since <= machine.heard <= self.now for machine in self.roster.present)
         view = self._view()
         if view != self.seen:

@@ -396,7 +396,7 @@ def test_epochs_are_for_those_who_debug(worker: Worker, caplog: pytest.LogCaptur
     child.cause = "its process ended with status 3 (node 0 was lost during the plan: silent)"
     worker.clock.advance(0.31)
     worker.expect(NodeEnded)
-    assert "epoch 5: rank 1 of 2, heads (0, 4), FFN tiles (4, 8)" in caplog.messages
+    assert "epoch 5: rank 1 of 2, heads 0-3, FFN tiles 4-7" in caplog.messages
     assert f"the node of epoch 5 ended: {child.cause}" in caplog.messages
     assert {record.levelname for record in caplog.records} == {"DEBUG"}
 

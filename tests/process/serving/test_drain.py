@@ -1,0 +1,60 @@
+"""A worker that is taken out of the plan while an answer runs, so that its machine can be switched off."""
+
+import json
+
+import pytest
+
+from tests.process.command import gone, run_command
+from tests.process.serving.conftest import PROMPT
+from tests.process.serving.serving import START_S, Serving, rank_of
+from tests.process.serving.test_faults import slowed_down
+
+SLOW = 1e6
+LONG = 900
+USER = 2
+
+
+def nodes(cluster: Serving, *words: object):
+    return run_command("nodes", *words, TPIEDGE_STATE=str(cluster.state))
+
+
+@pytest.mark.fault("P18", "it is drained: the answer pauses once the others are ready, goes on and is exact")
+def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters):
+    # So slow that what a machine computes counts, and not the noise of its round trips.
+    cluster = clusters("--min-workers", 1, "--precision", "q4", bytes_per_s=SLOW)
+    cluster.start_master()
+    ann, bob = (cluster.start_worker(name, bytes_per_s=SLOW) for name in ("ann", "bob"))
+    cluster.wait_ready(3)
+    with cluster.streaming(PROMPT, LONG) as undisturbed:
+        undisturbed.join(START_S)
+    node = bob.node
+    with cluster.streaming(PROMPT, LONG) as stream:
+        with slowed_down(ann.node):  # so that it runs for long enough
+            ended = nodes(cluster, "drain", "bob")
+            assert stream.ended_at == 0.0, "the answer was too short"
+        assert (ended.status, ended.out.count("\n")) == (0, 1), ended.err
+        assert "(bob) has no part any more: it may be switched off" in ended.out
+        stream.join(START_S)
+    assert (stream.error, stream.text) == (None, undisturbed.text)
+    cluster.wait_ready(2)
+    assert gone(node)
+    assert bob.agent.is_running()
+    assert (cluster.node("bob")["state"], rank_of(cluster.status(), "bob")) == ("drained", None)
+    assert "this machine is drained: it may be switched off; 'tpiedge nodes drain w-" in bob.log
+    assert "bob is drained: it may be switched off" in cluster.master.log
+
+    refused = nodes(cluster, "drain", "ann")
+    assert refused.status == USER
+    assert refused.err.startswith(
+        "tpiedge: without ann the others cannot serve, so it keeps its part: 0 of 1 worker"
+    )
+    assert json.loads(nodes(cluster, "drain", "bob", "--json").out)["state"] == "drained"
+
+    assert nodes(cluster, "drain", "bob", "--undo").status == 0
+    cluster.wait_ready(3)
+    assert undisturbed.text.startswith(cluster.ask(PROMPT, 40))
+
+    assert nodes(cluster, "drain", "bob").status == 0
+    assert bob.process.end() == 0
+    cluster.start_worker("bob", token=False)
+    cluster.wait_ready(3)

@@ -1,0 +1,187 @@
+"""Stories of workers that their user wants to do without: answers go on, or nothing changes."""
+
+from concurrent.futures import Future
+
+import pytest
+
+from tests.unit.master.players import offer
+from tests.unit.master.stories import Story, outcome, paused
+from tpiedge.master.drains import CannotDrain
+from tpiedge.master.planning import StillPlanning
+from tpiedge.wire.control import Finished, Shutdown
+from tpiedge.wire.epochs import Leaving, Prepare, Spare
+
+
+@pytest.fixture
+def trio(story: Story) -> Story:
+    """The master and two workers serve."""
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    return story
+
+
+def refusal(ordered: Future[str]) -> str:
+    """Why it was not carried out."""
+    error = ordered.exception(0.0)
+    assert isinstance(error, CannotDrain)
+    return str(error)
+
+
+def told(story: Story, name: str = "w-1") -> list[str]:
+    return [message.kind for message in story.agents[name].heard if isinstance(message, Spare)]
+
+
+def drained(story: Story, name: str = "w-1") -> None:
+    ordered, seen = story.master.drain_worker(name), list[str]()
+    ordered.add_done_callback(lambda _: seen.append(story.worker(name).state))
+    story.settle()
+    assert ordered.result(0.0) == name
+    assert seen[0] in ("draining", "drained"), "whoever hears of it may ask for the status at once"
+
+
+def test_the_answer_goes_on_with_the_worker_until_the_others_are_ready_and_then_without(trio: Story) -> None:
+    running = trio.submit()
+    trio.turn()
+    before = trio.root
+    before.token()
+    trio.turn()
+    trio.agents["w-2"].prepares = False
+    drained(trio)
+    assert (trio.worker().state, trio.worker().rank) == ("draining", 1)
+    assert "until then it computes" in trio.worker().why
+    before.token()
+    trio.settle()
+    assert before.count(Shutdown) == 0
+    assert told(trio) == []
+
+    trio.agents["w-2"].prepared()
+    trio.settle()
+    assert before.count(Shutdown) == 1
+    assert trio.members() == ("master", "w-2")
+    assert paused(running) == "a new plan begins"
+    found = trio.worker()
+    assert (found.state, found.rank, found.spare) == ("drained", None, "drained")
+    assert "tpiedge nodes drain w-1 --undo" in found.why
+    assert told(trio) == ["drained"]
+    assert trio.root.order().answer_ids == (5, 5)
+    trio.root.token()
+    trio.root.finish()
+    trio.turn()
+    events = outcome(running)
+    assert isinstance(events, list)
+    assert isinstance(events[-1], Finished)
+
+
+def test_a_spare_is_drained_at_once_and_stays_out_of_the_plans_that_follow(trio: Story) -> None:
+    plan = trio.plan
+    trio.plan = lambda machines: plan(machines[:2])
+    trio.join("w-3")
+    trio.settle()
+    epoch = trio.epoch
+    drained(trio, "w-3")
+    assert (trio.epoch, trio.worker("w-3").state) == (epoch, "drained")
+    assert told(trio, "w-3") == ["drained"]
+    trio.agents["w-1"].say(Leaving(0))
+    trio.agents["w-1"].offers = False
+    trio.settle()
+    assert trio.members() == ("master", "w-2")
+
+
+def test_a_worker_without_which_the_others_cannot_serve_keeps_its_part(trio: Story) -> None:
+    trio.min_workers, epoch = 2, trio.epoch
+    ordered = trio.master.drain_worker("w-1")
+    trio.settle()
+    assert refusal(ordered) == (
+        "without pi the others cannot serve, so it keeps its part: 1 of 2 workers here"
+    )
+    assert (trio.epoch, trio.ready, trio.worker().state) == (epoch, True, "ready")
+    assert all(agent.count(Prepare) == 1 for agent in trio.agents.values())
+
+
+def test_of_two_that_can_go_one_at_a_time_the_first_goes(trio: Story) -> None:
+    trio.min_workers = 1
+    first, second = trio.master.drain_worker("w-1"), trio.master.drain_worker("w-2")
+    trio.settle()
+    assert first.result(0.0) == "w-1"
+    assert "1 worker" in refusal(second)
+    assert trio.members() == ("master", "w-2")
+
+
+def test_the_same_again_changes_nothing(trio: Story) -> None:
+    drained(trio)
+    epoch = trio.epoch
+    trio.min_workers = 1  # without w-2, too, nobody could serve
+    drained(trio)
+    assert (trio.epoch, told(trio)) == (epoch, ["drained"])
+
+
+@pytest.mark.parametrize("name", ["w-1", "w-9"])
+def test_a_worker_that_is_away_has_nothing_to_give_back(trio: Story, name: str) -> None:
+    trio.agents["w-1"].frozen = True
+    trio.wait(3.0)
+    ordered = trio.master.drain_worker(name)
+    trio.turn()
+    assert "is away" in refusal(ordered)
+
+
+def test_undone_it_has_a_part_again(trio: Story) -> None:
+    drained(trio)
+    trio.master.undrain_worker("w-1")
+    trio.settle()
+    assert trio.members() == ("master", "w-1", "w-2")
+    trio.master.undrain_worker("w-2")
+    trio.master.undrain_worker("nobody")
+    trio.settle()
+    assert trio.members() == ("master", "w-1", "w-2")
+    drained(trio)
+    assert told(trio) == 2 * ["drained"]
+
+
+def test_its_agent_that_comes_back_is_drained_still_and_one_that_was_started_anew_is_not(trio: Story) -> None:
+    drained(trio)
+    for _ in range(5):  # who is switched off is no flapping worker
+        trio.agents["w-1"].frozen = True
+        trio.wait(3.0)
+        assert trio.worker().state == "lost"
+        trio.agents["w-1"].frozen = False
+        trio.settle()
+        assert trio.worker().state == "drained"
+    trio.agents["w-1"].say(offer("w-1", nonce=2))
+    trio.settle()
+    assert trio.members() == ("master", "w-1", "w-2")
+
+
+def test_with_too_few_left_the_reason_names_the_drained_one(trio: Story) -> None:
+    trio.min_workers = 1
+    drained(trio)
+    trio.agents["w-2"].offers = False
+    trio.agents["w-2"].say(Leaving(0))
+    trio.settle()
+    assert not trio.ready
+    reason = "0 of 1 worker here; pi: it was stopped there; pi is drained"
+    assert trio.master.status.reason == reason
+    trio.master.undrain_worker("w-1")
+    trio.settle()
+    assert trio.members() == ("master", "w-1")
+
+
+def test_an_order_waits_for_a_plan_that_takes_long_unless_nobody_waits_for_it(trio: Story) -> None:
+    plan, epoch = trio.plan, trio.epoch
+
+    def slow(_machines: object) -> str:
+        raise StillPlanning
+
+    trio.plan = slow
+    given_up, ordered = trio.master.drain_worker("w-2"), trio.master.drain_worker("w-1")
+    trio.turn()
+    assert not ordered.done()
+    assert given_up.cancel()
+    trio.turn()
+    assert not ordered.done()
+    trio.plan = plan
+    trio.settle()
+    assert ordered.result(0.0) == "w-1"
+    assert trio.epoch > epoch
+    assert trio.members() == ("master", "w-2")

@@ -1,0 +1,92 @@
+"""Users' orders that take a worker out of plans, on their way from any thread to the control thread.
+
+Laws:
+1. An order is carried out only where the others can serve without the worker. Otherwise it fails with what is missing,
+   and nothing changes.
+2. An order that nobody waits for any more is not carried out.
+3. An order waits for a plan that takes long; nobody else waits for the order.
+4. Who gave an order hears of it once the status shows what it did.
+5. Orders are settled one by one: two workers that could only go one at a time do not both go.
+"""
+
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+from tpiedge.errors import TpiedgeError
+from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.planning import StillPlanning
+from tpiedge.master.roster import Machine, Roster
+
+__all__ = ["CannotDrain", "Drains"]
+
+
+class CannotDrain(TpiedgeError):
+    """The worker is away, or the others cannot serve without it. Nothing was changed."""
+
+
+@dataclass(frozen=True)
+class _DrainOrder:
+    name: str
+    done: Future[str] = field(default_factory=Future)
+
+
+class Drains:
+    """`order` is for any thread, the rest for the roster's."""
+
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
+        self._orders: deque[_DrainOrder] = deque()
+        self._settled: list[tuple[_DrainOrder, CannotDrain | None]] = []
+
+    def order(self, name: str) -> Future[str]:
+        """Has the worker taken out of plans: the result is its name, or CannotDrain. Cancelled, the order is void."""
+        order = _DrainOrder(name)
+        self._orders.append(order)
+        return order.done
+
+    def settle(self, find: Callable[[str], Assignments | NoPlan]) -> None:
+        """Carries out what was ordered. `find` gives the plan without a worker, and may raise StillPlanning."""
+        while self._orders:
+            try:
+                error = self._obstacle(self._orders[0], find)
+            except StillPlanning:
+                return
+            order = self._orders.popleft()
+            if not order.done.set_running_or_notify_cancel():
+                continue
+            if error is None:
+                self._roster.drain(order.name, True)
+            self._settled.append((order, error))
+
+    def tell(self) -> None:
+        """Answers what was settled; for after the new status is there."""
+        for order, error in self._settled:
+            if error is None:
+                order.done.set_result(order.name)
+            else:
+                order.done.set_exception(error)
+        self._settled.clear()
+
+    def _obstacle(
+        self, order: _DrainOrder, find: Callable[[str], Assignments | NoPlan]
+    ) -> CannotDrain | None:
+        machine = self._roster.get(order.name)
+        if machine is None or not machine.present:
+            return CannotDrain(
+                f"{_called(order.name, machine)} is away: it has no part that could be taken from it"
+            )
+        if machine.drained or order.done.cancelled():
+            return None
+        found = find(order.name)
+        if isinstance(found, NoPlan):
+            return CannotDrain(
+                f"without {_called(order.name, machine)} the others cannot serve, so it keeps its part: {found.reason}"
+            )
+        return None
+
+
+def _called(name: str, machine: Machine | None) -> str:
+    """As users know it."""
+    return name if machine is None or not machine.offer.host else machine.offer.host
