@@ -70,7 +70,7 @@ def test_without_spare_nothing_else_is_fetched(clusters):
     "P17", "one that stays slow gets less, in the middle of an answer, which pauses and is exact"
 )
 def test_a_worker_that_stays_slow_gets_a_smaller_part(clusters):
-    cluster = clusters("--min-workers", 2, "--precision", "q4", bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 2, "--precision", "q4", "--speculate", "off", bytes_per_s=SLOW)
     cluster.start_master()
     for name in ("ann", "zoe"):
         cluster.start_worker(name, bytes_per_s=SLOW)
