@@ -1,9 +1,7 @@
 """Compares the cluster's state with the desired one: makes plans, and begins, switches and ends sessions for them.
 
-Requests start while fewer run than may. When one session takes the place of another, by plan or after a loss, those
-that run pause and go on in the next one. A plan that is only faster waits until it is worth that (`worth.py`). Then it
-waits for those whose prompt is still read, which would be read anew, for _READING_S at most; meanwhile no request
-starts. Where what served can serve no more, and nothing is about to,
+Requests start while fewer run than may. When one session takes the place of another, by plan (`switching.py`) or after
+a loss, those that run pause and go on in the next one. Where what served can serve no more, and nothing is about to,
 requests wait for `recovery_grace_s`; they are refused, and those that wait fail, only then.
 """
 
@@ -30,8 +28,9 @@ from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
+from tpiedge.master.speeds import note_speeds
 from tpiedge.master.status import ClusterStatus
-from tpiedge.master.worth import Worth
+from tpiedge.master.switching import Switching
 from tpiedge.planner.reasons import SpareReason, drained
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
@@ -49,11 +48,6 @@ _log = logging.getLogger(__name__)
 #: _MEASURED_AFTER_S first.
 _PATIENCE_S = 10.0
 _MEASURED_AFTER_S = 2.0
-#: For how long a plan waits for prompts that are read.
-_READING_S = 30.0
-
-#: So long a machine without a part counts as slow as it was when it had one.
-_TRIED_S = 600.0
 
 #: Beside the master's own machine.
 _MOST_WORKERS = MAX_NODES - 1
@@ -89,10 +83,7 @@ class Reconciler:
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready since the master's start
-        self._worth = Worth()
-        self._switching: float | None = (
-            None  # since when the coming session is to take the serving one's place
-        )
+        self._switching = Switching(requests)
         self._clock = clock
         self._plan = plan
         self._roster = roster
@@ -130,11 +121,12 @@ class Reconciler:
         if self._reputation.readmit(now):
             self._debounce.again()
         self._look_for_slow(now)
-        self._look_at_paces(now)
+        if sessions.serving is not None and sessions.serving.phase is Phase.READY:
+            note_speeds(self._roster, sessions.serving, now)
         self._drains.settle(lambda name: self._find(without=[name])[0])
         if now >= self._retries.due and self._debounce.due(now):
             self._replan()
-        if sessions.coming is not None and self._may_switch(sessions.coming, now):
+        if sessions.coming is not None and self._may_switch(sessions.coming, sessions.serving, now):
             self._reason = "loading the weights"
             if sessions.serving is not None:
                 self._requests.interrupt(self._pauses.planned())
@@ -158,26 +150,10 @@ class Reconciler:
         """Whether requests wait for machines to return."""
         return self._served and now - since < self._grace_s
 
-    def _may_switch(self, coming: Session, now: float) -> bool:
+    def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
-        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, now):
-            self._switching = None
-            return False
-        if self._switching is None:
-            self._switching = now
-        return not self._requests.reading or now - self._switching >= _READING_S
-
-    def _is_worth_it(self, coming: Session, now: float) -> bool:
-        """Whether answers may pause for the coming session."""
-        serving = self._sessions.serving
-        if serving is None or serving.phase is not Phase.READY or not self._requests.running:
-            return True
-        present = {machine.name for machine in self._steady(serving.machines)}
-        if not serving.step_s or not present.issuperset(serving.machines):
-            return True  # what serves is not to go on
-        return self._worth.reached(
-            coming.number, now, 1 - coming.step_s / serving.step_s, self._requests.reread_s
-        )
+        usable = {machine.name for machine in self._steady(serving.machines if serving is not None else ())}
+        return self._switching.due(coming, serving, usable, now)
 
     def _why_paused(self) -> str:
         """What answers that pause are told now."""
@@ -209,26 +185,6 @@ class Reconciler:
             if not slow <= self._slow:
                 self._slow |= slow
                 self._debounce.again()
-
-    def _look_at_paces(self, now: float) -> None:
-        """Plans go by the speeds that machines turn out to have. Those without a part show none: they are tried again
-        after a while."""
-        serving = self._sessions.serving
-        if serving is None or serving.phase is not Phase.READY:
-            return
-        for machine in self._roster.present:
-            if (
-                machine.slowdown != 1
-                and machine.name not in serving.machines
-                and now - machine.slowed >= _TRIED_S
-            ):
-                self._roster.slowed(machine.name, 1.0, now)
-        present = {machine.name: machine for machine in self._roster.present}
-        believed = {name: machine.slowdown for name, machine in present.items()}
-        for name, slowdown in serving.slowdowns(believed).items():
-            if name in present:
-                _log.info("%s takes %.1f times as long as it measured", present[name].offer.host, slowdown)
-                self._roster.slowed(name, slowdown, now)
 
     def _publish(self) -> None:
         self.status = snapshot(
@@ -352,9 +308,9 @@ class Reconciler:
             self._retries.succeeded()
         self._stuck, self._served = None, True
         self._reason = ""
-        if coming is not None and coming.phase is Phase.PREPARED and self._switching is None:
+        if coming is not None and coming.phase is Phase.PREPARED and not self._switching.awaited:
             self._reason = "a faster plan waits until it is worth the pause"
-        if coming is not None and self._switching is not None:
+        if coming is not None and self._switching.awaited:
             return
         self._retries.served()
         while self._requests.start(serving.ask):
