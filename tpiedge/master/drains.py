@@ -6,7 +6,7 @@ Laws:
 2. An order that nobody waits for any more is not carried out.
 3. An order waits for a plan that takes long; nobody else waits for the order.
 4. Who gave an order hears of it once the status shows what it did.
-5. Orders are settled one by one: two workers that could only go one at a time do not both go.
+5. Orders are settled one by one, in their order: two workers that could only go one at a time do not both go.
 """
 
 from collections import deque
@@ -29,11 +29,12 @@ class CannotDrain(TpiedgeError):
 @dataclass(frozen=True)
 class _DrainOrder:
     name: str
+    drained: bool
     done: Future[str] = field(default_factory=Future)
 
 
 class Drains:
-    """`order` is for any thread, the rest for the roster's."""
+    """`order` and `undo` are for any thread, the rest for the roster's."""
 
     def __init__(self, roster: Roster) -> None:
         self._roster = roster
@@ -42,9 +43,13 @@ class Drains:
 
     def order(self, name: str) -> Future[str]:
         """Has the worker taken out of plans: the result is its name, or CannotDrain. Cancelled, the order is void."""
-        order = _DrainOrder(name)
+        order = _DrainOrder(name, drained=True)
         self._orders.append(order)
         return order.done
+
+    def undo(self, name: str) -> None:
+        """Lets plans have the worker again, if they may not."""
+        self._orders.append(_DrainOrder(name, drained=False))
 
     def settle(self, find: Callable[[str], Assignments | NoPlan]) -> None:
         """Carries out what was ordered. `find` gives the plan without a worker, and may raise StillPlanning."""
@@ -57,7 +62,7 @@ class Drains:
             if not order.done.set_running_or_notify_cancel():
                 continue
             if error is None:
-                self._roster.drain(order.name, True)
+                self._roster.drain(order.name, order.drained)
             self._settled.append((order, error))
 
     def tell(self) -> None:
@@ -73,6 +78,8 @@ class Drains:
         self, order: _DrainOrder, find: Callable[[str], Assignments | NoPlan]
     ) -> CannotDrain | None:
         machine = self._roster.get(order.name)
+        if not order.drained:
+            return None
         if machine is None or not machine.present:
             return CannotDrain(
                 f"{_called(order.name, machine)} is away: it has no part that could be taken from it"

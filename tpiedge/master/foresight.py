@@ -5,6 +5,7 @@ are left read it instead of fetching it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from tpiedge.master.assignments import Assignments
@@ -37,7 +38,9 @@ class Foresight:
         self._stock = stock
         #: For whom the plans are made: what plans depend on of machines, and the workers that serve.
         self._foreseen: object = None
-        self._told: dict[str, Stock] = {}
+        self._number = 0
+        #: By machine, what it was told, and the nonce of the agent that it was told to.
+        self._told: dict[str, tuple[int, Stock]] = {}
         self._stocked: dict[str, Stocked] = {}
 
     @property
@@ -46,9 +49,10 @@ class Foresight:
         return self._stocked
 
     def heard(self, machine: str, message: Stocked) -> None:
-        """Takes a machine's answer."""
-        if machine in self._told:
-            self._stocked[machine] = message
+        """Takes a machine's answer, unless it is to an earlier order."""
+        _, told = self._told.get(machine, (0, None))
+        if told is not None and told.number == message.number:
+            self._stocked[machine] = replace(message, complete=message.complete and bool(told.shares))
 
     def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
         """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it.
@@ -65,7 +69,7 @@ class Foresight:
         except StillPlanning:
             return
         self._foreseen = facts
-        self._order(needed)
+        self._order(machines, needed)
 
     def _foresee(self, left: tuple[Machine, ...], needed: Mapping[str, dict[_Share, None]]) -> None:
         found, _ = plan_without_breakers(self._plan, left, ())
@@ -75,15 +79,17 @@ class Foresight:
                     attention, ffn = one.share.attention, one.share.ffn
                     needed[one.machine][(attention.start, attention.stop), (ffn.start, ffn.stop)] = None
 
-    def _order(self, needed: Mapping[str, dict[_Share, None]]) -> None:
-        told = self._told
-        self._told = {
-            name: Stock(0, self._pack_id, tuple(shares) if self._stock else ())
-            for name, shares in needed.items()
-        }
-        self._stocked = {
-            name: said for name, said in self._stocked.items() if told.get(name) == self._told.get(name)
-        }
-        for name, stock in self._told.items():
-            if name not in self._stocked:
-                self._tell(stock, name)
+    def _order(self, machines: Sequence[Machine], needed: Mapping[str, dict[_Share, None]]) -> None:
+        told, self._told = self._told, {}
+        for machine in machines:
+            shares = tuple(needed[machine.name]) if self._stock else ()
+            nonce, before = told.get(machine.name, (0, None))
+            if before is not None and (nonce, before.shares) == (machine.offer.nonce, shares):
+                self._told[machine.name] = nonce, before
+                continue
+            self._number += 1
+            stock = Stock(0, self._number, self._pack_id, shares)
+            self._told[machine.name] = machine.offer.nonce, stock
+            self._stocked.pop(machine.name, None)
+            self._tell(stock, machine.name)
+        self._stocked = {name: said for name, said in self._stocked.items() if name in self._told}

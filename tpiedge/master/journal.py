@@ -42,8 +42,6 @@ class Journal:
     request: GenerationRequest
     answer_ids: list[int] = field(default_factory=list)
     begun: bool = False
-    #: When rank 0 of this epoch was asked.
-    asked: float = 0.0
     #: Epochs that ended under it, for whatever reason.
     interruptions: int = 0
     #: When the pause began that lasts; None while it gets on.

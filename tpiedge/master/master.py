@@ -79,7 +79,7 @@ class Master:
             hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
         )
         foresight = Foresight(plan_ahead or plan, outbox.send, served.pack_id, stock=stock)
-        self._roster, self._drains = roster, Drains(roster)
+        self._drains = Drains(roster)
         self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions, foresight)
         self._reconciler = Reconciler(
             clock,
@@ -139,7 +139,7 @@ class Master:
 
     def undrain_worker(self, name: str) -> None:
         """Lets plans have the worker again, if they may not."""
-        self._calls.put(lambda: self._roster.drain(name, False))
+        self._drains.undo(name)
         self._hub.wake()
 
     def drain(self) -> None:

@@ -1,14 +1,15 @@
 """Which workers compute slower or faster than the plan expects: a machine without clock, sockets or threads.
 
-All nodes take the same steps, and a step of answers costs each of them its part of the weights. So the time of a node's
-arithmetic, divided by what the plan expects of it, is the same on all, whatever the steps were; where it is not, the
-machine is not as fast as when it measured itself: it got hot, or its owner needs it.
+All nodes take the same steps, and the FFN of a step of answers costs each of them its part of the weights. So the time
+of a node's FFN, divided by what the plan expects of it, is the same on all, whatever the steps were; where it is not,
+the machine is not as fast as when it measured itself: it got hot, or its owner needs it.
 
 Laws:
 1. Windows of WINDOW_S with STEPS steps count, in which mostly answers were computed: with a prompt's many rows machines
-   differ in other ways than with the one row that they measured.
+   differ in other ways than with the one row that they measured. Steps and rows are those of rank 0's word.
 2. A worker is off its pace once AGREEING windows in a row say that it is so by the factor OFF at least, either way,
    compared with rank 0's pace (the machine that cannot be replaced) and with what is believed of it.
+3. What a worker says of itself counts for itself alone; no time is no pace.
 """
 
 import statistics
@@ -31,7 +32,7 @@ class Pace:
     """Of the nodes of one session. Times are seconds on the caller's clock."""
 
     def __init__(self, expected: Sequence[float]) -> None:
-        """`expected`: by rank, the seconds of a step's arithmetic, or anything proportional to them; 0: not known."""
+        """`expected`: by rank, the seconds of a step's FFN, or anything proportional to them; 0: not known."""
         self._expected = expected
         self._began: tuple[float, Mapping[int, Stats]] | None = None
         self._off: dict[int, list[float]] = {}
@@ -43,7 +44,7 @@ class Pace:
 
         `counters`: the latest of each rank. They may be of slightly different instants.
         """
-        if len(counters) < len(self._expected):
+        if 0 not in counters:
             return {}
         if self._began is None:
             self._began = now, dict(counters)
@@ -58,24 +59,26 @@ class Pace:
         return self._verdict(paces, believed)
 
     def _paces(self, first: Mapping[int, Stats], last: Mapping[int, Stats]) -> Mapping[int, float] | None:
-        """Seconds of arithmetic per step and expected second, by rank; none where prompts were computed. None while
+        """Seconds of the FFN per step and expected second, by rank; none where prompts were computed. None while
         there were too few steps."""
-        paces = {}
-        for rank, expected in enumerate(self._expected):
-            steps = last[rank].steps - first[rank].steps
-            if steps < STEPS:
-                return None
-            if last[rank].tokens - first[rank].tokens > _MOST_TOKENS * steps:
-                return {}
-            if expected > 0:
-                paces[rank] = (last[rank].compute_s - first[rank].compute_s) / steps / expected
-        return paces
+        steps = last[0].steps - first[0].steps
+        if steps < STEPS:
+            return None
+        if last[0].tokens - first[0].tokens > _MOST_TOKENS * steps:
+            return {}
+        return {
+            rank: (last[rank].ffn_s - first[rank].ffn_s) / steps / expected
+            for rank, expected in enumerate(self._expected)
+            if expected > 0 and rank in first and rank in last
+        }
 
     def _verdict(self, paces: Mapping[int, float], believed: Mapping[int, float]) -> Mapping[int, float]:
         own, found = paces.get(0, 0.0), {}
         if own <= 0:
             return {}
         for rank, pace in paces.items():
+            if pace <= 0:
+                continue
             off = self._off.setdefault(rank, [])
             off.append(pace / own)
             del off[:-AGREEING]

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
 from tpiedge.planner.needs import Infeasible, NodeNeed, layer_bytes
@@ -130,7 +131,9 @@ class NodePlacement:
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
             speed=speed,
             slowdown=1.0 if machine is None else machine.slowdown,
-            compute_s=layer_bytes(model, allotment.share) / speed if speed > 0 else 0.0,
+            ffn_s=layer_bytes(model, NodeShare(Share(0, 0), allotment.share.ffn)) / speed
+            if speed > 0
+            else 0.0,
         )
 
 

@@ -40,6 +40,8 @@ _BURST = 5000
 #: So long a round hears what waits although its heartbeat is due: late ones must not end all hearing.
 _LEAST_S = 0.1
 _GONE = "its process ended or its connection broke"
+#: The handshakes of TCP and of CURVE.
+_DIALLING_TRIPS = 4
 
 
 class Reception:
@@ -67,8 +69,8 @@ class Reception:
         self._traffic = Traffic()
         self._offer_rate = OfferRate()
         self._probings: dict[str, Probing] = {}
-        #: Machines whose connection was gone at the last heartbeat.
-        self._cut_off: set[str] = set()
+        #: Machines whose connection was gone at the last heartbeat, and since when.
+        self._cut_off: dict[str, float] = {}
 
     def hear(self, until: float) -> None:
         """Handles what has arrived, but at `until` the rest waits: a crowd's messages do not hold heartbeats up. Blocks
@@ -196,12 +198,19 @@ class Reception:
         return known
 
     def _look_at_links(self) -> None:
-        """A machine whose connection is gone is lost at the next heartbeat. By then its last words, as that it leaves,
-        were heard."""
-        gone = {one.name for one in self._roster.present if not self._hub.is_connected(one.name)}
-        for name in gone & self._cut_off:
-            self._link_broke(name, _GONE)
+        """A machine whose connection is gone is lost at the next heartbeat, unless it may be dialling anew by then. Its
+        last words, as that it leaves, were heard before."""
+        now, present = self._clock.now(), self._roster.present
+        gone = {
+            one.name: self._cut_off.get(one.name, now)
+            for one in present
+            if not self._hub.is_connected(one.name)
+        }
         self._cut_off = gone
+        for one in present:
+            dialling_s = _DIALLING_TRIPS * one.link.round_trip_s if one.link is not None else 0.0
+            if one.name in gone and now > gone[one.name] and now - gone[one.name] >= dialling_s:
+                self._link_broke(one.name, _GONE)
 
     def _link_broke(self, peer: str, cause: str) -> None:
         rank, number = node_of(peer)

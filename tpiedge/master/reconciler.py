@@ -142,9 +142,12 @@ class Reconciler:
         self._drains.tell()
 
     def _look_ahead(self) -> None:
+        """While nobody asks: it takes the master's time."""
         serving = self._sessions.serving
-        if serving is not None and self._sessions.coming is None and serving.served_s >= SETTLED_S:
-            self._foresight.look(self._steady(()), serving.machines)
+        if serving is None or self._sessions.coming is not None or not self._requests.idle:
+            return
+        if serving.served_s >= SETTLED_S:
+            self._foresight.look(self._steady(())[:_MOST_WORKERS], serving.machines)
 
     def _patient(self, now: float, since: float) -> bool:
         """Whether requests wait for machines to return."""
@@ -152,8 +155,8 @@ class Reconciler:
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
-        usable = {machine.name for machine in self._steady(serving.machines if serving is not None else ())}
-        return self._switching.due(coming, serving, usable, now)
+        usable = self._steady(serving.machines if serving is not None else ())
+        return self._switching.due(coming, serving, {one.name: one.slowdown for one in usable}, now)
 
     def _why_paused(self) -> str:
         """What answers that pause are told now."""
@@ -308,9 +311,13 @@ class Reconciler:
             self._retries.succeeded()
         self._stuck, self._served = None, True
         self._reason = ""
-        if coming is not None and coming.phase is Phase.PREPARED and not self._switching.awaited:
+        if (
+            coming is not None
+            and coming.phase is Phase.PREPARED
+            and not self._switching.awaits_readers(coming)
+        ):
             self._reason = "a faster plan waits until it is worth the pause"
-        if coming is not None and self._switching.awaited:
+        if coming is not None and self._switching.awaits_readers(coming):
             return
         self._retries.served()
         while self._requests.start(serving.ask):

@@ -21,6 +21,7 @@ from typing import Final, NoReturn
 
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import Journal, Paused, Resumed
+from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
@@ -30,8 +31,6 @@ __all__ = ["QUEUE_LIMIT", "PendingAnswer", "QueueFull", "RequestQueue"]
 
 #: Requests that may wait; more are refused.
 QUEUE_LIMIT: Final = 64
-#: Enough that one is among them which nothing cached made fast.
-_READINGS: Final = 16
 
 
 _Said = Token | PromptScores | Paused | Resumed | Finished
@@ -118,8 +117,7 @@ class RequestQueue:
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
-        #: Of the last requests that began or went on, the seconds from the question to the first token, per token read.
-        self._readings: deque[float] = deque(maxlen=_READINGS)
+        self._rate = ReadingRate()
 
     @property
     def totals(self) -> Totals:
@@ -179,7 +177,8 @@ class RequestQueue:
                 return False
             starting = self._waiting.popleft()
             self._running[starting.request.id] = starting
-            starting.journal.begun, starting.journal.asked = True, self._now()
+            starting.journal.begun = True
+            self._rate.begin(self._now())
             try:
                 ask(starting.journal.rest)
             except ProtocolError as error:
@@ -209,10 +208,9 @@ class RequestQueue:
 
     @property
     def reread_s(self) -> float:
-        """In how many seconds another epoch would read all that runs, at the slowest rate of late."""
+        """In how many seconds another epoch would read all that runs."""
         with self._lock:
-            positions = sum(one.journal.positions for one in self._running.values())
-            return positions * max(self._readings, default=0.0)
+            return self._rate.token_s * sum(one.journal.positions for one in self._running.values())
 
     def interrupt(self, why: str, lost: TpiedgeError | None = None) -> bool:
         """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
@@ -231,6 +229,7 @@ class RequestQueue:
                 self._fail(guilty, lost)
                 going_on = [one for one in going_on if one not in guilty]
             self._running.clear()
+            self._look_at_readers()
             for one in going_on:
                 one.pause(why)
             again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
@@ -278,13 +277,18 @@ class RequestQueue:
         if new is None:
             return
         if reading:
-            self._readings.append((self._now() - journal.asked) / positions)
+            self._rate.read(positions)
+            self._look_at_readers()
         if journal.paused is not None:
             paused_s, journal.paused = self._now() - journal.paused, None
             self._count(resumed=1, paused_s=paused_s)
             answering.put(Resumed(paused_s))
         self._count(tokens=int(isinstance(new, Token)))
         answering.put(new)
+
+    def _look_at_readers(self) -> None:
+        if not any(one.journal.reading for one in self._running.values()):
+            self._rate.rest(self._now())
 
     def _finish(self, message: Finished, answering: PendingAnswer) -> None:
         """Ends a running request with rank 0's word, unless something of the answer is missing."""
@@ -295,6 +299,7 @@ class RequestQueue:
             self._fail([answering], InternalError(missing))
             return
         self._running.pop(answering.request.id, None)
+        self._look_at_readers()
         unfinished = int(cancelled and not answering.whole)
         self._count(
             finished=1 - unfinished,
@@ -321,6 +326,7 @@ class RequestQueue:
         """Ends them. One whose caller has the whole answer counts as finished, even if its end fails."""
         for answering in failed:
             self._running.pop(answering.request.id, None)
+        self._look_at_readers()
         whole = sum(answering.whole for answering in failed)
         self._count(failed=len(failed) - whole, finished=whole)
         for answering in failed:

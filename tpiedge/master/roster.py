@@ -14,6 +14,7 @@ Laws:
    link or of a machine's speed changes, and only then.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -47,9 +48,10 @@ class Machine:
     doubted: bool = False
     #: Whether its user takes it out of plans.
     drained: bool = False
-    #: By how much it computes slower than it measured, and when that was found out.
+    #: By how much it computes slower than it measured, since when, and how often that has changed.
     slowdown: float = 1.0
     slowed: float = 0.0
+    changes: int = 0
 
     @property
     def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float]:
@@ -108,7 +110,7 @@ class Roster:
             self._machines[name] = Machine(name, offer, now, now, now, cause=cause, drained=drained)
             return
         if known.offer != offer:
-            known = replace(known, offered=now, slowdown=1.0)
+            known = replace(known, offered=now, slowdown=1.0, changes=0)
         self._machines[name] = replace(known, offer=offer, heard=now, doubted=False, drained=drained)
 
     def heard(self, name: str, now: float) -> bool:
@@ -140,10 +142,13 @@ class Roster:
             self.generation += 1
 
     def slowed(self, name: str, slowdown: float, now: float) -> None:
-        """The machine computes so many times slower than it measured."""
+        """The machine computes so many times slower than it measured: one of the powers of the root of 2 between 1/16
+        and 16 is kept, so that what hardly differs does not lead to another plan."""
+        slowdown = 2 ** (min(8, max(-8, round(2 * math.log2(slowdown)))) / 2)
         machine = self._machines.get(name)
         if machine is not None and machine.present and machine.slowdown != slowdown:
-            self._machines[name] = replace(machine, slowdown=slowdown, slowed=now)
+            changes = machine.changes + 1
+            self._machines[name] = replace(machine, slowdown=slowdown, slowed=now, changes=changes)
             self.generation += 1
 
     def lose(self, name: str, cause: str) -> bool:

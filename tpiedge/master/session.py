@@ -104,12 +104,12 @@ class Session:
         self._fetched: dict[str, int] = {}
         #: Each node's latest report on loading, and when any of them last made progress.
         self._loading: dict[int, Loading | Ready] = {}
-        self._moved = 0.0
+        self._moved = self._launched = 0.0
         #: Since when every node is ready; the requests of which rank 0 has said something, until one got on.
         self._ready: float | None = None
         self._begun: set[str] = set()
         self._answered = False
-        self._pace = Pace([one.compute_s for one in assignments])
+        self._pace = Pace([one.ffn_s for one in assignments])
         self._counted = 0.0  # when the counters were asked for
         # A node that waits for a stuck one gives up after stall_s, and its report says more: so this limit is longer.
         self._watch = RequestWatch(timing.stall_s + timing.timeout_s)
@@ -162,7 +162,7 @@ class Session:
         """
         self.phase = Phase.LAUNCHED
         timing, now = self._timing, self._clock.now()
-        self._moved = now
+        self._moved = self._launched = now
         self._overruled, self._collective = overruled, "star" if overruled else self._served.collective
         served = replace(self._served, collective=self._collective)
         membership = Membership(
@@ -240,6 +240,16 @@ class Session:
             self._counted = self._clock.now()
             for rank in range(len(self.assignments)):
                 self._to_node(AskStats(self.number), rank)
+
+    @property
+    def workers(self) -> tuple[Assignment, ...]:
+        """What the workers that take part do."""
+        return tuple(one for one in self.assignments if one.machine)
+
+    @property
+    def start_s(self) -> float:
+        """How long its nodes took to get ready; 0 where they are not yet."""
+        return 0.0 if self._ready is None else self._ready - self._launched
 
     def slowdowns(self, believed: Mapping[str, float]) -> Mapping[str, float]:
         """How many times slower than they measured workers turn out to compute, where that is not what is believed."""

@@ -88,7 +88,8 @@ class SessionManager:
         """The heartbeat that workers get."""
         serving = self.serving
         state = "serving" if serving is not None and serving.phase is Phase.READY else "waiting"
-        return MasterPulse(serving.number if serving is not None else 0, state, self._busy())
+        busy = self._busy() or self.coming is not None
+        return MasterPulse(serving.number if serving is not None else 0, state, busy)
 
     def epoch(self, number: int) -> Epoch | None:
         """The epoch whose nodes run, if it is `number`."""

@@ -17,7 +17,7 @@ from tpiedge.wire.epochs import Stocked
 __all__ = ["snapshot"]
 
 _NOTHING = Fetching(0, 0, 0.0)
-_UNKNOWN = Stocked(0, 0, False, "")
+_UNKNOWN = Stocked(0, 0, 0, False, "")
 _LEAVES = "a plan without it is on its way; until then it computes"
 
 

@@ -4,7 +4,7 @@ One that is only faster waits until it is worth that (`worth.py`). Then it waits
 read, which would be read anew, for _READING_S at most; meanwhile no request starts.
 """
 
-from collections.abc import Collection
+from collections.abc import Mapping
 from typing import Final
 
 from tpiedge.master.request_queue import RequestQueue
@@ -15,6 +15,8 @@ __all__ = ["Switching"]
 
 #: For how long a plan waits for prompts that are read.
 _READING_S: Final = 30.0
+#: The nodes of a new session take so long to get ready at least.
+_RESTART_S: Final = 1.5
 
 
 class Switching:
@@ -23,28 +25,34 @@ class Switching:
     def __init__(self, requests: RequestQueue) -> None:
         self._requests = requests
         self._worth = Worth()
-        self._since: float | None = None
+        self._due: tuple[int, float] | None = None  # the session that is to take over, and since when
 
-    @property
-    def awaited(self) -> bool:
-        """Whether the switch is only waiting for prompts that are read."""
-        return self._since is not None
+    def awaits_readers(self, coming: Session) -> bool:
+        """Whether that session's switch is only waiting for prompts that are read."""
+        return self._due is not None and self._due[0] == coming.number
 
-    def due(self, coming: Session, serving: Session | None, usable: Collection[str], now: float) -> bool:
-        """Whether the coming session is to take over now. `usable`: the workers that plans may have."""
-        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, serving, usable, now):
-            self._since = None
+    def due(
+        self, coming: Session, serving: Session | None, slowdowns: Mapping[str, float], now: float
+    ) -> bool:
+        """Whether the coming session is to take over now. `slowdowns`: of the workers that plans may have, as the
+        roster knows them."""
+        if coming.phase is not Phase.PREPARED or not self._is_worth_it(coming, serving, slowdowns, now):
+            self._due = None
             return False
-        if self._since is None:
-            self._since = now
-        return not self._requests.reading or now - self._since >= _READING_S
+        if self._due is None or self._due[0] != coming.number:
+            self._due = coming.number, now
+        return not self._requests.reading or now - self._due[1] >= _READING_S
 
     def _is_worth_it(
-        self, coming: Session, serving: Session | None, usable: Collection[str], now: float
+        self, coming: Session, serving: Session | None, slowdowns: Mapping[str, float], now: float
     ) -> bool:
         if serving is None or serving.phase is not Phase.READY or not self._requests.running:
             return True
-        if not serving.step_s or not set(serving.machines) <= set(usable):
+        if not serving.step_s or not set(serving.machines) <= slowdowns.keys():
             return True  # what serves is not to go on
-        gain = 1 - coming.step_s / serving.step_s
-        return self._worth.reached(coming.number, now, gain, self._requests.reread_s)
+        # What serves was predicted with what was known then.
+        step_s = serving.step_s * max(
+            1.0, *(slowdowns[one.machine] / one.slowdown for one in serving.workers)
+        )
+        pause_s = max(_RESTART_S, serving.start_s) + self._requests.reread_s
+        return self._worth.reached(coming.number, now, 1 - coming.step_s / step_s, pause_s)

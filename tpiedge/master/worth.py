@@ -5,12 +5,7 @@ lost by waiting for it equals the time that the pause would take: whatever comes
 (as whoever rents skis until the rent has reached their price). Without requests nothing is lost by a pause.
 """
 
-from typing import Final
-
 __all__ = ["Worth"]
-
-#: Ending the nodes, and having those of the new plan ready.
-_RESTART_S: Final = 1.5
 
 
 class Worth:
@@ -20,15 +15,17 @@ class Worth:
         self._plan = 0
         self._lost_s = 0.0
         self._looked = 0.0
+        self._reached = False
 
-    def reached(self, plan: int, now: float, gain: float, reread_s: float) -> bool:
-        """Whether the plan of that number, ready to serve, is worth its pause by now, while requests run.
+    def reached(self, plan: int, now: float, gain: float, pause_s: float) -> bool:
+        """Whether the plan of that number, ready to serve, is worth its pause by now, while requests run. Once it is,
+        it stays so, though running answers grow.
 
-        `gain` is the part of the time that it saves; not positive: it is not for its speed that it comes. `reread_s`
-        are the seconds in which all that runs is read anew.
+        `gain` is the part of the time that it saves; not positive: it is not for its speed that it comes.
         """
         if plan != self._plan:
-            self._plan, self._lost_s, self._looked = plan, 0.0, now
+            self._plan, self._lost_s, self._looked, self._reached = plan, 0.0, now, False
         self._lost_s += max(0.0, gain) * (now - self._looked)
         self._looked = now
-        return gain <= 0 or self._lost_s >= _RESTART_S + reread_s
+        self._reached |= gain <= 0 or self._lost_s >= pause_s
+        return self._reached

@@ -54,8 +54,9 @@ def fetch(
 
     `spoke` is connected to the master's hub of the plane FILES and used by no other thread meanwhile. `local` are
     whole packs on this computer: blobs that they have are linked instead of fetched. Another process that fetches the
-    same pack into the same store is waited for (`lock_wait_s`). With `evict`, packs that nobody uses make room.
-    `progress` is told the bytes of the share that are here, and in all.
+    same pack into the same store is waited for (`lock_wait_s`). With `evict`, packs that nobody uses make room;
+    without, nothing does, and room for a share as large is left. `progress` is told the bytes of the share that are
+    here, and in all.
 
     Raises PeerError (silent for `stall_s`, refusing, or sending damaged bytes again and again), DiskFull, UserError,
     Cancelled (`stopped` said True), EndpointClosed (the spoke was closed).
@@ -103,8 +104,10 @@ class _Filling:
         self._left = sum(part.nbytes for part in self._missing)
 
     def run(self, *, evict: bool) -> None:
-        if self._missing:
-            (self._store.make_room if evict else self._store.check_room)(self._left)
+        if self._missing and evict:
+            self._store.make_room(self._left)
+        elif self._missing:  # so that another share, which may be needed before, finds room
+            self._store.check_spare_room(self._left, self._total)
         self._progress(self._total - self._left, self._total)
         for _ in range(_ATTEMPTS):
             if not self._missing:

@@ -1,11 +1,13 @@
 """How a worker's agent gets the weights of its share: from the shard store, and what is missing from the master."""
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from tpiedge.clock import Clock
+from tpiedge.errors import Cancelled, DiskFull
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.copy import ShardCopy
@@ -22,6 +24,7 @@ __all__ = ["FILES_HUB", "FilesMaster", "Provision", "Report"]
 FILES_HUB = "files"
 
 _REPORT_S = 0.3
+_LOOK_S = 0.1
 _log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, float], None]
@@ -60,7 +63,7 @@ class Provision:
         `verify`: a node found damage, so what is there is compared with its checksums first. Raises as `fetch`.
         """
         share = NodeShare(Share(*order.attention), Share(*order.ffn))
-        with self._turn:
+        with self._turns(cancelled):
             if verify and self._store.has(order.pack):
                 self._forget_damaged(order.pack, share)
             with self._spoke() as spoke:
@@ -78,19 +81,25 @@ class Provision:
         return copy
 
     def stock(self, order: Stock, cancelled: threading.Event) -> None:
-        """Everything of the shares on disk, where that needs no eviction. Raises as `fetch`."""
-        with self._turn, self._spoke() as spoke:
+        """Everything of the shares on disk, as far as that needs no eviction. Raises as `fetch`."""
+        full: DiskFull | None = None
+        with self._turns(cancelled), self._spoke() as spoke:
             for attention, ffn in order.shares:
-                fetch(
-                    spoke,
-                    self._store,
-                    order.pack,
-                    NodeShare(Share(*attention), Share(*ffn)),
-                    local=self._local,
-                    evict=False,
-                    stopped=cancelled.is_set,
-                    clock=self._clock,
-                ).close()
+                try:
+                    fetch(
+                        spoke,
+                        self._store,
+                        order.pack,
+                        NodeShare(Share(*attention), Share(*ffn)),
+                        local=self._local,
+                        evict=False,
+                        stopped=cancelled.is_set,
+                        clock=self._clock,
+                    ).close()
+                except DiskFull as error:  # others may lack less
+                    full = error
+        if full is not None:
+            raise full
 
     def held_bytes(self, pack: str) -> int:
         """How much of the pack's weights is on this disk. Raises as ShardStore."""
@@ -98,6 +107,17 @@ class Provision:
             return 0
         with self._store.open(pack) as copy:
             return copy.held_bytes
+
+    @contextlib.contextmanager
+    def _turns(self, cancelled: threading.Event) -> Iterator[None]:
+        """Waits for the transfer under way, which was cancelled. Raises Cancelled."""
+        while not self._turn.acquire(timeout=_LOOK_S):
+            if cancelled.is_set():
+                raise Cancelled("it was cancelled before it began")
+        try:
+            yield
+        finally:
+            self._turn.release()
 
     def _spoke(self) -> ZmqSpoke:
         master = self._master

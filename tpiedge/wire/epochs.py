@@ -206,7 +206,7 @@ class Leaving:
 @dataclass(frozen=True, slots=True)
 class MasterPulse:
     """Master to agent, regularly: that it lives, and the state of the cluster in a word. `busy`: a request runs or
-    waits."""
+    waits, or another plan is prepared."""
 
     epoch: U32
     state: Name
@@ -216,9 +216,10 @@ class MasterPulse:
 @dataclass(frozen=True, slots=True)
 class Stock:
     """Master to agent: what other plans need of `pack` here, (attention, ffn) of each; to be fetched while nobody is
-    busy, as far as the disk has room. It takes the place of the Stock before. Stocked answers."""
+    busy, as far as the disk has room. It takes the place of the Stock before. Stocked answers, with its number."""
 
     epoch: U32
+    number: U32
     pack: PackId
     shares: Annotated[tuple[tuple[UnitRange, UnitRange], ...], MaxItems(MAX_NODES)]
 
@@ -229,6 +230,7 @@ class Stocked:
     `why` it will not be, in one line, "" where it will."""
 
     epoch: U32
+    number: U32
     held_bytes: U64
     complete: bool
     why: Text

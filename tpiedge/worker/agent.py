@@ -120,7 +120,7 @@ class Agent:
         self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes)
         self._preparations = Preparations(fetch, self._progress)
         self._stocking = Stocking(stockroom, clock)
-        #: Whether the master serves, and no request runs or waits.
+        #: Whether the master serves and is not busy.
         self._at_rest = False
         self._running: _Running | None = None
         self._distrust = False
@@ -285,6 +285,7 @@ class Agent:
             return
         preparation, shards = claimed
         self._stop_node()
+        self._at_rest = False
         try:
             pid = self._slot.start(self._bootstrap(preparation, shards.path), preparation.order.planned_bytes)
         except ResourceError as error:

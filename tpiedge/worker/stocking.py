@@ -36,8 +36,9 @@ class Stockroom(Protocol):
 
 @dataclass
 class _Run:
-    """`ended` is set once `error` or `held_bytes` is."""
+    """Of the order of that number. `ended` is set once `error` or `held_bytes` is."""
 
+    number: int
     cancelled: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
     held_bytes: int = 0
@@ -69,7 +70,7 @@ class Stocking:
     def go_on(self) -> None:
         """Nobody is busy: fetches what is missing, if anything is."""
         if self._order is not None and self._run is None and self._clock.now() >= self._due:
-            self._run = _Run()
+            self._run = _Run(self._order.number)
             self._thread = threading.Thread(
                 target=self._fetched, args=(self._order, self._run), name="stock", daemon=True
             )
@@ -85,9 +86,9 @@ class Stocking:
             return None
         if run.error is None:
             self._order = None
-            return Stocked(0, run.held_bytes, True, "")
+            return Stocked(0, run.number, run.held_bytes, True, "")
         self._due = self._clock.now() + _AGAIN_S
-        return self._incomplete(sanitised_line(run.error), run.held_bytes)
+        return self._incomplete(sanitised_line(run.error), run)
 
     def close(self) -> None:
         """Ends fetching; blocks up to _END_S for the thread. Idempotent."""
@@ -96,13 +97,13 @@ class Stocking:
         if self._thread is not None:
             self._thread.join(_END_S)
 
-    def _incomplete(self, why: str, held_bytes: int) -> Stocked | None:
+    def _incomplete(self, why: str, run: _Run) -> Stocked | None:
         """What the master is to know of a failure, once; it is tried again."""
         if why == self._failed:
             return None
         self._failed = why
         _log.warning("what other plans need is not fetched now: %s", why)
-        return Stocked(0, held_bytes, False, why)
+        return Stocked(0, run.number, run.held_bytes, False, why)
 
     def _fetched(self, order: Stock, run: _Run) -> None:
         try:

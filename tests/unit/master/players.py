@@ -213,6 +213,7 @@ class FakeNode(_Player):
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
+        self.ffn_s = 0.0
         self.steps = 1
         #: How many tokens of each request it has said.
         self.told: Counter[str] = Counter()
@@ -250,7 +251,7 @@ class FakeNode(_Player):
             bytes_received=1,
             compute_s=self.compute_s,
             attention_s=0.0,
-            ffn_s=0.0,
+            ffn_s=self.ffn_s,
             load_s=0.0,
             reads=0,
             prefetch_hits=0,

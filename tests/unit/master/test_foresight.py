@@ -1,5 +1,7 @@
 """What is planned and stocked while nothing is wrong: the foresight alone, and in a master."""
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.master.players import offer
@@ -47,9 +49,9 @@ def test_each_machine_is_told_what_every_plan_needs_of_it_once_all_are_made() ->
     foresight.look(machines("abc"), ("a", "b"))
     assert plan.asked == ["abc", "bc", "ac"], "the node alone, then the loss of each that serves"
     assert told == {
-        "a": Stock(0, "p1", shares(1)),
-        "b": Stock(0, "p1", shares(2, 1)),
-        "c": Stock(0, "p1", shares(3, 2)),
+        "a": Stock(0, 1, "p1", shares(1)),
+        "b": Stock(0, 2, "p1", shares(2, 1)),
+        "c": Stock(0, 3, "p1", shares(3, 2)),
     }
 
 
@@ -59,23 +61,38 @@ def test_what_is_known_already_is_not_told_again() -> None:
     foresight.look(machines("ab"), ("a",))
     foresight.look(machines("ab"), ("a",))
     assert told == ["a", "b"]
-    foresight.heard("a", Stocked(0, 5, True, ""))
+    foresight.heard("a", Stocked(0, 1, 5, True, ""))
     foresight.look(machines("ab"), ())
     assert told == ["a", "b", "b"], "b needs less now"
-    foresight.heard("b", Stocked(0, 5, True, ""))
+    foresight.heard("b", Stocked(0, 2, 5, True, ""))
+    assert set(foresight.stocked) == {"a"}, "the answer to an earlier order"
+    foresight.heard("b", Stocked(0, 3, 5, True, ""))
     foresight.look(machines("ab"), ("a", "b"))
     assert told == ["a", "b", "b", "b"], "and more now"
     assert set(foresight.stocked) == {"a"}
 
 
+def test_an_agent_that_was_started_anew_is_told_again() -> None:
+    told: list[str] = []
+    foresight = Foresight(Ahead(), lambda _stock, name: told.append(name), "p1", stock=True)
+    foresight.look(machines("ab"), ("a",))
+    foresight.heard("a", Stocked(0, 1, 5, False, "the disk is full"))
+    again = [
+        replace(one, offer=offer(one.name, nonce=7)) if one.name == "a" else one for one in machines("ab")
+    ]
+    foresight.look(again, ("a",))
+    assert told == ["a", "b", "a"]
+    assert not foresight.stocked
+
+
 def test_who_is_gone_is_forgotten_and_who_was_told_nothing_is_not_heard() -> None:
     foresight = Foresight(Ahead(), lambda _stock, _name: None, "p1", stock=True)
     foresight.look(machines("ab"), ("a",))
-    for name in "abx":
-        foresight.heard(name, Stocked(0, 5, True, ""))
+    for number, name in enumerate("abx", 1):
+        foresight.heard(name, Stocked(0, number, 5, True, ""))
     assert set(foresight.stocked) == {"a", "b"}
     foresight.look(machines("a"), ("a",))
-    foresight.heard("b", Stocked(0, 5, True, ""))
+    foresight.heard("b", Stocked(0, 2, 5, True, ""))
     assert set(foresight.stocked) == {"a"}
 
 
@@ -83,14 +100,16 @@ def test_without_stock_machines_are_asked_for_what_they_have() -> None:
     told: dict[str, Stock] = {}
     foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=False)
     foresight.look(machines("ab"), ("a",))
-    assert set(told.values()) == {Stock(0, "p1", ())}
+    assert [stock.shares for stock in told.values()] == [(), ()]
+    foresight.heard("a", Stocked(0, 1, 5, True, ""))
+    assert (foresight.stocked["a"].held_bytes, foresight.stocked["a"].complete) == (5, False)
 
 
 def test_a_machine_without_any_part_in_a_plan_has_nothing_to_stock() -> None:
     told: dict[str, Stock] = {}
     foresight = Foresight(Ahead(), lambda stock, name: told.__setitem__(name, stock), "p1", stock=True)
     foresight.look(machines("a"), ("a",))
-    assert told == {"a": Stock(0, "p1", shares(1))}, "without it there is no plan"
+    assert told == {"a": Stock(0, 1, "p1", shares(1))}, "without it there is no plan"
 
 
 def test_a_master_that_serves_looks_ahead_after_a_while_and_shows_what_it_hears(story: Story) -> None:
@@ -98,12 +117,12 @@ def test_a_master_that_serves_looks_ahead_after_a_while_and_shows_what_it_hears(
     assert agent.count(Stock) == 0
     story.wait(6.0)
     (order,) = [message for message in agent.heard if isinstance(message, Stock)]
-    assert order == Stock(0, "pack-1", shares(1))
+    assert order == Stock(0, 1, "pack-1", shares(1))
     assert (story.worker().disk_bytes, story.worker().stocked) == (0, False)
-    agent.say(Stocked(0, 77, False, "the disk is full"))
+    agent.say(Stocked(0, 1, 77, False, "the disk is full"))
     story.turn()
     assert (story.worker().disk_bytes, story.worker().not_stocked) == (77, "the disk is full")
-    agent.say(Stocked(0, 99, True, ""))
+    agent.say(Stocked(0, 1, 99, True, ""))
     story.turn()
     assert (story.worker().disk_bytes, story.worker().stocked, story.worker().not_stocked) == (99, True, "")
     story.wait(60.0)

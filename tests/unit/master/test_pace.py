@@ -1,9 +1,11 @@
 """Who is slower than the plan expects: as tables of counters, and in a master that plans anew."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.master.stories import Story, assignments_of, two_machines
 from tpiedge.master.assignments import Assignment
@@ -15,7 +17,7 @@ _NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 6))
 
 
 class Nodes:
-    """Take steps: `paces` is the arithmetic of one, in seconds, by rank."""
+    """Take steps: `paces` is the FFN of one, in seconds, by rank."""
 
     def __init__(self, expected: Sequence[float]) -> None:
         self.pace = Pace(expected)
@@ -27,14 +29,20 @@ class Nodes:
     def window(
         self, paces: Sequence[float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
     ) -> dict[int, float]:
+        return self.window_of(dict(enumerate(paces)), steps, tokens, seconds)
+
+    def window_of(
+        self, paces: Mapping[int, float], steps: int = STEPS, tokens: int = 1, seconds: float = WINDOW_S
+    ) -> dict[int, float]:
+        """Of those ranks."""
         self.now += seconds
-        for rank, pace in enumerate(paces):
+        for rank, pace in paces.items():
             before = self.counters[rank]
             self.counters[rank] = replace(
                 before,
                 steps=before.steps + steps,
                 tokens=before.tokens + steps * tokens,
-                compute_s=before.compute_s + steps * pace,
+                ffn_s=before.ffn_s + steps * pace,
             )
         return dict(self.pace.off(self.counters, self.believed, self.now))
 
@@ -99,14 +107,25 @@ def test_windows_that_do_not_count_change_nothing(between: dict) -> None:
     assert nodes.window((0.1, 0.4)) == {1: pytest.approx(4.0)}
 
 
-def test_without_everybodys_counters_nothing_is_known() -> None:
+def test_who_says_nothing_or_nonsense_of_itself_changes_nothing_for_others() -> None:
+    nodes = Nodes((1.0, 1.0, 1.0))
+    del nodes.counters[1]
+    for window in range(AGREEING):
+        found = nodes.window_of({0: 0.1, 2: 0.4})
+        assert found == ({2: pytest.approx(4.0)} if window == AGREEING - 1 else {})
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e9), st.integers(0, 2**32)), min_size=2, max_size=12))
+def test_whatever_a_worker_says_its_slowdown_is_a_positive_number(said: list[tuple[float, int]]) -> None:
     nodes = Nodes((1.0, 1.0))
-    nodes.pace = Pace((1.0, 1.0))
-    assert nodes.pace.off({0: nodes.counters[0]}, {}, 0.0) == {}
-    nodes.window((0.1, 0.4))
-    for _ in range(AGREEING - 1):
-        assert nodes.window((0.1, 0.4)) == {}
-    assert nodes.window((0.1, 0.4)) != {}
+    for ffn_s, steps in said:
+        nodes.counters[1] = replace(nodes.counters[1], ffn_s=ffn_s, steps=steps, tokens=steps)
+        assert all(off > 0 for off in nodes.window_of({0: 0.1}).values())
+
+
+def test_without_rank_0s_counters_nothing_is_known() -> None:
+    pace = Pace((1.0, 1.0))
+    assert pace.off({1: _NOTHING}, {}, 0.0) == pace.off({1: _NOTHING}, {}, 99.0) == {}
 
 
 # --- in a master
@@ -124,9 +143,7 @@ class Plans:
         if machines:  # the plan for its loss is made, too
             self.slowdowns = [machine.slowdown for machine in machines]
         taken = [machine.name for machine in machines if machine.slowdown <= self.most]
-        return tuple(
-            replace(one, compute_s=1.0) for one in assignments_of(*taken)
-        )  # all are planned as equals
+        return tuple(replace(one, ffn_s=1.0) for one in assignments_of(*taken))  # all are planned as equals
 
 
 @pytest.fixture
@@ -145,7 +162,7 @@ def run(story: Story, windows: int, pace: float) -> None:
         for rank, seconds in enumerate((0.01, 0.01 * pace)[: len(story.members())]):
             node = story.node(rank, story.epoch)
             node.steps += 8
-            node.compute_s += 8 * seconds
+            node.ffn_s += 8 * seconds
         if story.root.asked:
             story.root.token()
         story.wait(1.0)

@@ -599,7 +599,7 @@ def test_damage_on_disk_is_looked_for_before_the_next_epoch_whichever_end_is_fas
 # --- what other plans need, and who stands by
 
 
-STOCK = Stock(0, "p1", (((0, 4), (0, 2)),))
+STOCK = Stock(0, 3, "p1", (((0, 4), (0, 2)),))
 
 
 def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker: Worker) -> None:
@@ -615,7 +615,7 @@ def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker:
     assert room.cancelled.wait(WAIT_S), "another one begins"
     room.let.set()
     worker.say(MasterPulse(5, "serving", False))
-    assert worker.expect(Stocked) == Stocked(0, 77, True, "")
+    assert worker.expect(Stocked) == Stocked(0, 3, 77, True, "")
     assert room.asked.get(timeout=WAIT_S) == STOCK
     worker.sync()
     assert room.asked.empty(), "it is there"
@@ -642,15 +642,17 @@ def test_why_other_plans_parts_do_not_come_is_said_once_and_they_are_tried_again
     room.let.set()
     worker.say(STOCK)
     worker.say(MasterPulse(5, "serving", False))
-    assert worker.expect(Stocked) == Stocked(0, 77, False, "no room for it")
+    assert worker.expect(Stocked) == Stocked(0, 3, 77, False, "no room for it")
     room.asked.get(timeout=WAIT_S)
+    room.error = DiskFull("still none")
     worker.clock.advance(30.0)
     worker.say(MasterPulse(5, "serving", False))
     worker.sync()
-    assert room.asked.empty()
     worker.clock.advance(31.0)
     worker.say(MasterPulse(5, "serving", False))
+    assert worker.expect(Stocked) == Stocked(0, 3, 77, False, "still none")
     room.asked.get(timeout=WAIT_S)
+    assert room.asked.empty(), "it was tried twice in 61 s"
     room.error = None
     worker.clock.advance(61.0)
     worker.say(MasterPulse(5, "serving", False))

@@ -48,6 +48,7 @@ _INCOMING = re.compile(r"\.incoming-[0-9a-f]{8}")
 _LOCK_WAIT_S = 30.0
 _log = logging.getLogger(__name__)
 _SLACK = 20  # a twentieth: file system blocks and tables
+_FREE_PART = 10  # a tenth of the disk is left to others by what is not needed yet
 
 
 class ShardStore:
@@ -133,10 +134,13 @@ class ShardStore:
                 self._remove(victim.id)
             check_room(self.folder, wanted, self._held_bytes(), self.limit_bytes)
 
-    def check_room(self, needed: int) -> None:
-        """Raises DiskFull unless `needed` bytes and 5 % more fit as it is."""
-        wanted = needed + needed // _SLACK
-        with self._locked():
+    def check_spare_room(self, needed: int, reserve: int) -> None:
+        """Raises DiskFull unless `needed` bytes fit as it is, and `reserve` more; where the store has no limit, a tenth
+        of the disk besides."""
+        wanted = needed + needed // _SLACK + reserve
+        with self._locked(), explain_store_errors(self.folder, wanted):
+            if self.limit_bytes is None:
+                wanted += shutil.disk_usage(self.folder).total // _FREE_PART
             check_room(self.folder, wanted, self._held_bytes(), self.limit_bytes)
 
     def remove(self, prefix: str) -> str:
