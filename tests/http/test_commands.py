@@ -3,13 +3,14 @@
 import json
 import socket
 import struct
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from tests.http.conftest import SECRET
+from tpiedge.api import admin
 from tpiedge.api.service import NodeStatus
 from tpiedge.cli.chat_client import chat
 from tpiedge.cli.nodes import nodes
@@ -221,6 +222,15 @@ def test_draining_that_takes_long_is_given_up_in_words(command, service):
     words = r"w-4567 \(attic\) still has its part after 0 ms \(w-1 has 25% of 4 B of weights\); the next plan"
     with pytest.raises(PeerError, match=words):
         command(nodes, "drain", "attic", "--timeout", "0")
+
+
+def test_draining_whose_plan_takes_too_long_is_void(command, service, monkeypatch):
+    ordered = Future()
+    monkeypatch.setattr(admin, "_PLAN_S", 0.05)
+    service._nodes, service.drain = NODES, lambda _name: ordered
+    with pytest.raises(PeerError, match=r"a plan without 'attic' takes more than .*: try again later"):
+        command(nodes, "drain", "attic")
+    assert ordered.cancelled()
 
 
 def test_draining_that_somebody_undoes_ends(command, service):
