@@ -32,12 +32,14 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
+from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["RECOVERY_GRACE_S", "Master", "NotServing"]
 
 _log = logging.getLogger(__name__)
 
+_STARTED_AGAIN = "the master was started again"
 #: More than a plan, a switch of sessions and the end of every node take together.
 _CLOSE_S = 30.0
 
@@ -110,6 +112,12 @@ class Master:
         if self._failed is not None or self._reconciler.hopeless:
             self._requests.refuse(self._reconciler.not_serving())
         return self._requests.submit(request)
+
+    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> PendingAnswer:
+        """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for
+        machines as if they had been lost. To be called before `start`, in the order of the requests."""
+        self._reconciler.served_before()
+        return self._requests.resume(request, said, _STARTED_AGAIN)
 
     @property
     def status(self) -> ClusterStatus:
