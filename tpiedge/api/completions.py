@@ -154,7 +154,12 @@ class Completions:
             reader = self._kept.accept(request, reply, created, model, key)
             return Work(request, reply, created, model, reader, reader.leave, resumable=True)
         generation = self._service.submit(request)
-        return Work(request, reply, created, model, generation, lambda _delivered: generation.cancel())
+
+        def leave(delivered: bool) -> None:
+            if not delivered:
+                generation.cancel()
+
+        return Work(request, reply, created, model, generation, leave)
 
 
 class Resumptions:
