@@ -174,6 +174,8 @@ class Resumptions:
         self._chat = chat
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":  # a HEAD, which would take the reader's place and nothing else
+            raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET"})
         headers = Headers(scope=scope)
         after = _last_event(headers.get("last-event-id"))
         name, key = scope["path_params"]["id"], bearer_of(scope["headers"])

@@ -190,7 +190,7 @@ class KeptAnswer:
         return self._stops is not None and isinstance(event, Token) and self._stops.push(event.token)[1]
 
     def _cancel(self) -> None:
-        if self._generation is not None and not self._stopped:
+        if self._generation is not None and not self._over and not self._stopped:
             self._generation.cancel()
 
 
