@@ -14,7 +14,6 @@ import httpx
 from tpiedge.errors import PeerError
 from tpiedge.master.reconciler import RECOVERY_GRACE_S
 from tpiedge.sanitise import sanitised
-from tpiedge.units import format_seconds
 
 __all__ = ["AnswerStream", "HttpRefusal"]
 
@@ -87,7 +86,7 @@ class AnswerStream:
         now = time.monotonic()
         if self._deadline is None:
             self._deadline = now + RECOVERY_GRACE_S
-            self._note(f"the connection broke; trying again for {format_seconds(RECOVERY_GRACE_S)}")
+            self._note(f"the connection broke; trying again for {RECOVERY_GRACE_S:.0f} s")
         return now > self._deadline
 
     @contextmanager

@@ -179,6 +179,36 @@ def test_a_chat_connects_again_by_itself(cluster: Serving):
     assert b"[connected again, the answer goes on]" in notes
 
 
+@pytest.mark.fault(
+    "P7", "killed with --journal together with its worker: both come back, and the answer goes on"
+)
+def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
+    """The weights are shared by two machines before, and by two others after: the bits are the same."""
+    cluster = clusters(*OPTIONS, "--min-workers", 1)
+    cluster.start_master()
+    ann = cluster.start_worker("ann")
+    cluster.wait_ready(2)
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            events = stream.read(answer)
+            while next(events) < UNDER_WAY:
+                pass
+            kill(cluster)
+            with contextlib.suppress(*BROKEN):
+                for _ in events:
+                    pass
+        ann.process.end()
+        cluster.start_master()
+        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
+            cluster.start_worker("bob")
+            for _ in stream.read(answer):
+                pass
+    assert stream.done
+    assert stream.text == expected
+
+
 @pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")
 def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expected: str):
     cluster = clusters(*OPTIONS, "--drain", 0)
