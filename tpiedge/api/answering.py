@@ -27,7 +27,7 @@ from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.limits import Limits
 from tpiedge.api.replies import ReplyFormatter
-from tpiedge.api.stream_bridge import StreamBridge
+from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.master.journal import Paused
 from tpiedge.sanitise import sanitised_line
@@ -75,7 +75,7 @@ class Answering:
     that a stream of it begins after."""
 
     envelope: ReplyFormatter
-    bridge: StreamBridge
+    feed: AnswerFeed
     transcript: Transcript
     limits: Limits
     resumable: bool = False
@@ -90,7 +90,7 @@ class Answering:
         finally:
             if timer is not None:
                 timer.cancel()
-            self.bridge.cancel()
+            self.feed.cancel()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
@@ -101,14 +101,14 @@ class Answering:
         if limit_s is None:
             return None
         late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
-        return asyncio.get_running_loop().call_later(limit_s, self.bridge.end, late)
+        return asyncio.get_running_loop().call_later(limit_s, self.feed.end, late)
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.bridge.cancel()
-        self.bridge.end(Disconnected())
+        self.feed.cancel()
+        self.feed.end(Disconnected())
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[TextPiece | None]:
         """The pieces of the answer; None where the client is to hear that we live: after `quiet_s`, then every
@@ -116,14 +116,14 @@ class Answering:
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         while True:
-            event = await self.bridge.next(max(0.0, due - now()))
+            event = await self.feed.next(max(0.0, due - now()))
             piece = None if event is None else self.transcript.feed(event)
             if isinstance(event, Paused) and self.envelope.reply.stream:
                 event = None
             if event is None or (piece is not None and self.envelope.reply.stream):
                 due = now() + self.limits.ping_s
             if piece is not None and piece.last is not None:
-                self.bridge.complete()
+                self.feed.complete()
             if piece is not None or event is None:
                 yield piece
             if piece is not None and piece.last is not None:

@@ -20,8 +20,8 @@ from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.replies import ReplyFormatter
 from tpiedge.api.schema import Reply, read_chat, read_completion
-from tpiedge.api.service import Generation, Service
-from tpiedge.api.stream_bridge import StreamBridge
+from tpiedge.api.service import Service
+from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.transcript import Transcript
 from tpiedge.wire.requests import GenerationRequest
 
@@ -36,41 +36,41 @@ _PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
 
 
 class RunningAnswers:
-    """The answers that have a thread, so that the end of the server can end them."""
+    """The answers that are being sent, so that the end of the server can end them."""
 
     def __init__(self) -> None:
-        self._bridges: set[StreamBridge] = set()
+        self._feeds: set[AnswerFeed] = set()
 
-    def add(self, bridge: StreamBridge) -> None:
-        self._bridges = {running for running in self._bridges if not running.join(0)}
-        self._bridges.add(bridge)
+    def add(self, feed: AnswerFeed) -> None:
+        self._feeds = {running for running in self._feeds if not running.join(0)}
+        self._feeds.add(feed)
 
     def abort(self) -> None:
         """Cancel all, on their event loop."""
-        for bridge in self._bridges:
-            bridge.cancel()
-            bridge.end(ServerEnds())
+        for feed in self._feeds:
+            feed.cancel()
+            feed.end(ServerEnds())
 
     def join(self, limit_s: float) -> None:
         """Wait for their threads, in all at most that long."""
         deadline = time.monotonic() + limit_s
-        for bridge in self._bridges:
-            bridge.join(max(0.0, deadline - time.monotonic()))
+        for feed in self._feeds:
+            feed.join(max(0.0, deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
     """A request that was taken, and how its client gets the answer.
 
-    `leave` is called once the client has gone, with whether it has all of the answer. `resumable` and `after` as of
-    Answering.
+    `open` is called on the event loop, `leave` once the client has gone, with whether it has all of the answer.
+    `resumable` and `after` as of Answering.
     """
 
     request: GenerationRequest
     reply: Reply
     created: int
     model: str
-    generation: Generation
+    open: Callable[[], AnswerFeed]
     leave: Callable[[bool], None]
     resumable: bool = False
     after: int = 0
@@ -101,12 +101,10 @@ class Deliveries:
         delivered = False
         try:
             # Where the system has no thread left, the work is not left alone.
-            bridge = StreamBridge(work.generation, work.request.id)
-            self._running.add(bridge)
+            feed = work.open()
+            self._running.add(feed)
             transcript = Transcript(tokenizer, work.reply.stops)
-            await Answering(envelope, bridge, transcript, limits, work.resumable, work.after).run(
-                receive, send
-            )
+            await Answering(envelope, feed, transcript, limits, work.resumable, work.after).run(receive, send)
             if work.resumable:
                 await _sent(scope, limits.write_s)
             delivered = True
@@ -152,14 +150,14 @@ class Completions:
         created, model = int(time.time()), self._service.model().name
         if self._kept is not None:
             reader = self._kept.accept(request, reply, created, model, key)
-            return Work(request, reply, created, model, reader, reader.leave, resumable=True)
+            return Work(request, reply, created, model, reader.open, reader.leave, resumable=True)
         generation = self._service.submit(request)
 
         def leave(delivered: bool) -> None:
             if not delivered:
                 generation.cancel()
 
-        return Work(request, reply, created, model, generation, leave)
+        return Work(request, reply, created, model, lambda: StreamBridge(generation, request.id), leave)
 
 
 class Resumptions:
@@ -190,7 +188,7 @@ class Resumptions:
             replace(accepted.reply, stream=stream),
             accepted.created,
             accepted.model,
-            reader,
+            reader.open,
             reader.leave,
             resumable=True,
             after=after or 0,

@@ -15,15 +15,16 @@ Laws:
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Sequence
+from typing import Final, Self
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.record_folder import RecordFile, RecordFolder
 from tpiedge.api.records import AcceptedRequest, Said, key_mark, marks
 from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent, Generation, Service
-from tpiedge.errors import Cancelled
+from tpiedge.api.stream_bridge import EventQueue
+from tpiedge.errors import Cancelled, InternalError
 from tpiedge.master.journal import Paused
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
@@ -58,7 +59,7 @@ class KeptAnswer:
         self._now = now
         self._stops = TextWriter(tokenizer, accepted.reply.stops) if accepted.reply.stops else None
         self._said: list[AnswerEvent] = list(said)
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
         self._stopped = any(self._stops_at(event) for event in said)
         self._over = self._stopped
         self._error: BaseException | None = None
@@ -89,16 +90,15 @@ class KeptAnswer:
     def read(self, *, collects: bool) -> "AnswerReader":
         """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
         reader = AnswerReader(self, collects=collects)
-        with self._changed:
-            if self._reader is not None:
-                self._reader.superseded = True
-            self._reader = reader
-            self._changed.notify_all()
+        with self._lock:
+            before, self._reader = self._reader, reader
+            if before is not None:
+                before.supersede()
         return reader
 
     def lapsed(self, grace_s: float) -> bool:
         """Whether nobody came for it in time."""
-        with self._changed:
+        with self._lock:
             if self._reader is not None or not (self._over or self.accepted.reply.stream):
                 return False
             limit_s = grace_s if self.accepted.reply.stream else COLLECTED_WITHIN_S
@@ -127,33 +127,24 @@ class KeptAnswer:
         if self._generation is not None:
             self._generation.complete()
 
+    def attach(self, reader: "AnswerReader", events: EventQueue) -> None:
+        """Tells the reader what was said so far, but for pauses that are over, and then what follows."""
+        with self._lock:
+            reader.events = events
+            if self._reader is not reader:
+                reader.tell(_superseded())
+                return
+            for number, event in enumerate(self._said, 1):
+                if not isinstance(event, Paused) or number == len(self._said):
+                    reader.tell(event)
+            if self._over:
+                reader.tell(self._last_word())
+
     def detach(self, reader: "AnswerReader") -> None:
         """The reader reads no more. Idempotent."""
-        with self._changed:
+        with self._lock:
             if self._reader is reader:
                 self._reader, self._unread_since = None, self._now()
-                self._changed.notify_all()
-
-    def events_for(self, reader: "AnswerReader") -> Iterator[AnswerEvent]:
-        """As `Generation.events`, from the beginning. Of what was said before the reader came, pauses that are over
-        are left out. Raises ApiError 409 where another reader takes the place."""
-        position, past = 0, len(self._said)
-        while True:
-            with self._changed:
-                # Bounded as the generation is; whoever reads no more is told at once.
-                self._changed.wait_for(
-                    lambda: position < len(self._said) or self._over or self._reader is not reader  # noqa: B023
-                )
-                if self._reader is not reader or position == len(self._said):
-                    break
-                event = self._said[position]
-            position += 1
-            if not isinstance(event, Paused) or position >= past:
-                yield event
-        if reader.superseded:
-            raise ApiError(409, "another connection reads this answer now", "superseded")
-        if self._error is not None:
-            raise self._error.with_traceback(None)
 
     # --- its thread
 
@@ -168,22 +159,28 @@ class KeptAnswer:
         # Cancelled: by whoever deletes the record, too, or by the master's end, which it survives.
         if error is not None and not self._stopped and not isinstance(error, Cancelled):
             self._file.delete()
-        with self._changed:
+        with self._lock:
             self._over, self._error = True, error
             if self._reader is None:
                 self._unread_since = self._now()
-            self._changed.notify_all()
+            else:
+                self._reader.tell(self._last_word())
 
     def _say(self, event: AnswerEvent) -> None:
         if isinstance(event, Token | PromptScores):
             self._file.add(event)
         stopped = self._stops_at(event)
-        with self._changed:
+        with self._lock:
             self._said.append(event)
             self._stopped = stopped
-            self._changed.notify_all()
+            if self._reader is not None:
+                self._reader.tell(event)
         if stopped:
             self.complete()
+
+    def _last_word(self) -> BaseException:
+        """What a reader hears who still waits."""
+        return self._error or InternalError("the answer ended without its end: report it")
 
     def _stops_at(self, event: AnswerEvent) -> bool:
         """Whether a stop string is complete with it."""
@@ -195,30 +192,61 @@ class KeptAnswer:
 
 
 class AnswerReader:
-    """A `Generation` (tpiedge.api.service) for one connection."""
+    """An `AnswerFeed` for one connection, from `open` on."""
 
     def __init__(self, answer: KeptAnswer, *, collects: bool) -> None:
-        self.accepted = answer.accepted
-        #: Whether another one took the place.
-        self.superseded = False
         self._answer = answer
         self._collects = collects
+        #: Where it hears the answer, from `open` on; under the answer's lock.
+        self.events: EventQueue | None = None
+        self._superseded = False
+        self._gone = False
 
-    def events(self) -> Iterator[AnswerEvent]:
-        return self._answer.events_for(self)
+    def open(self) -> Self:
+        """On the event loop that reads."""
+        self._answer.attach(self, EventQueue())
+        return self
+
+    async def next(self, within_s: float) -> AnswerEvent | None:
+        if self.events is None:
+            raise InternalError("an answer is read that was not opened: report it")
+        return await self.events.next(within_s)
+
+    def end(self, error: BaseException) -> None:
+        self.tell(error)
 
     def cancel(self) -> None:
-        """Nothing more is read; what becomes of the answer, `leave` says."""
+        """What becomes of the answer, `leave` says."""
+        self._gone = True
         self._answer.detach(self)
 
     def complete(self) -> None:
         self._answer.complete()
 
+    def join(self, _limit_s: float) -> bool:
+        return self._gone
+
     def leave(self, delivered: bool) -> None:
         """The connection's end, after the whole answer or before. Idempotent."""
-        self._answer.detach(self)
-        if not self.superseded and (delivered or not self._collects):
+        self.cancel()
+        if not self._superseded and (delivered or not self._collects):
             self._answer.end()
+
+    # --- for its answer, from any thread
+
+    def tell(self, item: AnswerEvent | BaseException) -> None:
+        """What comes next. Before `open` it needs not be told: everything is told then."""
+        if self.events is not None:
+            self.events.post(item)
+
+    def supersede(self) -> None:
+        """Another reader took the place."""
+        self._superseded = True
+        self.tell(_superseded())
+
+
+def _superseded() -> ApiError:
+    return ApiError(409, "another connection reads this answer now", "superseded")
 
 
 class KeptAnswers:

@@ -5,7 +5,9 @@ import json
 import signal
 import stat
 import subprocess
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -70,6 +72,16 @@ def kill(cluster: Serving) -> None:
 
 def wait_until_nothing_is_recorded(cluster: Serving) -> None:
     wait_for(lambda: not records(cluster), START_S)
+
+
+def whole_that_breaks(http: httpx.Client, named: threading.Event) -> str:
+    """Asks for an answer that is not streamed; returns its path, once the connection has broken."""
+    with http.stream("POST", "/v1/completions", json=BODY) as answer:
+        path = f"/v1/completions/{answer.headers['x-request-id']}"
+        named.set()
+        with pytest.raises(BROKEN):
+            answer.read()
+    return path
 
 
 class Stream:
@@ -137,14 +149,18 @@ def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
     "P7", "killed with --journal: an answer that is not streamed is finished, and collected by its id"
 )
 def test_a_whole_answer_is_collected(cluster: Serving, expected: str):
-    with client(cluster) as http:
-        with http.stream("POST", "/v1/completions", json=BODY) as answer, contextlib.suppress(*BROKEN):
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            wait_for_record(cluster)
-            kill(cluster)
-            answer.read()
+    """What computes it is frozen, so that it lasts until its head is there."""
+    rank_zero = cluster.rank_zero()
+    with client(cluster) as http, ThreadPoolExecutor(1) as threads:
+        named = threading.Event()
+        path = threads.submit(whole_that_breaks, http, named)
+        wait_for_record(cluster)
+        rank_zero.suspend()
+        assert named.wait(START_S)
+        kill(cluster)
+        rank_zero.kill()
         cluster.start_master()
-        collected = http.get(path).json()
+        collected = http.get(path.result()).json()
         assert collected["choices"][0]["text"] == expected
         assert collected["usage"]["completion_tokens"] == BODY["max_tokens"]
         wait_until_nothing_is_recorded(cluster)
