@@ -85,8 +85,8 @@ class Api:
 
     def abort(self) -> None:
         """Cancel every running answer. To be called on the event loop."""
+        self._running.abort()  # first: their clients are not to hear that the work was cancelled
         self.keep()
-        self._running.abort()
 
     def keep(self) -> None:
         """Leave what was not delivered to the next server, where it is recorded."""

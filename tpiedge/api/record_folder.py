@@ -31,7 +31,7 @@ from tpiedge.host.private_file import private_folder
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
 
-__all__ = ["FoundAnswer", "RecordFile", "RecordFolder"]
+__all__ = ["FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +117,7 @@ class RecordFolder:
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
         #: The number of the next file: their order is that of the requests.
-        self._next = max((int(path.name[:_DIGITS]) for path in self._paths()), default=0) + 1
+        self._next = max((int(path.name[:_DIGITS]) for path in records_in(folder)), default=0) + 1
 
     def found(self) -> list[FoundAnswer]:
         """What the master before this one left of this model, in the order of the requests. To be called first of all.
@@ -125,7 +125,9 @@ class RecordFolder:
         Damaged records are set aside, each with a warning; how many are of other models, one line says. Raises
         UserError for a record of an unknown version, or that others may read, or that cannot be read.
         """
-        records = [(path, record) for path in self._paths() if (record := self._read(path)) is not None]
+        records = [
+            (path, record) for path in records_in(self._folder) if (record := self._read(path)) is not None
+        ]
         ours = [one for one in records if one[1].accepted.pack == self.pack]
         if others := len(records) - len(ours):
             _log.warning(
@@ -149,10 +151,6 @@ class RecordFolder:
         file = RecordFile(path, fd, self._log)
         file.write(line)
         return file
-
-    def _paths(self) -> list[Path]:
-        """The records, by their number."""
-        return sorted(path for path in self._folder.glob(f"*{_SUFFIX}") if _NAME.match(path.name))
 
     def _read(self, path: Path) -> AnswerRecord | None:
         """None for a damaged one, and for one whose request was not written to its end: nobody was told of it."""
@@ -189,6 +187,11 @@ class RecordFolder:
         except OSError as error:
             raise _unusable(path, error) from None
         return RecordFile(path, fd, self._log)
+
+
+def records_in(folder: Path) -> list[Path]:
+    """The files of records, by their number; none where there is no such folder."""
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if _NAME.match(path.name))
 
 
 def _private_bytes(path: Path) -> bytes:

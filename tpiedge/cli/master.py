@@ -11,7 +11,7 @@ import click
 
 from tpiedge.api.guard import check_bind
 from tpiedge.api.limits import Limits
-from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.record_folder import RecordFolder, records_in
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import serving_until_stopped
 from tpiedge.cli.model_names import model_option
@@ -243,6 +243,10 @@ def master(
             scribe.say(f"serving {model.name} at {_url(flags.http, api)}/v1")
             if api.recovered:
                 scribe.say(f"going on with {counted(api.recovered, 'answer')} of the master before")
+            if not journal and (left := records_in(folder / _RECORDS)):
+                scribe.say(
+                    f"left in {left[0].parent}: {counted(len(left), 'answer')}; --journal goes on with them"
+                )
             try:
                 watch(running, supervisor, entrance.pending, scribe.say)
             finally:

@@ -82,7 +82,7 @@ class Reconciler:
         self.hopeless = False
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
-        self._served = False  # whether a session was ready of this master or of the one before
+        self._served = False  # whether a session was ready, of this master or of the one before
         self._switching = Switching(requests)
         self._clock = clock
         self._plan = plan
