@@ -136,8 +136,8 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
             assert stream(told, after) == undisturbed[after:], (told, after)
 
 
-async def got(api, path, after):
-    """The body of a GET without a socket."""
+async def got(api, path, after, unsent=lambda: 0):
+    """The body of a GET without a socket, of which `unsent` bytes are on their way."""
     body = []
 
     async def receive():
@@ -147,10 +147,27 @@ async def got(api, path, after):
         body.append(message.get("body", b""))
 
     headers = [(b"host", b"localhost"), (b"last-event-id", b"%d" % after)]
-    state = {"unsent": lambda: 0}
+    state = {"unsent": unsent}
     scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "state": state}
     await api(scope, receive, send)
     return b"".join(body)
+
+
+def test_a_record_lasts_until_the_last_byte_has_left(service, folder, leave):
+    path = leave(CHAT, WORDS, 1)
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
+    kept.recover()
+    api = Api(service, Guard("localhost", (), SECRET, 1000), Limits(), kept)
+    seen = []
+
+    def unsent():
+        seen.append(len(left(folder)))
+        return 3 - len(seen)
+
+    assert asyncio.run(got(api, path, 0, unsent)).endswith(b"data: [DONE]\n\n")
+    api.close(LIMIT_S)
+    assert seen == [1, 1, 1]
+    assert not left(folder)
 
 
 def test_without_records_nothing_is_numbered_and_nothing_resumed(serve, service):
