@@ -39,7 +39,6 @@ __all__ = ["RECOVERY_GRACE_S", "Master", "NotServing"]
 
 _log = logging.getLogger(__name__)
 
-_STARTED_AGAIN = "the master was started again"
 #: More than a plan, a switch of sessions and the end of every node take together.
 _CLOSE_S = 30.0
 
@@ -116,8 +115,7 @@ class Master:
     def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for
         machines as if they had been lost. To be called before `start`, in the order of the requests."""
-        self._reconciler.served_before()
-        return self._requests.resume(request, said, _STARTED_AGAIN)
+        return self._requests.resume(request, said, self._reconciler.served_before())
 
     @property
     def status(self) -> ClusterStatus:

@@ -107,9 +107,10 @@ class Reconciler:
         self._pauses = Pauses(roster)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
-    def served_before(self) -> None:
-        """A master before this one served, and requests of it wait: for machines, too."""
+    def served_before(self) -> str:
+        """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
         self._served = True
+        return self._pauses.started_again()
 
     def not_serving(self) -> NotServing:
         """The error of a request that cannot be served. For any thread."""

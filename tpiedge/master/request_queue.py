@@ -178,7 +178,7 @@ class RequestQueue:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
             answering.journal.restore(said, self._now())
-            answering.put(Paused(why))
+            answering.pause(why)
             if not self._settled(answering):
                 self._waiting.append(answering)
         self._on_submit()
