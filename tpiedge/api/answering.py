@@ -11,12 +11,15 @@ Laws:
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
 5. However it ends, the generation is cancelled unless it had finished; what a stop string ends is complete.
+6. A resumable answer names its request in its head, which a whole one sends early. The events of its stream are
+   numbered from 1 on: they follow from its tokens and nothing else, so a later stream of it can begin after any of
+   them. Where the server ends before it, it breaks off without a word, for the next server to go on.
 """
 
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,15 +27,18 @@ from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.limits import Limits
 from tpiedge.api.replies import ReplyFormatter
-from tpiedge.api.stream_bridge import StreamBridge
+from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.master.journal import Paused
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-__all__ = ["Aborted", "Answering", "Send", "Stalled", "send_json"]
+__all__ = ["Aborted", "Answering", "Send", "ServerEnds", "Stalled", "send_json"]
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+REQUEST_ID = "x-request-id"
+"""The header in which a resumable answer names its request."""
 
 _DONE = b"data: [DONE]\n\n"
 #: Errors that are known at once come before it.
@@ -56,14 +62,24 @@ class Stalled(Exception):
     """The client does not read."""
 
 
+class ServerEnds(ApiError):
+    """The server ends before the answer does."""
+
+    def __init__(self) -> None:
+        super().__init__(503, "the server is shutting down", "shutting_down")
+
+
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Runs once."""
+    """Runs once. `resumable`: whether a client that comes again can have the rest; `after`: the number of the event
+    that a stream of it begins after."""
 
     envelope: ReplyFormatter
-    bridge: StreamBridge
+    feed: AnswerFeed
     transcript: Transcript
     limits: Limits
+    resumable: bool = False
+    after: int = 0
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send the answer. Raises ApiError before the first byte, Aborted after it, Disconnected, Stalled."""
@@ -74,7 +90,7 @@ class Answering:
         finally:
             if timer is not None:
                 timer.cancel()
-            self.bridge.cancel()
+            self.feed.cancel()
             watcher.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await watcher
@@ -85,14 +101,14 @@ class Answering:
         if limit_s is None:
             return None
         late = ApiError(504, f"the answer took more than {format_seconds(limit_s)}", "deadline_exceeded")
-        return asyncio.get_running_loop().call_later(limit_s, self.bridge.end, late)
+        return asyncio.get_running_loop().call_later(limit_s, self.feed.end, late)
 
     async def _watch(self, receive: Receive) -> None:
         """A client that leaves is noticed while nothing is sent, too."""
         while (await receive())["type"] != "http.disconnect":
             pass
-        self.bridge.cancel()
-        self.bridge.end(Disconnected())
+        self.feed.cancel()
+        self.feed.end(Disconnected())
 
     async def _pieces(self, quiet_s: float) -> AsyncIterator[TextPiece | None]:
         """The pieces of the answer; None where the client is to hear that we live: after `quiet_s`, then every
@@ -100,14 +116,14 @@ class Answering:
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
         while True:
-            event = await self.bridge.next(max(0.0, due - now()))
+            event = await self.feed.next(max(0.0, due - now()))
             piece = None if event is None else self.transcript.feed(event)
             if isinstance(event, Paused) and self.envelope.reply.stream:
                 event = None
             if event is None or (piece is not None and self.envelope.reply.stream):
                 due = now() + self.limits.ping_s
             if piece is not None and piece.last is not None:
-                self.bridge.complete()
+                self.feed.complete()
             if piece is not None or event is None:
                 yield piece
             if piece is not None and piece.last is not None:
@@ -117,7 +133,8 @@ class Answering:
         started = False
         pieces = []
         try:
-            async for piece in self._pieces(self.limits.quiet_s):
+            quiet_s = self.limits.quiet_s
+            async for piece in self._pieces(min(_OPEN_S, quiet_s) if self.resumable else quiet_s):
                 if piece is not None:
                     pieces.append(piece)
                     continue
@@ -131,46 +148,63 @@ class Answering:
         except Exception as error:
             if not started:
                 raise of_exception(error) from error
+            self._break_off(error)
             answer = self._failure(of_exception(error))
         if started:
             await self._guarded(send({"type": "http.response.body", "body": _json(answer)}))
         else:
-            await self._guarded(send_json(send, 200, answer))
+            await self._guarded(send_json(send, 200, answer, dict(self._named())))
 
     async def _stream(self, send: Send) -> None:
-        started = False
+        started, number = False, 0
         try:
-            async for piece in self._pieces(min(_OPEN_S, self.limits.ping_s)):
+            async for event in self._events():
                 if not started:
                     started = True
-                    await self._open(send)
-                if piece is None:
+                    await self._start(send, _STREAM_HEADERS)
+                if event is None:
                     await self._write(send, _comment(self.transcript.paused or "ping"))
-                else:
-                    await self._write(send, _event(self.envelope.chunk(piece)))
+                    continue
+                number += 1
+                if number > self.after:
+                    await self._write(send, self._numbered(number, event))
         except (Disconnected, Stalled):
             raise
         except Exception as error:
             if not started:
                 raise of_exception(error) from error
+            self._break_off(error)
             await self._write(send, _event(self._failure(of_exception(error))))
             raise Aborted from error
-        await self._close(send)
+        await self._guarded(send({"type": "http.response.body", "body": b""}))
 
-    async def _open(self, send: Send) -> None:
-        await self._start(send, _STREAM_HEADERS)
+    async def _events(self) -> AsyncIterator[bytes | None]:
+        """What the stream consists of; None as of `_pieces`."""
         opening = self.envelope.opening()
-        if opening is not None:
-            await self._write(send, _event(opening))
-
-    async def _close(self, send: Send) -> None:
-        usage = b""
+        async for piece in self._pieces(min(_OPEN_S, self.limits.ping_s)):
+            if opening is not None:
+                yield _event(opening)
+                opening = None
+            yield None if piece is None else _event(self.envelope.chunk(piece))
         if self.envelope.reply.include_usage:
-            usage = _event(self.envelope.closing(self.transcript))
-        await self._guarded(send({"type": "http.response.body", "body": usage + _DONE}))
+            yield _event(self.envelope.closing(self.transcript))
+        yield _DONE
+
+    def _numbered(self, number: int, event: bytes) -> bytes:
+        return b"id: %d\n%b" % (number, event) if self.resumable else event
+
+    def _break_off(self, error: Exception) -> None:
+        """Raises Aborted where the next server goes on with the answer."""
+        if self.resumable and isinstance(error, ServerEnds):
+            raise Aborted from error
+
+    def _named(self) -> Iterator[tuple[str, str]]:
+        if self.resumable:
+            yield REQUEST_ID, self.envelope.id
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": [*headers, _UNBUFFERED]}
+        named = [(name.encode(), text.encode()) for name, text in self._named()]
+        start = {"type": "http.response.start", "status": 200, "headers": [*headers, _UNBUFFERED, *named]}
         await self._guarded(send(start))
 
     async def _write(self, send: Send, data: bytes) -> None:

@@ -1,5 +1,6 @@
 """The HTTP application: routes, the guard before them, and one shape for every error."""
 
+import asyncio
 from collections.abc import Callable, MutableMapping
 from typing import Any
 
@@ -11,10 +12,11 @@ from starlette.routing import BaseRoute, Route, Router
 from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, Send, Stalled, send_json
 from tpiedge.api.body import Disconnected, Receive, discard
-from tpiedge.api.completions import Completions, RunningAnswers
+from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
+from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_text
 from tpiedge.api.service import Service
@@ -22,34 +24,33 @@ from tpiedge.api.service import Service
 __all__ = ["Api"]
 
 _TOO_LARGE = 413
+_SWEEP_S = 1.0
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Api:
-    """An ASGI application over a Service."""
+    """An ASGI application over a Service. `kept`: with it, clients may come again for their answers."""
 
-    def __init__(self, service: Service, guard: Guard, limits: Limits) -> None:
+    def __init__(
+        self, service: Service, guard: Guard, limits: Limits, kept: KeptAnswers | None = None
+    ) -> None:
         self._service = service
         self._guard = guard
         self._limits = limits
-        self._intake = intake = Intake(limits)
-        self._running = running = RunningAnswers()
+        self._intake = Intake(limits)
+        self._running = RunningAnswers()
+        self._kept = kept
+        self._deliveries = Deliveries(service, self._running, limits)
         self.routes: list[BaseRoute] = [
             Route("/health", _health, methods=["GET"]),
             Route("/ready", self._ready, methods=["GET"]),
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-            Route(
-                "/v1/completions", Completions(service, intake, running, limits, chat=False), methods=["POST"]
-            ),
-            Route(
-                "/v1/chat/completions",
-                Completions(service, intake, running, limits, chat=True),
-                methods=["POST"],
-            ),
-            *Admin(service, intake).routes(),
+            *self._answers("/v1/completions", chat=False),
+            *self._answers("/v1/chat/completions", chat=True),
+            *Admin(service, self._intake).routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
 
@@ -76,14 +77,39 @@ class Api:
         else:
             await _refuse(send, error)
 
+    def sweep(self) -> None:
+        """Forget the answers that nobody came for; and again every second, on the event loop."""
+        if self._kept is not None:
+            self._kept.sweep()
+            asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
+
     def abort(self) -> None:
         """Cancel every running answer. To be called on the event loop."""
-        self._running.abort()
+        self._running.abort()  # first: their clients are not to hear that the work was cancelled
+        self.keep()
+
+    def keep(self) -> None:
+        """Leave what was not delivered to the next server, where it is recorded."""
+        if self._kept is not None:
+            self._kept.close()
 
     def close(self, limit_s: float) -> None:
         """After the event loop has ended: wait for the threads of the answers, at most that long."""
+        self.keep()
         self._running.join(limit_s)
+        if self._kept is not None:
+            self._kept.join(limit_s)
         self._intake.close()
+
+    def _answers(self, path: str, *, chat: bool) -> list[Route]:
+        completions = Completions(
+            self._service, self._intake, self._deliveries, self._kept, self._guard, self._limits, chat=chat
+        )
+        resumptions = Resumptions(self._deliveries, self._kept, chat=chat)
+        return [
+            Route(path, completions, methods=["POST"]),
+            Route(f"{path}/{{id}}", resumptions, methods=["GET"]),
+        ]
 
     async def _ready(self, _request: Request) -> Response:
         """Without the reason where that names machines: whoever asks need not have a key."""

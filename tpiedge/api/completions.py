@@ -1,100 +1,219 @@
-"""POST /v1/completions and /v1/chat/completions."""
+"""POST /v1/completions and /v1/chat/completions, and GET of the answers that clients may come again for."""
 
+import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import MutableMapping
-from dataclasses import dataclass
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from tpiedge.api.answering import Answering, Send
+from tpiedge.api.answering import Answering, Send, ServerEnds, Stalled
 from tpiedge.api.body import Receive, parse_object
-from tpiedge.api.errors import ApiError
+from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.guard import Guard, bearer_of
 from tpiedge.api.intake import Intake
+from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.replies import ReplyFormatter
 from tpiedge.api.schema import Reply, read_chat, read_completion
-from tpiedge.api.service import Generation, Service
-from tpiedge.api.stream_bridge import StreamBridge
+from tpiedge.api.service import Service
+from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.transcript import Transcript
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Completions", "RunningAnswers"]
+__all__ = ["Completions", "Deliveries", "Resumptions", "RunningAnswers", "Work"]
+
+_EVENT_DIGITS = 18
+#: How often it is looked whether all was sent, which it nearly always is at once.
+_UNSENT_S = 0.02
 
 _PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
 """Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
 
 
 class RunningAnswers:
-    """The answers that have a thread, so that the end of the server can end them."""
+    """The answers that are being sent, so that the end of the server can end them."""
 
     def __init__(self) -> None:
-        self._bridges: set[StreamBridge] = set()
+        self._feeds: set[AnswerFeed] = set()
 
-    def add(self, bridge: StreamBridge) -> None:
-        self._bridges = {running for running in self._bridges if not running.join(0)}
-        self._bridges.add(bridge)
+    def add(self, feed: AnswerFeed) -> None:
+        self._feeds = {running for running in self._feeds if not running.join(0)}
+        self._feeds.add(feed)
 
     def abort(self) -> None:
         """Cancel all, on their event loop."""
-        for bridge in self._bridges:
-            bridge.cancel()
-            bridge.end(ApiError(503, "the server is shutting down", "shutting_down"))
+        for feed in self._feeds:
+            feed.cancel()
+            feed.end(ServerEnds())
 
     def join(self, limit_s: float) -> None:
         """Wait for their threads, in all at most that long."""
         deadline = time.monotonic() + limit_s
-        for bridge in self._bridges:
-            bridge.join(max(0.0, deadline - time.monotonic()))
+        for feed in self._feeds:
+            feed.join(max(0.0, deadline - time.monotonic()))
 
 
 @dataclass(frozen=True, slots=True)
-class _Accepted:
+class Work:
+    """A request that was taken, and how its client gets the answer.
+
+    `open` is called on the event loop, `leave` once the client has gone, with whether it has all of the answer.
+    `resumable` and `after` as of Answering.
+    """
+
     request: GenerationRequest
     reply: Reply
-    generation: Generation
+    created: int
+    model: str
+    open: Callable[[], AnswerFeed]
+    leave: Callable[[bool], None]
+    resumable: bool = False
+    after: int = 0
+
+
+class Deliveries:
+    """Brings answers to clients, each in a thread of its own. For one event loop."""
+
+    def __init__(self, service: Service, running: RunningAnswers, limits: Limits) -> None:
+        self._service = service
+        self._running = running
+        self._limits = limits
+
+    async def deliver(
+        self, work: Work, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Send the answer. Raises as Answering.run."""
+        tokenizer = self._service.tokenizer
+        envelope = ReplyFormatter(
+            id=work.request.id,
+            created=work.created,
+            model=work.model,
+            reply=work.reply,
+            prompt_tokens=len(work.request.prompt_ids),
+            tokenizer=tokenizer,
+        )
+        limits = _patient(self._limits, Headers(scope=scope))
+        delivered = False
+        try:
+            # Where the system has no thread left, the work is not left alone.
+            feed = work.open()
+            self._running.add(feed)
+            transcript = Transcript(tokenizer, work.reply.stops)
+            await Answering(envelope, feed, transcript, limits, work.resumable, work.after).run(receive, send)
+            if work.resumable:
+                await _sent(scope, limits.write_s)
+            delivered = True
+        finally:
+            work.leave(delivered)
 
 
 class Completions:
     """An ASGI endpoint."""
 
     def __init__(
-        self, service: Service, intake: Intake, running: RunningAnswers, limits: Limits, *, chat: bool
+        self,
+        service: Service,
+        intake: Intake,
+        deliveries: Deliveries,
+        kept: KeptAnswers | None,
+        guard: Guard,
+        limits: Limits,
+        *,
+        chat: bool,
     ) -> None:
+        """`kept`: where clients may come again for their answers."""
         self._service = service
         self._intake = intake
-        self._running = running
+        self._deliveries = deliveries
+        self._kept = kept
+        self._guard = guard
         self._limits = limits
         self._chat = chat
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        key = self._guard.key_needed(scope["headers"])
         with self._intake.place() as take:
             body = await self._intake.body(Request(scope, receive), take)
-            work = await self._intake.run(lambda: self._accept(body), lambda late: late.generation.cancel())
-        request, reply = work.request, work.reply
-        tokenizer = self._service.tokenizer
-        envelope = ReplyFormatter(
-            id=request.id,
-            created=int(time.time()),
-            model=self._service.model().name,
-            reply=reply,
-            prompt_tokens=len(request.prompt_ids),
-            tokenizer=tokenizer,
-        )
-        bridge = _bridge(work)
-        self._running.add(bridge)
-        limits = _patient(self._limits, Headers(scope=scope))
-        await Answering(envelope, bridge, Transcript(tokenizer, reply.stops), limits).run(receive, send)
+            work = await self._intake.run(lambda: self._accept(body, key), lambda late: late.leave(False))
+        await self._deliveries.deliver(work, scope, receive, send)
 
-    def _accept(self, body: bytearray) -> _Accepted:
+    def _accept(self, body: bytearray, key: bytes) -> Work:
         """Parse, check, tokenize, submit: in a thread."""
         values = parse_object(body, self._limits.body_values)
         kind, read = ("chatcmpl", read_chat) if self._chat else ("cmpl", read_completion)
         request, reply = read(values, self._service, f"{kind}-{secrets.token_hex(12)}")
-        return _Accepted(request, reply, self._service.submit(request))
+        created, model = int(time.time()), self._service.model().name
+        if self._kept is not None:
+            reader = self._kept.accept(request, reply, created, model, key)
+            return Work(request, reply, created, model, reader.open, reader.leave, resumable=True)
+        generation = self._service.submit(request)
+
+        def leave(delivered: bool) -> None:
+            if not delivered:
+                generation.cancel()
+
+        return Work(request, reply, created, model, lambda: StreamBridge(generation, request.id), leave)
+
+
+class Resumptions:
+    """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, else the whole answer.
+
+    Whoever may not have an answer is told what is told of one that does not exist.
+    """
+
+    def __init__(self, deliveries: Deliveries, kept: KeptAnswers | None, *, chat: bool) -> None:
+        self._deliveries = deliveries
+        self._kept = kept
+        self._chat = chat
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        if scope["method"] != "GET":  # a HEAD, which would take the reader's place and nothing else
+            raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET"})
+        headers = Headers(scope=scope)
+        after = _last_event(headers.get("last-event-id"))
+        name, key = scope["path_params"]["id"], bearer_of(scope["headers"])
+        found = None if self._kept is None else self._kept.find(name, chat=self._chat, key=key)
+        if found is None:
+            raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
+        accepted = found.accepted
+        stream = accepted.reply.stream and after is not None
+        reader = found.read(collects=not stream)
+        work = Work(
+            accepted.request,
+            replace(accepted.reply, stream=stream),
+            accepted.created,
+            accepted.model,
+            reader.open,
+            reader.leave,
+            resumable=True,
+            after=after or 0,
+        )
+        await self._deliveries.deliver(work, scope, receive, send)
+
+
+def _last_event(text: str | None) -> int | None:
+    """The number in the header Last-Event-ID. Raises ApiError 400."""
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) <= _EVENT_DIGITS):
+        raise refused("the header Last-Event-ID is not the id of an event: send the last one that came")
+    return int(text)
+
+
+async def _sent(scope: MutableMapping[str, Any], limit_s: float) -> None:
+    """Waits until the connection has handed everything to the system, which sends it whatever becomes of us. Raises
+    Stalled."""
+    unsent: Callable[[], int] = scope["state"]["unsent"]
+    deadline = time.monotonic() + limit_s
+    while unsent():
+        if time.monotonic() > deadline:
+            raise Stalled
+        await asyncio.sleep(_UNSENT_S)
 
 
 def _patient(limits: Limits, headers: Headers) -> Limits:
@@ -105,12 +224,3 @@ def _patient(limits: Limits, headers: Headers) -> Limits:
             if wait_s > 0:  # NaN is not
                 return limits.heard_within(wait_s)
     return limits
-
-
-def _bridge(work: _Accepted) -> StreamBridge:
-    """Where the system has no thread left, the work is not left alone."""
-    try:
-        return StreamBridge(work.generation, work.request.id)
-    except BaseException:
-        work.generation.cancel()
-        raise

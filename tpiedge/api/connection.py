@@ -22,7 +22,7 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {"drop": transport.abort}
+            self.app_state = {"drop": transport.abort, "unsent": transport.get_write_buffer_size}
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:

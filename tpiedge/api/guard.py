@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from tpiedge.api.errors import ApiError
 from tpiedge.errors import UserError
 
-__all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_loopback"]
+__all__ = ["OPEN_PATHS", "Guard", "bearer_of", "check_bind", "is_loopback"]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
@@ -79,6 +79,10 @@ class Guard:
         elif self._keys:
             _check_bearer(headers, self._keys, "an API key")
 
+    def key_needed(self, headers: Headers) -> bytes:
+        """The API key of a request that was let in; empty where none is needed."""
+        return bearer_of(headers) if self._keys else b""
+
     def _check_not_a_page(self, headers: Headers) -> None:
         """Refuses what a web page of somebody else may have sent. Raises ApiError 403."""
         hosts = _values(headers, b"host")
@@ -118,13 +122,18 @@ def _is_ip_address(host: str) -> bool:
     return True
 
 
-def _check_bearer(headers: Headers, wanted: Sequence[bytes], what: str) -> None:
+def bearer_of(headers: Headers) -> bytes:
+    """The key that the request was sent with; empty where there is none, or more than one."""
     values = [value for name, value in headers if name == b"authorization"]
     scheme, _, key = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
-    digest = hashlib.sha256(key.strip()).digest()
+    return key.strip() if scheme.lower() == b"bearer" else b""
+
+
+def _check_bearer(headers: Headers, wanted: Sequence[bytes], what: str) -> None:
+    digest = hashlib.sha256(bearer_of(headers)).digest()
     # Every key is compared, in constant time: how long it takes says nothing.
     found = [hmac.compare_digest(digest, one) for one in wanted]
-    if scheme.lower() != b"bearer" or not any(found):
+    if not any(found):
         raise ApiError(
             401,
             f"{what} is needed: send 'Authorization: Bearer ...'",

@@ -5,6 +5,7 @@ Unknown fields are refused, as OpenAI does: a misspelt limit that is silently ig
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import ApiError, refused
@@ -14,6 +15,7 @@ from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
+from tpiedge.wire.fields import MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -50,8 +52,8 @@ class Reply:
     chat: bool
     stream: bool
     include_usage: bool
-    logprobs: int | None
-    stops: tuple[str, ...]
+    logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None
+    stops: Annotated[tuple[Annotated[str, MaxLength(_MAX_STOP_CHARACTERS)], ...], MaxItems(_MAX_STOPS)]
     token_ids: bool
 
 

@@ -12,11 +12,14 @@ import uvicorn
 from tpiedge.api.app import Api
 from tpiedge.api.connection import connection_class
 from tpiedge.api.guard import Guard, check_bind, is_loopback
+from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.listener import HttpListener
+from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
 from tpiedge.host.addresses import own_names
+from tpiedge.master.reconciler import RECOVERY_GRACE_S
 
 __all__ = ["ApiServer"]
 
@@ -43,12 +46,24 @@ class ApiServer:
         *,
         insecure: bool = False,
         limits: Limits | None = None,
+        records: RecordFolder | None = None,
+        grace_s: float = RECOVERY_GRACE_S,
     ) -> None:
+        """`records`: with it, answers survive the server, and those of the one before go on at once; `grace_s`: for how
+        long its streams wait for their readers. Raises UserError for records that cannot be read."""
         check_bind(host, keys, insecure)
         found = limits or Limits.of_context(service.max_sequence)
         names = () if keys or is_loopback(host) else own_names()
-        self._api = Api(service, Guard(host, keys, admin_secret, found.headers_bytes, names), found)
+        guard = Guard(host, keys, admin_secret, found.headers_bytes, names)
         self._socket = _listen(host, port, found.connections)
+        kept = None if records is None else KeptAnswers(records, service, grace_s)
+        try:
+            #: How many answers of the server before go on.
+            self.recovered = 0 if kept is None else kept.recover()
+        except BaseException:
+            self._socket.close()
+            raise
+        self._api = Api(service, guard, found, kept)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]
         self._server = _Server(
             uvicorn.Config(
@@ -88,6 +103,7 @@ class ApiServer:
         self._thread.start()
         if not self._server.up.wait(_START_S):
             raise InternalError("the HTTP server did not start within ten seconds")
+        self._server.call(self._api.sweep)
 
     def close(self, drain_s: float = 0.0) -> None:
         """Stop listening, let running answers finish for `drain_s`, then cancel them. Idempotent."""

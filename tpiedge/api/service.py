@@ -4,7 +4,7 @@ The API owns no model and no nodes: it holds a `Service`. All methods may be cal
 once, save `Generation.events`, which blocks in a thread of its own.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Protocol
@@ -129,6 +129,11 @@ class Service(Protocol):
 
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
+        ...
+
+    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> Generation:
+        """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
+        wanted. To be called before anything is submitted. Raises Unavailable."""
         ...
 
     def pending(self) -> tuple[PendingJoin, ...]:

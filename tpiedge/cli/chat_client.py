@@ -103,7 +103,7 @@ class _MasterSpeaker:
         answer = _Answer()
         body = {"model": self.name, "messages": messages, "stream": True} | self.settings | dict(settings)
         body["stream_options"] = {"include_usage": True}
-        with self._master.stream("/v1/chat/completions", body, _PauseNote().show) as events:
+        with self._master.stream("/v1/chat/completions", body, _Notes().show) as events:
             for event in events:
                 text = _take(event, answer)
                 if text:
@@ -111,16 +111,16 @@ class _MasterSpeaker:
         return answer
 
 
-class _PauseNote:
-    """Says beside the answer why it pauses, once for each reason."""
+class _Notes:
+    """What is said beside the answer, once where it is the same."""
 
     def __init__(self) -> None:
         self._shown = ""
 
-    def show(self, why: str) -> None:
-        if why != self._shown:
-            self._shown = why
-            click.echo(f"\n[the answer pauses: {why}]", err=True)
+    def show(self, note: str) -> None:
+        if note != self._shown:
+            self._shown = note
+            click.echo(f"\n[{note}]", err=True)
 
 
 def _once(speaker: _MasterSpeaker, system: str | None, prompt: str, as_json: bool) -> None:

@@ -11,6 +11,7 @@ import click
 
 from tpiedge.api.guard import check_bind
 from tpiedge.api.limits import Limits
+from tpiedge.api.record_folder import RecordFolder, records_in
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import serving_until_stopped
 from tpiedge.cli.model_names import model_option
@@ -63,6 +64,7 @@ from tpiedge.sanitise import sanitised_line
 from tpiedge.shipping.server import ShipServer
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.keys import CurveKeys
+from tpiedge.units import counted
 from tpiedge.wire.epochs import Capacity
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, Pin, WirePrecision
 from tpiedge.wire.weights import Keeping
@@ -70,6 +72,7 @@ from tpiedge.wire.weights import Keeping
 __all__ = ["master"]
 
 _LOCK = ".master.lock"
+_RECORDS = "answers"
 _HTTP_PORT = 8080
 _REPORT_S = 60.0
 _MOST_S = 1e9
@@ -101,6 +104,7 @@ class _Flags:
     answer_s: float | None
     recovery_grace_s: float
     stock: bool
+    journal: bool
     descriptors: int
 
 
@@ -158,6 +162,11 @@ class _Flags:
     show_default=True,
     help="What else workers fetch to their disks while nobody asks: what they need once another machine is lost.",
 )
+@click.option(
+    "--journal",
+    is_flag=True,
+    help="Record requests and answers under way in the state folder: the next master goes on with them.",
+)
 @click.option("--drain", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
 @state_option
 @cache_option
@@ -187,6 +196,7 @@ def master(
     answer_limit: float | None,
     recovery_grace: float,
     spare: str,
+    journal: bool,
     drain: float,
     state: Path | None,
     cache: Path | None,
@@ -211,6 +221,7 @@ def master(
         answer_s=answer_limit,
         recovery_grace_s=recovery_grace,
         stock=spare == "auto",
+        journal=journal,
         descriptors=check_descriptors(),
     )
     check_bind(flags.http.host, flags.api_keys, flags.insecure)
@@ -230,6 +241,12 @@ def master(
             _inviting(flags.listen, keys, folder, token_file, scribe.say),
         ):
             scribe.say(f"serving {model.name} at {_url(flags.http, api)}/v1")
+            if api.recovered:
+                scribe.say(f"going on with {counted(api.recovered, 'answer')} of the master before")
+            if not journal and (left := records_in(folder / _RECORDS)):
+                scribe.say(
+                    f"left in {left[0].parent}: {counted(len(left), 'answer')}; --journal goes on with them"
+                )
             try:
                 watch(running, supervisor, entrance.pending, scribe.say)
             finally:
@@ -334,6 +351,8 @@ def _serving(
             limits=replace(
                 Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
             ),
+            records=RecordFolder(folder / _RECORDS, served.pack_id) if flags.journal else None,
+            grace_s=flags.recovery_grace_s,
         )
         stack.callback(api.close)
         running.start(int(time.time()))

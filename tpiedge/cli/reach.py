@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
 from tpiedge.errors import ContextFull, PeerError, TpiedgeError, UserError
 from tpiedge.host.private_file import read_private
 from tpiedge.local.paths import master_state
@@ -18,7 +19,6 @@ __all__ = ["MasterClient", "admin_of", "url_of"]
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
-_MAX_ERROR = 65_536
 
 
 @dataclass(frozen=True)
@@ -75,26 +75,29 @@ class MasterClient:
 
     @contextlib.contextmanager
     def stream(
-        self, path: str, body: Mapping[str, object], on_pause: Callable[[str], None]
+        self, path: str, body: Mapping[str, object], note: Callable[[str], None]
     ) -> Iterator[Iterator[str]]:
-        """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `on_pause` gets why
-        the answer pauses, again and again while it does."""
-        with self._failing(), self._http.stream("POST", path, json=body) as answer:
-            if answer.status_code != httpx.codes.OK:
-                raise _error_of(answer.status_code, answer.read()[:_MAX_ERROR])
-            yield _events(answer, on_pause)
+        """The events of an answer, without the last one ([DONE]), for as long as the block lasts. `note` as of
+        AnswerStream."""
+        with (
+            self._failing(),
+            contextlib.closing(AnswerStream(self._http, path, body, note).events()) as events,
+        ):
+            yield events
 
     def _call(self, method: str, path: str, body: Mapping[str, object] | None) -> dict[str, object]:
         with self._failing():
             answer = self._http.request(method, path, json=body)
-        if answer.status_code != httpx.codes.OK:
-            raise _error_of(answer.status_code, answer.content[:_MAX_ERROR])
+            if answer.status_code != httpx.codes.OK:
+                raise HttpRefusal(answer.status_code, answer.content)
         return _object(answer.content)
 
     @contextlib.contextmanager
     def _failing(self) -> Iterator[None]:
         try:
             yield
+        except HttpRefusal as refusal:
+            raise _error_of(refusal) from None
         except (httpx.ConnectError, httpx.ConnectTimeout):
             raise UserError(
                 f"no master answers at {self._url}: start one with 'tpiedge master', or give its --url"
@@ -120,17 +123,6 @@ def _is_url(text: str) -> bool:
         return False
 
 
-def _events(answer: httpx.Response, on_pause: Callable[[str], None]) -> Iterator[str]:
-    for line in answer.iter_lines():
-        if line == "data: [DONE]":
-            return
-        if line.startswith(": ") and line != ": ping":
-            on_pause(sanitised(line.removeprefix(": ")))
-        if line.startswith("data: "):
-            yield line.removeprefix("data: ")
-    raise PeerError("the master ended the answer early")
-
-
 def _read_admin(state: Path | None) -> _Admin | None:
     values = read_private(master_state(state) / "admin.json")
     if values is None:
@@ -151,16 +143,15 @@ def _object(data: bytes) -> dict[str, object]:
     return value
 
 
-def _error_of(status: int, data: bytes) -> TpiedgeError:
+def _error_of(refusal: HttpRefusal) -> TpiedgeError:
     """OpenAI's error as ours."""
-    if status == httpx.codes.UNAUTHORIZED:
+    if refusal.status == httpx.codes.UNAUTHORIZED:
         return UserError("the master wants another key: give --api-key, or set TPIEDGE_API_KEY")
     error: object = None
     with contextlib.suppress(ValueError, RecursionError, AttributeError):
-        error = json.loads(data).get("error")
+        error = json.loads(refusal.data).get("error")
     message = error.get("message") if isinstance(error, dict) else None
-    text = sanitised(str(message or f"the master answers with HTTP status {status}"))
-    busy = status == httpx.codes.TOO_MANY_REQUESTS or status >= httpx.codes.INTERNAL_SERVER_ERROR
+    text = sanitised(str(message or f"the master answers with HTTP status {refusal.status}"))
     if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
         return ContextFull(text)
-    return PeerError(text) if busy else UserError(text)
+    return PeerError(text) if refusal.passing else UserError(text)

@@ -1,6 +1,7 @@
 """The master as the HTTP API sees it."""
 
 import time
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 
@@ -13,6 +14,7 @@ from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.supervision import Supervisor
+from tpiedge.wire.control import PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MasterService"]
@@ -69,6 +71,9 @@ class MasterService:
             raise Busy(str(error)) from None
         except NotServing as error:
             raise Unavailable(str(error)) from None
+
+    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> PendingAnswer:
+        return self._master.resume(request, said)
 
     def pending(self) -> tuple[PendingJoin, ...]:
         return tuple(PendingJoin(one.host, one.address) for one in self._entrance.pending())

@@ -9,6 +9,7 @@ Laws:
    one comes of reading the prompt, and an epoch may die of what follows.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -90,6 +91,13 @@ class Journal:
         if self.answer_ids and self.answer_ids[-1] in request.stop_ids and not request.ignore_eos:
             return "stop"
         return "length" if self.answer_ids and len(self.answer_ids) >= request.max_tokens else None
+
+    def restore(self, said: Iterable[Token | PromptScores], now: float) -> None:
+        """Takes what an earlier master passed on, in its order. The answer pauses."""
+        for message in said:
+            self.take(message)
+        self.begun = True
+        self.interrupted(now)
 
     def interrupted(self, now: float) -> None:
         """Its epoch ended, by a plan."""

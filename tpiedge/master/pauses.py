@@ -13,6 +13,7 @@ from tpiedge.master.roster import Roster
 __all__ = ["Pauses"]
 
 _PLANNED = "a new plan begins"
+_STARTED_AGAIN = "the master was started again"
 
 
 class Pauses:
@@ -22,7 +23,12 @@ class Pauses:
         self._roster = roster
         self._loss = ""
         self._lost = ""
-        self._members: Collection[str] = ()
+        self._members: Collection[str] | None = ()  # None: those of the master before, whom nobody knows
+
+    def started_again(self) -> str:
+        """This master goes on with answers of the one before. Returns what is told of it."""
+        self._members, self._loss = None, _STARTED_AGAIN
+        return self._loss
 
     def planned(self) -> str:
         """A new plan takes the place of the one that serves. Returns what is told of it."""
@@ -42,13 +48,15 @@ class Pauses:
 
     def waiting(self, reason: str) -> str:
         """Nobody can serve, for this reason."""
-        gone = self._hosts(name for name in self._members if not self._is_present(name))
+        gone = self._hosts(name for name in self._members or () if not self._is_present(name))
         return f"waiting for {', '.join(gone)}: {reason}" if self._loss and gone else reason
 
     def going_on(self, machines: Collection[str]) -> str:
         """These workers take over, or do so already."""
         if not self._loss:
             return _PLANNED
+        if self._members is None:
+            return self._loss
         without = self._hosts(name for name in self._members if name not in machines)
         if not without:
             return f"{self._loss}; going on with the same machines"

@@ -82,7 +82,7 @@ class Reconciler:
         self.hopeless = False
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
-        self._served = False  # whether a session was ready since the master's start
+        self._served = False  # whether a session was ready, of this master or of the one before
         self._switching = Switching(requests)
         self._clock = clock
         self._plan = plan
@@ -106,6 +106,11 @@ class Reconciler:
         self._again = ""  # when the next attempt is made, in words
         self._pauses = Pauses(roster)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
+
+    def served_before(self) -> str:
+        """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
+        self._served = True
+        return self._pauses.started_again()
 
     def not_serving(self) -> NotServing:
         """The error of a request that cannot be served. For any thread."""

@@ -7,7 +7,8 @@ Laws:
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
    one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
-6. Of those that wait, who did not get on in most losses begins first, and beside a suspect nothing begins
+6. Those of an earlier master (`resume`) are such that ran: whatever the limit, in front of those that never did.
+7. Of those that wait, who did not get on in most losses begins first, and beside a suspect nothing begins
    (`journal.py`): so one that ends every epoch is found, and it alone fails.
 """
 
@@ -161,6 +162,23 @@ class RequestQueue:
                 self._count(refused=1)
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
             self._waiting.append(answering)
+        self._on_submit()
+        return answering
+
+    def resume(
+        self, request: GenerationRequest, said: Sequence[Token | PromptScores], why: str
+    ) -> PendingAnswer:
+        """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
+        rest follows, and first of all that it pauses, and `why`. To be called in the order in which they were accepted,
+        and before anything is submitted. Raises the error that `close` was given."""
+        answering = PendingAnswer(request, self._cancelled)
+        with self._lock:
+            if self._closed is not None:
+                raise self._closed.with_traceback(None)
+            answering.journal.restore(said, self._now())
+            answering.pause(why)
+            if not self._settled(answering):
+                self._waiting.append(answering)
         self._on_submit()
         return answering
 

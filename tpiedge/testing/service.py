@@ -22,7 +22,7 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.control import Finished, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["FakeGeneration", "FakeService", "finished", "token"]
@@ -53,13 +53,14 @@ class FakeGeneration:
     """Gives the events that a test puts in; `cancelled` is set by `cancel`, `completed` by `complete`, `ended` when the
     iterator has ended."""
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: GenerationRequest, count: int = 0) -> None:
+        """`count`: tokens that were said before."""
         self.request = request
         self.cancelled = threading.Event()
         self.completed = threading.Event()
         self.ended = threading.Event()
         self._items: queue.Queue[AnswerEvent | BaseException] = queue.Queue()
-        self._count = 0
+        self._count = count
 
     def say(self, *token_ids: int) -> None:
         for token_id in token_ids:
@@ -164,6 +165,12 @@ class FakeService:
                 raise Busy("the queue is full", retry_after_s=2.0)
             generation = FakeGeneration(request)
             self._running.append(generation)
+        self.script(generation)
+        self.generations.put(generation)
+        return generation
+
+    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> FakeGeneration:
+        generation = FakeGeneration(request, sum(isinstance(one, Token) for one in said))
         self.script(generation)
         self.generations.put(generation)
         return generation

@@ -67,6 +67,23 @@ def test_an_answer_is_complete_where_no_token_can_follow(
     assert journal.complete == reason
 
 
+@given(st.lists(st.booleans(), max_size=8))
+def test_what_an_earlier_master_passed_on_is_not_passed_on_again(scores: list[bool]) -> None:
+    """Each part is a token, or the score of the prompt's next position."""
+    said: list[Token | PromptScores] = []
+    for one in scores:
+        known = sum(isinstance(part, PromptScores) for part in said)
+        said.append(PromptScores(0, "r-1", known + 1, (0.5,)) if one else token(len(said) - known))
+    journal = Journal(replace(SAMPLED, prompt_scores=True))
+    journal.restore(said, 3.0)
+    assert journal.answer_ids == [5] * scores.count(False)
+    assert journal.rest.answer_ids == tuple(journal.answer_ids)
+    assert [journal.take(message) for message in said] == [None] * len(said)
+    assert journal.begun
+    assert journal.paused == 3.0
+    assert not journal.suspect
+
+
 def test_a_request_is_guilty_after_losses_in_a_row_of_which_one_came_while_it_ran_alone() -> None:
     journal = Journal(request())
     for number in range(1, 3 * GUILTY):

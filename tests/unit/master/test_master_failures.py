@@ -8,6 +8,7 @@ from tests.unit.master.stories import Story, failure, outcome, request, two_mach
 from tpiedge.errors import ResourceError
 from tpiedge.master.journal import GUILTY
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
+from tpiedge.wire.control import Token
 from tpiedge.wire.epochs import Launch, Leaving
 
 
@@ -162,6 +163,29 @@ def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) ->
         story.turn()
     assert isinstance(outcome(running), list)
     assert isinstance(outcome(late), list)
+
+
+def test_requests_of_an_earlier_master_wait_for_its_workers(story: Story) -> None:
+    """Those that come meanwhile wait behind them."""
+    story.min_workers = 1
+    old = story.master.resume(request("old"), [Token(0, "old", 0, 5, ())])
+    story.wait(RECOVERY_GRACE_S - 5)
+    new = story.submit("new")
+    story.join("w-1")
+    story.settle()
+    assert story.root.asked == ["old"]
+    for name in ("old", "new"):
+        story.root.finish(name)
+        story.turn()
+    assert isinstance(outcome(old), list)
+    assert isinstance(outcome(new), list)
+
+
+def test_requests_of_an_earlier_master_fail_once_the_grace_is_over(story: Story) -> None:
+    story.min_workers = 1
+    old = story.master.resume(request("old"), [])
+    story.wait(RECOVERY_GRACE_S + 5)
+    assert "0 of 1 worker here" in str(failure(old))
 
 
 def test_the_grace_begins_when_nothing_can_serve_whatever_took_long_before(story: Story) -> None:

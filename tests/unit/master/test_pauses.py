@@ -44,6 +44,18 @@ def test_a_loss(error: TpiedgeError, words: str) -> None:
     assert told.undecided("; later") == f"{words}; later"
 
 
+def test_a_master_that_was_started_again_says_so_until_a_plan_or_a_loss() -> None:
+    told, _ = pauses()
+    words = told.started_again()
+    assert words == "the master was started again"
+    assert told.going_on(["w-attic"]) == told.undecided("") == words
+    assert told.waiting("0 of 1 worker here") == "0 of 1 worker here"
+    assert told.lost(LOST, ["w-dell-1"]) != words
+    assert told.going_on([]).endswith("going on without it")
+    told.started_again()
+    assert told.planned() == told.going_on([]) == "a new plan begins"
+
+
 @pytest.mark.parametrize(
     ("machines", "words"),
     [

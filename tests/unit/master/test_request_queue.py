@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
@@ -35,6 +35,10 @@ class Book:
 
     def submit(self, name: str = "r-1") -> PendingAnswer:
         return self.requests.submit(request(name))
+
+    def resume(self, name: str, tokens: int) -> PendingAnswer:
+        """A request of an earlier master, which passed on so many tokens."""
+        return self.requests.resume(request(name), [token(name, index) for index in range(tokens)], "again")
 
     def start(self) -> str | None:
         """The name of the request that starts."""
@@ -491,6 +495,41 @@ def test_a_closed_desk_takes_nothing_and_serves_what_it_took() -> None:
     assert events(answering) == [finished()]
 
 
+def test_requests_of_an_earlier_master_go_on_in_their_order_before_new_ones_whatever_the_limit() -> None:
+    book = Book(limit=1)
+    resumed = [book.resume(f"old-{tokens}", tokens) for tokens in (2, 0, 1)]
+    assert book.submitted == 3
+    book.submit("new")
+    with pytest.raises(QueueFull):
+        book.submit("newer")
+    book.clock.advance(1.5)
+    for name, tokens in (("old-2", 2), ("old-0", 0), ("old-1", 1)):
+        order = book.order()
+        assert order is not None
+        assert (order.id, order.answer_ids) == (name, (5,) * tokens)
+        book.requests.tell(token(name, tokens))
+        book.requests.tell(finished(name, tokens + 1))
+    assert book.start() == "new"
+    for tokens, answering in zip((2, 0, 1), resumed, strict=True):
+        first, second, third, last = events(answering)
+        assert (first, second, third) == (Paused("again"), Resumed(1.5), token(f"old-{tokens}", tokens))
+        assert last == replace(finished(f"old-{tokens}", tokens + 1), steps=0)
+
+
+def test_a_resumed_request_of_which_nothing_is_missing_ends_at_once() -> None:
+    book = Book()
+    answering = book.resume("r-1", 4)
+    assert book.requests.idle
+    assert events(answering) == [Paused("again"), Finished(0, "r-1", "length", 3, 4, 0, 0)]
+
+
+def test_a_closed_queue_resumes_nothing() -> None:
+    book = Book()
+    book.requests.close(NotServing("closing"))
+    with pytest.raises(NotServing):
+        book.resume("r-1", 1)
+
+
 class Queues(RuleBasedStateMachine):
     """Any order of calls: each accepted request ends once; order is kept, and so is the number of those that run."""
 
@@ -509,6 +548,18 @@ class Queues(RuleBasedStateMachine):
         self.unwanted: set[str] = set()
         self.ended: set[str] = set()
         self.closed = False
+
+    @initialize(said=st.lists(st.integers(0, 4), max_size=5))
+    def resume(self, said: list[int]) -> None:
+        for tokens in said:
+            self.count += 1
+            name = f"r-{self.count}"
+            self.accepted[name] = self.book.resume(name, tokens)
+            self.told[name] = tokens
+            if tokens == self.accepted[name].request.max_tokens:
+                self._end(name)
+            else:
+                self.waiting.append(name)
 
     @rule()
     def submit(self) -> None:

@@ -1,0 +1,396 @@
+"""Answers that survive their connections and their server: numbered events, GET by the id, records."""
+
+import asyncio
+import contextlib
+import json
+import threading
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from tests.http.conftest import DEMO, SECRET
+from tpiedge.api.app import Api
+from tpiedge.api.guard import Guard
+from tpiedge.api.kept_answers import COLLECTED_WITHIN_S, KeptAnswer, KeptAnswers
+from tpiedge.api.limits import Limits
+from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import AcceptedRequest, key_mark
+from tpiedge.api.schema import Reply
+from tpiedge.errors import PeerLost
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.clock import ManualClock
+from tpiedge.testing.service import token
+from tpiedge.wire.control import Token
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+LIMIT_S = 20.0
+BODY = {"model": "babbler", "prompt": "x"}
+PACK = "pack-1"
+WORDS = tuple(Tokenizer.open(DEMO).encode("the fox", add_special=False)[:2])
+CHAT = Reply(True, True, True, None, (), False)
+TEXT = Reply(False, True, True, 2, (), True)
+WHOLE = Reply(False, False, False, None, (), False)
+STOPPED = replace(CHAT, stops=(" three", "never"))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return tmp_path / "answers"
+
+
+@pytest.fixture
+def keep(serve, folder):
+    """A server that records, on the folder that another one may have left."""
+    return lambda **options: serve(records=RecordFolder(folder, PACK), **options)
+
+
+def connect(server, key=""):
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    return httpx.Client(base_url=server.url, timeout=LIMIT_S, headers=headers, trust_env=False)
+
+
+def events_of(answer):
+    """(number, text) of each event."""
+    return events_in(answer.iter_lines())
+
+
+def events_in(lines):
+    number = None
+    for line in lines:
+        if line.startswith("id: "):
+            number = int(line.removeprefix("id: "))
+        elif line.startswith("data: "):
+            yield number, line.removeprefix("data: ")
+
+
+def left(folder):
+    return [path for path in folder.iterdir() if path.suffix == ".answer"]
+
+
+def wait_until(condition):
+    deadline = threading.Event()
+    for _ in range(int(LIMIT_S * 100)):
+        if condition():
+            return
+        deadline.wait(0.01)
+    pytest.fail("not within the limit")
+
+
+class Left:
+    """Answers that a server before has left."""
+
+    def __init__(self, folder, service):
+        self._folder = folder
+        self._service = service
+
+    def __call__(self, reply, ids, told, *, rest=True, key=b""):
+        """Of the tokens `ids` so many are told; with `rest` the cluster says the others, and that it ends. Returns the
+        path of the answer."""
+        name = "chatcmpl-1" if reply.chat else "cmpl-1"
+        sampling = Sampling(logprobs=reply.logprobs or 0)
+        request = GenerationRequest(name, (1, 2), 100, sampling, (2,), keep_prefix=True)
+        accepted = AcceptedRequest(request, reply, 1_700_000_000, "babbler", PACK, key_mark(key))
+        file = RecordFolder(self._folder, PACK).begin(accepted)
+        for index, one in enumerate(ids[:told]):
+            scores = tuple((one + i, -0.5 - i) for i in range(sampling.logprobs))
+            file.add(token(name, index, one, scores))
+        file.keep()
+
+        def script(generation):
+            if rest:
+                generation.say(*ids[told:])
+                generation.finish("stop")
+
+        self._service.script = script
+        return f"/v1/chat/completions/{name}" if reply.chat else f"/v1/completions/{name}"
+
+
+@pytest.fixture
+def leave(folder, service):
+    return Left(folder, service)
+
+
+@pytest.mark.parametrize("reply", [CHAT, TEXT, STOPPED], ids=["chat", "logprobs", "stops"])
+def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturbed_stream(
+    service, folder, leave, reply
+):
+    """The text has characters of several tokens, and the beginnings of stop strings."""
+    ids = service.tokenizer.encode("one \N{GRINNING FACE}\N{SNOWMAN} two nev three four", add_special=False)
+
+    def stream(told, after):
+        path = leave(reply, ids, told)
+        kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
+        assert kept.recover() == 1
+        api = Api(service, Guard("localhost", (), SECRET, 1000), Limits(), kept)
+        body = asyncio.run(got(api, path, after))
+        api.close(LIMIT_S)
+        assert not left(folder)
+        return list(events_in(body.decode().splitlines()))
+
+    undisturbed = stream(0, 0)
+    assert [number for number, _ in undisturbed] == list(range(1, len(undisturbed) + 1))
+    assert undisturbed[-1][1] == "[DONE]"
+    for told in range(len(ids) + 1):
+        for after in range(len(undisturbed)):
+            assert stream(told, after) == undisturbed[after:], (told, after)
+
+
+async def got(api, path, after, unsent=lambda: 0):
+    """The body of a GET without a socket, of which `unsent` bytes are on their way."""
+    body = []
+
+    async def receive():
+        await asyncio.Event().wait()
+
+    async def send(message):
+        body.append(message.get("body", b""))
+
+    headers = [(b"host", b"localhost"), (b"last-event-id", b"%d" % after)]
+    state = {"unsent": unsent}
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers, "state": state}
+    await api(scope, receive, send)
+    return b"".join(body)
+
+
+def test_a_record_lasts_until_the_last_byte_has_left(service, folder, leave):
+    path = leave(CHAT, WORDS, 1)
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
+    kept.recover()
+    api = Api(service, Guard("localhost", (), SECRET, 1000), Limits(), kept)
+    seen = []
+
+    def unsent():
+        seen.append(len(left(folder)))
+        return 3 - len(seen)
+
+    assert asyncio.run(got(api, path, 0, unsent)).endswith(b"data: [DONE]\n\n")
+    api.close(LIMIT_S)
+    assert seen == [1, 1, 1]
+    assert not left(folder)
+
+
+def test_without_records_nothing_is_numbered_and_nothing_resumed(serve, service):
+    service.script = lambda generation: (generation.say(WORDS[0]), generation.finish())
+    with connect(serve()) as http:
+        answer = http.post("/v1/completions", json=BODY | {"stream": True})
+        assert "id:" not in answer.text.replace('"id":', "")
+        assert "x-request-id" not in answer.headers
+        assert http.get(f"/v1/completions/{service.generations.get().request.id}").status_code == 404
+
+
+def test_a_stream_is_named_and_numbered_and_its_record_ends_with_it(keep, service, folder):
+    service.script = lambda generation: (generation.say(*WORDS), generation.finish())
+    with connect(keep()) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            assert answer.headers["x-request-id"] == service.generations.get().request.id
+            numbers = [number for number, _ in events_of(answer)]
+        assert numbers == list(range(1, len(numbers) + 1))
+        wait_until(lambda: not left(folder))
+
+
+def test_a_whole_answer_names_its_request_before_it_comes(keep, service, folder):
+    with connect(keep()) as http:
+        with http.stream("POST", "/v1/completions", json=BODY) as answer:
+            generation = service.generations.get(timeout=LIMIT_S)
+            assert answer.headers["x-request-id"] == generation.request.id
+            assert len(left(folder)) == 1
+            generation.say(WORDS[0])
+            generation.finish()
+            assert json.loads(answer.read())["usage"]["completion_tokens"] == 1
+        wait_until(lambda: not left(folder))
+
+
+def test_what_fails_at_once_has_a_status_of_its_own(keep, service, folder):
+    service.script = lambda generation: generation.fail(PeerLost(1, "the work", "killed"))
+    with connect(keep()) as http:
+        assert http.post("/v1/completions", json=BODY).status_code == 503
+    wait_until(lambda: not left(folder))
+
+
+def test_a_client_that_leaves_cancels_and_nothing_is_left_of_it(keep, service, folder):
+    with connect(keep()) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            generation = service.generations.get(timeout=LIMIT_S)
+        assert generation.cancelled.wait(LIMIT_S)
+        wait_until(lambda: not left(folder))
+        assert http.get(path).status_code == 404
+
+
+def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):
+    """As of a client whose connection has broken without the server's knowing."""
+    with (
+        connect(keep(limits=Limits(ping_s=0.05))) as http,
+        http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as first,
+    ):
+        path = f"/v1/completions/{first.headers['x-request-id']}"
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(WORDS[0])
+        heard = events_of(first)
+        assert next(heard)[0] == 1
+        with http.stream("GET", path, headers={"Last-Event-ID": "1"}) as second:
+            rest = []
+            with contextlib.suppress(httpx.RemoteProtocolError):
+                rest.extend(heard)
+            assert json.loads(rest[-1][1])["error"]["code"] == "superseded"
+            generation.say(WORDS[1])
+            generation.finish()
+            numbers = [number for number, _ in events_of(second)]
+    assert numbers == list(range(2, 2 + len(numbers)))
+    assert not generation.cancelled.is_set()
+    wait_until(lambda: not left(folder))
+
+
+def test_a_reader_that_resumed_and_leaves_cancels(keep, service, folder, leave):
+    path = leave(CHAT, WORDS, 1, rest=False)
+    with connect(keep(limits=Limits(ping_s=0.05))) as http:
+        with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as answer:
+            next(events_of(answer))
+        assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
+        wait_until(lambda: not left(folder))
+
+
+def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
+    path = leave(WHOLE, WORDS, 1, rest=False)
+    with connect(keep()) as http:
+        with http.stream("GET", path) as answer:
+            assert answer.headers["x-request-id"] == "cmpl-1"
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(WORDS[1])
+        generation.finish()
+        wait_until(lambda: not [one for one in threading.enumerate() if one.name == "kept cmpl-1"])
+        assert len(left(folder)) == 1
+        answer = http.get(path, headers={"Last-Event-ID": "1"})
+        assert answer.json()["usage"]["completion_tokens"] == 2
+        assert answer.json()["created"] == 1_700_000_000
+        assert not generation.cancelled.is_set()
+        wait_until(lambda: not left(folder))
+
+
+def test_a_stream_may_be_collected_as_a_whole(keep, folder, leave):
+    path = leave(CHAT, WORDS, 1)
+    with connect(keep()) as http:
+        answer = http.get(path).json()
+    assert answer["object"] == "chat.completion"
+    assert answer["usage"]["completion_tokens"] == 2
+    wait_until(lambda: not left(folder))
+
+
+def test_a_stop_string_ends_the_work_though_nobody_reads(keep, service, folder, leave):
+    ids = service.tokenizer.encode("one two three four", add_special=False)
+    path = leave(replace(WHOLE, stops=(" three",)), ids, 1, rest=False)
+    with connect(keep()) as http:
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(*ids[1:])
+        assert generation.completed.wait(LIMIT_S)
+        assert not generation.cancelled.is_set()
+        choice = http.get(path).json()["choices"][0]
+    assert (choice["text"], choice["finish_reason"]) == ("one two", "stop")
+    assert service.generations.empty()
+
+
+def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, leave):
+    ids = service.tokenizer.encode("one two three four", add_special=False)
+    path = leave(replace(WHOLE, stops=(" three",)), ids, len(ids))
+    with connect(keep()) as http:
+        assert http.get(path).json()["choices"][0]["text"] == "one two"
+    assert service.generations.empty()
+
+
+def test_who_collects_an_answer_that_failed_is_told(keep, service, folder, leave):
+    path = leave(WHOLE, WORDS, 1, rest=False)
+    with connect(keep()) as http:
+        service.generations.get(timeout=LIMIT_S).fail(PeerLost(1, "the work", "killed"))
+        wait_until(lambda: not left(folder))
+        answer = http.get(path)
+    assert answer.status_code == 503
+    assert "killed" in answer.json()["error"]["message"]
+
+
+def test_a_stream_that_nobody_comes_for_is_cancelled(keep, service, folder, leave, caplog):
+    leave(CHAT, WORDS, 1, rest=False)
+    keep(grace_s=0.1)
+    assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
+    wait_until(lambda: not left(folder))
+    assert "nobody came for the answer chatcmpl-1 within 100 ms: it was deleted" in caplog.text
+
+
+@pytest.mark.parametrize(("reply", "limit_s"), [(CHAT, 5.0), (WHOLE, COLLECTED_WITHIN_S)])
+def test_for_how_long_an_answer_waits(folder, service, reply, limit_s):
+    """A whole one from its end on, whatever its work took; neither while it is read."""
+    clock = ManualClock()
+    accepted = AcceptedRequest(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), 0, "m", PACK)
+    file = RecordFolder(folder, PACK).begin(accepted)
+    (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
+    said = [Token(0, "r", 0, stop, ())]
+    for told in ([], said):
+        answer = KeptAnswer(accepted, file, service.tokenizer, clock.now, told)
+        assert answer.whole == bool(told)
+        clock.advance(limit_s)
+        assert not answer.lapsed(5.0)
+        clock.advance(1.0)
+        assert answer.lapsed(5.0) == (reply.stream or bool(told))
+        reader = answer.read(collects=True)
+        assert not answer.lapsed(5.0)
+        reader.leave(False)
+        assert not answer.lapsed(5.0)
+        clock.advance(limit_s + 1)
+        assert answer.lapsed(5.0) == (reply.stream or bool(told))
+    answer.end()
+
+
+def test_only_the_key_of_the_request_gets_the_answer(keep, service, folder, leave):
+    path = leave(CHAT, WORDS, 1, key=b"ann")
+    server = keep(keys=["ann", "bob"])
+    refusals = []
+    for key, where, status in (
+        ("", path, 401),
+        ("bob", path, 404),
+        ("ann", path.replace("/v1/chat/", "/v1/"), 404),
+        ("ann", f"{path}0", 404),
+        ("ann", path, 200),
+        ("ann", path, 404),
+    ):
+        with connect(server, key) as http:
+            answer = http.get(where)
+        assert answer.status_code == status, (key, where)
+        if status == 404:
+            refusals.append(answer.text)
+    assert len(set(refusals)) == 1
+
+
+@pytest.mark.parametrize("given", ["", "-1", "x", "1.5", "\u00b2", "9" * 19])
+def test_what_is_no_number_of_an_event_is_refused(keep, leave, given):
+    path = leave(CHAT, WORDS, 1)
+    with connect(keep()) as http:
+        answer = http.get(path, headers={"Last-Event-ID": given.encode()})
+        assert answer.status_code == 400
+        assert "Last-Event-ID" in answer.json()["error"]["message"]
+        assert http.head(path).status_code == 405
+        assert http.get(path).status_code == 200
+
+
+def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, folder):
+    """A stream breaks off without an error, for the client to come again."""
+    server = keep(limits=Limits(ping_s=0.05))
+    with (
+        connect(server) as http,
+        http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer,
+    ):
+        path = f"/v1/completions/{answer.headers['x-request-id']}"
+        service.generations.get(timeout=LIMIT_S).say(WORDS[0])
+        heard = events_of(answer)
+        found = [next(heard)]
+        threading.Thread(target=server.close).start()
+        with pytest.raises(httpx.RemoteProtocolError):
+            found.extend(heard)
+    assert "error" not in found[-1][1]
+    server.close()
+    (record,) = left(folder)
+    assert record.read_bytes().endswith(b" %d\n" % WORDS[0])
+    service.script = lambda generation: (generation.say(WORDS[1]), generation.finish())
+    with connect(keep()) as http, http.stream("GET", path, headers={"Last-Event-ID": "1"}) as answer:
+        numbers = [number for number, _ in events_of(answer)]
+    assert numbers == list(range(2, 2 + len(numbers)))
+    wait_until(lambda: not left(folder))

@@ -1,0 +1,266 @@
+"""A master with --journal is killed in the middle of answers, and the next one goes on with them."""
+
+import contextlib
+import json
+import signal
+import stat
+import subprocess
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.process.command import COMMAND, wait_for
+from tests.process.serving.serving import START_S, Serving
+
+KEY, OTHER_KEY = "key-of-ann", "key-of-bob"
+OPTIONS = ("--journal", "--precision", "q4", "--api-key", KEY, "--api-key", OTHER_KEY)
+PROMPT = "Once upon a time there was a little fox"
+BODY = {
+    "model": "demo",
+    "prompt": PROMPT,
+    "max_tokens": 900,
+    "temperature": 0.8,
+    "seed": 7,
+    "ignore_eos": True,
+}
+MESSAGES = [{"role": "user", "content": "Tell me a story"}]
+BROKEN = (httpx.RemoteProtocolError, httpx.ReadError)
+#: Lines of a record when an answer is well under way.
+UNDER_WAY = 20
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    cluster = clusters(*OPTIONS)
+    cluster.start_master()
+    cluster.wait_ready(1)
+    return cluster
+
+
+@pytest.fixture(scope="module")
+def expected(cluster: Serving) -> str:
+    """The undisturbed answer."""
+    with client(cluster) as http:
+        text: str = http.post("/v1/completions", json=BODY).json()["choices"][0]["text"]
+    assert len(text) > 500
+    return text
+
+
+def client(cluster: Serving, key: str = KEY) -> httpx.Client:
+    return httpx.Client(
+        base_url=cluster.url, headers={"Authorization": f"Bearer {key}"}, trust_env=False, timeout=30.0
+    )
+
+
+def records(cluster: Serving) -> list[Path]:
+    return sorted((cluster.state / "master" / "answers").iterdir())
+
+
+def wait_for_record(cluster: Serving) -> None:
+    """Until the one answer is well under way."""
+    wait_for(lambda: any(path.read_bytes().count(b"\n") > UNDER_WAY for path in records(cluster)), START_S)
+
+
+def kill(cluster: Serving) -> None:
+    cluster.master.popen.kill()
+    assert cluster.master.wait() == -signal.SIGKILL
+
+
+def wait_until_nothing_is_recorded(cluster: Serving) -> None:
+    wait_for(lambda: not records(cluster), START_S)
+
+
+def whole_that_breaks(http: httpx.Client, named: threading.Event) -> str:
+    """Asks for an answer that is not streamed; returns its path, once the connection has broken."""
+    with http.stream("POST", "/v1/completions", json=BODY) as answer:
+        path = f"/v1/completions/{answer.headers['x-request-id']}"
+        named.set()
+        with pytest.raises(BROKEN):
+            answer.read()
+    return path
+
+
+class Stream:
+    """The events of an answer, over several connections."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.text = ""
+        self.done = False
+
+    def read(self, answer: httpx.Response) -> Iterator[int]:
+        for line in answer.iter_lines():
+            if line.startswith("id: "):
+                self.ids.append(int(line.removeprefix("id: ")))
+            if line == "data: [DONE]":
+                self.done = True
+            elif line.startswith("data: "):
+                value = json.loads(line.removeprefix("data: "))
+                self.text += "".join(choice["text"] for choice in value["choices"])
+                yield self.ids[-1]
+
+
+@pytest.mark.fault(
+    "P7", "killed with --journal: the next master goes on, and the stream is resumed byte for byte"
+)
+def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
+    stream = Stream()
+    with client(cluster) as http, client(cluster, OTHER_KEY) as other:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            events = stream.read(answer)
+            while next(events) < UNDER_WAY:
+                pass
+            (record,) = records(cluster)
+            assert stat.S_IMODE(record.stat().st_mode) == 0o600
+            assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
+            assert KEY not in record.read_text()
+            kill(cluster)
+            with contextlib.suppress(*BROKEN):
+                for _ in events:
+                    pass
+        assert not stream.done
+        cluster.start_master()
+        wait_for(lambda: "going on with 1 answer of the master before" in cluster.master.log, START_S)
+        headers = {"Last-Event-ID": str(stream.ids[-1])}
+        refused = [
+            other.get(path, headers=headers),
+            http.get(path.replace("/v1/", "/v1/chat/"), headers=headers),
+            http.get("/v1/completions/cmpl-0", headers=headers),
+        ]
+        assert [one.status_code for one in refused] == [404] * 3
+        assert len({one.text for one in refused}) == 1
+        with http.stream("GET", path, headers=headers) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            for _ in stream.read(answer):
+                pass
+        assert stream.done
+        assert stream.text == expected
+        assert stream.ids == list(range(1, len(stream.ids) + 1))
+        wait_until_nothing_is_recorded(cluster)
+        assert http.get(path, headers=headers).status_code == 404
+
+
+@pytest.mark.fault(
+    "P7", "killed with --journal: an answer that is not streamed is finished, and collected by its id"
+)
+def test_a_whole_answer_is_collected(cluster: Serving, expected: str):
+    """What computes it is frozen, so that it lasts until its head is there."""
+    rank_zero = cluster.rank_zero()
+    with client(cluster) as http, ThreadPoolExecutor(1) as threads:
+        named = threading.Event()
+        path = threads.submit(whole_that_breaks, http, named)
+        wait_for_record(cluster)
+        rank_zero.suspend()
+        assert named.wait(START_S)
+        kill(cluster)
+        rank_zero.kill()
+        cluster.start_master()
+        collected = http.get(path.result()).json()
+        assert collected["choices"][0]["text"] == expected
+        assert collected["usage"]["completion_tokens"] == BODY["max_tokens"]
+        wait_until_nothing_is_recorded(cluster)
+
+
+@pytest.mark.fault("P7", "killed twice with --journal: `tpiedge chat` connects again by itself")
+def test_a_chat_connects_again_by_itself(cluster: Serving):
+    command = [
+        COMMAND,
+        "chat",
+        "--url",
+        cluster.url,
+        "--api-key",
+        KEY,
+        "--prompt",
+        "Tell me a story",
+        "--json",
+    ]
+    asked = [*command, "--seed", "3", "--max-tokens", "900"]
+    undisturbed = json.loads(subprocess.run(asked, check=True, capture_output=True, timeout=60).stdout)
+    with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
+        for _ in range(2):
+            wait_for_record(cluster)
+            kill(cluster)
+            cluster.start_master()
+        out, notes = chat.communicate(timeout=60)
+    assert chat.returncode == 0, notes
+    answer = json.loads(out)
+    assert answer["text"] == undisturbed["text"]
+    assert answer["finish_reason"] == undisturbed["finish_reason"]
+    assert b"[the connection broke; trying again for" in notes
+    assert b"[connected again, the answer goes on]" in notes
+
+
+@pytest.mark.fault(
+    "P7", "killed with --journal together with its worker: both come back, and the answer goes on"
+)
+def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
+    """The weights are shared by two machines before, and by two others after: the bits are the same."""
+    cluster = clusters(*OPTIONS, "--min-workers", 1)
+    cluster.start_master()
+    ann = cluster.start_worker("ann")
+    cluster.wait_ready(2)
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            events = stream.read(answer)
+            while next(events) < UNDER_WAY:
+                pass
+            kill(cluster)
+            with contextlib.suppress(*BROKEN):
+                for _ in events:
+                    pass
+        ann.process.end()
+        cluster.start_master()
+        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
+            cluster.start_worker("bob")
+            for _ in stream.read(answer):
+                pass
+    assert stream.done
+    assert stream.text == expected
+
+
+@pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")
+def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expected: str):
+    cluster = clusters(*OPTIONS, "--drain", 0)
+    cluster.start_master()
+    cluster.wait_ready(1)
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            events = stream.read(answer)
+            next(events)
+            cluster.master.popen.terminate()
+            with pytest.raises(BROKEN):
+                for _ in events:
+                    pass
+        assert cluster.master.wait() == 0
+        cluster.start_master()
+        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
+            for _ in stream.read(answer):
+                pass
+    assert stream.text == expected
+
+
+def test_a_record_of_another_version_is_refused(clusters):
+    cluster = clusters("--journal")
+    folder = cluster.state / "master" / "answers"
+    folder.mkdir(mode=0o700)
+    record = folder / "000000000001-cmpl-1.answer"
+    record.touch(mode=0o600)
+    record.write_bytes(b'5a1dc9f0 {"version":2}\n')
+    assert cluster.start_master(wait=False).wait() == 2
+    (line,) = [line for line in cluster.master.log.splitlines() if str(record) in line]
+    assert "is a record of version 2, this tpiedge reads version 1: start the tpiedge that wrote it" in line
+    assert "Traceback" not in cluster.master.log
+    cluster.options = ()
+    cluster.start_master()
+    words = f"left in {folder}: 1 answer; --journal goes on with them"
+    wait_for(lambda: words in cluster.master.log, START_S)
+    assert record.exists()

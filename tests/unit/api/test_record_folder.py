@@ -1,0 +1,150 @@
+"""The folder of records: in order, for the owner alone, and no failure of a disk ends an answer."""
+
+import errno
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from tests.unit.api.test_records import ACCEPTED
+from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.records import accepted_line
+from tpiedge.errors import UserError
+from tpiedge.wire.control import Token
+
+TOKENS = tuple(Token(0, "chatcmpl-1", index, 5 + index, ()) for index in range(3))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "answers"
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
+    """The file of a record that a master left, with the first `count` tokens."""
+    before = set(folder.iterdir()) if folder.exists() else set()
+    file = RecordFolder(folder, pack).begin(ACCEPTED)
+    for token in TOKENS[:count]:
+        file.add(token)
+    file.keep()
+    (path,) = set(folder.iterdir()) - before
+    return path
+
+
+def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
+    for count in (2, 0, 1):
+        begun(folder, count=count)
+    found = RecordFolder(folder, "pack-1").found()
+    assert [one.record.said for one in found] == [TOKENS[:2], (), TOKENS[:1]]
+    found[1].file.add(TOKENS[0])
+    again = RecordFolder(folder, "pack-1").found()
+    assert [len(one.record.said) for one in again] == [2, 1, 1]
+    for one in [*found, *again]:
+        one.file.delete()
+        one.file.delete()
+        one.file.add(TOKENS[0])
+    assert files(folder) == []
+
+
+def test_only_the_owner_may_read_them(folder: Path) -> None:
+    path = begun(folder)
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    path.chmod(0o640)
+    with pytest.raises(UserError, match=f"chmod 600 {path}"):
+        RecordFolder(folder, "pack-1").found()
+
+
+def test_what_was_cut_off_is_overwritten(folder: Path) -> None:
+    path = begun(folder, count=2)
+    with path.open("ab") as file:
+        file.write(b"0123456")
+    (found,) = RecordFolder(folder, "pack-1").found()
+    found.file.add(TOKENS[2])
+    found.file.keep()
+    (again,) = RecordFolder(folder, "pack-1").found()
+    assert again.record.said == TOKENS
+    again.file.keep()
+
+
+def test_a_request_that_was_not_written_whole_was_promised_to_nobody(folder: Path) -> None:
+    path = begun(folder, count=0)
+    path.write_bytes(path.read_bytes()[:-1])
+    assert RecordFolder(folder, "pack-1").found() == []
+    assert files(folder) == []
+
+
+def test_those_of_another_model_stay_and_one_line_says_so(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    left = sorted([begun(folder).name, begun(folder).name])
+    assert RecordFolder(folder, "pack-2").found() == []
+    assert files(folder) == left
+    (line,) = caplog.messages
+    assert (
+        line
+        == f"left in {folder}: 2 answers of another model, of which a master of that model makes the rest"
+    )
+
+
+def test_a_damaged_one_is_set_aside_and_the_others_go_on(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    damaged, whole = begun(folder), begun(folder, count=2)
+    damaged.write_bytes(damaged.read_bytes().replace(b" 5\n", b" 6\n"))
+    (found,) = RecordFolder(folder, "pack-1").found()
+    found.file.keep()
+    aside = damaged.with_suffix(".damaged")
+    assert files(folder) == sorted([aside.name, whole.name])
+    (line,) = caplog.messages
+    assert str(aside) in line
+    assert "line 2: it differs from its checksum" in line
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
+def test_a_full_disk_ends_no_answer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, number: int
+) -> None:
+    file = RecordFolder(folder, "pack-1").begin(ACCEPTED)
+
+    def fail(_fd: int, _data: bytes) -> int:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "write", fail)
+    file.add(TOKENS[0])
+    file.add(TOKENS[1])
+    assert files(folder) == []
+    (line,) = caplog.messages
+    assert f"{os.strerror(number)}; the answer goes on, but would not survive the master's end" in line
+
+
+def test_half_a_line_is_no_line(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = RecordFolder(folder, "pack-1").begin(ACCEPTED)
+    write = os.write
+    monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:-1]))
+    file.add(TOKENS[0])
+    assert files(folder) == []
+
+
+def test_where_no_file_can_be_made_the_answer_goes_on(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    records = RecordFolder(folder, "pack-1")
+    folder.rmdir()
+    file = records.begin(ACCEPTED)
+    file.add(TOKENS[0])
+    file.delete()
+    assert "No such file" in caplog.text
+
+
+def test_a_new_record_comes_after_those_that_are_there(folder: Path) -> None:
+    first = begun(folder)
+    later = folder / f"{41:012d}-chatcmpl-9.answer"
+    later.write_bytes(accepted_line(ACCEPTED))
+    later.chmod(0o600)
+    assert sorted([first, later, begun(folder)])[-1].name.startswith(f"{42:012d}-")

@@ -1,0 +1,137 @@
+"""A streamed answer over connections that break: what comes is the whole answer, once."""
+
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tpiedge.cli import answer_stream
+from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
+from tpiedge.errors import PeerError
+
+PATH = "/v1/completions"
+EVENTS = ("one", "two", "three", "four", "[DONE]")
+BROKE = "the connection broke; trying again for 120 s"
+AGAIN = "connected again, the answer goes on"
+
+Reply = Callable[[httpx.Request], httpx.Response]
+
+
+class Breaking(httpx.SyncByteStream):
+    """The events from `first` to before `last`, and then no end."""
+
+    def __init__(self, first: int, last: int, *, numbered: bool = True) -> None:
+        self._lines = [
+            (f"id: {number}\n" if numbered else "") + f"data: {EVENTS[number - 1]}\n\n"
+            for number in range(first, last)
+        ]
+        self._whole = last > len(EVENTS)
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._lines:
+            yield line.encode()
+        if not self._whole:
+            yield b"id: 99\nda"
+            raise httpx.ReadError("cut")
+
+
+def begun(first: int, last: int, *, named: bool = True) -> Reply:
+    headers = {"x-request-id": "cmpl-1"} if named else {}
+    return lambda _request: httpx.Response(200, headers=headers, stream=Breaking(first, last, numbered=named))
+
+
+def refusal(status: int) -> Reply:
+    return lambda _request: httpx.Response(status, json={"error": {"message": "no"}})
+
+
+def unreachable(request: httpx.Request) -> httpx.Response:
+    raise httpx.ConnectError("refused", request=request)
+
+
+class Master:
+    """Answers each request by the next of `replies`."""
+
+    def __init__(self, *replies: Reply) -> None:
+        self.asked: list[tuple[str, str, str | None]] = []
+        self.notes: list[str] = []
+        self._replies = iter(replies)
+
+    def events(self) -> list[str]:
+        with httpx.Client(base_url="http://master", transport=httpx.MockTransport(self._reply)) as http:
+            return list(AnswerStream(http, PATH, {"model": "demo"}, self.notes.append).events())
+
+    def _reply(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append((request.method, request.url.path, request.headers.get("last-event-id")))
+        return next(self._replies)(request)
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stream, "_RETRY_S", 0.0)
+
+
+def test_an_answer_that_does_not_break_is_asked_for_once() -> None:
+    master = Master(begun(1, 6))
+    assert master.events() == list(EVENTS[:-1])
+    assert master.asked == [("POST", PATH, None)]
+    assert master.notes == []
+
+
+def test_each_break_is_mended_after_the_last_whole_event() -> None:
+    master = Master(
+        begun(1, 3),
+        unreachable,
+        refusal(503),
+        begun(3, 3),
+        unreachable,
+        begun(3, 5),
+        refusal(429),
+        begun(5, 6),
+    )
+    assert master.events() == list(EVENTS[:-1])
+    path = f"{PATH}/cmpl-1"
+    assert master.asked[1:] == [("GET", path, "2")] * 5 + [("GET", path, "4")] * 2
+    assert master.notes == [BROKE, AGAIN, AGAIN, BROKE, AGAIN], "said again where it had got on"
+
+
+def test_a_break_before_the_first_event_is_mended_too() -> None:
+    master = Master(begun(1, 1), begun(1, 6))
+    assert master.events() == list(EVENTS[:-1])
+    assert master.asked[-1] == ("GET", f"{PATH}/cmpl-1", "0")
+
+
+def test_an_answer_that_is_not_recorded_ends_with_its_connection() -> None:
+    master = Master(begun(1, 3, named=False))
+    with pytest.raises(httpx.ReadError):
+        master.events()
+    assert master.notes == []
+
+
+def test_an_answer_that_is_gone_is_given_up() -> None:
+    master = Master(begun(1, 3), refusal(404))
+    with pytest.raises(PeerError, match="the rest of this answer no longer: ask again"):
+        master.events()
+
+
+@pytest.mark.parametrize("status", [401, 400, 405])
+def test_a_refusal_that_will_stay_ends_it(status: int) -> None:
+    master = Master(begun(1, 3), refusal(status))
+    with pytest.raises(HttpRefusal) as raised:
+        master.events()
+    assert raised.value.status == status
+
+
+@pytest.mark.parametrize("reply", [unreachable, refusal(503), begun(3, 3)])
+def test_it_is_given_up_in_the_end(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answer_stream, "RECOVERY_GRACE_S", -1.0)
+    master = Master(begun(1, 3), reply)
+    with pytest.raises((httpx.ConnectError, httpx.ReadError, HttpRefusal)):
+        master.events()
+
+
+@pytest.mark.parametrize("number", ["x", "-1", "\u00b2", "9" * 19])
+def test_an_event_without_a_proper_number_is_the_masters_fault(number: str) -> None:
+    text = f"id: {number}\ndata: one\n\n".encode()
+    master = Master(lambda _request: httpx.Response(200, headers={"x-request-id": "r"}, content=text))
+    with pytest.raises(PeerError, match="without a number"):
+        master.events()

@@ -1,0 +1,212 @@
+"""The folder of records: one file for each answer that is not delivered yet, for its owner alone.
+
+A line is one write into the system's memory of files, and is not waited for until it is on the disk: a master that is
+killed loses nothing, a power cut may lose the last half minute. What can be written no more never ends an answer: it
+goes on, unrecorded, and a warning says so.
+"""
+
+import errno
+import logging
+import os
+import re
+import stat
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tpiedge.api.records import (
+    RECORD_VERSION,
+    AcceptedRequest,
+    AnswerRecord,
+    DamagedRecord,
+    Said,
+    UnknownRecordVersion,
+    accepted_line,
+    read_record,
+    said_line,
+)
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import private_folder
+from tpiedge.rate_limited_log import RateLimitedLog
+from tpiedge.units import counted
+
+__all__ = ["FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
+
+_log = logging.getLogger(__name__)
+
+_DIGITS: Final = 12
+_SUFFIX: Final = ".answer"
+_SET_ASIDE: Final = ".damaged"
+_NAME: Final = re.compile(rf"\d{{{_DIGITS}}}-")
+_OWNER_ONLY: Final = 0o600
+_FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_UNRECORDED: Final = "the answer goes on, but would not survive the master's end"
+
+
+class RecordFile:
+    """One answer's record, made by RecordFolder. For any thread. Nothing of it raises OSError."""
+
+    def __init__(self, path: Path, fd: int | None, log: RateLimitedLog) -> None:
+        """`fd`: open for appending, and from now on this object's; None where there is no file."""
+        self._path = path
+        self._fd = fd
+        self._log = log
+        self._lock = threading.Lock()
+
+    def add(self, said: Said) -> None:
+        """Adds what is about to be passed on."""
+        self.write(said_line(said))
+
+    def write(self, line: bytes) -> None:
+        """Adds a line."""
+        with self._lock:
+            if self._fd is None:
+                return
+            try:
+                if os.write(self._fd, line) == len(line):
+                    return
+                why = os.strerror(errno.ENOSPC)
+            except OSError as error:
+                why = str(error.strerror)
+            self._log.warning("cannot write %s: %s; %s", self._path, why, _UNRECORDED)
+            self._delete()
+
+    def delete(self) -> None:
+        """The answer needs no record any more. Idempotent, and without effect after `keep`."""
+        with self._lock:
+            self._delete()
+
+    def keep(self) -> None:
+        """From now on nothing is written, and the file stays for the next master. Idempotent."""
+        with self._lock:
+            self._close()
+
+    def _delete(self) -> None:
+        if self._fd is None:
+            return
+        self._close()
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
+
+    def _close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAnswer:
+    """An answer that a master before this one did not deliver, and the file in which its record goes on."""
+
+    record: AnswerRecord
+    file: RecordFile
+
+
+class RecordFolder:
+    """For one master at a time, which serves the weights of the id `pack`. For any thread.
+
+    Raises UserError where there can be no such folder.
+    """
+
+    def __init__(self, folder: Path, pack: str) -> None:
+        self.pack = pack
+        self._folder = private_folder(folder)
+        self._log = RateLimitedLog(_log)
+        self._lock = threading.Lock()
+        #: The number of the next file: their order is that of the requests.
+        self._next = max((int(path.name[:_DIGITS]) for path in records_in(folder)), default=0) + 1
+
+    def found(self) -> list[FoundAnswer]:
+        """What the master before this one left of this model, in the order of the requests. To be called first of all.
+
+        Damaged records are set aside, each with a warning; how many are of other models, one line says. Raises
+        UserError for a record of an unknown version, or that others may read, or that cannot be read.
+        """
+        records = [
+            (path, record) for path in records_in(self._folder) if (record := self._read(path)) is not None
+        ]
+        ours = [one for one in records if one[1].accepted.pack == self.pack]
+        if others := len(records) - len(ours):
+            _log.warning(
+                "left in %s: %s of another model, of which a master of that model makes the rest",
+                self._folder,
+                counted(others, "answer"),
+            )
+        return [FoundAnswer(record, self._continued(path, record.size)) for path, record in ours]
+
+    def begin(self, accepted: AcceptedRequest) -> RecordFile:
+        """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
+        line = accepted_line(accepted)
+        with self._lock:
+            path = self._folder / f"{self._next:0{_DIGITS}d}-{accepted.request.id}{_SUFFIX}"
+            self._next += 1
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, _OWNER_ONLY)
+        except OSError as error:
+            self._log.warning("cannot make %s: %s; %s", path, error.strerror, _UNRECORDED)
+            return RecordFile(path, None, self._log)
+        file = RecordFile(path, fd, self._log)
+        file.write(line)
+        return file
+
+    def _read(self, path: Path) -> AnswerRecord | None:
+        """None for a damaged one, and for one whose request was not written to its end: nobody was told of it."""
+        data = _private_bytes(path)
+        try:
+            record = read_record(data)
+            if record is None:
+                path.unlink()
+            return record
+        except UnknownRecordVersion as error:
+            raise UserError(
+                f"{path} is a record of version {error}, this tpiedge reads version {RECORD_VERSION}: start the "
+                "tpiedge that wrote it, or move the file away"
+            ) from None
+        except DamagedRecord as error:
+            self._set_aside(path, error)
+            return None
+        except OSError as error:
+            raise _unusable(path, error) from None
+
+    def _set_aside(self, path: Path, damage: DamagedRecord) -> None:
+        aside = path.with_suffix(_SET_ASIDE)
+        try:
+            path.rename(aside)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        _log.warning("the record of an answer is damaged, and was set aside as %s: %s", aside, damage)
+
+    def _continued(self, path: Path, size: int) -> RecordFile:
+        """The file, without what was cut off in it."""
+        try:
+            fd = os.open(path, os.O_WRONLY | os.O_APPEND | _FLAGS)
+            os.ftruncate(fd, size)
+        except OSError as error:
+            raise _unusable(path, error) from None
+        return RecordFile(path, fd, self._log)
+
+
+def records_in(folder: Path) -> list[Path]:
+    """The files of records, by their number; none where there is no such folder."""
+    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if _NAME.match(path.name))
+
+
+def _private_bytes(path: Path) -> bytes:
+    """What is in the file. Raises UserError, also where others may read it."""
+    try:
+        with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            if not stat.S_ISREG(mode) or mode & 0o077:
+                raise UserError(
+                    f"{path} is not a file that only its owner may use: chmod 600 {path}, or move it away"
+                )
+            return file.read()
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def _unusable(path: Path, error: OSError) -> UserError:
+    return UserError(f"cannot use {path}: {error.strerror}; mend that, or move the file away")

@@ -1,0 +1,191 @@
+"""What is on disk of an accepted request and its answer, so that the next master can go on with them: lines, pure.
+
+Laws:
+
+1. The first line is the request, each further one what was said next of its answer. A line has a checksum before it
+   and its end after it: one that was cut off is no line, and any other damage is found.
+2. Whatever a kill leaves of a record reads as the record at some earlier instant, or as none at all.
+3. What is read has been checked field by field, as messages are.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Final, cast
+
+from tpiedge.api.schema import Reply
+from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.fields import U64, MaxLength, Name, Text
+from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.schema import schema_of
+
+__all__ = [
+    "RECORD_VERSION",
+    "AcceptedRequest",
+    "AnswerRecord",
+    "DamagedRecord",
+    "Said",
+    "UnknownRecordVersion",
+    "accepted_line",
+    "key_mark",
+    "marks",
+    "read_record",
+    "said_line",
+]
+
+RECORD_VERSION: Final = 1
+
+Said = Token | PromptScores
+
+_END: Final = b"\n"
+_CHECKSUM: Final = 9  # eight digits and a blank
+_SALT_BYTES: Final = 16
+_DIGEST_BYTES: Final = 32
+
+
+class DamagedRecord(Exception):
+    """A whole line is not what was written; the message says which one and why."""
+
+
+class UnknownRecordVersion(Exception):
+    """Another version of tpiedge wrote the record; the message is the number."""
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptedRequest:
+    """A request as it was accepted, and how its answer is to be given.
+
+    `created`: in seconds since 1970; `model`: what its client is told; `pack`: the id of the weights; `key`: the
+    `key_mark` of its client's API key, empty where none was needed.
+    """
+
+    request: GenerationRequest
+    reply: Reply
+    created: U64
+    model: Text
+    pack: Name
+    key: Annotated[str, MaxLength(2 * (_SALT_BYTES + _DIGEST_BYTES))] = ""
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRecord:
+    """What a file says. `size`: bytes of its whole lines; what follows is the rest of one that was cut off."""
+
+    accepted: AcceptedRequest
+    said: tuple[Said, ...]
+    size: int
+
+
+def key_mark(key: bytes, salt: bytes | None = None) -> str:
+    """What tells that somebody has `key`, and not what it is; empty for an empty one."""
+    if not key:
+        return ""
+    salt = secrets.token_bytes(_SALT_BYTES) if salt is None else salt
+    return (salt + hmac.digest(salt, key, hashlib.sha256)).hex()
+
+
+def marks(mark: str, key: bytes) -> bool:
+    """Whether `mark` is of `key`, in constant time; an empty one is of every key."""
+    return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
+
+
+def accepted_line(accepted: AcceptedRequest) -> bytes:
+    """The first line of a record."""
+    return _line({"version": RECORD_VERSION, **asdict(accepted)})
+
+
+def said_line(said: Said) -> bytes:
+    """The next line of a record. A token is its number or, with its scores, a list of both."""
+    match said:
+        case Token(token=token, logprobs=()):
+            return _checked(b"%d" % token)
+        case Token(token=token, logprobs=scores):
+            return _line([token, scores])
+        case PromptScores(first=first, scores=scores):
+            return _line({"first": first, "scores": scores})
+
+
+def read_record(data: bytes) -> AnswerRecord | None:
+    """What the bytes of a file say; None where there is not even a whole request: nobody was told of it.
+
+    Raises DamagedRecord, UnknownRecordVersion.
+    """
+    size = data.rfind(_END) + 1
+    lines = data[:size].split(_END)[:-1]
+    if not lines:
+        return None
+    with _line_of_damage(1):
+        accepted = _accepted(_value(lines[0]))
+    said: list[Said] = []
+    tokens = 0
+    for number, line in enumerate(lines[1:], 2):
+        with _line_of_damage(number):
+            said.append(_said(_value(line), accepted.request.id, tokens))
+        tokens += isinstance(said[-1], Token)
+    return AnswerRecord(accepted, tuple(said), size)
+
+
+def _line(value: object) -> bytes:
+    return _checked(json.dumps(value, allow_nan=False, separators=(",", ":")).encode("ascii"))
+
+
+def _checked(text: bytes) -> bytes:
+    return b"%08x %b\n" % (zlib.crc32(text), text)
+
+
+@contextmanager
+def _line_of_damage(number: int) -> Iterator[None]:
+    """Raises DamagedRecord for what a value of another kind than expected raises."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise DamagedRecord(f"line {number}: {error}") from None
+
+
+def _value(line: bytes) -> Any:
+    text = line[_CHECKSUM:]
+    if line[:_CHECKSUM] != b"%08x " % zlib.crc32(text):
+        raise ValueError("it differs from its checksum")
+    return _frozen(json.loads(text))
+
+
+def _accepted(value: Any) -> AcceptedRequest:
+    values = dict(value)
+    version = values.pop("version")
+    if version != RECORD_VERSION:
+        raise UnknownRecordVersion(str(version))
+    asked = dict(values.pop("request"))
+    request = GenerationRequest(**{**asked, "sampling": Sampling(**asked["sampling"])})
+    accepted = AcceptedRequest(request, Reply(**values.pop("reply")), **values)
+    _check(accepted)
+    bytes.fromhex(accepted.key)
+    return accepted
+
+
+def _said(value: Any, request: str, tokens: int) -> Said:
+    said: Said
+    if isinstance(value, Mapping):
+        said = PromptScores(0, request, **cast(Mapping[str, Any], value))
+    else:
+        token, scores = (value, ()) if isinstance(value, int) else value
+        said = Token(0, request, tokens, token, scores)
+    _check(said)
+    return said
+
+
+def _check(value: object) -> None:
+    """Raises ValueError for a field that no message may have."""
+    kind: Any = type(value)
+    schema_of(kind).write(value)
+
+
+def _frozen(value: Any) -> Any:
+    """JSON's arrays as tuples."""
+    if isinstance(value, dict):
+        return {key: _frozen(one) for key, one in value.items()}
+    return tuple([_frozen(one) for one in value]) if isinstance(value, list) else value
