@@ -6,8 +6,10 @@ import pytest
 
 from tests.unit.master.players import offer
 from tests.unit.master.stories import Story, outcome, paused
-from tpiedge.master.drains import CannotDrain
+from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.drains import CannotDrain, Drains
 from tpiedge.master.planning import StillPlanning
+from tpiedge.master.roster import Roster
 from tpiedge.wire.control import Finished, Shutdown
 from tpiedge.wire.epochs import Leaving, Prepare, Spare
 
@@ -185,3 +187,21 @@ def test_an_order_waits_for_a_plan_that_takes_long_unless_nobody_waits_for_it(tr
     assert ordered.result(0.0) == "w-1"
     assert trio.epoch > epoch
     assert trio.members() == ("master", "w-2")
+
+
+def test_orders_are_carried_out_in_their_order_though_a_plan_takes_long() -> None:
+    roster = Roster(1.5)
+    roster.offered("w-1", offer("w-1"), 0.0)
+    drains = Drains(roster)
+    done = drains.order("w-1")
+    drains.undo("w-1")
+
+    def still(_name: str) -> Assignments | NoPlan:
+        raise StillPlanning
+
+    drains.settle(still)
+    assert not done.done()
+    drains.settle(lambda _name: Assignments(()))
+    drains.tell()
+    assert done.result(0) == "w-1"
+    assert not roster.present[0].drained, "undone after it"

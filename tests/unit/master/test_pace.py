@@ -12,6 +12,7 @@ from tpiedge.master.assignments import Assignment
 from tpiedge.master.pace import AGREEING, STEPS, WINDOW_S, Pace
 from tpiedge.master.roster import Machine
 from tpiedge.wire.control import AskStats, Stats
+from tpiedge.wire.requests import GenerationRequest
 
 _NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 6))
 
@@ -138,11 +139,13 @@ class Plans:
     def __init__(self) -> None:
         self.slowdowns: list[float] = []
         self.most = 100.0
+        #: How many may have a part.
+        self.others = 9
 
     def __call__(self, machines: tuple[Machine, ...]) -> tuple[Assignment, ...]:
         if machines:  # the plan for its loss is made, too
             self.slowdowns = [machine.slowdown for machine in machines]
-        taken = [machine.name for machine in machines if machine.slowdown <= self.most]
+        taken = [machine.name for machine in machines if machine.slowdown <= self.most][: self.others]
         return tuple(replace(one, ffn_s=1.0) for one in assignments_of(*taken))  # all are planned as equals
 
 
@@ -176,6 +179,28 @@ def test_a_worker_that_got_slow_is_planned_with_the_speed_that_it_has(story: Sto
     assert plans.slowdowns == [pytest.approx(4.0, rel=0.01)]
     assert "its arithmetic takes 4.0 times as long as it measured" in story.worker().why
     assert story.worker().speed == pytest.approx(speed / 4, rel=0.01)
+
+
+def test_a_plan_for_a_slow_worker_is_worth_its_pause_too(story: Story, plans: Plans) -> None:
+    """It is not predicted faster than the plan that serves was, but faster than that is now."""
+    story.step_s = lambda machines: 1.0 + sum(machine.slowdown > 1 for machine in machines)
+    story.root.finish()
+    story.turn()
+    plans.others = 1
+    story.join("w-2")
+    story.wait(4.0)
+    assert story.members() == ("master", "w-1")
+    story.master.submit(GenerationRequest("r-9", tuple(range(200)), 30))
+    story.turn()
+    story.wait(100.0)  # so long it takes to read its prompt
+    run(story, 1, pace=1.0)
+    epoch = story.epoch
+    plans.others = 2
+    run(story, AGREEING + 2, pace=4.0)
+    assert story.epoch == epoch
+    assert story.worker("w-2").state == "prepared"
+    run(story, 28, pace=4.0)  # half of the time is saved
+    assert story.epoch > epoch
 
 
 def test_a_worker_that_is_fast_again_gets_more_again(story: Story, plans: Plans) -> None:

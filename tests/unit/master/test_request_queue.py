@@ -716,3 +716,19 @@ def test_threads_that_submit_cancel_and_fail_at_once_all_get_one_end() -> None:
         ends = [event for event in found if isinstance(event, Finished | TpiedgeError)]
         assert len(ends) == 1
         assert answering._events.empty()
+
+
+def test_what_reading_all_that_runs_anew_takes_is_known_from_what_was_read() -> None:
+    """A short prompt that waits behind a long one does not count as slow."""
+    clock = ManualClock()
+    requests = RequestQueue(4, 2, lambda _name: None, lambda: None, clock.now)
+    for name, length in (("r-1", 4000), ("r-2", 10)):
+        requests.submit(GenerationRequest(name, tuple(range(length)), 8))
+        assert requests.start(lambda _request: None)
+    assert requests.reread_s == 0.0
+    clock.advance(40.0)
+    for name in ("r-1", "r-2"):
+        requests.tell(Token(1, name, 0, 7, ()))
+    assert requests.reread_s == pytest.approx(40.0, rel=0.01)
+    requests.tell(Finished(1, "r-1", "length", 4000, 1, 0, 1))
+    assert requests.reread_s == pytest.approx(0.1, rel=0.2)
