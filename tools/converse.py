@@ -23,7 +23,6 @@ import os
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -33,9 +32,9 @@ from typing import Any
 import httpx
 
 from tests.process.serving.serving import Serving
+from tools.streaming import ANSWER_S, BrokenAnswer, Crowd, connection, events
 
 _SLOW = 1.5e9  # as every machine says of its memory: one more is worth having
-_ANSWER_S = 300.0
 _TURNS = 4
 _LEAVES = 0.05
 _LOGPROBS = 3
@@ -98,30 +97,20 @@ def ask(client: httpx.Client, body: dict[str, Any], leaves: Callable[[Exchange],
     """Streams one answer."""
     exchange = Exchange(body)
     try:
-        with client.stream("POST", "/v1/chat/completions", json=body) as response:
-            if response.status_code != 200:
-                exchange.error = response.read().decode(errors="replace")
-                return exchange
-            for line in response.iter_lines():
-                if line == "data: [DONE]":
-                    return exchange
-                if line.startswith("data: "):
-                    _take(exchange, json.loads(line[6:]))
-                    if exchange.error:
-                        return exchange
+        with contextlib.closing(events(client, "/v1/chat/completions", body)) as stream:
+            for kind, said in stream:
+                if kind == "event":
+                    _take(exchange, said)
                     if leaves(exchange):
                         exchange.left = True
                         return exchange
-        exchange.error = "the stream ended early"
-    # All but the first: of events that are none.
-    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+    # All but the first two: of events that are none.
+    except (BrokenAnswer, httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         exchange.error = f"{type(error).__name__}: {error}"
     return exchange
 
 
 def _take(exchange: Exchange, event: dict[str, Any]) -> None:
-    if "error" in event:
-        exchange.error = json.dumps(event["error"])
     exchange.usage = event.get("usage") or exchange.usage
     for choice in event.get("choices", ()):
         exchange.text += choice["delta"].get("content") or ""
@@ -129,12 +118,10 @@ def _take(exchange: Exchange, event: dict[str, Any]) -> None:
         exchange.finish_reason = choice["finish_reason"] or exchange.finish_reason
 
 
-class Talker(threading.Thread):
+class Talker:
     """One client; its choices are functions of the seed and of the answers."""
 
-    def __init__(self, url: str, number: int, options: argparse.Namespace, ends: float) -> None:
-        super().__init__(name=f"talker {number}")
-        self._url = url
+    def __init__(self, number: int, options: argparse.Namespace, ends: float) -> None:
         self._number = number
         self._draws = random.Random(f"{options.seed}/{number}")
         self._tokens = options.tokens
@@ -143,21 +130,13 @@ class Talker(threading.Thread):
         self._model = ""
         self.exchanges: list[Exchange] = []
         self.conversations = 0
-        self.error: BaseException | None = None
 
-    def run(self) -> None:
-        """Talks until the time is over, or something fails."""
-        try:
-            self._talk()
-        except BaseException as error:
-            self.error = error
-
-    def _talk(self) -> None:
-        with httpx.Client(base_url=self._url, timeout=_ANSWER_S, trust_env=False) as client:
-            self._model = client.get("/v1/models").json()["data"][0]["id"]
-            while time.monotonic() < self._ends and not (self.exchanges and self.exchanges[-1].error):
-                self._conversation(client)
-                self.conversations += 1
+    def talk(self, client: httpx.Client) -> None:
+        """Until the time is over, or something fails."""
+        self._model = client.get("/v1/models").json()["data"][0]["id"]
+        while time.monotonic() < self._ends and not (self.exchanges and self.exchanges[-1].error):
+            self._conversation(client)
+            self.conversations += 1
 
     def _conversation(self, client: httpx.Client) -> None:
         draws = self._draws
@@ -206,7 +185,7 @@ def cluster(folder: Path, options: argparse.Namespace, workers: int, *flags: obj
         serving.start_master()
         for number in range(workers):
             serving.start_worker(f"worker-{number}", bytes_per_s=_SLOW)
-        serving.wait_ready(1 + workers, _ANSWER_S)
+        serving.wait_ready(1 + workers, ANSWER_S)
         yield serving
 
 
@@ -235,15 +214,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _talk(url: str, options: argparse.Namespace) -> tuple[list[Exchange], int]:
     ends = time.monotonic() + 60 * options.minutes
-    talkers = [Talker(url, number, options, ends) for number in range(options.conversations)]
-    for talker in talkers:
-        talker.start()
-    for talker in talkers:
-        talker.join(max(0.0, ends + _ANSWER_S - time.monotonic()))
-        if talker.is_alive():
-            raise SystemExit(f"{talker.name} has no answer {_ANSWER_S:g} s after the end")
-        if talker.error is not None:
-            raise SystemExit(f"{talker.name} failed: {talker.error!r}")
+    talkers = [Talker(number, options, ends) for number in range(options.conversations)]
+    crowd = Crowd(url, [talker.talk for talker in talkers])
+    crowd.start()
+    failures = crowd.join(ends + ANSWER_S - time.monotonic())
+    if failures:
+        raise SystemExit("; ".join(failures))
     return [one for talker in talkers for one in talker.exchanges], sum(
         talker.conversations for talker in talkers
     )
@@ -254,7 +230,7 @@ def _compare(url: str, exchanges: Sequence[Exchange], seed: int) -> list[str]:
     order = list(exchanges)
     random.Random(seed).shuffle(order)
     faults = []
-    with httpx.Client(base_url=url, timeout=_ANSWER_S, trust_env=False) as client:
+    with connection(url) as client:
         for exchange in order:
             difference = exchange.difference(ask(client, exchange.body, lambda _: False))
             if difference is not None:

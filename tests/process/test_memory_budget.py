@@ -222,9 +222,9 @@ def test_a_file_that_changes_under_a_running_node_is_an_error_with_file_and_offs
 def test_a_disk_that_breaks_under_a_running_node_is_an_error_with_file_and_offset(streaming, tmp_path: Path):
     with failing_disk(tmp_path / "disk", tmp_path / "image") as disk:
         command, blob = streaming(tmp_path / "disk" / "pack")
-        disk.fail_from(blob, 0)
         # Of that file, or of one that is behind it on the disk.
         words = (
             rf"cannot read \d+ bytes at offset \d+ of {re.escape(str(blob.parent))}/\w+: Input/output error$"
         )
-        assert re.search(words, error_of(command))
+        with disk.failing_from(blob, 0):
+            assert re.search(words, error_of(command))

@@ -91,10 +91,14 @@ class MemoryGroup:
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
+        if files.swap_limit:  # of version 1: both together, and never less than the limit itself
+            raised = nbytes > (self.limit_bytes or _UNLIMITED)
+            for name in (files.swap_limit, files.limit) if raised else (files.limit, files.swap_limit):
+                both = nbytes + swap_bytes if name == files.swap_limit else nbytes
+                self._write_if_there(name, both)  # swap may not be accounted for
+            return
         (self.folder / files.limit).write_text(str(nbytes))
-        if files.swap_limit:  # of version 1: both together
-            self._write_if_there(files.swap_limit, nbytes + swap_bytes)  # swap may not be accounted for
-        elif swap_bytes:
+        if swap_bytes:
             self._write_if_there(files.no_swap, swap_bytes)
 
     @property

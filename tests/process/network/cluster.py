@@ -1,9 +1,10 @@
 """A cluster whose machines are network namespaces."""
 
 from pathlib import Path
+from typing import Any
 
 from tests.process.network.namespaces import MASTER, Namespaces
-from tests.process.serving.machines import SPEED, Worker
+from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving
 from tpiedge.host.addresses import Address
 
@@ -18,7 +19,7 @@ class NetworkCluster(Serving):
         self.namespaces = namespaces
         self.address = Address(namespaces.addresses[MASTER], self.port)
 
-    def join(self, name: str, *options: object, token: bool = True, bytes_per_s: float = SPEED) -> Worker:
-        """A worker on the machine `name`, which is its own name, too."""
-        with self.namespaces.inside(name):
-            return self.start_worker(name, *options, token=token, bytes_per_s=bytes_per_s)
+    def join(self, name: str, *options: object, machine: str = "", **more: Any) -> Worker:
+        """A worker on the `machine`, which is its own name, too, unless told. `more`: as of `start_worker`."""
+        with self.namespaces.inside(machine or name):
+            return self.start_worker(name, *options, **more)

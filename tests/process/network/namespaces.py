@@ -1,4 +1,4 @@
-"""Machines with a network of their own: three network namespaces on one bridge, which is in a fourth. Linux, root.
+"""Machines with a network of their own: a network namespace each, on one bridge, which is in another one. Linux, root.
 
 The namespaces have no names: they live as long as this process holds them open or a process runs in them, so nothing
 is left behind however a test ends, and runs beside each other do not meet.
@@ -6,11 +6,12 @@ is left behind however a test ends, and runs beside each other do not meet.
 
 import contextlib
 import ctypes
+import itertools
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 __all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "enter", "new_namespace", "why_impossible"]
@@ -40,15 +41,18 @@ def why_impossible(*commands: str) -> str | None:
 
 
 class Namespaces:
-    """A context manager. Each machine has the device eth0; on the bridge its port is named as the machine is."""
+    """A context manager. Each of the `machines` has the device eth0; on the bridge its port is named as the machine
+    is."""
 
-    def __init__(self) -> None:
+    def __init__(self, machines: Sequence[str] = MACHINES) -> None:
+        self._machines = tuple(machines)
         self._fds: dict[str, int] = {}
-        self.addresses = {name: f"{_PREFIX}{number}" for number, name in enumerate((*MACHINES, BRIDGE), 1)}
+        self._tables = itertools.count()
+        self.addresses = {name: f"{_PREFIX}{number}" for number, name in enumerate((*machines, BRIDGE), 1)}
 
     def __enter__(self) -> Self:
         try:
-            self._fds = {name: new_namespace() for name in (*MACHINES, BRIDGE)}
+            self._fds = {name: new_namespace() for name in (*self._machines, BRIDGE)}
             self._connect()
         except BaseException:
             self.close()
@@ -99,6 +103,14 @@ class Namespaces:
         """The bridge swallows what the machine sends, or is sent, or both; nobody is told."""
         ways = [f'iifname "{name}"'] * sent + [f'oifname "{name}"'] * received
         rules = "\n".join(f"{way} meta protocol ip drop;" for way in ways)
+        with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
+            yield
+
+    @contextlib.contextmanager
+    def losing(self, name: str, percent: int) -> Iterator[None]:
+        """The bridge swallows so many of the packets to and from the machine, which ones is chance."""
+        ways = (f'iifname "{name}"', f'oifname "{name}"')
+        rules = "\n".join(f"{way} meta protocol ip numgen random mod 100 < {percent} drop;" for way in ways)
         with self._rules(BRIDGE, "bridge", f"chain f {{ type filter hook forward priority 0; {rules} }}"):
             yield
 
@@ -165,11 +177,12 @@ class Namespaces:
 
     @contextlib.contextmanager
     def _rules(self, name: str, family: str, chains: str) -> Iterator[None]:
-        self.run(name, "nft", "-f", "-", stdin=f"table {family} {_TABLE} {{\n{chains}\n}}\n")
+        table = f"{_TABLE}{next(self._tables)}"  # several faults at once do not share one
+        self.run(name, "nft", "-f", "-", stdin=f"table {family} {table} {{\n{chains}\n}}\n")
         try:
             yield
         finally:
-            self.run(name, "nft", "delete", "table", family, _TABLE)
+            self.run(name, "nft", "delete", "table", family, table)
 
     def _replace_address(self, name: str, old: str, new: str) -> None:
         self._batch(name, f"addr del {old}/24 dev eth0", f"addr add {new}/24 dev eth0")
@@ -180,7 +193,7 @@ class Namespaces:
         self._batch(BRIDGE, "link set lo up", f"link add {_BRIDGE_DEVICE} type bridge",
                     f"link set {_BRIDGE_DEVICE} up",
                     f"addr add {self.addresses[BRIDGE]}/24 dev {_BRIDGE_DEVICE}")  # fmt: skip
-        for name in MACHINES:
+        for name in self._machines:
             self._batch(name, "link set lo up", f"link add eth0 type veth peer name {name} netns {bridge}",
                         f"addr add {self.addresses[name]}/24 dev eth0", "link set eth0 up")  # fmt: skip
             self._batch(BRIDGE, f"link set dev {name} master {_BRIDGE_DEVICE}", f"link set dev {name} up")

@@ -48,12 +48,8 @@ _CUTS: dict[str, Cut] = {
 @pytest.fixture(scope="module")
 def whole(observed: Observed) -> str:
     """The long answer without a cut."""
-    cluster = observed.cluster
-    cluster.wait_ready(3)
-    with cluster.streaming(PROMPT, _LONG) as stream:
-        stream.join(_ANSWER_S)
-    assert stream.error is None
-    return stream.text
+    observed.cluster.wait_ready(3)
+    return observed.cluster.whole(PROMPT, _LONG)
 
 
 @pytest.mark.parametrize("name", _CUTS)

@@ -76,8 +76,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
     cluster = start("--collective", "mesh")
     assert ways(cluster) == ("mesh", "mesh", "")
     exact(cluster)
-    with cluster.streaming(PROMPT, _LONG) as undisturbed:
-        undisturbed.join(_BACK_S)
+    undisturbed = cluster.whole(PROMPT, _LONG)
     epoch = cluster.status()["epoch"]
     with (
         cluster.streaming(PROMPT, _LONG) as stream,
@@ -85,7 +84,7 @@ def test_a_link_between_workers_that_is_cut_leaves_the_star(
     ):
         wait_for(lambda: _BROKEN.search(cluster.master.log), _SEEN_S)
         stream.join(_BACK_S)
-        assert (stream.error, stream.text) == (None, undisturbed.text)
+        assert (stream.error, stream.text) == (None, undisturbed)
         status = cluster.wait_ready(3, _BACK_S)
         assert status["epoch"] > epoch
         *chosen, why = ways(cluster)

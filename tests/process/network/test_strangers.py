@@ -171,10 +171,7 @@ def _leave(cluster: NetworkCluster) -> None:
 def story(proxy: Proxy, observed) -> str:
     """The long answer, without faults."""
     observed.cluster.wait_ready(3)
-    with observed.cluster.streaming(PROMPT, _STORY) as stream:
-        stream.join(40)
-    assert stream.error is None, stream.error
-    return stream.text
+    return observed.cluster.whole(PROMPT, _STORY)
 
 
 def test_a_faithful_middleman_is_not_noticed(proxy: Proxy, cluster: NetworkCluster, exact, story) -> None:

@@ -11,41 +11,78 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["FailingDisk", "failing_disk", "read_only"]
+__all__ = ["FailingDisk", "NoDisk", "failing_disk", "mounted_disk", "read_only"]
 
 _FIBMAP = 1
 _BLOCK = 4096
 _SIZE = 64 << 20
+_LOOP_GET_STATUS64, _LOOP_SET_STATUS64 = 0x4C05, 0x4C04
+#: struct loop_info64 of linux/loop.h: its size, and where its lo_sizelimit is.
+_INFO_BYTES, _SIZELIMIT = 232, 32
+_FILLER = "filler"
+
+
+class NoDisk(Exception):
+    """None can be made here; why not, as a test that is skipped says it."""
 
 
 class FailingDisk:
-    """A file system in the file `image`."""
+    """A file system on the loop device `device`, mounted at `folder`."""
 
-    def __init__(self, image: Path, device: str) -> None:
-        self._image = image
+    def __init__(self, folder: Path, device: str) -> None:
+        self.folder = folder
         self._device = device
 
-    def fail_from(self, path: Path, offset: int) -> None:
-        """Whatever reads or writes the disk where this byte of the file is, or behind it, meets an I/O error."""
+    # --- faults, each for as long as its block
+
+    @contextlib.contextmanager
+    def failing_from(self, path: Path, offset: int) -> Iterator[None]:
+        """Whatever reads or writes the disk where this byte of the file is, or behind it, meets an I/O error. What was
+        there is there again afterwards."""
         with path.open("rb") as file:
             block = fcntl.ioctl(file.fileno(), _FIBMAP, struct.pack("i", offset // _BLOCK))
-        os.truncate(self._image, struct.unpack("i", block)[0] * _BLOCK)
-        _run("losetup", "--set-capacity", self._device)
+        self._cut(struct.unpack("i", block)[0] * _BLOCK)
+        try:
+            yield
+        finally:
+            self._cut(0)
+
+    @contextlib.contextmanager
+    def full(self) -> Iterator[None]:
+        """There is no room for anything."""
+        filler = self.folder / _FILLER
+        try:
+            with filler.open("wb", buffering=0) as file:
+                for size in (1 << 20, _BLOCK):
+                    with contextlib.suppress(OSError):  # which is what is wanted: no space left
+                        while True:
+                            file.write(bytes(size))
+            yield
+        finally:
+            filler.unlink()
+
+    def _cut(self, size: int) -> None:
+        """The device ends there; 0: where its file does."""
+        info = bytearray(_INFO_BYTES)
+        with open(self._device, "rb", buffering=0) as device:
+            fcntl.ioctl(device, _LOOP_GET_STATUS64, info)
+            struct.pack_into("Q", info, _SIZELIMIT, size)
+            fcntl.ioctl(device, _LOOP_SET_STATUS64, bytes(info))
 
 
 @contextlib.contextmanager
-def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
-    """Mounted at `folder`. Skips the test where that is impossible."""
+def mounted_disk(folder: Path, image: Path, size: int = _SIZE) -> Iterator[FailingDisk]:
+    """Of so many bytes, in the file `image`, which has only what is written to the disk. Raises NoDisk."""
     _need_root_and("mkfs.ext4", "losetup")
     with image.open("wb") as file:
-        file.truncate(_SIZE)
+        file.truncate(size)
     _try("mkfs.ext4", "-q", "-b", _BLOCK, "-O", "^has_journal", image)
     device = _try("losetup", "--find", "--show", image)
     try:
         folder.mkdir(parents=True)
         _try("mount", device, folder)
         try:
-            yield FailingDisk(image, device)
+            yield FailingDisk(folder, device)
         finally:
             _run("umount", "-l", folder)
     finally:
@@ -53,11 +90,19 @@ def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
 
 
 @contextlib.contextmanager
+def failing_disk(folder: Path, image: Path) -> Iterator[FailingDisk]:
+    """Mounted at `folder`. Skips the test where that is impossible."""
+    with _skipping(), mounted_disk(folder, image) as disk:
+        yield disk
+
+
+@contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[None]:
     """Whoever opens something in `folder` from now on cannot write it, as on a file system that the kernel has
     found damaged. Skips the test where that is impossible."""
-    _need_root_and("mount")
-    _try("mount", "--bind", folder, folder)
+    with _skipping():
+        _need_root_and("mount")
+        _try("mount", "--bind", folder, folder)
     try:
         _run("mount", "-o", "remount,bind,ro", folder)
         yield
@@ -65,20 +110,28 @@ def read_only(folder: Path) -> Iterator[None]:
         _run("umount", "-l", folder)
 
 
+@contextlib.contextmanager
+def _skipping() -> Iterator[None]:
+    try:
+        yield
+    except NoDisk as error:
+        pytest.skip(str(error))
+
+
 def _need_root_and(*commands: str) -> None:
     if os.geteuid() != 0:
-        pytest.skip("root: needed to make a disk that breaks")
+        raise NoDisk("root: needed to make a disk that breaks")
     missing = [command for command in commands if shutil.which(command) is None]
     if missing:
-        pytest.skip(f"mounts: {', '.join(missing)} is needed to make a disk that breaks")
+        raise NoDisk(f"mounts: {', '.join(missing)} is needed to make a disk that breaks")
 
 
 def _try(*command: object) -> str:
-    """Skips the test where it fails: before anything is tested."""
+    """Raises NoDisk where it fails: before anything is tested."""
     try:
         return _run(*command)
     except subprocess.CalledProcessError as error:
-        pytest.skip(f"mounts: {' '.join(error.cmd)} is not possible here: {error.stderr.strip()}")
+        raise NoDisk(f"mounts: {' '.join(error.cmd)} is not possible here: {error.stderr.strip()}") from None
 
 
 def _run(*command: object) -> str:

@@ -90,9 +90,17 @@ class Worker:
     """One machine: its folders stay when its process ends."""
 
     def __init__(
-        self, folder: Path, name: str, address: Address, options: tuple[object, ...], bytes_per_s: float
+        self,
+        folder: Path,
+        name: str,
+        address: Address,
+        options: tuple[object, ...],
+        bytes_per_s: float,
+        program: tuple[object, ...] = (COMMAND,),
     ) -> None:
+        """`program`: what the agent is, instead of `tpiedge`."""
         self.name = name
+        self.program = program
         self.state, self.cache = folder / f"{name}-state", folder / f"{name}-cache"
         self.address = address
         self.options = options
@@ -107,7 +115,9 @@ class Worker:
         return ["worker", "--connect", self.address, *folders, *who, *self.options]
 
     def start(self, token: str | None = None) -> None:
-        self.process = Process(self._log, *self.arguments, *(["--token", token] if token else []))
+        self.process = Process(
+            self._log, *self.arguments, *(["--token", token] if token else []), program=self.program
+        )
 
     @property
     def agent(self) -> psutil.Process:

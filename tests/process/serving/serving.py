@@ -122,12 +122,18 @@ class Serving:
         return self.master
 
     def start_worker(
-        self, name: str, *options: object, token: bool = True, bytes_per_s: float = SPEED
+        self,
+        name: str,
+        *options: object,
+        token: bool = True,
+        bytes_per_s: float = SPEED,
+        program: tuple[object, ...] = (COMMAND,),
     ) -> Worker:
-        """A new machine with the `options`, or one that was here before."""
+        """A new machine with the `options`, or one that was here before. `program`: its agent, instead of `tpiedge`."""
         worker = self.workers.get(name)
         if worker is None:
-            worker = self.workers[name] = Worker(self.folder, name, self.address, options, bytes_per_s)
+            worker = Worker(self.folder, name, self.address, options, bytes_per_s, program)
+            self.workers[name] = worker
         worker.start(self.token() if token else None)
         self._everything.append(worker.process)
         return worker
@@ -216,6 +222,13 @@ class Serving:
                 yield stream
             finally:
                 stream.join()
+
+    def whole(self, prompt: str, max_tokens: int, limit_s: float = 90.0) -> str:
+        """A long answer, read to its end. Fails where it breaks off."""
+        with self.streaming(prompt, max_tokens) as stream:
+            stream.join(limit_s)
+        assert stream.error is None, stream.error
+        return stream.text
 
     # --- ending
 

@@ -85,10 +85,10 @@ def test_a_disk_cannot_be_read(cluster: Serving, disk: FailingDisk, victim: Work
     largest = max(blobs, key=lambda path: path.stat().st_blocks)
     with largest.open("rb") as file:
         start = os.lseek(file.fileno(), 0, os.SEEK_DATA)
-    disk.fail_from(largest, start)
-    exact(cluster)
-    victim.node.kill()
-    check_left_out(cluster, victim, "cannot read .*: Input/output error", exact)
+    with disk.failing_from(largest, start):
+        exact(cluster)
+        victim.node.kill()
+        check_left_out(cluster, victim, "cannot read .*: Input/output error", exact)
 
 
 @pytest.fixture

@@ -1,18 +1,15 @@
 """The time of day jumps by an hour, in both directions, while master and workers do their work: nobody notices."""
 
-import shutil
 import signal
-import struct
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from email.utils import parsedate_to_datetime
-from pathlib import Path
 
 import pytest
 
 from tests.process.command import wait_for
 from tests.process.serving.serving import Serving
+from tests.process.serving.wall_clock import WallClock, build_shim, why_no_shim
 
 _HOUR_S = 3600
 #: As much as a token forgives.
@@ -24,43 +21,21 @@ _WITHIN_S = 60.0
 _TOLD_S = 10.0
 
 
-class WallClock:
-    """That of all processes of a cluster."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.shift(0)
-
-    def shift(self, seconds: int) -> None:
-        """From now on it differs by so much from what it would be."""
-        with self._path.open("r+b" if self._path.exists() else "wb") as file:
-            file.write(struct.pack("i", seconds))
-
-
 @pytest.fixture(scope="module")
-def clock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WallClock]:
-    """What is started from now on goes by it."""
-    compiler = shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        pytest.skip("compiler: no C compiler: apt-get install gcc")
+def clock(tmp_path_factory: pytest.TempPathFactory) -> WallClock:
+    """That of all processes of the cluster."""
+    reason = why_no_shim()
+    if reason is not None:
+        pytest.skip(reason)
     folder = tmp_path_factory.mktemp("clock")
-    source = Path(__file__).with_name("wall_clock.c")
-    library = folder / "wall_clock.so"
-    subprocess.run(
-        [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", source, "-o", library], check=True
-    )
-    clock = WallClock(folder / "shift")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("WALL_CLOCK_SHIFT", str(folder / "shift"))
-        patch.setenv("LD_PRELOAD", str(library))
-        yield clock
+    return WallClock(build_shim(folder), folder / "shift")
 
 
 @pytest.fixture(scope="module")
 def cluster(clock: WallClock, clusters: Callable[..., Serving]) -> Serving:
-    cluster = clusters("--min-workers", 1)
+    cluster = clusters("--min-workers", 1, program=clock.program)
     cluster.start_master()
-    cluster.start_worker("ann")
+    cluster.start_worker("ann", program=clock.program)
     return cluster
 
 
@@ -80,9 +55,7 @@ def test_an_answer_during_which_the_clock_jumps(
     cluster: Serving, clock: WallClock, exact: Callable[[Serving], None]
 ) -> None:
     epoch = cluster.wait_ready(2)["epoch"]
-    with cluster.streaming("Once", _LONG) as stream:
-        stream.join(60)
-    whole = stream.text
+    whole = cluster.whole("Once", _LONG)
     with cluster.streaming("Once", _LONG) as stream:
         for seconds in (_HOUR_S, -_HOUR_S):
             clock.shift(seconds)
@@ -98,7 +71,7 @@ def test_an_answer_during_which_the_clock_jumps(
 def test_a_worker_joins_while_the_clock_is_behind(cluster: Serving, clock: WallClock) -> None:
     cluster.wait_ready(2)
     clock.shift(-_MINUTES_S)
-    worker = cluster.start_worker("bob")
+    worker = cluster.start_worker("bob", program=clock.program)
     cluster.wait_until(lambda status: any(node["host"] == "bob" for node in status["nodes"]))
     worker.process.end()
     del cluster.workers["bob"]

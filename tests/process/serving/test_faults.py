@@ -111,10 +111,7 @@ def fault(request) -> Fault:
 def whole(cluster: Serving) -> str:
     """The long answer without a fault."""
     cluster.wait_ready(3)
-    with cluster.streaming("Once", LONG) as stream:
-        stream.join(ANSWER_S)
-    assert stream.error is None
-    return stream.text
+    return cluster.whole("Once", LONG)
 
 
 @pytest.fixture
@@ -211,9 +208,7 @@ def test_a_crash(cluster: Serving, fault: Fault, victim: Worker, whole: str, pat
 @pytest.mark.fault("P3", "of a second: the answer is whole, in the same epoch")
 def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victim: Worker):
     """Whatever this machine is busy with counts as silence too, so one of three answers has to come through."""
-    with cluster.streaming("Once", 400) as stream:
-        stream.join(60)
-    whole = stream.text
+    whole = cluster.whole("Once", 400)
     for _ in range(3):
         cluster.wait_ready(3)
         epoch = cluster.status()["epoch"]

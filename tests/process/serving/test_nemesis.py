@@ -64,10 +64,7 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
 def whole(cluster: Serving) -> str:
     """The answer without faults."""
     cluster.wait_ready(3)
-    with cluster.streaming("Once", _LONG) as stream:
-        stream.join(_ANSWER_S)
-    assert stream.error is None
-    return stream.text
+    return cluster.whole("Once", _LONG)
 
 
 @pytest.mark.fault("P19", "of processes: the answer is exact; each draw can be repeated")

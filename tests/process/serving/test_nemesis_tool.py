@@ -7,22 +7,46 @@ from pathlib import Path
 
 import pytest
 
+from tests.process.network.namespaces import why_impossible
+
 ROOT = Path(__file__).parents[3]
 KILLS = 10
+#: Of what is no process.
+FEW = 6
+
+
+def broken(*options: object, limit_s: float) -> dict:
+    """What a run found. Fails unless it ends well."""
+    words = [str(option) for option in options]
+    ended = subprocess.run(
+        [sys.executable, "-m", "tools.nemesis", *words, "--json"],
+        cwd=ROOT, capture_output=True, text=True, timeout=limit_s, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(ended.stdout)
+    assert found["faults"] == []
+    return found
 
 
 @pytest.mark.timeout(400)
 @pytest.mark.fault(
     "P19", "ten at random, one or two at once, beside four clients: no answer is wrong or lost"
 )
-def test_ten_faults(tmp_path: Path) -> None:
-    """As many as one likes: tools/nemesis.py."""
-    ended = subprocess.run(
-        [sys.executable, "-m", "tools.nemesis", "--kills", str(KILLS), "--seed", "5", "--json"],
-        cwd=ROOT, capture_output=True, text=True, timeout=380, check=False,
-    )  # fmt: skip
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    found = json.loads(ended.stdout)
-    assert found["faults"] == []
+def test_ten_faults() -> None:
+    """As many as one likes: tools/nemesis."""
+    found = broken("--kills", KILLS, "--seed", 5, "--faults", "processes", limit_s=380)
     assert found["kills"] >= KILLS
     assert found["paused_answers"] > 0
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.fault(
+    "P19", "of links: cut, one way, lossy, slow, one or two at once: no answer is wrong or lost"
+)
+def test_links_that_break() -> None:
+    reason = why_impossible("nft", "tc")
+    if reason is not None:
+        pytest.skip(reason)
+    found = broken("--kills", FEW, "--seed", 2, "--faults", "links", limit_s=380)
+    assert found["kills"] >= FEW
+    assert sum(found["by_kind"].values()) == found["kills"]

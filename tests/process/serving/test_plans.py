@@ -95,14 +95,13 @@ def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact)
     cluster.start_master()
     cluster.start_worker("ann", bytes_per_s=SLOW)
     before = cluster.wait_ready(2)["epoch"]
-    with cluster.streaming(PROMPT, LONG) as undisturbed:
-        undisturbed.join(START_S)
+    undisturbed = cluster.whole(PROMPT, LONG)
     with cluster.streaming(PROMPT, LONG) as stream:
         with slowed_down(cluster.workers["ann"].node):  # so that it runs for long enough
             worker = cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
             cluster.wait_until(lambda status: status["epoch"] > before and rank_of(status, "zoe") == 1)
         stream.join(START_S)
-    assert (stream.error, stream.text) == (None, undisturbed.text)
+    assert (stream.error, stream.text) == (None, undisturbed)
     page = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=5.0).text
     assert re.search(r"^tpiedge_resumed_answers_total [1-9]", page, re.MULTILINE)
     exact(cluster)

@@ -1,0 +1,47 @@
+"""The time of day of single processes, which a test sets. Linux, a C compiler."""
+
+import shutil
+import struct
+import subprocess
+from pathlib import Path
+
+from tests.process.command import COMMAND
+
+__all__ = ["WallClock", "build_shim", "why_no_shim"]
+
+_COMPILERS = ("gcc", "clang")
+
+
+def why_no_shim() -> str | None:
+    """Why `build_shim` cannot work here, as a test that is skipped says it."""
+    if not any(map(shutil.which, _COMPILERS)):
+        return "compiler: no C compiler: apt-get install gcc"
+    return None
+
+
+def build_shim(folder: Path) -> Path:
+    """The library of wall_clock.c, in `folder`."""
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)))
+    library = folder / "wall_clock.so"
+    source = Path(__file__).with_name("wall_clock.c")
+    subprocess.run(
+        [compiler, "-O1", "-Wall", "-Werror", "-shared", "-fPIC", source, "-o", library], check=True
+    )
+    return library
+
+
+class WallClock:
+    """That of all processes which `program` starts; `path` is a file for it."""
+
+    def __init__(self, shim: Path, path: Path) -> None:
+        self._path = path
+        #: `tpiedge`, going by this clock.
+        self.program: tuple[object, ...] = (
+            "env", f"LD_PRELOAD={shim}", f"WALL_CLOCK_SHIFT={path}", COMMAND,
+        )  # fmt: skip
+        self.shift(0)
+
+    def shift(self, seconds: int) -> None:
+        """From now on it differs by so much from what it would be."""
+        with self._path.open("r+b" if self._path.exists() else "wb") as file:
+            file.write(struct.pack("i", seconds))

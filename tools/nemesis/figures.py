@@ -1,0 +1,56 @@
+"""What a run came to, as a record and in words."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tools.nemesis.readers import Found
+from tpiedge.bench.serve_figures import percentile
+
+__all__ = ["pauses", "say"]
+
+#: The design's bound of a pause: 2 s to notice and 1.5 s to stand again; reading and prefill come on top.
+_BOUND_S = 2.0 + 1.5
+
+
+def pauses(found: Found, reading_s: float, prefill_s: float) -> dict[str, Any]:
+    """From what broke, or was mended, to the next token; of all, and by what it was."""
+    bound = _BOUND_S + reading_s + prefill_s
+    by_kind: dict[str, list[float]] = {}
+    for name, seconds in found.pauses:
+        by_kind.setdefault(name, []).append(seconds)
+    return {
+        "bound_s": round(bound, 2),
+        "seconds_to_the_next_token": _tail([seconds for _, seconds in found.pauses], bound),
+        "seconds_by_kind": {name: _tail(by_kind[name], bound) for name in sorted(by_kind)},
+    }
+
+
+def _tail(seconds: Sequence[float], bound: float) -> dict[str, float] | None:
+    if not seconds:
+        return None
+    return {
+        "pauses": len(seconds),
+        "median": round(statistics.median(seconds), 2),
+        "p95": round(percentile(seconds, 95), 2),
+        "max": round(max(seconds), 2),
+        "beyond": sum(one > bound for one in seconds),
+    }
+
+
+def say(record: Mapping[str, Any]) -> str:
+    """Several lines."""
+    kinds = ", ".join(f"{count} x {name}" for name, count in sorted(record["by_kind"].items()))
+    lines = [
+        f"{record['kills']} faults: {kinds}",
+        f"{record['answers']} answers with {record['tokens']} tokens, {record['paused_answers']} of them paused; "
+        f"{len(record['wrong'])} wrong, {len(record['lost'])} lost, {len(record['left_over'])} left over",
+        f"seconds from what broke, or was mended, to the next token; beyond: more than {record['bound_s']} s",
+        f"  {'':20}{'pauses':>8}{'median':>8}{'p95':>8}{'max':>8}{'beyond':>8}",
+    ]
+    for name, tail in {"all": record["seconds_to_the_next_token"], **record["seconds_by_kind"]}.items():
+        if tail:
+            lines.append(f"  {name:20}" + "".join(f"{value:8}" for value in tail.values()))
+    lines += [f"ended by itself, and was started again: {words}" for words in record["ended"][:20]]
+    lines += [f"FAULT: {fault}" for fault in record["faults"][:20]]
+    return "\n".join(lines)

@@ -1,0 +1,106 @@
+"""What master and workers hold: before, and afterwards, when it must be no more."""
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+import psutil
+
+from tools.nemesis.stage import Stage
+
+__all__ = ["Held", "held", "left_over", "reading_s"]
+
+_SETTLED_S = 120.0
+_POLL_S = 0.5
+_PART = 1 << 20
+
+
+@dataclass(frozen=True)
+class Held:
+    """By a master or an agent. `processes`: which it has started; `resident` and `disk` (its folders) in MiB."""
+
+    descriptors: int
+    threads: int
+    processes: int
+    resident: int
+    disk: int
+
+
+#: What is no growth: descriptors and threads come and go, and another process may stand by.
+_MORE = Held(descriptors=8, threads=8, processes=1, resident=32, disk=1)
+
+
+def held(stage: Stage) -> dict[str, Held]:
+    """Now, by name."""
+    cluster = stage.cluster
+    found = {"master": _of(psutil.Process(cluster.master.pid), cluster.state)}
+    for name in stage.names:
+        worker = cluster.workers[name]
+        found[name] = _of(worker.agent, worker.state, worker.cache)
+    return found
+
+
+def _of(process: psutil.Process, *folders: Path) -> Held:
+    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
+    return Held(
+        process.num_fds(),
+        process.num_threads(),
+        len(process.children(recursive=True)),
+        process.memory_info().rss >> 20,
+        sum(512 * file.stat().st_blocks for file in files) >> 20,
+    )
+
+
+def left_over(stage: Stage, before: Mapping[str, Held], pack_bytes: int) -> list[str]:
+    """What is held afterwards and was not before, in words. A worker may have the whole pack."""
+    try:
+        stage.cluster.wait_ready(1 + len(stage.names), _SETTLED_S)
+    except AssertionError:
+        status = stage.cluster.status()
+        nodes = ", ".join(f"{node['host']}: {node['state']} {node['why']}" for node in status["nodes"])
+        return [f"the cluster is not whole after {_SETTLED_S:.0f} s: {status['reason']} ({nodes})"]
+    found: list[str] = []
+    deadline = time.monotonic() + _SETTLED_S
+    while time.monotonic() < deadline:
+        found = _grown(before, held(stage), pack_bytes >> 20)
+        if not found:
+            break
+        time.sleep(_POLL_S)
+    for name in stage.names:
+        found += [f"{name}: {path.name}" for path in stage.cluster.workers[name].cache.rglob("*.part")]
+    logs = sorted(stage.cluster.folder.glob("*.log"))
+    found += [f"a traceback in {log.name}" for log in logs if "Traceback" in log.read_text(errors="replace")]
+    return found
+
+
+def _grown(before: Mapping[str, Held], after: Mapping[str, Held], pack: int) -> list[str]:
+    found = []
+    for name, now in after.items():
+        for one in fields(Held):
+            old, new = getattr(before[name], one.name), getattr(now, one.name)
+            more = getattr(_MORE, one.name) + (pack if one.name == "disk" else 0)
+            if new > old + more:
+                found.append(f"{name}: {one.name} {new}, {old} before")
+    return found
+
+
+def reading_s(stage: Stage) -> float:
+    """To read from disk, one after the other, what all workers have, in seconds."""
+    files = [file for name in stage.names for file in stage.cluster.workers[name].cache.rglob("*")]
+    began = time.monotonic()
+    for file in files:
+        if file.is_file():
+            _read_from_disk(file)
+    return time.monotonic() - began
+
+
+def _read_from_disk(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        while os.read(fd, _PART):
+            pass
+    finally:
+        os.close(fd)

@@ -1,0 +1,67 @@
+"""Strikes."""
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import Callable, Collection
+
+import psutil
+
+from tools.nemesis import of_links, of_machines, of_processes
+from tools.nemesis.scene import Scene
+
+__all__ = ["FAULTS", "Fault", "Nemesis"]
+
+Fault = Callable[[Scene], bool]
+"""Whether there was somebody whom it could hit."""
+
+#: Kind, as of `stage.KINDS` -> its faults.
+FAULTS: dict[str, dict[str, Fault]] = {
+    "processes": {
+        "node killed": of_processes.kill_node,
+        "agent killed": of_processes.kill_agent,
+        "rank 0 killed": of_processes.kill_rank_zero,
+        "node stopped": of_processes.stop_node,
+        "rank 0 stopped": of_processes.stop_rank_zero,
+        "machine stopped": of_processes.stop_machine,
+        "worker left": of_processes.leave,
+        "worker joined": of_processes.visit,
+    },
+    "links": {
+        "link cut": of_links.cut,
+        "link deaf": of_links.deafen,
+        "link mute": of_links.mute,
+        "link reset": of_links.reset,
+        "link lossy": of_links.lose,
+        "link slow": of_links.slow_down,
+        "workers parted": of_links.part,
+    },
+    "disks": {"disk full": of_machines.disk_full, "disk errors": of_machines.disk_errors},
+    "memory": {"little memory": of_machines.little_memory},
+    "clocks": {"clock jumped": of_machines.other_time},
+}
+_TWO_AT_ONCE = 0.2
+
+
+class Nemesis:
+    """Draws faults of the `kinds` for the scene."""
+
+    def __init__(self, scene: Scene, kinds: Collection[str], on_change: Callable[[str, float], None]) -> None:
+        self.count = Counter[str]()
+        self._scene = scene
+        self._on_change = on_change
+        self._faults = {name: fault for kind in kinds for name, fault in FAULTS[kind].items()}
+
+    def strike(self) -> int:
+        """One fault, or two. Returns how many there were."""
+        struck = 0
+        draws = self._scene.draws
+        for _ in range(2 if draws.random() < _TWO_AT_ONCE else 1):
+            name = draws.choice(list(self._faults))
+            begun = time.monotonic()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by an earlier fault
+                if self._faults[name](self._scene):
+                    self.count[name] += 1
+                    struck += 1
+                    self._on_change(name, begun)
+        return struck

@@ -1,0 +1,85 @@
+"""Faults of processes, and workers that leave and come."""
+
+import itertools
+
+from tools.nemesis.scene import Scene, Seconds
+
+__all__ = [
+    "kill_agent",
+    "kill_node",
+    "kill_rank_zero",
+    "leave",
+    "stop_machine",
+    "stop_node",
+    "stop_rank_zero",
+    "visit",
+]
+
+_STOPPED_S: Seconds = (0.1, 10.0)
+_VISIT_S: Seconds = (2.0, 8.0)
+_guests = itertools.count(1)
+
+
+def kill_node(scene: Scene) -> bool:
+    """Or what stands by for it."""
+    node = scene.node()
+    if node is not None:
+        node.kill()
+    return node is not None
+
+
+def stop_node(scene: Scene) -> bool:
+    """It stands still for a while."""
+    node = scene.node()
+    if node is not None:
+        scene.stand_still([node], _STOPPED_S)
+    return node is not None
+
+
+def kill_rank_zero(scene: Scene) -> bool:
+    """The master lives."""
+    node = scene.rank_zero()
+    if node is not None:
+        node.kill()
+    return node is not None
+
+
+def stop_rank_zero(scene: Scene) -> bool:
+    """It stands still for a while."""
+    node = scene.rank_zero()
+    if node is not None:
+        scene.stand_still([node], _STOPPED_S)
+    return node is not None
+
+
+def stop_machine(scene: Scene) -> bool:
+    """All that runs on it stands still for a while."""
+    worker = scene.worker()
+    if worker is not None:
+        scene.stand_still([worker.agent, *worker.agent.children()], _STOPPED_S, worker.name)
+    return worker is not None
+
+
+def kill_agent(scene: Scene) -> bool:
+    """Its node ends with it. It is started again."""
+    worker = scene.worker()
+    if worker is not None:
+        worker.agent.kill()
+        worker.process.wait()
+        scene.come_back(worker)
+    return worker is not None
+
+
+def leave(scene: Scene) -> bool:
+    """In order; it comes back."""
+    worker = scene.worker()
+    if worker is not None:
+        worker.process.end()
+        scene.come_back(worker)
+    return worker is not None
+
+
+def visit(scene: Scene) -> bool:
+    """Another worker joins, for a while."""
+    scene.visit(scene.stage.start_worker(f"guest-{next(_guests)}", token=True), _VISIT_S)
+    return True

@@ -1,0 +1,142 @@
+"""Clients that ask one thing after the other, and compare every answer with the undisturbed one."""
+
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tools.streaming import BrokenAnswer, Crowd, connection, events
+
+__all__ = ["Found", "Question", "Readers", "answer", "prefill_s", "questions"]
+
+_PATH = "/v1/completions"
+_PING = "ping"
+_PROMPTS = (
+    "Once upon a time",
+    "The little fox",
+    "Lily and Tom went to",
+    "One day a big dog",
+    "In the garden",
+    "A",
+)
+
+
+@dataclass
+class Question:
+    """A request, and its answer without a fault."""
+
+    body: dict[str, Any]
+    text: str = ""
+
+
+@dataclass
+class Found:
+    """What the clients saw. `pauses`: what had changed last, and the seconds from then to the next token."""
+
+    answers: int = 0
+    tokens: int = 0
+    paused: int = 0
+    wrong: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+    pauses: list[tuple[str, float]] = field(default_factory=list)
+
+
+def questions(url: str, seed: int, tokens: int) -> list[Question]:
+    """Greedy and sampled ones, with their answers, each of so many tokens."""
+    draws = random.Random(f"{seed}/questions")
+    with connection(url) as client:
+        model = client.get("/v1/models").json()["data"][0]["id"]
+        found = []
+        for prompt in _PROMPTS:
+            body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
+            body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+            sampled = {"temperature": 0.8, "seed": draws.randrange(1 << 31), "presence_penalty": 0.3}
+            found += [Question(body), Question(body | sampled)]
+        for question in found:
+            question.text = answer(client, question.body)
+    return found
+
+
+def answer(client: httpx.Client, body: dict[str, Any]) -> str:
+    """The whole text. Raises BrokenAnswer, httpx.HTTPError."""
+    told = [said for kind, said in events(client, _PATH, body) if kind == "event"]
+    return "".join(choice["text"] for event in told for choice in event.get("choices", ()))
+
+
+def prefill_s(url: str, asked: Sequence[Question]) -> float:
+    """The longest that a prompt as long as a whole answer takes to its first token, in seconds."""
+    taken = []
+    with connection(url) as client:
+        for question in asked:
+            # None of its pages is kept: it begins in another way.
+            body = question.body | {"prompt": f". {question.body['prompt']}{question.text}", "max_tokens": 1}
+            began = time.monotonic()
+            answer(client, body)
+            taken.append(time.monotonic() - began)
+    return max(taken)
+
+
+class Readers:
+    """So many threads, each with a question after the other until `stop`."""
+
+    def __init__(self, url: str, asked: Sequence[Question], count: int, seed: int) -> None:
+        self.found = Found()
+        self._questions = asked
+        self._last_change = ("none", time.monotonic())
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._seed = seed
+        self._crowd = Crowd(url, [self._talk(number) for number in range(count)])
+
+    def note(self, name: str, when: float) -> None:
+        """What broke or was mended, and when: pauses that begin from now on are counted from there."""
+        self._last_change = (name, when)
+
+    def start(self) -> None:
+        """Returns at once."""
+        self._crowd.start()
+
+    def stop(self) -> None:
+        """Waits for the answers under way."""
+        self._ended.set()
+        self.found.lost += self._crowd.join()
+
+    def _talk(self, number: int) -> Callable[[httpx.Client], None]:
+        def talk(client: httpx.Client) -> None:
+            draws = random.Random(f"{self._seed}/{number}")
+            while not self._ended.is_set():
+                self._ask(client, draws.choice(self._questions))
+
+        return talk
+
+    def _ask(self, client: httpx.Client, question: Question) -> None:
+        text, lost, usage, pauses = "", "", {}, []
+        change: tuple[str, float] | None = None
+        try:
+            for kind, said in events(client, _PATH, question.body):
+                if kind == "comment":
+                    if said != _PING and change is None:
+                        change = self._last_change
+                    continue
+                if change is not None and said.get("choices"):
+                    pauses.append((change[0], time.monotonic() - change[1]))
+                    change = None
+                text += "".join(choice["text"] for choice in said.get("choices", ()))
+                usage = said.get("usage") or usage
+        # All but the first two: of events that are none.
+        except (BrokenAnswer, httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+            lost = f"{type(error).__name__} after {len(text)} characters: {error}"
+        with self._lock:
+            found = self.found
+            found.answers += 1
+            found.tokens += usage.get("completion_tokens", 0)
+            found.paused += bool(usage.get("pauses"))
+            found.pauses += pauses
+            if lost:
+                found.lost.append(lost)
+            elif text != question.text:
+                found.wrong.append(f"{question.body}: {text!r} where {question.text!r} belongs")

@@ -1,0 +1,158 @@
+"""Who is hit, by the draws of a seed, and what is mended later."""
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+
+import psutil
+
+from tests.process.serving.machines import Worker
+from tools.nemesis.stage import Stage
+
+__all__ = ["Scene", "Seconds"]
+
+#: From, to.
+Seconds = tuple[float, float]
+
+_AWAY_S: Seconds = (0.0, 5.0)
+#: After a fault of its machine an agent may end, in words, for so long.
+_EXCUSED_S = 30.0
+
+
+class Scene:
+    """Everything is a function of the seed but the instants. `on_change(name, when)` is told of what is mended, too."""
+
+    def __init__(self, stage: Stage, seed: int, on_change: Callable[[str, float], None]) -> None:
+        self.stage = stage
+        self.cluster = stage.cluster
+        self.draws = random.Random(seed)
+        #: Agents that ended by themselves, in words; and those for which no fault of their machine was the reason.
+        self.ended: list[str] = []
+        self.unexplained: list[str] = []
+        self._on_change = on_change
+        self._due: list[tuple[float, str, Callable[[], None]]] = []
+        self._away: set[str] = set()  # workers without an agent, or that stand still
+        self._broken: set[tuple[str, str]] = set()  # kind, machine
+        self._excused: dict[str, float] = {}
+
+    # --- time
+
+    def wait(self, seconds: float) -> None:
+        """Mends meanwhile what is due."""
+        ends = time.monotonic() + seconds
+        while time.monotonic() < ends:
+            self.mend()
+            time.sleep(0.02)
+
+    def mend(self, *, everything: bool = False) -> None:
+        """What is due, or `everything`; and starts agents again that have ended by themselves."""
+        self._look_after_agents()
+        now = time.monotonic()
+        for one in sorted(self._due, key=lambda due: due[0]):
+            due, name, act = one
+            if everything or due <= now:
+                self._due.remove(one)
+                act()
+                self._on_change(name, time.monotonic())
+
+    def later(self, seconds: Seconds, name: str, act: Callable[[], None]) -> None:
+        """Some time from now on."""
+        self._due.append((time.monotonic() + self.draws.uniform(*seconds), name, act))
+
+    # --- who
+
+    def worker(self) -> Worker | None:
+        """One that is there."""
+        there = [worker for name, worker in self.cluster.workers.items() if name not in self._away]
+        return self.draws.choice(there) if there else None
+
+    def node(self) -> psutil.Process | None:
+        """Of a worker; or the process that stands by."""
+        worker = self.worker()
+        children = worker.agent.children() if worker is not None else []
+        return self.draws.choice(children) if children else None
+
+    def rank_zero(self) -> psutil.Process | None:
+        """None between two epochs."""
+        pid = self.cluster.node("master")["pid"]
+        return psutil.Process(pid) if pid is not None else None
+
+    # --- what lasts for a while
+
+    def stand_still(self, processes: Sequence[psutil.Process], seconds: Seconds, name: str = "") -> None:
+        """`name`: of the worker that stands still with all of them."""
+        for process in processes:
+            process.suspend()
+        self._away.add(name)
+
+        def go_on() -> None:
+            self._away.discard(name)
+            for process in processes:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    process.resume()
+
+        self.later(seconds, "moves again", go_on)
+
+    def come_back(self, worker: Worker) -> None:
+        """Its agent has ended; it is started again."""
+        self._away.add(worker.name)
+
+        def start() -> None:
+            self._away.discard(worker.name)
+            self.stage.start_worker(worker.name, token=False)
+
+        self.later(_AWAY_S, "agent started", start)
+
+    def visit(self, worker: Worker, seconds: Seconds) -> None:
+        """A guest, which nothing else happens to."""
+        self._away.add(worker.name)
+
+        def leave() -> None:
+            worker.process.end()
+            self._away.discard(worker.name)
+            del self.cluster.workers[worker.name]
+
+        self.later(seconds, "guest left", leave)
+
+    def break_one(
+        self,
+        kind: str,
+        machines: Iterable[str],
+        fault: Callable[[str], AbstractContextManager[None]],
+        seconds: Seconds,
+    ) -> bool:
+        """For a while one of the `machines`, of which nothing of this `kind` is broken. False where there is none, or
+        the system does not let it be."""
+        free = [name for name in machines if (kind, name) not in self._broken]
+        if not free:
+            return False
+        name = self.draws.choice(free)
+        stack = contextlib.ExitStack()
+        try:
+            stack.enter_context(fault(name))
+        except OSError:
+            return False
+        self._broken.add((kind, name))
+
+        def mend() -> None:
+            stack.close()
+            self._broken.discard((kind, name))
+            self._excused[name] = time.monotonic() + _EXCUSED_S
+
+        self.later(seconds, f"{kind} mended", mend)
+        return True
+
+    def _look_after_agents(self) -> None:
+        for name in self.stage.names:
+            worker = self.cluster.workers[name]
+            if name in self._away or worker.process.popen.poll() is None:
+                continue
+            last = (worker.log.splitlines() or [""])[-1]
+            words = f"{name} ended with {worker.process.popen.returncode}: {last}"
+            self.ended.append(words)
+            broken = any(machine == name for _, machine in self._broken)
+            if not broken and time.monotonic() > self._excused.get(name, 0.0):
+                self.unexplained.append(words)
+            self.come_back(worker)

@@ -1,0 +1,117 @@
+"""A cluster whose machines can be broken: each has a network, a disk, a limit of memory and a clock of its own, as far
+as that is possible here and wanted."""
+
+import contextlib
+import os
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.process.command import COMMAND
+from tests.process.network.cluster import NetworkCluster
+from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
+from tests.process.serving.disks import FailingDisk, NoDisk, mounted_disk
+from tests.process.serving.machines import Worker
+from tests.process.serving.serving import Serving
+from tests.process.serving.wall_clock import WallClock, build_shim, why_no_shim
+from tpiedge.errors import UserError
+from tpiedge.host.memory_group import MemoryGroup, memory_group
+
+__all__ = ["KINDS", "NO_LIMIT", "Stage", "set_up", "why_not"]
+
+#: Of faults, as --faults names them.
+KINDS = ("processes", "links", "disks", "memory", "clocks")
+#: Of memory, in bytes.
+NO_LIMIT = 1 << 50
+_SLOW = 1e6  # as every machine says of its memory: one more is worth having
+_GUESTS = "guests"
+_LEAST_DISK = 64 << 20
+
+
+def why_not(kind: str, folder: Path) -> str | None:
+    """Why faults of that kind are impossible here, in words. `folder`: for a try."""
+    if kind == "links":
+        return why_impossible("nft", "tc")
+    if kind == "disks":
+        try:
+            with mounted_disk(folder / "try", folder / "try.image"):
+                return None
+        except NoDisk as error:
+            return str(error)
+    if kind == "memory":
+        try:
+            with memory_group(NO_LIMIT):
+                return None
+        except UserError as error:
+            return f"groups: {error}"
+    return why_no_shim() if kind == "clocks" else None
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What can be broken. The mappings go by names of workers, `clocks` by "master", too. Where nothing of a kind is to
+    be broken they are empty, and `links` is None."""
+
+    cluster: Serving
+    names: tuple[str, ...]
+    links: Namespaces | None
+    disks: dict[str, FailingDisk]
+    groups: dict[str, MemoryGroup]
+    clocks: dict[str, WallClock]
+
+    def start_worker(self, name: str, *, token: bool) -> Worker:
+        """One of `names`, or a guest, which has nothing of its own but its folders."""
+        program = self.clocks[name].program if name in self.clocks else (COMMAND,)
+        if isinstance(self.cluster, NetworkCluster):
+            machine = name if name in self.names else _GUESTS
+            worker = self.cluster.join(name, machine=machine, token=token, bytes_per_s=_SLOW, program=program)
+        else:
+            worker = self.cluster.start_worker(name, token=token, bytes_per_s=_SLOW, program=program)
+        if name in self.groups:
+            self.groups[name].members_file.write_text(str(worker.process.pid))
+        return worker
+
+    def start(self, limit_s: float) -> None:
+        """The master and its workers, until they serve. Fails where they do not."""
+        self.cluster.start_master()
+        for name in self.names:
+            self.start_worker(name, token=True)
+        self.cluster.wait_ready(1 + len(self.names), limit_s)
+
+
+@contextlib.contextmanager
+def set_up(
+    folder: Path, kinds: Collection[str], names: Sequence[str], model: str, options: Sequence[object]
+) -> Iterator[Stage]:
+    """Machines on which `kinds` can be broken, nothing started. This thread is on the master's machine. The end fails
+    where a process or port of the cluster is left over."""
+    with contextlib.ExitStack() as stack:
+        links = stack.enter_context(Namespaces((MASTER, *names, _GUESTS))) if "links" in kinds else None
+        if links is not None:
+            stack.enter_context(links.inside(MASTER))
+        home = folder / "cluster"
+        home.mkdir(parents=True)
+        disks, groups, clocks = {}, {}, {}
+        if "disks" in kinds:
+            size = _disk_bytes(model)
+            for name in names:
+                disk = mounted_disk(home / f"{name}-cache", folder / f"{name}.image", size)
+                disks[name] = stack.enter_context(disk)
+        if "memory" in kinds:
+            groups = {name: stack.enter_context(memory_group(NO_LIMIT)) for name in names}
+        if "clocks" in kinds:
+            shim = build_shim(folder)
+            clocks = {name: WallClock(shim, folder / f"{name}.clock") for name in (MASTER, *names)}
+        more = {"model": model, "cache": folder / "cache", "bytes_per_s": _SLOW}
+        if MASTER in clocks:
+            more["program"] = clocks[MASTER].program
+        cluster = NetworkCluster(home, links, *options, **more) if links else Serving(home, *options, **more)
+        stack.enter_context(contextlib.closing(cluster))
+        yield Stage(cluster, tuple(names), links, disks, groups, clocks)
+
+
+def _disk_bytes(model: str) -> int:
+    """Room for its pack and as much again."""
+    path = Path(model)
+    files = [path, *path.rglob("*")] if path.exists() else []
+    return _LEAST_DISK + 2 * sum(os.path.getsize(file) for file in files if file.is_file())
