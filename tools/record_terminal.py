@@ -4,7 +4,7 @@
 
 SCRIPT is a TOML file:
 
-    before = ["tpiedge pull org/name"]   commands that run unseen before the recording
+    before = ["tpiedge pull org/name"]   commands that run unseen before the recording; $REPOSITORY is this one's folder
     [[steps]]
     type = "tpiedge run --model demo"    typed into a real bash, and Enter
     expect = "> "                        what is left of the cursor when the step is over; without it the prompt "$ "
@@ -71,18 +71,19 @@ def _parser() -> argparse.ArgumentParser:
 def record(script: Script, columns: int, lines: int) -> list[Snapshot]:
     """Play `script` and give what the screen showed, ready to be drawn. Takes as long as the session. Raises UserError.
 
-    The commands before the recording have the recording's environment.
+    The commands before the recording have the recording's environment, and REPOSITORY.
     """
+    repository = Path(__file__).parents[1]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         environment = _environment(folder)
-        _run_before(script.before, environment)
+        _run_before(script.before, environment | {"REPOSITORY": str(repository)})
         with Shell(environment, folder, columns, lines) as shell:
             shell.begin()
             for step in script.steps:
                 shell.play(step)
         snapshots = shorten_pauses(thin(shell.snapshots, _PER_SECOND), _LONGEST_PAUSE_S)
-        _check_discretion(snapshots, [name, f"{Path.home()}/", str(Path(__file__).parents[1])])
+        _check_discretion(snapshots, [name, f"{Path.home()}/", str(repository)])
     return snapshots
 
 

@@ -114,7 +114,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         )
     readers = Readers(url, asked, options.clients, options.seed)
     scene = Scene(stage, options.seed, readers.note)
-    nemesis = Nemesis(scene, kinds, readers.note)
+    nemesis = Nemesis(scene, kinds)
     readers.start()
     try:
         struck = _strike(scene, nemesis, options)
@@ -122,7 +122,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         scene.mend(everything=True)
         readers.stop()
     found = readers.found
-    leavings = left_over(stage, before, _pack_bytes(stage))
+    leavings = left_over(stage, before, _pack_bytes(stage), scene.mend)
     with connection(url) as client:
         again = [one for one in asked if answer(client, one.body) != one.text]
     return {
@@ -136,6 +136,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         "lost": found.lost,
         "left_over": leavings,
         "ended": scene.ended,
+        "history": scene.history,
         "unexplained": scene.unexplained,
         **pauses(found, reading, prefill),
     }

@@ -2,9 +2,10 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -53,14 +54,20 @@ def _of(process: psutil.Process, *folders: Path) -> Held:
     )
 
 
-def left_over(stage: Stage, before: Mapping[str, Held], pack_bytes: int) -> list[str]:
-    """What is held afterwards and was not before, in words. A worker may have the whole pack."""
-    try:
-        stage.cluster.wait_ready(1 + len(stage.names), _SETTLED_S)
-    except AssertionError:
-        status = stage.cluster.status()
-        nodes = ", ".join(f"{node['host']}: {node['state']} {node['why']}" for node in status["nodes"])
-        return [f"the cluster is not whole after {_SETTLED_S:.0f} s: {status['reason']} ({nodes})"]
+def left_over(
+    stage: Stage, before: Mapping[str, Held], pack_bytes: int, mend: Callable[[], None]
+) -> list[str]:
+    """What is held afterwards and was not before, in words. A worker may have the whole pack. Calls `mend` until the
+    cluster is whole."""
+    deadline = time.monotonic() + _SETTLED_S
+    while not _whole(status := stage.cluster.status(), 1 + len(stage.names)):
+        if time.monotonic() > deadline:
+            nodes = "; ".join(
+                f"{one['host'] or 'master'} {one['state']}: {one['why']}" for one in status["nodes"]
+            )
+            return [f"the cluster is not whole after {_SETTLED_S:.0f} s: {status['reason']} ({nodes})"]
+        mend()
+        time.sleep(_POLL_S)
     found: list[str] = []
     deadline = time.monotonic() + _SETTLED_S
     while time.monotonic() < deadline:
@@ -73,6 +80,10 @@ def left_over(stage: Stage, before: Mapping[str, Held], pack_bytes: int) -> list
     logs = sorted(stage.cluster.folder.glob("*.log"))
     found += [f"a traceback in {log.name}" for log in logs if "Traceback" in log.read_text(errors="replace")]
     return found
+
+
+def _whole(status: Mapping[str, Any], nodes: int) -> bool:
+    return status["ready"] and sum(node["rank"] is not None for node in status["nodes"]) == nodes
 
 
 def _grown(before: Mapping[str, Held], after: Mapping[str, Held], pack: int) -> list[str]:

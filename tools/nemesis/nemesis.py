@@ -46,10 +46,9 @@ _TWO_AT_ONCE = 0.2
 class Nemesis:
     """Draws faults of the `kinds` for the scene."""
 
-    def __init__(self, scene: Scene, kinds: Collection[str], on_change: Callable[[str, float], None]) -> None:
+    def __init__(self, scene: Scene, kinds: Collection[str]) -> None:
         self.count = Counter[str]()
         self._scene = scene
-        self._on_change = on_change
         self._faults = {name: fault for kind in kinds for name, fault in FAULTS[kind].items()}
 
     def strike(self) -> int:
@@ -63,5 +62,5 @@ class Nemesis:
                 if self._faults[name](self._scene):
                     self.count[name] += 1
                     struck += 1
-                    self._on_change(name, begun)
+                    self._scene.changed(name, begun)
         return struck

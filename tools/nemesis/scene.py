@@ -31,7 +31,10 @@ class Scene:
         #: Agents that ended by themselves, in words; and those for which no fault of their machine was the reason.
         self.ended: list[str] = []
         self.unexplained: list[str] = []
+        #: What broke and was mended, and when.
+        self.history: list[str] = []
         self._on_change = on_change
+        self._began = time.monotonic()
         self._due: list[tuple[float, str, Callable[[], None]]] = []
         self._away: set[str] = set()  # workers without an agent, or that stand still
         self._broken: set[tuple[str, str]] = set()  # kind, machine
@@ -55,7 +58,12 @@ class Scene:
             if everything or due <= now:
                 self._due.remove(one)
                 act()
-                self._on_change(name, time.monotonic())
+                self.changed(name, time.monotonic())
+
+    def changed(self, name: str, when: float) -> None:
+        """Something broke, or was mended, at that instant of the monotonic clock."""
+        self.history.append(f"{when - self._began:.1f} s {name}")
+        self._on_change(name, when)
 
     def later(self, seconds: Seconds, name: str, act: Callable[[], None]) -> None:
         """Some time from now on."""

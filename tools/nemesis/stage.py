@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.process.command import COMMAND
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.serving.disks import FailingDisk, NoDisk, mounted_disk
@@ -25,6 +24,7 @@ KINDS = ("processes", "links", "disks", "memory", "clocks")
 NO_LIMIT = 1 << 50
 _SLOW = 1e6  # as every machine says of its memory: one more is worth having
 _GUESTS = "guests"
+_PATIENCE_S = 60  # of an agent that is started while its link is cut
 _LEAST_DISK = 64 << 20
 
 
@@ -61,12 +61,15 @@ class Stage:
 
     def start_worker(self, name: str, *, token: bool) -> Worker:
         """One of `names`, or a guest, which has nothing of its own but its folders."""
-        program = self.clocks[name].program if name in self.clocks else (COMMAND,)
+        more = {"token": token, "bytes_per_s": _SLOW}
+        if name in self.clocks:
+            more["program"] = self.clocks[name].program
+        wait = ("--wait", _PATIENCE_S)
         if isinstance(self.cluster, NetworkCluster):
-            machine = name if name in self.names else _GUESTS
-            worker = self.cluster.join(name, machine=machine, token=token, bytes_per_s=_SLOW, program=program)
+            more["machine"] = name if name in self.names else _GUESTS
+            worker = self.cluster.join(name, *wait, **more)
         else:
-            worker = self.cluster.start_worker(name, token=token, bytes_per_s=_SLOW, program=program)
+            worker = self.cluster.start_worker(name, *wait, **more)
         if name in self.groups:
             self.groups[name].members_file.write_text(str(worker.process.pid))
         return worker
