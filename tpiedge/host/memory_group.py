@@ -91,14 +91,16 @@ class MemoryGroup:
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
-        if files.swap_limit:  # of version 1: both together, and never less than the limit itself
-            raised = nbytes > (self.limit_bytes or _UNLIMITED)
-            for name in (files.swap_limit, files.limit) if raised else (files.limit, files.swap_limit):
-                both = nbytes + swap_bytes if name == files.swap_limit else nbytes
-                self._write_if_there(name, both)  # swap may not be accounted for
-            return
+        both = self.folder / files.swap_limit
+        counts_both = bool(files.swap_limit) and both.exists()  # of version 1, where swap is accounted for
+        if (
+            counts_both and int(both.read_text()) < nbytes + swap_bytes
+        ):  # it must never be less than the limit itself
+            both.write_text(str(nbytes + swap_bytes))
         (self.folder / files.limit).write_text(str(nbytes))
-        if swap_bytes:
+        if counts_both:
+            both.write_text(str(nbytes + swap_bytes))
+        elif swap_bytes and not files.swap_limit:
             self._write_if_there(files.no_swap, swap_bytes)
 
     @property

@@ -41,3 +41,13 @@ def test_counters_and_limits_of_version_2(tmp_path: Path) -> None:
     check_counts(MemoryGroup(tmp_path, 2))
     assert (tmp_path / "memory.max").read_text() == "1000"
     assert (tmp_path / "memory.swap.max").read_text() == "0"
+
+
+def test_a_limit_of_memory_and_swap_is_never_less_than_the_limit(tmp_path: Path) -> None:
+    """As the kernel insists, whose files these are."""
+    group = MemoryGroup(tmp_path, 1)
+    limit, both = tmp_path / "memory.limit_in_bytes", tmp_path / "memory.memsw.limit_in_bytes"
+    both.write_text("9223372036854771712\n")
+    for nbytes in (5000, 1000, 3000):
+        group.limit(nbytes, 10)
+        assert (limit.read_text(), both.read_text()) == (str(nbytes), str(nbytes + 10))

@@ -1,0 +1,37 @@
+"""What a run of nemesis comes to, and its faults, without a cluster."""
+
+import ast
+from pathlib import Path
+
+from tools.nemesis import figures, nemesis, stage
+from tools.nemesis.readers import Found
+
+FOLDER = Path(nemesis.__file__).parent
+
+
+def test_every_kind_has_faults_with_names_of_their_own() -> None:
+    assert tuple(nemesis.FAULTS) == stage.KINDS
+    names = [name for faults in nemesis.FAULTS.values() for name in faults]
+    assert len(names) == len(set(names))
+
+
+def test_pauses_by_kind_and_beyond_the_bound() -> None:
+    seconds = [float(number) for number in range(1, 21)]
+    found = Found(pauses=[*(("link cut", one) for one in seconds), ("node killed", 0.5)])
+    record = figures.pauses(found, reading_s=0.5, prefill_s=1.0)
+    assert record["bound_s"] == 5.0
+    assert record["seconds_by_kind"] == {
+        "link cut": {"pauses": 20, "median": 10.5, "p95": 19.0, "max": 20.0, "beyond": 15},
+        "node killed": {"pauses": 1, "median": 0.5, "p95": 0.5, "max": 0.5, "beyond": 0},
+    }
+    assert record["seconds_to_the_next_token"]["pauses"] == 21
+
+
+def test_without_a_pause() -> None:
+    assert figures.pauses(Found(), 0.0, 0.0)["seconds_to_the_next_token"] is None
+
+
+def test_the_floor_plan_names_every_module() -> None:
+    plan = ast.get_docstring(ast.parse((FOLDER / "__init__.py").read_text())) or ""
+    for path in FOLDER.glob("[a-z]*.py"):
+        assert f"`{path.stem}`" in plan
