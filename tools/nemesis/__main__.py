@@ -25,13 +25,14 @@ memory, what is on disk; no log has a traceback, and no agent has ended but by a
 Printed: how many answers there were, how many were wrong or lost, and the time from what broke, or was mended, to the
 next token of each answer that paused for it, beside the bound: 2 s to notice, 1.5 s to stand again, and what reading
 the weights and a prompt as long as the longest answer took without a fault. Exit status 0 where nothing is wrong, lost
-or left over; 1 otherwise. Linux.
+or left over, 130 where it was interrupted, 1 otherwise. Linux.
 """
 
 import argparse
 import json
 import os
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -47,6 +48,7 @@ from tools.nemesis.scene import Scene, Seconds
 from tools.nemesis.stage import KINDS, Stage, set_up, why_not
 from tools.streaming import connection
 
+_INTERRUPTED = 130
 _CONTEXT = 1024
 _KILLS = 100
 _STARTED_S = 300.0
@@ -58,6 +60,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Break, compare, print."""
     options = _parser().parse_args(arguments)
     os.environ["TPIEDGE_CONFIG"] = os.devnull
+    for number in (
+        signal.SIGINT,
+        signal.SIGTERM,
+    ):  # also in the background, where a shell has the first ignored
+        signal.signal(number, signal.default_int_handler)
+    try:
+        return _nemesis(options)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+
+
+def _nemesis(options: argparse.Namespace) -> int:
     with tempfile.TemporaryDirectory(prefix="tpiedge-nemesis-") as place:
         folder = options.keep or Path(place)
         folder.mkdir(exist_ok=True)
