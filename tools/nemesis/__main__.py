@@ -1,7 +1,7 @@
 """Break a cluster again and again while clients read answers, and compare every answer with the undisturbed one.
 
     .venv/bin/python -m tools.nemesis [MODEL] [--kills 100 | --minutes 10] [--faults processes,links] [--seed 1]
-        [--workers 2] [--clients 4] [--tokens 300] [--precision q4] [--json] [--keep FOLDER]
+        [--apart 2] [--workers 2] [--clients 4] [--tokens 300] [--precision q4] [--json] [--keep FOLDER]
 
 A master and its workers, real processes with folders of their own, answer clients that ask one thing after the other,
 greedy or sampled with a seed. First each question is answered without a fault. Then things break at random instants,
@@ -23,7 +23,7 @@ Afterwards the cluster must be whole, answer as ever, and hold what it held befo
 memory, what is on disk; no log has a traceback, and no agent has ended but by a fault of its machine.
 
 Printed: how many answers there were, how many were wrong or lost, and the time from what broke, or was mended, to the
-next token of each answer that paused for it, beside the bound: 2 s to notice, 1.5 s to stand again, and what reading
+next token of each answer that paused for it, beside the bound of one fault alone: 2 s to notice, 1.5 s to stand again, and what reading
 the weights and a prompt as long as the longest answer took without a fault. Exit status 0 where nothing is wrong, lost
 or left over, 130 where it was interrupted, 1 otherwise. Linux.
 """
@@ -52,7 +52,8 @@ _INTERRUPTED = 130
 _CONTEXT = 1024
 _KILLS = 100
 _STARTED_S = 300.0
-_QUIET_S: Seconds = (0.3, 4.0)  # from one fault to the next
+_APART_S = 2.0
+_UNEVEN: Seconds = (0.15, 1.85)  # of --apart, from one fault to the next
 _SHOWN = 4000  # characters of an error, which may have whole logs
 
 
@@ -81,6 +82,7 @@ def _nemesis(options: argparse.Namespace) -> int:
             print("nemesis: nothing of --faults can be broken here", file=sys.stderr)
             return 2
         record = _break(folder, kinds, options)
+        (folder / "record.json").write_text(json.dumps(record, indent=2))
     print(json.dumps(record) if options.as_json else say(record))
     return int(bool(record["faults"]) or not record["answers"])
 
@@ -162,9 +164,9 @@ def _strike(scene: Scene, nemesis: Nemesis, options: argparse.Namespace) -> int:
     struck, draws = 0, random.Random(f"{options.seed}/quiet")
     ends = time.monotonic() + 60 * (options.minutes or 0.0)
     while time.monotonic() < ends if options.minutes else struck < options.kills:
-        scene.wait(draws.uniform(*_QUIET_S))
+        scene.wait(options.apart * draws.uniform(*_UNEVEN))
         struck += nemesis.strike()
-    scene.wait(_QUIET_S[1])
+    scene.wait(options.apart * _UNEVEN[1])
     return struck
 
 
@@ -193,6 +195,9 @@ def _parser() -> argparse.ArgumentParser:
     span = parser.add_mutually_exclusive_group()
     span.add_argument("--kills", type=int, default=_KILLS, help="faults [default: 100]")
     span.add_argument("--minutes", type=float, help="of faults, however many there are")
+    parser.add_argument(
+        "--apart", type=float, default=_APART_S, help="seconds between faults, in the mean [default: 2]"
+    )
     parser.add_argument("--faults", type=_kinds, default=KINDS, help="kinds, with commas [default: all]")
     parser.add_argument("--seed", type=int, default=1, help="[default: 1]")
     parser.add_argument("--workers", type=int, default=2, help="beside the master [default: 2]")
