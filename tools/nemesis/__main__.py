@@ -154,6 +154,10 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         "left_over": leavings,
         "ended": scene.ended,
         "history": scene.history,
+        "pauses": [
+            f"{one.ended - scene.began:.1f} s: {one.seconds:.1f} s after {one.change!r}: {one.why}"
+            for one in found.pauses
+        ],
         "unexplained": scene.unexplained,
         **pauses(found, reading, prefill),
     }

@@ -17,11 +17,11 @@ def pauses(found: Found, reading_s: float, prefill_s: float) -> dict[str, Any]:
     """From what broke, or was mended, to the next token; of all, and by what it was."""
     bound = _BOUND_S + reading_s + prefill_s
     by_kind: dict[str, list[float]] = {}
-    for name, seconds in found.pauses:
-        by_kind.setdefault(name, []).append(seconds)
+    for pause in found.pauses:
+        by_kind.setdefault(pause.change, []).append(pause.seconds)
     return {
         "bound_s": round(bound, 2),
-        "seconds_to_the_next_token": _tail([seconds for _, seconds in found.pauses], bound),
+        "seconds_to_the_next_token": _tail([pause.seconds for pause in found.pauses], bound),
         "seconds_by_kind": {name: _tail(by_kind[name], bound) for name in sorted(by_kind)},
     }
 

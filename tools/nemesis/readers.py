@@ -11,7 +11,7 @@ import httpx
 
 from tools.streaming import BrokenAnswer, Crowd, connection, events
 
-__all__ = ["Found", "Question", "Readers", "answer", "prefill_s", "questions"]
+__all__ = ["Found", "Pause", "Question", "Readers", "answer", "prefill_s", "questions"]
 
 _PATH = "/v1/completions"
 _PING = "ping"
@@ -33,16 +33,27 @@ class Question:
     text: str = ""
 
 
+@dataclass(frozen=True)
+class Pause:
+    """Of one answer. `change`: what broke or was mended last before `why` was said; `seconds` from then to the next
+    token, which came at the instant `ended` of the monotonic clock."""
+
+    change: str
+    seconds: float
+    why: str
+    ended: float
+
+
 @dataclass
 class Found:
-    """What the clients saw. `pauses`: what had changed last, and the seconds from then to the next token."""
+    """What the clients saw."""
 
     answers: int = 0
     tokens: int = 0
     paused: int = 0
     wrong: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    pauses: list[tuple[str, float]] = field(default_factory=list)
+    pauses: list[Pause] = field(default_factory=list)
 
 
 def questions(url: str, seed: int, tokens: int) -> list[Question]:
@@ -116,14 +127,16 @@ class Readers:
     def _ask(self, client: httpx.Client, question: Question) -> None:
         text, lost, usage, pauses = "", "", {}, []
         change: tuple[str, float] | None = None
+        why = ""
         try:
             for kind, said in events(client, _PATH, question.body):
                 if kind == "comment":
                     if said != _PING and change is None:
-                        change = self._last_change
+                        change, why = self._last_change, said
                     continue
                 if change is not None and said.get("choices"):
-                    pauses.append((change[0], time.monotonic() - change[1]))
+                    now = time.monotonic()
+                    pauses.append(Pause(change[0], now - change[1], why, now))
                     change = None
                 text += "".join(choice["text"] for choice in said.get("choices", ()))
                 usage = said.get("usage") or usage

@@ -34,7 +34,8 @@ class Scene:
         #: What broke and was mended, and when.
         self.history: list[str] = []
         self._on_change = on_change
-        self._began = time.monotonic()
+        #: By the monotonic clock.
+        self.began = time.monotonic()
         self._due: list[tuple[float, str, Callable[[], None]]] = []
         self._away: set[str] = set()  # workers without an agent, or that stand still
         self._broken: set[tuple[str, str]] = set()  # kind, machine
@@ -62,7 +63,7 @@ class Scene:
 
     def changed(self, name: str, when: float) -> None:
         """Something broke, or was mended, at that instant of the monotonic clock."""
-        self.history.append(f"{when - self._began:.1f} s {name}")
+        self.history.append(f"{when - self.began:.1f} s {name}")
         self._on_change(name, when)
 
     def later(self, seconds: Seconds, name: str, act: Callable[[], None]) -> None:

@@ -4,7 +4,7 @@ import ast
 from pathlib import Path
 
 from tools.nemesis import figures, nemesis, stage
-from tools.nemesis.readers import Found
+from tools.nemesis.readers import Found, Pause
 
 FOLDER = Path(nemesis.__file__).parent
 
@@ -17,7 +17,8 @@ def test_every_kind_has_faults_with_names_of_their_own() -> None:
 
 def test_pauses_by_kind_and_beyond_the_bound() -> None:
     seconds = [float(number) for number in range(1, 21)]
-    found = Found(pauses=[*(("link cut", one) for one in seconds), ("node killed", 0.5)])
+    pauses = [Pause("link cut", one, "node 1 was lost", 0.0) for one in seconds]
+    found = Found(pauses=[*pauses, Pause("node killed", 0.5, "node 2 was lost", 1.0)])
     record = figures.pauses(found, reading_s=0.5, prefill_s=1.0)
     assert record["bound_s"] == 5.0
     assert record["seconds_by_kind"] == {
