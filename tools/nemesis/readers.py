@@ -125,7 +125,9 @@ class Readers:
         return talk
 
     def _ask(self, client: httpx.Client, question: Question) -> None:
-        text, lost, usage, pauses = "", "", {}, []
+        text, lost = "", ""
+        usage: dict[str, Any] = {}
+        pauses: list[Pause] = []
         change: tuple[str, float] | None = None
         why = ""
         try:

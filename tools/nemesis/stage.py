@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
@@ -61,7 +62,7 @@ class Stage:
 
     def start_worker(self, name: str, *, token: bool) -> Worker:
         """One of `names`, or a guest, which has nothing of its own but its folders."""
-        more = {"token": token, "bytes_per_s": _SLOW}
+        more: dict[str, Any] = {"token": token, "bytes_per_s": _SLOW}
         if name in self.clocks:
             more["program"] = self.clocks[name].program
         wait = ("--wait", _PATIENCE_S)
@@ -105,7 +106,7 @@ def set_up(
         if "clocks" in kinds:
             shim = build_shim(folder)
             clocks = {name: WallClock(shim, folder / f"{name}.clock") for name in (MASTER, *names)}
-        more = {"model": model, "cache": folder / "cache", "bytes_per_s": _SLOW}
+        more: dict[str, Any] = {"model": model, "cache": folder / "cache", "bytes_per_s": _SLOW}
         if MASTER in clocks:
             more["program"] = clocks[MASTER].program
         cluster = NetworkCluster(home, links, *options, **more) if links else Serving(home, *options, **more)
