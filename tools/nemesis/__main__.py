@@ -130,7 +130,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
             flush=True,
         )
     readers = Readers(url, asked, options.clients, options.seed)
-    scene = Scene(stage, options.seed, readers.note)
+    scene = Scene(stage, options.seed)
     nemesis = Nemesis(scene, kinds)
     readers.start()
     try:
@@ -153,13 +153,8 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         "lost": found.lost,
         "left_over": leavings,
         "ended": scene.ended,
-        "history": scene.history,
-        "pauses": [
-            f"{one.ended - scene.began:.1f} s: {one.seconds:.1f} s after {one.change!r}: {one.why}"
-            for one in found.pauses
-        ],
         "unexplained": scene.unexplained,
-        **pauses(found, reading, prefill),
+        **pauses(found, scene.changes, reading, prefill),
     }
 
 

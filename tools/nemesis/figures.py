@@ -13,15 +13,26 @@ __all__ = ["pauses", "say"]
 _BOUND_S = 2.0 + 1.5
 
 
-def pauses(found: Found, reading_s: float, prefill_s: float) -> dict[str, Any]:
-    """From what broke, or was mended, to the next token; of all, and by what it was."""
+def pauses(
+    found: Found, changes: Sequence[tuple[float, str]], reading_s: float, prefill_s: float
+) -> dict[str, Any]:
+    """From the last of the `changes` before a pause to the next token; of all, and by what it was. `changes`: when
+    something broke or was mended, and what; the first one is the beginning."""
     bound = _BOUND_S + reading_s + prefill_s
+    start = changes[0][0]
     by_kind: dict[str, list[float]] = {}
-    for pause in found.pauses:
-        by_kind.setdefault(pause.change, []).append(pause.seconds)
+    told = []
+    for pause in sorted(found.pauses, key=lambda one: one.began):
+        when, what = max(one for one in changes if one[0] <= pause.began)
+        by_kind.setdefault(what, []).append(pause.ended - when)
+        told.append(f"{when - start:.1f} s {what}, {pause.ended - when:.1f} s: {pause.why}")
     return {
+        "changes": [f"{when - start:.1f} s {what}" for when, what in sorted(changes)],
+        "pauses": told,
         "bound_s": round(bound, 2),
-        "seconds_to_the_next_token": _tail([pause.seconds for pause in found.pauses], bound),
+        "seconds_to_the_next_token": _tail(
+            [seconds for several in by_kind.values() for seconds in several], bound
+        ),
         "seconds_by_kind": {name: _tail(by_kind[name], bound) for name in sorted(by_kind)},
     }
 

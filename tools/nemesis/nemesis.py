@@ -62,5 +62,5 @@ class Nemesis:
                 if self._faults[name](self._scene):
                     self.count[name] += 1
                     struck += 1
-                    self._scene.changed(name, begun)
+                    self._scene.changes.append((begun, name))
         return struck

@@ -35,13 +35,12 @@ class Question:
 
 @dataclass(frozen=True)
 class Pause:
-    """Of one answer. `change`: what broke or was mended last before `why` was said; `seconds` from then to the next
-    token, which came at the instant `ended` of the monotonic clock."""
+    """Of one answer: `why` was said at the instant `began` of the monotonic clock, and the next token came when it
+    `ended`."""
 
-    change: str
-    seconds: float
-    why: str
+    began: float
     ended: float
+    why: str
 
 
 @dataclass
@@ -97,15 +96,10 @@ class Readers:
     def __init__(self, url: str, asked: Sequence[Question], count: int, seed: int) -> None:
         self.found = Found()
         self._questions = asked
-        self._last_change = ("none", time.monotonic())
         self._ended = threading.Event()
         self._lock = threading.Lock()
         self._seed = seed
         self._crowd = Crowd(url, [self._talk(number) for number in range(count)])
-
-    def note(self, name: str, when: float) -> None:
-        """What broke or was mended, and when: pauses that begin from now on are counted from there."""
-        self._last_change = (name, when)
 
     def start(self) -> None:
         """Returns at once."""
@@ -128,18 +122,16 @@ class Readers:
         text, lost = "", ""
         usage: dict[str, Any] = {}
         pauses: list[Pause] = []
-        change: tuple[str, float] | None = None
-        why = ""
+        began, why = 0.0, ""
         try:
             for kind, said in events(client, _PATH, question.body):
                 if kind == "comment":
-                    if said != _PING and change is None:
-                        change, why = self._last_change, said
+                    if said != _PING and not why:
+                        began, why = time.monotonic(), said
                     continue
-                if change is not None and said.get("choices"):
-                    now = time.monotonic()
-                    pauses.append(Pause(change[0], now - change[1], why, now))
-                    change = None
+                if why and said.get("choices"):
+                    pauses.append(Pause(began, time.monotonic(), why))
+                    why = ""
                 text += "".join(choice["text"] for choice in said.get("choices", ()))
                 usage = said.get("usage") or usage
         # All but the first two: of events that are none.

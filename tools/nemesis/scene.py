@@ -22,20 +22,17 @@ _EXCUSED_S = 30.0
 
 
 class Scene:
-    """Everything is a function of the seed but the instants. `on_change(name, when)` is told of what is mended, too."""
+    """Everything is a function of the seed but the instants."""
 
-    def __init__(self, stage: Stage, seed: int, on_change: Callable[[str, float], None]) -> None:
+    def __init__(self, stage: Stage, seed: int) -> None:
         self.stage = stage
         self.cluster = stage.cluster
         self.draws = random.Random(seed)
         #: Agents that ended by themselves, in words; and those for which no fault of their machine was the reason.
         self.ended: list[str] = []
         self.unexplained: list[str] = []
-        #: What broke and was mended, and when.
-        self.history: list[str] = []
-        self._on_change = on_change
-        #: By the monotonic clock.
-        self.began = time.monotonic()
+        #: When, by the monotonic clock, and what broke or was mended.
+        self.changes: list[tuple[float, str]] = [(time.monotonic(), "nothing")]
         self._due: list[tuple[float, str, Callable[[], None]]] = []
         self._away: set[str] = set()  # workers without an agent, or that stand still
         self._broken: set[tuple[str, str]] = set()  # kind, machine
@@ -58,13 +55,8 @@ class Scene:
             due, name, act = one
             if everything or due <= now:
                 self._due.remove(one)
+                self.changes.append((time.monotonic(), name))
                 act()
-                self.changed(name, time.monotonic())
-
-    def changed(self, name: str, when: float) -> None:
-        """Something broke, or was mended, at that instant of the monotonic clock."""
-        self.history.append(f"{when - self.began:.1f} s {name}")
-        self._on_change(name, when)
 
     def later(self, seconds: Seconds, name: str, act: Callable[[], None]) -> None:
         """Some time from now on."""

@@ -15,21 +15,27 @@ def test_every_kind_has_faults_with_names_of_their_own() -> None:
     assert len(names) == len(set(names))
 
 
-def test_pauses_by_kind_and_beyond_the_bound() -> None:
-    seconds = [float(number) for number in range(1, 21)]
-    pauses = [Pause("link cut", one, "node 1 was lost", 0.0) for one in seconds]
-    found = Found(pauses=[*pauses, Pause("node killed", 0.5, "node 2 was lost", 1.0)])
-    record = figures.pauses(found, reading_s=0.5, prefill_s=1.0)
+def test_pauses_count_from_what_changed_last_before_them() -> None:
+    changes = [
+        (100.0, "nothing"),
+        (110.0, "node killed"),
+        (105.0, "link cut"),
+    ]  # as they ended, not as they began
+    cut = [Pause(106.0, 105.0 + seconds, "node 1 was lost") for seconds in range(1, 21)]
+    found = Found(pauses=[*cut, Pause(110.25, 110.5, "node 2 was lost")])
+    record = figures.pauses(found, changes, reading_s=0.5, prefill_s=1.0)
     assert record["bound_s"] == 5.0
     assert record["seconds_by_kind"] == {
         "link cut": {"pauses": 20, "median": 10.5, "p95": 19.0, "max": 20.0, "beyond": 15},
         "node killed": {"pauses": 1, "median": 0.5, "p95": 0.5, "max": 0.5, "beyond": 0},
     }
     assert record["seconds_to_the_next_token"]["pauses"] == 21
+    assert record["changes"] == ["0.0 s nothing", "5.0 s link cut", "10.0 s node killed"]
+    assert record["pauses"][-1] == "10.0 s node killed, 0.5 s: node 2 was lost"
 
 
 def test_without_a_pause() -> None:
-    assert figures.pauses(Found(), 0.0, 0.0)["seconds_to_the_next_token"] is None
+    assert figures.pauses(Found(), [(0.0, "nothing")], 0.0, 0.0)["seconds_to_the_next_token"] is None
 
 
 def test_the_floor_plan_names_every_module() -> None:
