@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -60,7 +60,7 @@ def left_over(
     """What is held afterwards and was not before, in words. A worker may have the whole pack. Calls `mend` until the
     cluster is whole."""
     deadline = time.monotonic() + _SETTLED_S
-    while not _whole(status := stage.cluster.status(), 1 + len(stage.names)):
+    while not _whole(status := stage.cluster.status(), stage.names):
         if time.monotonic() > deadline:
             nodes = "; ".join(
                 f"{one['host'] or 'master'} {one['state']}: {one['why']}" for one in status["nodes"]
@@ -82,8 +82,10 @@ def left_over(
     return found
 
 
-def _whole(status: Mapping[str, Any], nodes: int) -> bool:
-    return status["ready"] and sum(node["rank"] is not None for node in status["nodes"]) == nodes
+def _whole(status: Mapping[str, Any], names: Sequence[str]) -> bool:
+    """Whether it serves, and every worker takes part, or may: one more is not always worth a new plan."""
+    there = {node["host"] for node in status["nodes"] if node["state"] in ("ready", "spare")}
+    return status["ready"] and there.issuperset(names)
 
 
 def _grown(before: Mapping[str, Held], after: Mapping[str, Held], pack: int) -> list[str]:
