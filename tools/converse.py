@@ -98,12 +98,11 @@ def ask(client: httpx.Client, body: dict[str, Any], leaves: Callable[[Exchange],
     exchange = Exchange(body)
     try:
         with contextlib.closing(events(client, "/v1/chat/completions", body)) as stream:
-            for kind, said in stream:
-                if kind == "event":
-                    _take(exchange, said)
-                    if leaves(exchange):
-                        exchange.left = True
-                        return exchange
+            for said in stream:
+                _take(exchange, said)
+                if leaves(exchange):
+                    exchange.left = True
+                    return exchange
     # All but the first two: of events that are none.
     except (BrokenAnswer, httpx.HTTPError, ValueError, LookupError, TypeError) as error:
         exchange.error = f"{type(error).__name__}: {error}"

@@ -8,6 +8,9 @@ from typing import Any
 
 import httpx
 
+from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
+from tpiedge.errors import PeerError
+
 __all__ = ["ANSWER_S", "BrokenAnswer", "Crowd", "connection", "events"]
 
 #: How long a client waits for the next sign of life, seconds.
@@ -23,23 +26,25 @@ def connection(url: str) -> httpx.Client:
     return httpx.Client(base_url=url, timeout=ANSWER_S, trust_env=False)
 
 
-def events(client: httpx.Client, path: str, body: Mapping[str, Any]) -> Generator[tuple[str, Any]]:
-    """("comment", words) and ("event", value) of a streamed answer, to its end. Raises BrokenAnswer, httpx.HTTPError,
-    and ValueError where an event is no JSON."""
-    with client.stream("POST", path, json=body) as response:
-        if response.status_code != httpx.codes.OK:
-            raise BrokenAnswer(f"{response.status_code}: {response.read().decode(errors='replace')}")
-        for line in response.iter_lines():
-            if line == "data: [DONE]":
-                return
-            if line.startswith(": "):
-                yield "comment", line[2:]
-            elif line.startswith("data: "):
-                value = json.loads(line[6:])
-                if "error" in value:
-                    raise BrokenAnswer(json.dumps(value["error"]))
-                yield "event", value
-    raise BrokenAnswer("the stream ended early")
+def events(
+    client: httpx.Client,
+    path: str,
+    body: Mapping[str, Any],
+    note: Callable[[str], None] = lambda _words: None,
+) -> Generator[Any]:
+    """The events of a streamed answer, to its end, over as many connections as it takes where the master records
+    answers. `note` gets what is said beside them. Raises BrokenAnswer, httpx.HTTPError, and ValueError where an event
+    is no JSON."""
+    try:
+        for data in AnswerStream(client, path, body, note).events():
+            value = json.loads(data)
+            if "error" in value:
+                raise BrokenAnswer(json.dumps(value["error"]))
+            yield value
+    except HttpRefusal as refusal:
+        raise BrokenAnswer(f"{refusal.status}: {refusal.data.decode(errors='replace')}") from None
+    except PeerError as error:
+        raise BrokenAnswer(str(error)) from None
 
 
 class Crowd:

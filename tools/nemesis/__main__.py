@@ -14,6 +14,7 @@ sometimes two at once; --faults says what, and all that can be done here breaks 
     disks       a worker's disk is full, or cannot be read, for 2 to 15 s (root: disks are files)
     memory      a worker may take hardly more memory than it has, for 0.5 to 10 s (root: control groups)
     clocks      the time of day of one machine jumps by up to an hour, for 0.5 to 10 s (a C compiler)
+    master      the master itself is killed (-9) and started again; clients connect again and read on (--journal)
 
 What does not mend itself, as a killed agent, is started again some seconds later. --min-workers is one less than there
 are, so that the cluster goes on without one. With --precision q8 or q4 every answer must be the undisturbed one, byte
@@ -40,6 +41,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.process.command import wait_for
 from tools.nemesis.figures import pauses, say
 from tools.nemesis.holdings import held, left_over, reading_s
 from tools.nemesis.nemesis import Nemesis
@@ -103,9 +105,10 @@ def _break(folder: Path, kinds: Sequence[str], options: argparse.Namespace) -> d
     names = [f"worker-{number}" for number in range(options.workers)]
     flags = ("--min-workers", max(0, options.workers - 1), "--precision", options.precision)
     sizes = ("--context", _CONTEXT, "--kv-tokens", _CONTEXT * options.clients)
+    journal = ("--journal",) if "master" in kinds else ()
     record: dict[str, Any] | None = None
     try:
-        with set_up(folder, kinds, names, options.model, (*flags, *sizes)) as stage:
+        with set_up(folder, kinds, names, options.model, (*flags, *sizes, *journal)) as stage:
             stage.start(_STARTED_S)
             record = _run(stage, kinds, options)
     except AssertionError as error:  # of the cluster: it does not start, or leaves something behind
@@ -138,6 +141,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
     finally:
         scene.mend(everything=True)
         readers.stop()
+    wait_for(stage.cluster.answers, _STARTED_S)
     found = readers.found
     leavings = left_over(stage, before, _pack_bytes(stage), scene.mend)
     with connection(url) as client:
@@ -148,6 +152,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
         "by_kind": dict(nemesis.count),
         "answers": found.answers,
         "tokens": found.tokens,
+        "asked_again": found.again,
         "paused_answers": found.paused,
         "wrong": found.wrong + [f"afterwards: {one.body}" for one in again],
         "lost": found.lost,

@@ -54,7 +54,8 @@ def say(record: Mapping[str, Any]) -> str:
     kinds = ", ".join(f"{count} x {name}" for name, count in sorted(record["by_kind"].items()))
     lines = [
         f"{record['kills']} faults: {kinds}",
-        f"{record['answers']} answers with {record['tokens']} tokens, {record['paused_answers']} of them paused; "
+        f"{record['answers']} answers with {record['tokens']} tokens, {record['paused_answers']} of them paused, "
+        f"{record['asked_again']} times asked again; "
         f"{len(record['wrong'])} wrong, {len(record['lost'])} lost, {len(record['left_over'])} left over",
         f"seconds from what broke, or was mended, to the next token; beyond: more than {record['bound_s']} s",
         f"  {'':20}{'pauses':>8}{'median':>8}{'p95':>8}{'max':>8}{'beyond':>8}",

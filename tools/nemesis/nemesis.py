@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection
 
+import httpx
 import psutil
 
 from tools.nemesis import of_links, of_machines, of_processes
@@ -39,6 +40,7 @@ FAULTS: dict[str, dict[str, Fault]] = {
     "disks": {"disk full": of_machines.disk_full, "disk errors": of_machines.disk_errors},
     "memory": {"little memory": of_machines.little_memory},
     "clocks": {"clock jumped": of_machines.other_time},
+    "master": {"master killed": of_processes.kill_master},
 }
 _TWO_AT_ONCE = 0.2
 
@@ -58,7 +60,8 @@ class Nemesis:
         for _ in range(2 if draws.random() < _TWO_AT_ONCE else 1):
             name = draws.choice(list(self._faults))
             begun = time.monotonic()
-            with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended by an earlier fault
+            # It has just ended by an earlier fault, or there is no master.
+            with contextlib.suppress(psutil.NoSuchProcess, httpx.TransportError):
                 if self._faults[name](self._scene):
                     self.count[name] += 1
                     struck += 1

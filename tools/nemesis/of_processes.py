@@ -6,6 +6,7 @@ from tools.nemesis.scene import Scene, Seconds
 
 __all__ = [
     "kill_agent",
+    "kill_master",
     "kill_node",
     "kill_rank_zero",
     "leave",
@@ -17,6 +18,7 @@ __all__ = [
 
 _STOPPED_S: Seconds = (0.1, 10.0)
 _VISIT_S: Seconds = (2.0, 8.0)
+_DOWN_S: Seconds = (0.0, 3.0)
 _guests = itertools.count(1)
 
 
@@ -68,6 +70,11 @@ def kill_agent(scene: Scene) -> bool:
         worker.process.wait()
         scene.come_back(worker)
     return worker is not None
+
+
+def kill_master(scene: Scene) -> bool:
+    """With all that answers under way; it is started again and goes on with them."""
+    return scene.restart_master(_DOWN_S)
 
 
 def leave(scene: Scene) -> bool:

@@ -3,7 +3,7 @@
 import random
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ from tools.streaming import BrokenAnswer, Crowd, connection, events
 __all__ = ["Found", "Pause", "Question", "Readers", "answer", "prefill_s", "questions"]
 
 _PATH = "/v1/completions"
-_PING = "ping"
+#: A master is away for a few seconds.
+_NO_MASTER_S, _AGAIN_S = 60.0, 0.2
 _PROMPTS = (
     "Once upon a time",
     "The little fox",
@@ -45,9 +46,11 @@ class Pause:
 
 @dataclass
 class Found:
-    """What the clients saw."""
+    """What the clients saw. `again`: how often somebody had to ask again, because no answer had begun when the
+    connection broke."""
 
     answers: int = 0
+    again: int = 0
     tokens: int = 0
     paused: int = 0
     wrong: list[str] = field(default_factory=list)
@@ -73,7 +76,7 @@ def questions(url: str, seed: int, tokens: int) -> list[Question]:
 
 def answer(client: httpx.Client, body: dict[str, Any]) -> str:
     """The whole text. Raises BrokenAnswer, httpx.HTTPError."""
-    told = [said for kind, said in events(client, _PATH, body) if kind == "event"]
+    told = events(client, _PATH, body)
     return "".join(choice["text"] for event in told for choice in event.get("choices", ()))
 
 
@@ -122,16 +125,17 @@ class Readers:
         text, lost = "", ""
         usage: dict[str, Any] = {}
         pauses: list[Pause] = []
-        began, why = 0.0, ""
+        said_before: list[tuple[float, str]] = []  # since the last token: when, and what
+
+        def note(words: str) -> None:
+            said_before.append((time.monotonic(), words))
+
         try:
-            for kind, said in events(client, _PATH, question.body):
-                if kind == "comment":
-                    if said != _PING and not why:
-                        began, why = time.monotonic(), said
-                    continue
-                if why and said.get("choices"):
+            for said in self._begun(client, question, note):
+                if said_before and said.get("choices"):
+                    began, why = said_before[0]
                     pauses.append(Pause(began, time.monotonic(), why))
-                    why = ""
+                    said_before.clear()
                 text += "".join(choice["text"] for choice in said.get("choices", ()))
                 usage = said.get("usage") or usage
         # All but the first two: of events that are none.
@@ -147,3 +151,24 @@ class Readers:
                 found.lost.append(lost)
             elif text != question.text:
                 found.wrong.append(f"{question.body}: {text!r} where {question.text!r} belongs")
+
+    def _begun(
+        self, client: httpx.Client, question: Question, note: Callable[[str], None]
+    ) -> Iterator[dict[str, Any]]:
+        """The events. Asks again while there is no master: a killed one had not begun an answer whose head did not
+        come."""
+        deadline = time.monotonic() + _NO_MASTER_S
+        while True:
+            begun = False
+            try:
+                for said in events(client, _PATH, question.body, note):
+                    begun = True
+                    yield said
+            except httpx.TransportError:
+                if begun or time.monotonic() > deadline:
+                    raise
+            else:
+                return
+            with self._lock:
+                self.found.again += 1
+            self._ended.wait(_AGAIN_S)

@@ -106,6 +106,15 @@ class Scene:
 
         self.later(_AWAY_S, "agent started", start)
 
+    def restart_master(self, seconds: Seconds) -> bool:
+        """Killed, and started after so long. False while it is away already."""
+        if self.cluster.master.popen.poll() is not None:
+            return False
+        self.cluster.master.popen.kill()
+        self.cluster.master.wait()
+        self.later(seconds, "master started", lambda: self.cluster.start_master(wait=False))
+        return True
+
     def visit(self, worker: Worker, seconds: Seconds) -> None:
         """A guest, which nothing else happens to."""
         self._away.add(worker.name)

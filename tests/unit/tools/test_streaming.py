@@ -9,16 +9,17 @@ EVENT = 'data: {"choices": []}\n\n'
 DONE = "data: [DONE]\n\n"
 
 
-def heard(body: str, status: int = 200) -> list[tuple[str, object]]:
+def heard(body: str, status: int = 200) -> tuple[list[object], list[str]]:
+    """The events, and what was said beside them."""
+    notes: list[str] = []
     transport = httpx.MockTransport(lambda _request: httpx.Response(status, text=body))
     with httpx.Client(base_url="http://cluster", transport=transport) as client:
-        return list(events(client, "/v1/completions", {}))
+        return list(events(client, "/v1/completions", {}, notes.append)), notes
 
 
 def test_a_stream_to_its_end() -> None:
     said = f": ping\n\n{EVENT}: node 1 was lost\n\n{EVENT}{DONE}"
-    event = ("event", {"choices": []})
-    assert heard(said) == [("comment", "ping"), event, ("comment", "node 1 was lost"), event]
+    assert heard(said) == ([{"choices": []}] * 2, ["the answer pauses: node 1 was lost"])
 
 
 @pytest.mark.parametrize(
@@ -26,7 +27,7 @@ def test_a_stream_to_its_end() -> None:
     [
         ("later", 503, "503: later"),
         ('data: {"error": {"code": "worker_lost"}}\n\n', 200, "worker_lost"),
-        (EVENT, 200, "the stream ended early"),
+        (EVENT, 200, "ended the answer early"),
     ],
 )
 def test_answers_that_break(body: str, status: int, words: str) -> None:
