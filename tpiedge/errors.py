@@ -27,6 +27,7 @@ __all__ = [
     "HubError",
     "IntegrityError",
     "InternalError",
+    "MasterFailed",
     "Misconduct",
     "OutOfMemory",
     "PeerError",
@@ -151,3 +152,7 @@ class InternalError(TpiedgeError):
     """Our own code broke a promise: a defect to report."""
 
     exit_code = 70
+
+
+class MasterFailed(InternalError):
+    """The master ends by a defect of its own, which is no request's fault."""

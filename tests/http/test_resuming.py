@@ -17,7 +17,7 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, key_mark
 from tpiedge.api.schema import Reply
-from tpiedge.errors import PeerLost
+from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.clock import ManualClock
 from tpiedge.testing.service import token
@@ -206,6 +206,21 @@ def test_what_fails_at_once_has_a_status_of_its_own(keep, service, folder):
     with connect(keep()) as http:
         assert http.post("/v1/completions", json=BODY).status_code == 503
     wait_until(lambda: not left(folder))
+
+
+def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, folder):
+    """The stream breaks off without a word, and the next master goes on."""
+    asked = BODY | {"stream": True}
+    with connect(keep()) as http, http.stream("POST", "/v1/completions", json=asked) as answer:
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(WORDS[0])
+        events = events_of(answer)
+        next(events)
+        generation.fail(MasterFailed("the control thread failed"))
+        with pytest.raises(httpx.RemoteProtocolError):
+            list(events)
+    (path,) = left(folder)
+    assert path.read_bytes().count(b"\n") == 2
 
 
 def test_a_client_that_leaves_cancels_and_nothing_is_left_of_it(keep, service, folder):

@@ -18,6 +18,7 @@ Laws:
 
 import asyncio
 import contextlib
+import itertools
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,8 @@ REQUEST_ID = "x-request-id"
 _DONE = b"data: [DONE]\n\n"
 #: Errors that are known at once come before it.
 _OPEN_S = 0.25
+#: After so many events others have their turn.
+_TURN = 64
 _BLANK = b"\n"  # JSON may begin with it
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _UNBUFFERED = (b"x-accel-buffering", b"no")
@@ -115,7 +118,9 @@ class Answering:
         `ping_s`. The pieces themselves, and that a pause begins, it hears in a stream only."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
-        while True:
+        for number in itertools.count():
+            if number % _TURN == 0:  # where all is there already, nothing else waits
+                await asyncio.sleep(0)
             event = await self.feed.next(max(0.0, due - now()))
             piece = None if event is None else self.transcript.feed(event)
             if isinstance(event, Paused) and self.envelope.reply.stream:

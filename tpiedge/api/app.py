@@ -80,8 +80,8 @@ class Api:
     def sweep(self) -> None:
         """Forget the answers that nobody came for; and again every second, on the event loop."""
         if self._kept is not None:
-            self._kept.sweep()
             asyncio.get_running_loop().call_later(_SWEEP_S, self.sweep)
+            self._kept.sweep()
 
     def abort(self) -> None:
         """Cancel every running answer. To be called on the event loop."""

@@ -18,13 +18,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final, Self
 
+from tpiedge.api.answering import ServerEnds
 from tpiedge.api.errors import ApiError
 from tpiedge.api.record_folder import RecordFile, RecordFolder
 from tpiedge.api.records import AcceptedRequest, Said, key_mark, marks
 from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent, Generation, Service
 from tpiedge.api.stream_bridge import EventQueue
-from tpiedge.errors import Cancelled, InternalError
+from tpiedge.errors import Cancelled, InternalError, MasterFailed
 from tpiedge.master.journal import Paused
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
@@ -157,7 +158,10 @@ class KeptAnswer:
         except BaseException as raised:  # handed to the reader
             error = raised
         # Cancelled: by whoever deletes the record, too, or by the master's end, which it survives.
-        if error is not None and not self._stopped and not isinstance(error, Cancelled):
+        if isinstance(error, MasterFailed):
+            self._file.keep()
+            error = ServerEnds()
+        elif error is not None and not self._stopped and not isinstance(error, Cancelled):
             self._file.delete()
         with self._lock:
             self._over, self._error = True, error

@@ -25,9 +25,11 @@ from tpiedge.api.records import (
     accepted_line,
     read_record,
     said_line,
+    taken_up_line,
 )
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_folder
+from tpiedge.master.journal import GUILTY
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
 
@@ -37,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 _DIGITS: Final = 12
 _SUFFIX: Final = ".answer"
-_SET_ASIDE: Final = ".damaged"
-_NAME: Final = re.compile(rf"\d{{{_DIGITS}}}-")
+_SET_ASIDE: Final = ".aside"
+_NAME: Final = re.compile(rf"[0-9]{{{_DIGITS},}}-")
 _OWNER_ONLY: Final = 0o600
 _FLAGS: Final = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _UNRECORDED: Final = "the answer goes on, but would not survive the master's end"
@@ -92,9 +94,13 @@ class RecordFile:
             self._log.warning("cannot delete %s: %s; delete it yourself", self._path, error.strerror)
 
     def _close(self) -> None:
-        if self._fd is not None:
-            os.close(self._fd)
-            self._fd = None
+        fd, self._fd = self._fd, None
+        if fd is None:
+            return
+        try:
+            os.close(fd)
+        except OSError as error:
+            self._log.warning("cannot close %s: %s", self._path, error.strerror)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,13 +123,14 @@ class RecordFolder:
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
         #: The number of the next file: their order is that of the requests.
-        self._next = max((int(path.name[:_DIGITS]) for path in records_in(folder)), default=0) + 1
+        self._next = max(map(_number_of, records_in(folder)), default=0) + 1
 
     def found(self) -> list[FoundAnswer]:
         """What the master before this one left of this model, in the order of the requests. To be called first of all.
 
-        Damaged records are set aside, each with a warning; how many are of other models, one line says. Raises
-        UserError for a record of an unknown version, or that others may read, or that cannot be read.
+        Damaged records are set aside, each with a warning, and those that GUILTY masters took up, none of which got
+        on; how many are of other models, one line says. Raises UserError for a record of an unknown version, or that
+        others may read, or that cannot be read.
         """
         records = [
             (path, record) for path in records_in(self._folder) if (record := self._read(path)) is not None
@@ -135,7 +142,11 @@ class RecordFolder:
                 self._folder,
                 counted(others, "answer"),
             )
-        return [FoundAnswer(record, self._continued(path, record.size)) for path, record in ours]
+        return [
+            FoundAnswer(record, self._continued(path, record.size))
+            for path, record in ours
+            if not self._ends_masters(path, record)
+        ]
 
     def begin(self, accepted: AcceptedRequest) -> RecordFile:
         """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
@@ -166,18 +177,25 @@ class RecordFolder:
                 "tpiedge that wrote it, or move the file away"
             ) from None
         except DamagedRecord as error:
-            self._set_aside(path, error)
+            self._set_aside(path, f"it is damaged, {error}")
             return None
         except OSError as error:
             raise _unusable(path, error) from None
 
-    def _set_aside(self, path: Path, damage: DamagedRecord) -> None:
+    def _ends_masters(self, path: Path, record: AnswerRecord) -> bool:
+        """Whether the request may be what ends masters; then it is not tried again."""
+        if record.taken_up < GUILTY:
+            return False
+        self._set_aside(path, f"{record.taken_up} masters went on with it, and ended before it did")
+        return True
+
+    def _set_aside(self, path: Path, why: str) -> None:
         aside = path.with_suffix(_SET_ASIDE)
         try:
             path.rename(aside)
         except OSError as error:
             raise _unusable(path, error) from None
-        _log.warning("the record of an answer is damaged, and was set aside as %s: %s", aside, damage)
+        _log.warning("the record of an answer was set aside as %s: %s", aside, why)
 
     def _continued(self, path: Path, size: int) -> RecordFile:
         """The file, without what was cut off in it."""
@@ -186,12 +204,19 @@ class RecordFolder:
             os.ftruncate(fd, size)
         except OSError as error:
             raise _unusable(path, error) from None
-        return RecordFile(path, fd, self._log)
+        file = RecordFile(path, fd, self._log)
+        file.write(taken_up_line())
+        return file
 
 
 def records_in(folder: Path) -> list[Path]:
     """The files of records, by their number; none where there is no such folder."""
-    return sorted(path for path in folder.glob(f"*{_SUFFIX}") if _NAME.match(path.name))
+    found = (path for path in folder.glob(f"*{_SUFFIX}") if _NAME.match(path.name))
+    return sorted(found, key=_number_of)
+
+
+def _number_of(path: Path) -> int:
+    return int(path.name.partition("-")[0])
 
 
 def _private_bytes(path: Path) -> bytes:

@@ -2,7 +2,8 @@
 
 Laws:
 
-1. The first line is the request, each further one what was said next of its answer. A line has a checksum before it
+1. The first line is the request, each further one what was said next of its answer, or that another master took it up.
+   A line has a checksum before it
    and its end after it: one that was cut off is no line, and any other damage is found.
 2. Whatever a kill leaves of a record reads as the record at some earlier instant, or as none at all.
 3. What is read has been checked field by field, as messages are.
@@ -36,12 +37,14 @@ __all__ = [
     "marks",
     "read_record",
     "said_line",
+    "taken_up_line",
 ]
 
 RECORD_VERSION: Final = 1
 
 Said = Token | PromptScores
 
+_TAKEN_UP: Final = "taken up"
 _END: Final = b"\n"
 _CHECKSUM: Final = 9  # eight digits and a blank
 _SALT_BYTES: Final = 16
@@ -74,11 +77,13 @@ class AcceptedRequest:
 
 @dataclass(frozen=True, slots=True)
 class AnswerRecord:
-    """What a file says. `size`: bytes of its whole lines; what follows is the rest of one that was cut off."""
+    """What a file says. `size`: bytes of its whole lines; what follows is the rest of one that was cut off. `taken_up`:
+    by how many masters since something was said last."""
 
     accepted: AcceptedRequest
     said: tuple[Said, ...]
     size: int
+    taken_up: int = 0
 
 
 def key_mark(key: bytes, salt: bytes | None = None) -> str:
@@ -122,12 +127,22 @@ def read_record(data: bytes) -> AnswerRecord | None:
     with _line_of_damage(1):
         accepted = _accepted(_value(lines[0]))
     said: list[Said] = []
-    tokens = 0
+    tokens = taken_up = 0
     for number, line in enumerate(lines[1:], 2):
         with _line_of_damage(number):
-            said.append(_said(_value(line), accepted.request.id, tokens))
+            value = _value(line)
+            if value == _TAKEN_UP:
+                taken_up += 1
+                continue
+            said.append(_said(value, accepted.request.id, tokens))
         tokens += isinstance(said[-1], Token)
-    return AnswerRecord(accepted, tuple(said), size)
+        taken_up = 0
+    return AnswerRecord(accepted, tuple(said), size, taken_up)
+
+
+def taken_up_line() -> bytes:
+    """The next line of a record with which another master goes on."""
+    return _line(_TAKEN_UP)
 
 
 def _line(value: object) -> bytes:

@@ -39,6 +39,13 @@ class HttpRefusal(Exception):
             self.status == httpx.codes.TOO_MANY_REQUESTS or self.status >= httpx.codes.INTERNAL_SERVER_ERROR
         )
 
+    @property
+    def starting(self) -> bool:
+        """Whether the master ends, or has too many guests: another one, or it itself, will answer. What else it says of
+        an answer is the end of that."""
+        ends = self.status == httpx.codes.SERVICE_UNAVAILABLE and b'"shutting_down"' in self.data
+        return ends or self.status == httpx.codes.TOO_MANY_REQUESTS
+
 
 class AnswerStream:
     """One answer, which is asked for with `body` at `path`.
@@ -56,7 +63,7 @@ class AnswerStream:
         self._note = note
         self._request = ""  # its id; none where the master does not record it
         self._last = 0  # the number of the last event that came
-        self._deadline: float | None = None  # while the connection is broken, and no event has come since
+        self._deadline: float | None = None  # while the connection is broken, and nothing has come since
 
     def events(self) -> Generator[str, None, None]:
         """Without the last one ([DONE]). Raises HttpRefusal, PeerError, and the errors of httpx."""
@@ -102,7 +109,7 @@ class AnswerStream:
                         raise PeerError(
                             "the master has the rest of this answer no longer: ask again"
                         ) from None
-                    if not refusal.passing or self._broke():
+                    if not refusal.starting or self._broke():
                         raise
                 else:
                     yield answer
@@ -116,11 +123,12 @@ class AnswerStream:
                 return
             if line.startswith(": ") and line != ": ping":
                 self._note(f"the answer pauses: {sanitised(line.removeprefix(': '))}")
+            if line.startswith((":", "data: ")):  # a ping, too: the connection stands
+                self._deadline = None
             if line.startswith("id: "):
                 number = _number(line.removeprefix("id: "))
-            if line.startswith("data: "):
-                self._last = max(self._last, number)
-                self._deadline = None
+            if line.startswith("data: ") and not 0 < number <= self._last:
+                self._last = number
                 yield line.removeprefix("data: ")
         raise PeerError("the master ended the answer early")
 

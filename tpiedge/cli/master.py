@@ -73,6 +73,8 @@ __all__ = ["master"]
 
 _LOCK = ".master.lock"
 _RECORDS = "answers"
+#: Readers of a master before need as long to come again, whatever machines are waited for.
+_LEAST_GRACE_S = 30.0
 _HTTP_PORT = 8080
 _REPORT_S = 60.0
 _MOST_S = 1e9
@@ -352,7 +354,7 @@ def _serving(
                 Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
             ),
             records=RecordFolder(folder / _RECORDS, served.pack_id) if flags.journal else None,
-            grace_s=flags.recovery_grace_s,
+            grace_s=max(flags.recovery_grace_s, _LEAST_GRACE_S),
         )
         stack.callback(api.close)
         running.start(int(time.time()))

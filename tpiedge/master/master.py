@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 from tpiedge.clock import Clock
-from tpiedge.errors import Cancelled, InternalError, TpiedgeError
+from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.assignments import Served
@@ -198,7 +198,8 @@ class Master:
             self._end_all()
 
     def _end_all(self) -> None:
-        error = self._failed or Cancelled("the master was stopped")
+        failed = self._failed
+        error = Cancelled("the master was stopped") if failed is None else MasterFailed(str(failed))
         self._requests.close(NotServing(str(error)))
         self._requests.fail_all(error)
         self._sessions.close()

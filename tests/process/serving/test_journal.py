@@ -60,9 +60,16 @@ def records(cluster: Serving) -> list[Path]:
     return sorted((cluster.state / "master" / "answers").iterdir())
 
 
-def wait_for_record(cluster: Serving) -> None:
-    """Until the one answer is well under way."""
-    wait_for(lambda: any(path.read_bytes().count(b"\n") > UNDER_WAY for path in records(cluster)), START_S)
+def wait_for_record(cluster: Serving, lines: int = 0) -> int:
+    """Until the one answer is well under way, beyond so many lines; returns how many there are."""
+    wait_for(lambda: recorded_lines(cluster) > lines + UNDER_WAY, START_S)
+    return recorded_lines(cluster)
+
+
+def recorded_lines(cluster: Serving) -> int:
+    with contextlib.suppress(FileNotFoundError):  # it was delivered just now
+        return max((path.read_bytes().count(b"\n") for path in records(cluster)), default=0)
+    return 0
 
 
 def kill(cluster: Serving) -> None:
@@ -182,8 +189,9 @@ def test_a_chat_connects_again_by_itself(cluster: Serving):
     asked = [*command, "--seed", "3", "--max-tokens", "900"]
     undisturbed = json.loads(subprocess.run(asked, check=True, capture_output=True, timeout=60).stdout)
     with subprocess.Popen(asked, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as chat:
+        lines = 0
         for _ in range(2):
-            wait_for_record(cluster)
+            lines = wait_for_record(cluster, lines)
             kill(cluster)
             cluster.start_master()
         out, notes = chat.communicate(timeout=60)

@@ -11,6 +11,7 @@ from tests.unit.api.test_records import ACCEPTED
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import accepted_line
 from tpiedge.errors import UserError
+from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
 
 TOKENS = tuple(Token(0, "chatcmpl-1", index, 5 + index, ()) for index in range(3))
@@ -99,11 +100,31 @@ def test_a_damaged_one_is_set_aside_and_the_others_go_on(
     damaged.write_bytes(damaged.read_bytes().replace(b" 5\n", b" 6\n"))
     (found,) = RecordFolder(folder, "pack-1").found()
     found.file.keep()
-    aside = damaged.with_suffix(".damaged")
+    aside = damaged.with_suffix(".aside")
     assert files(folder) == sorted([aside.name, whole.name])
     (line,) = caplog.messages
     assert str(aside) in line
     assert "line 2: it differs from its checksum" in line
+
+
+def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = begun(folder, count=1)
+    for _ in range(GUILTY - 1):
+        (found,) = RecordFolder(folder, "pack-1").found()
+        found.file.keep()
+    (found,) = RecordFolder(folder, "pack-1").found()
+    found.file.add(TOKENS[1])
+    found.file.keep()
+    for _ in range(GUILTY):
+        (found,) = RecordFolder(folder, "pack-1").found()
+        assert found.record.said == TOKENS[:2], "it had got on: it is tried as often again"
+        found.file.keep()
+    assert RecordFolder(folder, "pack-1").found() == []
+    assert files(folder) == [path.with_suffix(".aside").name]
+    (line,) = caplog.messages
+    assert f"{GUILTY} masters went on with it, and ended before it did" in line
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

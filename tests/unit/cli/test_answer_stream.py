@@ -40,8 +40,8 @@ def begun(first: int, last: int, *, named: bool = True) -> Reply:
     return lambda _request: httpx.Response(200, headers=headers, stream=Breaking(first, last, numbered=named))
 
 
-def refusal(status: int) -> Reply:
-    return lambda _request: httpx.Response(status, json={"error": {"message": "no"}})
+def refusal(status: int, code: str = "none") -> Reply:
+    return lambda _request: httpx.Response(status, json={"error": {"message": "no", "code": code}})
 
 
 def unreachable(request: httpx.Request) -> httpx.Response:
@@ -81,7 +81,7 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
     master = Master(
         begun(1, 3),
         unreachable,
-        refusal(503),
+        refusal(503, "shutting_down"),
         begun(3, 3),
         unreachable,
         begun(3, 5),
@@ -121,7 +121,19 @@ def test_a_refusal_that_will_stay_ends_it(status: int) -> None:
     assert raised.value.status == status
 
 
-@pytest.mark.parametrize("reply", [unreachable, refusal(503), begun(3, 3)])
+def test_what_the_answer_ended_with_is_said() -> None:
+    """And not tried again: it is told once."""
+    master = Master(begun(1, 3), refusal(503, "unavailable"))
+    with pytest.raises(HttpRefusal) as refused:
+        master.events()
+    assert refused.value.status == 503
+
+
+def test_what_came_before_is_not_taken_twice() -> None:
+    assert Master(begun(1, 3), begun(1, 6)).events() == list(EVENTS[:-1])
+
+
+@pytest.mark.parametrize("reply", [unreachable, refusal(503, "shutting_down"), begun(3, 3)])
 def test_it_is_given_up_in_the_end(reply: Reply, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answer_stream, "RECOVERY_GRACE_S", -1.0)
     master = Master(begun(1, 3), reply)
