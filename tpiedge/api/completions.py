@@ -12,7 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tpiedge.api.answering import Answering, Send, ServerEnds, Stalled
-from tpiedge.api.body import Receive, parse_object
+from tpiedge.api.body import Disconnected, Receive, parse_object
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, bearer_of
 from tpiedge.api.intake import Intake
@@ -207,10 +207,12 @@ def _last_event(text: str | None) -> int | None:
 
 async def _sent(scope: MutableMapping[str, Any], limit_s: float) -> None:
     """Waits until the connection has handed everything to the system, which sends it whatever becomes of us. Raises
-    Stalled."""
-    unsent: Callable[[], int] = scope["state"]["unsent"]
+    Stalled, Disconnected."""
+    unsent: Callable[[], int | None] = scope["state"]["unsent"]
     deadline = time.monotonic() + limit_s
-    while unsent():
+    while (left := unsent()) != 0:
+        if left is None:
+            raise Disconnected
         if time.monotonic() > deadline:
             raise Stalled
         await asyncio.sleep(_UNSENT_S)

@@ -19,14 +19,16 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
         def __init__(self, *args: Any, **kwargs: Any) -> None:
             super().__init__(*args, **kwargs)
             self._timer: asyncio.TimerHandle | None = None
+            self._lost = False
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
-            self.app_state = {"drop": transport.abort, "unsent": transport.get_write_buffer_size}
+            self.app_state = {"drop": transport.abort, "unsent": self._unsent}
             self._expect_head()
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._stop_timer()
+            self._lost = True
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -56,6 +58,10 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
             except h11.LocalProtocolError:
                 pass  # an answer is under way: closing is all that can be said
             self.transport.close()
+
+        def _unsent(self) -> int | None:
+            """Bytes that the system has not taken yet; None once the connection is lost, and they with it."""
+            return None if self._lost else self.transport.get_write_buffer_size()
 
         def _expect_head(self) -> None:
             if self._timer is None:

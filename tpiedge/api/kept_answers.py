@@ -326,6 +326,7 @@ class KeptAnswers:
         deadline = time.monotonic() + limit_s
         for answer in self._all():
             answer.join(max(0.0, deadline - time.monotonic()))
+        self._folder.close(max(0.0, deadline - time.monotonic()))
 
     def _add(self, answer: KeptAnswer) -> None:
         with self._lock:

@@ -8,9 +8,11 @@ goes on, unrecorded, and a warning says so.
 import errno
 import logging
 import os
+import queue
 import re
 import stat
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -49,12 +51,17 @@ _UNRECORDED: Final = "the answer goes on, but would not survive the master's end
 class RecordFile:
     """One answer's record, made by RecordFolder. For any thread. Nothing of it raises OSError."""
 
-    def __init__(self, path: Path, fd: int | None, log: RateLimitedLog) -> None:
-        """`fd`: open for appending, and from now on this object's; None where there is no file."""
+    def __init__(
+        self, path: Path, fd: int | None, log: RateLimitedLog, later: Callable[[Callable[[], None]], None]
+    ) -> None:
+        """`fd`: open for appending, and from now on this object's; None where there is no file. `later` calls what it
+        is given in another thread."""
         self._path = path
         self._fd = fd
         self._log = log
-        self._lock = threading.Lock()
+        self._later = later
+        self._lock = threading.Lock()  # held while the disk is waited for
+        self._doomed = False
 
     def add(self, said: Said) -> None:
         """Adds what is about to be passed on."""
@@ -63,7 +70,7 @@ class RecordFile:
     def write(self, line: bytes) -> None:
         """Adds a line."""
         with self._lock:
-            if self._fd is None:
+            if self._fd is None or self._doomed:
                 return
             try:
                 if os.write(self._fd, line) == len(line):
@@ -75,14 +82,20 @@ class RecordFile:
             self._delete()
 
     def delete(self) -> None:
-        """The answer needs no record any more. Idempotent, and without effect after `keep`."""
-        with self._lock:
-            self._delete()
+        """The answer needs no record any more. Does not wait for the disk. Idempotent; no effect after `keep`."""
+        if not self._doomed:
+            self._doomed = True
+            self._later(self._delete_now)
 
     def keep(self) -> None:
-        """From now on nothing is written, and the file stays for the next master. Idempotent."""
+        """From now on nothing is written, and the file stays for the next master, unless it was deleted. Idempotent."""
         with self._lock:
-            self._close()
+            if not self._doomed:
+                self._close()
+
+    def _delete_now(self) -> None:
+        with self._lock:
+            self._delete()
 
     def _delete(self) -> None:
         if self._fd is None:
@@ -122,8 +135,37 @@ class RecordFolder:
         self._folder = private_folder(folder)
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
+        self._chores: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._worker: threading.Thread | None = None  # while the disk may have to be waited for
         #: The number of the next file: their order is that of the requests.
         self._next = max(map(_number_of, records_in(folder)), default=0) + 1
+
+    def close(self, limit_s: float) -> None:
+        """Waits until what was deleted is, at most that long. Idempotent."""
+        with self._lock:
+            worker, self._worker = self._worker, None
+        if worker is not None:
+            self._chores.put(None)
+            worker.join(limit_s)
+
+    def _later(self, chore: Callable[[], None]) -> None:
+        with self._lock:
+            self._chores.put(chore)
+            if self._worker is not None:
+                return
+            worker = threading.Thread(target=self._work, name="records", daemon=True)
+            try:
+                worker.start()
+            except RuntimeError:  # the system has no thread left: late is better than never
+                self._chores.get()
+            else:
+                self._worker = worker
+                return
+        chore()
+
+    def _work(self) -> None:
+        while (chore := self._chores.get()) is not None:
+            chore()
 
     def found(self) -> list[FoundAnswer]:
         """What the master before this one left of this model, in the order of the requests. To be called first of all.
@@ -158,8 +200,8 @@ class RecordFolder:
             fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | _FLAGS, _OWNER_ONLY)
         except OSError as error:
             self._log.warning("cannot make %s: %s; %s", path, error.strerror, _UNRECORDED)
-            return RecordFile(path, None, self._log)
-        file = RecordFile(path, fd, self._log)
+            return RecordFile(path, None, self._log, self._later)
+        file = RecordFile(path, fd, self._log, self._later)
         file.write(line)
         return file
 
@@ -204,7 +246,7 @@ class RecordFolder:
             os.ftruncate(fd, size)
         except OSError as error:
             raise _unusable(path, error) from None
-        file = RecordFile(path, fd, self._log)
+        file = RecordFile(path, fd, self._log, self._later)
         file.write(taken_up_line())
         return file
 

@@ -3,6 +3,7 @@
 import errno
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,9 @@ from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
 
 TOKENS = tuple(Token(0, "chatcmpl-1", index, 5 + index, ()) for index in range(3))
+
+
+WAIT_S = 10.0
 
 
 @pytest.fixture
@@ -40,15 +44,47 @@ def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
 def test_records_are_found_in_their_order_and_go_on(folder: Path) -> None:
     for count in (2, 0, 1):
         begun(folder, count=count)
-    found = RecordFolder(folder, "pack-1").found()
+    first, second = RecordFolder(folder, "pack-1"), RecordFolder(folder, "pack-1")
+    found = first.found()
     assert [one.record.said for one in found] == [TOKENS[:2], (), TOKENS[:1]]
     found[1].file.add(TOKENS[0])
-    again = RecordFolder(folder, "pack-1").found()
+    again = second.found()
     assert [len(one.record.said) for one in again] == [2, 1, 1]
     for one in [*found, *again]:
         one.file.delete()
         one.file.delete()
         one.file.add(TOKENS[0])
+    for each in (first, second, second):
+        each.close(WAIT_S)
+    assert files(folder) == []
+
+
+def test_what_is_deleted_does_not_wait_for_the_disk_and_the_end_waits_for_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, stalled = threading.Event(), threading.Event()
+    write = os.write
+
+    def slow(fd: int, data: bytes) -> int:
+        stalled.set()
+        assert answers.wait(WAIT_S)
+        return write(fd, data)
+
+    records = RecordFolder(folder, "pack-1")
+    file = records.begin(ACCEPTED)
+    monkeypatch.setattr("tpiedge.api.record_folder.os.write", slow)
+    writer = threading.Thread(target=file.add, args=(TOKENS[0],))
+    writer.start()
+    assert stalled.wait(WAIT_S)
+    file.delete()
+    records.close(0.01)
+    assert len(files(folder)) == 1
+    answers.set()
+    writer.join(WAIT_S)
+    file.delete()
+    for thread in threading.enumerate():
+        if thread.name == "records":
+            thread.join(WAIT_S)
     assert files(folder) == []
 
 
@@ -160,6 +196,7 @@ def test_where_no_file_can_be_made_the_answer_goes_on(
     file = records.begin(ACCEPTED)
     file.add(TOKENS[0])
     file.delete()
+    records.close(WAIT_S)
     assert "No such file" in caplog.text
 
 
