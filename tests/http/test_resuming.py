@@ -336,7 +336,8 @@ def test_for_how_long_an_answer_waits(folder, service, reply, limit_s):
     """A whole one from its end on, whatever its work took; neither while it is read."""
     clock = ManualClock()
     accepted = AcceptedRequest(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), 0, "m", PACK)
-    file = RecordFolder(folder, PACK).begin(accepted)
+    records = RecordFolder(folder, PACK)
+    file = records.begin(accepted)
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
     said = [Token(0, "r", 0, stop, ())]
     for told in ([], said):
@@ -353,6 +354,7 @@ def test_for_how_long_an_answer_waits(folder, service, reply, limit_s):
         clock.advance(limit_s + 1)
         assert answer.lapsed(5.0) == (reply.stream or bool(told))
     answer.end()
+    records.close(LIMIT_S)
 
 
 def test_only_the_key_of_the_request_gets_the_answer(keep, service, folder, leave):
