@@ -268,9 +268,12 @@ def test_a_reader_that_resumed_and_leaves_cancels(keep, service, folder, leave):
 
 def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
     path = leave(WHOLE, WORDS, 1, rest=False)
-    with connect(keep()) as http:
+    server = keep()
+    with connect(server) as http:
         with http.stream("GET", path) as answer:
             assert answer.headers["x-request-id"] == "cmpl-1"
+        kept = server._api._kept.find("cmpl-1", chat=False, key=b"")
+        wait_until(lambda: kept._reader is None)  # it is known there that the client has gone
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(WORDS[1])
         generation.finish()

@@ -189,6 +189,11 @@ class Serving:
             limit_s,
         )
 
+    def wait_stood_by(self) -> None:
+        """Until each machine has a process that stands by for the next epoch, beside its node."""
+        parents = [self.master, *(worker.process for worker in self.workers.values())]
+        wait_for(lambda: all(len(parent.children()) >= 2 for parent in parents), START_S)
+
     def rank_zero(self) -> psutil.Process:
         return psutil.Process(self.node("master")["pid"])
 

@@ -137,6 +137,7 @@ def takes_every_page(cluster: Serving) -> bool:
 )
 def test_a_thousand_clients_leave_nothing_behind(cluster: Serving, exact: Callable[[Serving], None]) -> None:
     cluster.wait_ready(2)
+    cluster.wait_stood_by()  # what stands by has pipes
     worker = cluster.workers["ann"]
     processes = [psutil.Process(cluster.master.pid), cluster.rank_zero(), worker.agent, worker.node]
     leave(cluster, _FIRST)

@@ -32,7 +32,7 @@ def test_version_1(tmp_path: Path) -> None:
     found.limit_cpus("tpiedge.x.a", 0.5)
     assert (cpu / "tpiedge.x.a/cpu.cfs_quota_us").read_text() == "5000"
     assert (cpu / "tpiedge.x.a/cpu.cfs_period_us").read_text() == "10000"
-    (memory / "tpiedge.x.a/memory.memsw.limit_in_bytes").touch()
+    (memory / "tpiedge.x.a/memory.memsw.limit_in_bytes").write_text("9223372036854771712\n")
     found.limit_memory("tpiedge.x.a", 1000, 500)
     assert (memory / "tpiedge.x.a/memory.limit_in_bytes").read_text() == "1000"
     assert (memory / "tpiedge.x.a/memory.memsw.limit_in_bytes").read_text() == "1500"
