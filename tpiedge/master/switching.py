@@ -51,8 +51,7 @@ class Switching:
         if not serving.step_s or not set(serving.machines) <= slowdowns.keys():
             return True  # what serves is not to go on
         # What serves was predicted with what was known then.
-        step_s = serving.step_s * max(
-            1.0, *(slowdowns[one.machine] / one.slowdown for one in serving.workers)
-        )
+        slower = max((slowdowns[one.machine] / one.slowdown for one in serving.workers), default=1.0)
+        step_s = serving.step_s * max(1.0, slower)
         pause_s = max(_RESTART_S, serving.start_s) + self._requests.reread_s
         return self._worth.reached(coming.number, now, 1 - coming.step_s / step_s, pause_s)

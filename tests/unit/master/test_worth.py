@@ -83,6 +83,23 @@ def test_a_faster_plan_waits_until_it_is_worth_the_pause() -> None:
     assert paused(answering) == "a new plan begins"
 
 
+def test_the_first_worker_is_worth_waiting_for_too(story: Story) -> None:
+    """The master alone serves meanwhile."""
+    story.step_s = lambda machines: 1.0 / (1 + len(machines))
+    story.settle()
+    story.master.submit(long_request())
+    story.turn()
+    story.wait(3.0)
+    for _ in range(2):
+        story.root.token()
+        story.turn()
+    story.join("w-1")
+    story.wait(5.0)
+    assert story.members() == ("master",)
+    story.wait(6.0)
+    assert story.members() == ("master", "w-1")
+
+
 def test_a_faster_plan_does_not_wait_where_nobody_asks(story: Story) -> None:
     serving_one(story, reading_s=3.0)
     story.join("w-2")
