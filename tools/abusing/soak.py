@@ -192,7 +192,8 @@ class Soak:
         return found.pop()
 
     def _at_rest(self) -> dict[str, ProcessHoldings]:
-        """Once nothing changes any more: a standby, for instance, starts after the node that it stands by for."""
+        """Once what stands by does, which comes seconds after the node that it stands by for, and nothing changes."""
+        self._cluster.wait_stood_by()
         before, deadline = look(self._roles), time.monotonic() + SETTLE_S
         while time.monotonic() < deadline:
             time.sleep(1.0)
