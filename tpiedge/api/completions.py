@@ -77,7 +77,7 @@ class Work:
 
 
 class Deliveries:
-    """Brings answers to clients, each in a thread of its own. For one event loop."""
+    """Brings answers to clients. For one event loop."""
 
     def __init__(self, service: Service, running: RunningAnswers, limits: Limits) -> None:
         self._service = service

@@ -91,15 +91,14 @@ class MemoryGroup:
         files = self._files
         if not swap_bytes:
             self._write_if_there(files.no_swap, 0)
-        both = self.folder / files.swap_limit
+        both, total = self.folder / files.swap_limit, nbytes + swap_bytes
         counts_both = bool(files.swap_limit) and both.exists()  # of version 1, where swap is accounted for
-        if (
-            counts_both and int(both.read_text()) < nbytes + swap_bytes
-        ):  # it must never be less than the limit itself
-            both.write_text(str(nbytes + swap_bytes))
+        # It must never be less than the limit itself.
+        if counts_both and int(both.read_text()) < total:
+            both.write_text(str(total))
         (self.folder / files.limit).write_text(str(nbytes))
         if counts_both:
-            both.write_text(str(nbytes + swap_bytes))
+            both.write_text(str(total))
         elif swap_bytes and not files.swap_limit:
             self._write_if_there(files.no_swap, swap_bytes)
 

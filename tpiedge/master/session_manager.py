@@ -37,7 +37,8 @@ _OBSERVED_S = 90.0
 class SessionManager:
     """For the control thread, but for `cancel`. Owns rank 0's processes; `tell` gets nodes' messages about requests.
 
-    `busy`: whether a request runs or waits."""
+    `busy`: whether a request runs or waits.
+    """
 
     def __init__(
         self,
