@@ -61,6 +61,7 @@ def _serve(endpoint: Endpoint, rank: int, size: int, reached: Collection[int]) -
     gc.freeze()
     while True:
         plan = group.next_plan()
+        assert isinstance(plan, StepPlan)
         if plan.tokens:
             _take_part(group, plan)
         else:

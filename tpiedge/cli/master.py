@@ -46,7 +46,7 @@ from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
 from tpiedge.local.launch import Layout, model_facts_of
-from tpiedge.local.paths import master_state
+from tpiedge.local.paths import CARRIED, master_state
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
@@ -303,7 +303,7 @@ def _serving(
     clock, timing = MonotonicClock(), Timing()
     listen = resolve(flags.listen)
     with ExitStack() as stack:
-        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags), timing)
+        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags, folder), timing)
         stack.callback(rank_zero.close)
         # Measures at the first start: no worker is let in before the master can answer.
         placement = _placement(flags, model, rank_zero, kv_tokens, folder)
@@ -311,6 +311,7 @@ def _serving(
         files = ShipServer(entrance.files_hub, [model.pack], clock)
         files.start()
         stack.callback(files.close)
+        facts = model_facts_of(model)
         served = Served(
             model.pack.path.absolute(),
             pack_id(manifest_bytes(model.pack.path)),
@@ -322,6 +323,8 @@ def _serving(
             collective=flags.collective,
             wire=flags.wire,
             kv=model.kv,
+            group_size=facts.shape.group_size,
+            kv_head_bytes=facts.num_layers * facts.kv_part_bytes / facts.kv_page_tokens,
             grids=grid_exponents(model.pack),
             apart=computed_apart(model.pack.storage, model.config.head_dim)
             if model.pack.precision.quantised
@@ -368,10 +371,15 @@ def _serving(
         yield running, api, entrance
 
 
-def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags) -> RankZeroSettings:
+def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags, folder: Path) -> RankZeroSettings:
     own = Address("127.0.0.1", listen.port) if listen.host == _ANYWHERE else listen
     return RankZeroSettings(
-        own.zmq, keys.public, listen.beside(DATA_OFFSET).zmq, flags.threads, flags.memory_bytes
+        own.zmq,
+        keys.public,
+        listen.beside(DATA_OFFSET).zmq,
+        flags.threads,
+        flags.memory_bytes,
+        carried=folder / CARRIED,
     )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tpiedge.wire.data import StepPlan
+from tpiedge.wire.data import Carry, StepPlan
 
 __all__ = ["Communicator", "Doing", "Liveness", "Tag"]
 
@@ -64,11 +64,11 @@ class Communicator(Protocol):
         """Whether rank 0's last all-reduce of this step carried the cancel flag: the same on every rank."""
         ...
 
-    def announce(self, plan: StepPlan) -> None:
+    def announce(self, plan: StepPlan | Carry) -> None:
         """Rank 0 begins a step: every other rank gets the plan. Clears `cancelled`. Steps count upwards."""
         ...
 
-    def next_plan(self) -> StepPlan:
+    def next_plan(self) -> StepPlan | Carry:
         """Other ranks: wait, for as long as the cluster is idle, for the next step's plan. Clears
         `cancelled`.
 
@@ -116,4 +116,14 @@ class Communicator(Protocol):
 
     def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
         """Every rank's `part` (f32, 2-D, any shape per rank), in rank order, at rank 0; None elsewhere."""
+        ...
+
+    def send_up(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
+        """At rank 0 what `rank`, not 0, gave as `part` (f32, 2-D); None elsewhere. On all other ranks it has no effect,
+        and at rank 0 only the shape of `part` counts. A rank may not be ahead by more than Inbox holds."""
+        ...
+
+    def send_down(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
+        """At `rank`, not 0, what rank 0 gave as `part`; None elsewhere. Otherwise as `send_up`, with the roles
+        exchanged. Of `tag` step and chunk count."""
         ...

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from tpiedge.collectives.arrays import F32Array, Summable, array_of, summable_of
-from tpiedge.collectives.codec import CODECS, INTEGERS, AnyCodec, Codec
+from tpiedge.collectives.codec import CODECS, INTEGERS, AnyCodec, Codec, Shape
 from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.collectives.fast import FastPath
 from tpiedge.collectives.job import Collective, Job
@@ -23,9 +23,9 @@ from tpiedge.collectives.star import Star
 from tpiedge.collectives.tree import Tree
 from tpiedge.collectives.two_shot import TwoShot
 from tpiedge.errors import InternalError, ProtocolError
-from tpiedge.transport.endpoint import Endpoint
+from tpiedge.transport.endpoint import Buffer, Endpoint
 from tpiedge.wire import fields
-from tpiedge.wire.data import Gathered, Hidden, StepPlan
+from tpiedge.wire.data import Carry, Gathered, Hidden, StepPlan
 
 __all__ = ["COLLECTIVES", "Group"]
 
@@ -79,14 +79,14 @@ class Group:
 
     # --- steps
 
-    def announce(self, plan: StepPlan) -> None:
+    def announce(self, plan: StepPlan | Carry) -> None:
         self._lead_only("makes plans")
         self.cancelled = False
         self._begin(plan)
         self._channel.inbox.begin(plan.step)
         self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
 
-    def next_plan(self) -> StepPlan:
+    def next_plan(self) -> StepPlan | Carry:
         if self.rank == 0:
             raise InternalError("rank 0 makes the plans")
         plan = self._channel.inbox.next_plan(0)
@@ -111,9 +111,11 @@ class Group:
         by_star = not self._linked or collectives == {"star"}
         self._channel.inbox.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
-    def _begin(self, plan: StepPlan) -> None:
+    def _begin(self, plan: StepPlan | Carry) -> None:
         # What a cancelled step left under way ends here: its messages are those of an earlier step.
         self._jobs.clear()
+        if isinstance(plan, Carry):
+            return  # nothing is summed
         self._plan = plan
         collectives = {plan.collective, plan.bulk_collective}
         for name in collectives:
@@ -201,24 +203,48 @@ class Group:
             message = Hidden(self._epoch, tag.step, tag.chunk, codec.header(array))
             self._channel.send(message, (codec.encode(array),), self._channel.peers, what)
             return hidden
-        place = Tag(tag.step, 0, tag.chunk)
-        ((_, rows, _),) = self._channel.inbox.collect(Hidden, place, {0}, what, tuple(hidden.shape))
-        assert rows is not None  # only a part may come without
-        return torch.from_numpy(rows.copy())
+        return self._from_rank_0(tuple(hidden.shape), tag, what)
 
     def gather(self, part: torch.Tensor, tag: Tag) -> list[torch.Tensor] | None:
         what = Doing("gather", tag)
         if self.rank != 0:
-            own = array_of(part)
-            header = CODECS["f32"].header(own)
-            message = Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header)
-            self._channel.send(message, (own.data,), (0,), what)
+            self._channel.send(*self._gathered(part, tag), (0,), what)
             return None
         parts = [part] * self.size
         for rank, array, _ in self._channel.inbox.collect(Gathered, tag, set(self._channel.peers), what):
             assert array is not None  # only a part may come without
             parts[rank] = torch.from_numpy(array.copy())
         return parts
+
+    def send_up(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
+        what = Doing("sending to node 0", tag)
+        if self.rank == rank:
+            self._channel.send(*self._gathered(part, tag), (0,), what)
+        elif self.rank == 0:
+            ((_, array, _),) = self._channel.inbox.collect(Gathered, tag, {rank}, what, tuple(part.shape))
+            assert array is not None  # only a part may come without
+            return torch.from_numpy(array.copy())
+        return None
+
+    def send_down(self, part: torch.Tensor, rank: int, tag: Tag) -> torch.Tensor | None:
+        what = Doing(f"sending to node {rank}", tag)
+        if self.rank == 0:
+            own = array_of(part)
+            message = Hidden(self._epoch, tag.step, tag.chunk, CODECS["f32"].header(own))
+            self._channel.send(message, (own.data,), (rank,), what)
+        elif self.rank == rank:
+            return self._from_rank_0(tuple(part.shape), tag, what)
+        return None
+
+    def _gathered(self, part: torch.Tensor, tag: Tag) -> tuple[Gathered, tuple[Buffer]]:
+        own = array_of(part)
+        header = CODECS["f32"].header(own)
+        return Gathered(self._epoch, tag.step, tag.block, tag.chunk, self.rank, header), (own.data,)
+
+    def _from_rank_0(self, shape: Shape, tag: Tag, what: Doing) -> torch.Tensor:
+        ((_, rows, _),) = self._channel.inbox.collect(Hidden, Tag(tag.step, 0, tag.chunk), {0}, what, shape)
+        assert rows is not None  # only a part may come without
+        return torch.from_numpy(rows.copy())
 
 
 def _advance(collective: Collective, job: Job) -> None:

@@ -4,7 +4,7 @@ import torch
 
 from tpiedge.collectives.communicator import Tag
 from tpiedge.errors import InternalError
-from tpiedge.wire.data import StepPlan
+from tpiedge.wire.data import Carry, StepPlan
 
 __all__ = ["LocalCommunicator"]
 
@@ -20,11 +20,11 @@ class LocalCommunicator:
         self._cancelled_step = 0
         self._begun: dict[Tag, torch.Tensor] = {}
 
-    def announce(self, _plan: StepPlan) -> None:
+    def announce(self, _plan: StepPlan | Carry) -> None:
         self.cancelled = False
         self._begun.clear()
 
-    def next_plan(self) -> StepPlan:
+    def next_plan(self) -> StepPlan | Carry:
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:
@@ -49,3 +49,9 @@ class LocalCommunicator:
 
     def gather(self, part: torch.Tensor, _tag: Tag) -> list[torch.Tensor] | None:
         return [part]
+
+    def send_up(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
+        raise InternalError(f"there is no rank {rank}")
+
+    def send_down(self, _part: torch.Tensor, rank: int, _tag: Tag) -> torch.Tensor | None:
+        raise InternalError(f"there is no rank {rank}")

@@ -24,7 +24,7 @@ from typing import Final
 
 from tpiedge.engine.drafting import allot
 from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
-from tpiedge.engine.sequence import RunningSequence, StepPiece
+from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.kv.pages import PagePool
 from tpiedge.kv.room import KVRoom
@@ -106,6 +106,9 @@ class Batcher:
         self._running: list[RunningSequence] = []
         self._slots = list(range(limits.sequences))  # a heap
         self._short = False  # whether one that runs lacked pages in the last step
+        #: By request, what an earlier epoch computed; and whether that is for nobody else.
+        self._carried: dict[str, CarriedSequence] = {}
+        self._private = False
 
     @property
     def idle(self) -> bool:
@@ -122,13 +125,56 @@ class Batcher:
         sequence = RunningSequence(request, [*request.prompt_ids, *request.answer_ids])
         if self._limits.speculate and not self._turning:
             sequence.lookup = PromptLookup()
+        carried = self._carried.pop(request.id, None)
+        if carried is not None and carried.begins(sequence.ids):
+            sequence.carried = carried
+        elif carried is not None:
+            self._pool.give_back(carried.pages)
         self._waiting.append(sequence)
         return sequence
+
+    def leave(self, most_pages: int) -> tuple[tuple[int, ...], tuple[CarriedSequence, ...]]:
+        """What those that run have in the cache, the oldest first, in at most so many pages: these, and who has which.
+        Of a prompt that is scored the hidden states would be missing."""
+        places: dict[int, int] = {}
+        left: list[CarriedSequence] = []
+        for one in self._running:
+            pages = one.pages[: self._pool.pages_of(one.done)]
+            new = [page for page in pages if page not in places]
+            if len(places) + len(new) > most_pages:
+                break
+            if one.done and not (one.request.prompt_scores and one.answer_tokens == 0):
+                places |= {page: len(places) + at for at, page in enumerate(new)}
+                had = tuple(places[page] for page in pages)
+                left.append(CarriedSequence.of(one.request.id, one.ids[: one.done], had))
+        return tuple(places), tuple(left)
+
+    def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
+        """The first `pages` pages hold what these had in an earlier epoch, for `add` to find them. `private`: for
+        nobody else. To be called before anything else."""
+        self._private = private
+        self._carried = {one.request: one for one in sequences}
+        for _ in range(pages):
+            self._pool.take()
+        held = [page for one in sequences for page in one.pages]
+        for page in range(pages):
+            for _ in range(held.count(page) - 1):
+                self._pool.share(page)
+            if page not in held:
+                self._pool.give_back([page])
+
+    def forget(self) -> None:
+        """Gives back what nobody came for."""
+        for one in self._carried.values():
+            self._pool.give_back(one.pages)
+        self._carried = {}
 
     def end(self, sequence: RunningSequence) -> None:
         """Gives back all that the sequence has."""
         if sequence.slot < 0:
             self._waiting.remove(sequence)
+            if sequence.carried is not None:
+                self._pool.give_back(sequence.carried.pages)
         else:
             self._running.remove(sequence)
             self._release(sequence)
@@ -179,6 +225,8 @@ class Batcher:
 
     def _found(self, sequence: RunningSequence) -> list[int] | None:
         """The kept pages with which it can begin; None while another sequence is computing the next one after them."""
+        if sequence.carried is not None:
+            return list(sequence.carried.pages)
         if not self._shares(sequence):
             return []
         sequence.expected = sequence.expected or self._pool.names(sequence.ids[:-1])
@@ -203,13 +251,18 @@ class Batcher:
         return needed + promised <= self._pool.available - self._pool.idle_among(found)
 
     def _begin(self, sequence: RunningSequence, found: list[int]) -> None:
-        for page in found:
-            self._pool.share(page)
-        sequence.pages, sequence.names = found, sequence.expected[: len(found)]
-        sequence.done = len(found) * self._pool.positions
+        if sequence.carried is not None:
+            sequence.pages, sequence.done, sequence.private = found, sequence.carried.done, self._private
+            sequence.carried = None
+            self._publish(sequence)
+        else:
+            for page in found:
+                self._pool.share(page)
+            sequence.pages, sequence.names = found, sequence.expected[: len(found)]
+            sequence.done = len(found) * self._pool.positions
+            if sequence.answer_tokens == 0:
+                sequence.cached = sequence.done
         sequence.slot = heapq.heappop(self._slots)
-        if sequence.answer_tokens == 0:
-            sequence.cached = sequence.done
         _feed(sequence, sequence.done)
         self._running.append(sequence)
 
@@ -218,10 +271,12 @@ class Batcher:
         heapq.heappush(self._slots, sequence.slot)
         sequence.slot, sequence.done, sequence.told = -1, 0, 0
         sequence.pages, sequence.names, sequence.expected = [], [], []
+        sequence.private = False
 
     def _shares(self, sequence: RunningSequence) -> bool:
         request = sequence.request
-        return request.keep_prefix and not request.prompt_scores and not self._turning
+        kept = request.keep_prefix and not sequence.private
+        return kept and not request.prompt_scores and not self._turning
 
     def _publish(self, sequence: RunningSequence) -> None:
         if not self._shares(sequence):

@@ -22,7 +22,7 @@ from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
 from tpiedge.engine.sampler import Sampled, Sampler
-from tpiedge.engine.sequence import RunningSequence, StepPiece
+from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.steps import StepLimits
 from tpiedge.errors import UserError
@@ -32,8 +32,9 @@ from tpiedge.kv.room import KVRoom
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
-from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
-from tpiedge.wire.data import StepPlan
+from tpiedge.wire.control import Finished, FinishReason, Halt, PromptScores, Token
+from tpiedge.wire.data import Carry, StepPlan
+from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["Draws", "Follower", "Leader", "Serving"]
@@ -42,6 +43,8 @@ _SCORE_ROWS: Final = 64
 _KEY_BYTES: Final = 32
 _KEPT_CANCELS: Final = 64
 _KEPT_LOGITS_BYTES: Final = 16 << 20
+#: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
+_CLAIM_S: Final = 5.0
 
 
 class Draws(Protocol):
@@ -56,13 +59,15 @@ class Draws(Protocol):
 class Serving:
     """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences`: that run at once;
     `speculate`: tokens drafted for one in a step; `grain_pages`: by how many pages memory that none needs goes back,
-    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens."""
+    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens;
+    `split_shows`: whether they have other bits where other nodes compute them."""
 
     context_tokens: int
     sequences: int = 1
     speculate: int = 0
     grain_pages: int = 0
     facts: tuple[str, ...] = ()
+    split_shows: bool = True
 
 
 @dataclass(eq=False)
@@ -124,6 +129,8 @@ class Leader:
         self._cancels: dict[str, None] = {}
         self._step = 0
         self._logits_MV = torch.empty(0, config.vocab_size)
+        #: Until when pages of an earlier epoch are held for requests that have not come; 0: for none.
+        self._adopted_until = 0.0
         #: The request whose step is under way alone, and that step.
         self._lone = "", 0
         self._poll: Callable[[], None] = _nothing
@@ -146,6 +153,21 @@ class Leader:
         sampler = self._sampler_of(request)
         self._live[request.id] = _Live(self._batcher.add(request), sampler, emit)
 
+    def leave(self, order: Halt) -> tuple[Carry, tuple[CarriedSequence, ...]]:
+        """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
+        Returns that, and who has which of the pages. Raises PeerLost."""
+        pages, sequences = self._batcher.leave(MAX_PAGES)
+        self._step += 1
+        carry = Carry(self._epoch, self._step, pages, order.kept, order.stored, order.sent)
+        self._communicator.announce(carry)
+        return carry, sequences
+
+    def adopt(self, sequences: Sequence[CarriedSequence], pages: int) -> None:
+        """These requests, whose keys and values are in the first `pages` pages, are about to come. Before anything
+        is submitted."""
+        self._batcher.adopt(sequences, pages, private=self._serving.split_shows)
+        self._adopted_until = time.monotonic() + _CLAIM_S
+
     def cancel(self, request: str) -> None:
         """From any thread: the request ends as soon as it costs no other anything, within a step if it is alone in
         it."""
@@ -157,6 +179,9 @@ class Leader:
     def step(self) -> list[Finished]:
         """Computes one step, and returns the requests that ended. Raises PeerLost, ProtocolError."""
         ended = self._take_cancels()
+        if self._adopted_until and time.monotonic() > self._adopted_until:
+            self._adopted_until = 0.0
+            self._batcher.forget()
         batch = self._batcher.plan()
         if batch is None:
             return ended
@@ -369,12 +394,19 @@ def _nothing() -> None:
 
 
 class Follower:
-    """Any other rank: takes steps until the cluster ends."""
+    """Any other rank: takes steps until the cluster ends. `leave`: does what a Carry says."""
 
-    def __init__(self, config: ModelConfig, forward: ForwardPass, communicator: Communicator) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        forward: ForwardPass,
+        communicator: Communicator,
+        leave: Callable[[Carry], object],
+    ) -> None:
         self._hidden_size = config.hidden_size
         self._forward = forward
         self._communicator = communicator
+        self._leave = leave
 
     def run(self) -> None:
         """Never returns; ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
@@ -384,6 +416,9 @@ class Follower:
     def run_step(self) -> None:
         """Wait for a plan, then take the step."""
         plan = self._communicator.next_plan()
+        if isinstance(plan, Carry):
+            self._leave(plan)
+            return
         x_TH = torch.empty(plan.tokens, self._hidden_size)
         # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
         try:

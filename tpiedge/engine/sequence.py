@@ -1,5 +1,7 @@
 """One request on rank 0: its tokens, how far they are computed, and the pages that hold them."""
 
+import hashlib
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -7,7 +9,31 @@ from tpiedge.engine.drafting import DraftLength
 from tpiedge.engine.prompt_lookup import NO_GUESS, Guess, PromptLookup
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["RunningSequence", "StepPiece"]
+__all__ = ["CarriedSequence", "RunningSequence", "StepPiece"]
+
+
+@dataclass(frozen=True)
+class CarriedSequence:
+    """What a request has in the KV cache when its epoch ends: its first `done` positions, whose tokens have the digest
+    `tokens`, in `pages`, counted among those that are carried."""
+
+    request: str
+    done: int
+    tokens: str
+    pages: tuple[int, ...]
+
+    @staticmethod
+    def of(request: str, ids: Sequence[int], pages: tuple[int, ...]) -> "CarriedSequence":
+        """With the tokens `ids`."""
+        return CarriedSequence(request, len(ids), _digest(ids), pages)
+
+    def begins(self, ids: Sequence[int]) -> bool:
+        """Whether `ids` begin with its tokens, and go on."""
+        return self.done < len(ids) and _digest(ids[: self.done]) == self.tokens
+
+
+def _digest(ids: Sequence[int]) -> str:
+    return hashlib.blake2b(array("I", ids).tobytes(), digest_size=16).hexdigest()
 
 
 @dataclass(eq=False)
@@ -30,6 +56,10 @@ class RunningSequence:
     expected: list[bytes] = field(default_factory=list)
     #: Prompt positions that were found in kept pages when it first ran.
     cached: int = 0
+    #: What it has of an earlier epoch, in pages of this one, until it begins with that.
+    carried: CarriedSequence | None = None
+    #: Whether other sequences must not find its pages: their keys and values would have other bits here.
+    private: bool = False
     #: Steps that brought tokens.
     steps: int = 0
     #: Where its tokens, the first `fed` of them, are looked up for guesses of the next, and what those were worth.

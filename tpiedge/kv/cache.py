@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from tpiedge.errors import ProtocolError
 from tpiedge.kernels.kv_format import KVFormat
@@ -61,6 +62,17 @@ class KVCache:
     def held_bytes(self) -> int:
         """The most that can be resident."""
         return len(self._in_memory) * self.page_bytes
+
+    @cached_property
+    def parts(self) -> NDArray[np.uint8]:
+        """[pages, layers, KV heads, bytes of a part]: the memory itself. Bytes of pages that `hold` or a plan did not
+        name are not to be touched."""
+        shape = (self.pages, self._num_layers, self._kv_heads, self.format.part_nbytes)
+        return self._store_PB.numpy().reshape(shape)
+
+    def hold(self, pages: int) -> None:
+        """The first `pages` pages have memory from now on."""
+        self._in_memory.update(range(pages))
 
     def layout(self, layer: int) -> PageLayout:
         """How the keys and values of one layer lie in the pages."""

@@ -16,8 +16,9 @@ class NodeBootstrap:
 
     `name` is the node's on the control plane, where `rank` alone would not tell epochs apart. The node listens for
     others at `data_address`. `pack` is this machine's folder of the model; "" if the master's Assign names it. `trace`
-    is the file that the node's trace is written to at its end; "" for none. It comes from a parent on this computer
-    only: no message of a master can make a node write a file.
+    is the file that the node's trace is written to at its end, `carried` the folder where it finds and leaves keys and
+    values of other epochs; "" for none. They come from a parent on this computer only: no message of a master can name
+    a file to write.
     """
 
     rank: int
@@ -33,6 +34,7 @@ class NodeBootstrap:
     data_address: str = "tcp://127.0.0.1:*"
     pack: str = ""
     trace: str = ""
+    carried: str = ""
 
     @staticmethod
     def of(

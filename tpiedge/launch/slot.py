@@ -2,10 +2,12 @@
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 from typing import Final
 
 from tpiedge.errors import InternalError
-from tpiedge.launch.bootstrap import NodeBootstrap
+from tpiedge.launch.bootstrap import NodeBootstrap, node_of
 from tpiedge.launch.child import Child
 from tpiedge.launch.standby import Standby
 from tpiedge.units import MIB
@@ -22,10 +24,21 @@ _STANDBY_BYTES = 152 * MIB  # beside the libraries, which the node that runs has
 class NodeSlot:
     """One thread must make all calls, and outlive the node: the kernel ends a child with the thread that started it."""
 
-    def __init__(self, threads: int, standby: Standby | None = None, memory_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        threads: int,
+        standby: Standby | None = None,
+        memory_bytes: int | None = None,
+        carried: Path | None = None,
+    ) -> None:
         """`standby` is a process that was started already; the slot owns it from now on. `memory_bytes` is the memory
-        that this machine gives; None: no limit."""
+        that this machine gives; None: no limit. `carried` is a folder of this slot alone, in which a node leaves keys
+        and values for the next one; None: it does not."""
         self.threads = threads
+        self._carried = carried
+        #: Of the node that was started last.
+        self._epoch = 0
+        self._sweep()
         self._memory_bytes = memory_bytes
         self._standby = standby
         self._child: Child | None = None
@@ -58,6 +71,10 @@ class NodeSlot:
         """
         self.stop()
         standby, self._standby = self.warm(), None
+        self._sweep(kept=self._epoch)
+        _, self._epoch = node_of(bootstrap.name)
+        if self._carried is not None:
+            bootstrap = replace(bootstrap, carried=str(self._carried))
         self._child = standby.promote(bootstrap)
         self._planned_bytes = planned_bytes
         return self._child.pid
@@ -82,12 +99,20 @@ class NodeSlot:
         """Ends the node as `stop` does, then the standby process at once."""
         self.stop(grace_s)
         self._cool()
+        self._sweep()
 
     def _cool(self) -> None:
         """Ends the process that stands by."""
         if self._standby is not None:
             self._standby.stop()
             self._standby = None
+
+    def _sweep(self, kept: int = 0) -> None:
+        """Deletes what nodes have left and none has taken, but for the node of the epoch `kept`."""
+        if self._carried is not None:
+            for path in self._carried.glob("*"):
+                if path.name != str(kept):
+                    path.unlink(missing_ok=True)
 
     def _has_room(self) -> bool:
         if self._memory_bytes is None or self._child is None:

@@ -4,7 +4,10 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_state_path
 
-__all__ = ["cache_folder", "master_state", "packs_folder", "worker_state"]
+__all__ = ["CARRIED", "cache_folder", "master_state", "packs_folder", "worker_state"]
+
+CARRIED = "carried"
+"""The folder in a machine's state in which a node leaves keys and values for the next one."""
 
 
 def cache_folder(cache: Path | None) -> Path:

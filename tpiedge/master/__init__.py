@@ -6,7 +6,8 @@ asks the planner, in a thread of its own (`planner_thread`), `foresight` plans f
 leaves out who makes it fail, and `assignments` is its answer, `reconciler` compares the actual state with the desired
 one, `session_manager` runs a `session` per plan, each with its `epoch` and `membership`, `rank_zero` owns this
 machine's own node, `pace` says which machines are slower than they measured, for `speeds` to note, `switching` and
-`worth` when a faster plan is worth its pause, given the `reading_rate` of prompts, `retries` when to plan again after
+`worth` when a faster plan is worth its pause, given the `reading_rate` of prompts, `handover` what one session leaves
+for the next, `retries` when to plan again after
 a failure, `outbox` sends without waiting, `request_queue` queues requests, with a `journal` of each answer, and
 `request_watch` finds stuck ones, `blame` says which node caused a loss, `notices` which workers hear that they are
 spare, `pauses` says why answers pause, `absent` who is missing, `drains` takes users' orders to do without a worker,

@@ -8,7 +8,7 @@ from tpiedge.launch.timing import Timing
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare
 from tpiedge.planner.reasons import SpareReason
-from tpiedge.wire.control import Assign
+from tpiedge.wire.control import Assign, Carried
 from tpiedge.wire.epochs import Prepare
 from tpiedge.wire.fields import CollectiveChoice, Compute, KVPrecision, WirePrecision
 from tpiedge.wire.weights import ALL_PINNED, WeightMemory
@@ -91,6 +91,9 @@ class Served:
     collective: CollectiveChoice = "auto"
     wire: WirePrecision = "f32"
     kv: KVPrecision = "f32"
+    #: Query heads of one KV head, and bytes of the KV cache for a position of one KV head in all layers; 0: not known.
+    group_size: int = 1
+    kv_head_bytes: float = 0.0
     #: Of each layer of a quantised model, the exponents of o and down.
     grids: Exponents = ()
     #: What of a quantised model machines compute with other bits than each other; "" where there is nothing.
@@ -126,8 +129,10 @@ class Served:
         assignments: tuple[Assignment, ...],
         rank: int,
         keys: Mapping[int, str],
+        carried: Carried | None = None,
     ) -> Assign:
-        """The part of the plan for the node of `rank`; `keys` holds the public keys of all nodes by rank."""
+        """The part of the plan for the node of `rank`; `keys` holds the public keys of all nodes by rank, `carried` is
+        what the epoch before left."""
         assignment = assignments[rank]
         return Assign(
             epoch=epoch,
@@ -149,4 +154,5 @@ class Served:
             kv=self.kv,
             grids=self.grids,
             elastic=any(one.weights.pin == "auto" for one in assignments),
+            carried=carried,
         )

@@ -29,6 +29,7 @@ from tpiedge.wire.control import (
     Connect,
     Failed,
     Finished,
+    Halted,
     Heartbeat,
     Hello,
     Listening,
@@ -182,7 +183,7 @@ class Epoch:
                 self._tell(message)
             case Accused(accused=accused, cause=cause) if rank == 0:
                 self.broke_protocol(accused, cause)
-            case Failed() | Token() | PromptScores() | Finished() if rank == 0:
+            case Failed() | Token() | PromptScores() | Finished() | Halted() if rank == 0:
                 self._tell(message)
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")

@@ -1,6 +1,7 @@
 """The master's own node: rank 0 of every epoch, a child process of the master."""
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.slot import NodeSlot
@@ -21,6 +22,8 @@ class RankZeroSettings:
     threads: int
     #: The memory that this machine gives; None: no limit.
     memory_bytes: int | None = None
+    #: As for NodeSlot.
+    carried: Path | None = None
 
 
 class RankZero:
@@ -29,7 +32,7 @@ class RankZero:
     def __init__(self, settings: RankZeroSettings, timing: Timing) -> None:
         self._settings = settings
         self._timing = timing
-        self._slot = NodeSlot(settings.threads, memory_bytes=settings.memory_bytes)
+        self._slot = NodeSlot(settings.threads, memory_bytes=settings.memory_bytes, carried=settings.carried)
 
     @property
     def threads(self) -> int:

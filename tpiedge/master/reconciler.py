@@ -18,6 +18,7 @@ from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
+from tpiedge.master.handover import Handover
 from tpiedge.master.notices import Notices
 from tpiedge.master.pauses import Pauses
 from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
@@ -84,6 +85,7 @@ class Reconciler:
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready, of this master or of the one before
         self._switching = Switching(requests)
+        self._handover = Handover(requests, roster, sessions.served)
         self._clock = clock
         self._plan = plan
         self._roster = roster
@@ -131,12 +133,11 @@ class Reconciler:
         self._drains.settle(lambda name: self._find(without=[name])[0])
         if now >= self._retries.due and self._debounce.due(now):
             self._replan()
-        if sessions.coming is not None and self._may_switch(sessions.coming, sessions.serving, now):
-            self._reason = "loading the weights"
-            if sessions.serving is not None:
-                self._requests.interrupt(self._pauses.planned())
-            sessions.switch(sessions.coming)
-            self._notify()  # the plan was made while those it leaves out still had a part
+        begun = self._handover.begun(sessions.serving, sessions.coming)
+        if sessions.coming is not None and (
+            begun or self._may_switch(sessions.coming, sessions.serving, now)
+        ):
+            self._switch(sessions.coming, sessions.serving, now)
         self._dispatch()
         self._look_ahead()
         self.hopeless = self._stuck is not None and not self._patient(now, self._stuck)
@@ -157,6 +158,18 @@ class Reconciler:
     def _patient(self, now: float, since: float) -> bool:
         """Whether requests wait for machines to return."""
         return self._served and now - since < self._grace_s
+
+    def _switch(self, coming: Session, serving: Session | None, now: float) -> None:
+        """The coming session takes the place of the serving one, once that has left for it what it can use."""
+        carried = None
+        if serving is not None:
+            if not self._handover.ready(serving, coming, now):
+                return
+            carried = self._handover.carried(serving)
+            self._requests.interrupt(self._pauses.planned(), since=self._handover.since)
+        self._reason = "loading the weights"
+        self._sessions.switch(coming, carried)
+        self._notify()  # the plan was made while those it leaves out still had a part
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
@@ -309,7 +322,7 @@ class Reconciler:
 
     def _dispatch(self) -> None:
         serving, coming = self._sessions.serving, self._sessions.coming
-        if serving is None or serving.phase is not Phase.READY:
+        if serving is None or serving.phase is not Phase.READY or serving.halting:
             return
         self._retries.started()
         if serving.proven:

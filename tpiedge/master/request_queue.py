@@ -230,12 +230,19 @@ class RequestQueue:
         with self._lock:
             return self._rate.token_s * sum(one.journal.positions for one in self._running.values())
 
-    def interrupt(self, why: str, lost: TpiedgeError | None = None) -> bool:
+    @property
+    def positions(self) -> int:
+        """How many that runs has, all requests together."""
+        with self._lock:
+            return sum(one.journal.positions for one in self._running.values())
+
+    def interrupt(self, why: str, lost: TpiedgeError | None = None, since: float | None = None) -> bool:
         """The epoch of all running requests ends: by a plan, or because it was `lost` by nobody's will. They go on in
-        the next one, but for a guilty one, which fails with the loss. Returns whether there was one."""
+        the next one, but for a guilty one, which fails with the loss. Returns whether there was one. `since`: when
+        they were told to pause, if that was before now."""
         guilty: list[PendingAnswer] = []
         with self._lock:
-            running, now = list(self._running.values()), self._now()
+            running, now = list(self._running.values()), self._now() if since is None else since
             going_on = [one for one in running if not self._settled(one)]
             for one in going_on:
                 if lost is None:

@@ -19,16 +19,21 @@ from tpiedge.master.membership import Membership, NodeState
 from tpiedge.master.pace import WINDOW_S, Pace
 from tpiedge.master.request_watch import RequestWatch
 from tpiedge.master.status import collective_names
+from tpiedge.planner.carrying import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import (
     AskStats,
+    Carried,
     Failed,
     Finished,
     Generate,
+    Halt,
+    Halted,
     Loading,
     PromptScores,
     Ready,
+    Resume,
     Stats,
     Token,
 )
@@ -84,6 +89,9 @@ class Session:
         self.epoch: Epoch | None = None
         #: Rank 0's Ready, which names the collectives; None until it is ready.
         self.routing: Ready | None = None
+        #: The epoch for which rank 0 was told to halt, 0 for none, and what it answered.
+        self.halting = 0
+        self.halted: Halted | None = None
         #: The latest counters of each node.
         self.counters: dict[int, Stats] = {}
         self._served = served
@@ -155,10 +163,11 @@ class Session:
             self._to_agent(self._served.prepare(self.number, self.assignments, rank, self._timing), machine)
         self._look_prepared()
 
-    def launch(self, root_key: str, overruled: str = "") -> None:
+    def launch(self, root_key: str, overruled: str = "", carried: Carried | None = None) -> None:
         """Starts the nodes; `root_key` is the public key of rank 0, which the caller starts.
 
-        `overruled` says why all-reduces must go by the star; "" if they need not.
+        `overruled` says why all-reduces must go by the star; "" if they need not. `carried`: what the nodes before
+        left for these.
         """
         self.phase = Phase.LAUNCHED
         timing, now = self._timing, self._clock.now()
@@ -172,7 +181,9 @@ class Session:
             self.number,
             self._clock,
             membership,
-            lambda rank: served.assign(self.number, self.assignments, rank, {**self._keys, 0: root_key}),
+            lambda rank: served.assign(
+                self.number, self.assignments, rank, {**self._keys, 0: root_key}, carried
+            ),
             self._to_node,
             self._event,
         )
@@ -213,6 +224,17 @@ class Session:
         its field."""
         self._to_node(Generate(self.number, request), 0)
         self._watch.begin(request.id, self._clock.now())
+
+    def halt(self, following: int, what: Carriage) -> None:
+        """Tells rank 0 to draw nothing more, and to leave what is carried to the epoch `following`."""
+        self.halting, self.halted = following, None
+        kept = tuple((one.start, one.stop) for one in what.kept)
+        self._to_node(Halt(self.number, following, kept, what.stored, what.sent), 0)
+
+    def resume(self) -> None:
+        """Tells rank 0, which was told to halt, that nothing follows after all."""
+        self.halting, self.halted = 0, None
+        self._to_node(Resume(self.number), 0)
 
     def fail(self, failure: Failure) -> None:
         """Ends the session with a failure. The first one is kept: it caused the others."""
@@ -281,6 +303,10 @@ class Session:
             case Token() | PromptScores() if self._watch.watches(event.request):
                 self._watch.advance(self._clock.now())
                 self._gets_on(event.request)
+            case Halted():
+                if event.following == self.halting:
+                    self.halted = event
+                return
             case Stats(rank=0):
                 self._watch.measured(event, self._clock.now())
             case Finished() | Failed() if self._watch.watches(event.request):

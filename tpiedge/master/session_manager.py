@@ -21,7 +21,7 @@ from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.session import Phase, Session
 from tpiedge.transport.hub import Hub
 from tpiedge.transport.keys import CurveKeys
-from tpiedge.wire.control import Cancel, Shutdown
+from tpiedge.wire.control import Cancel, Carried, Shutdown
 from tpiedge.wire.epochs import MasterPulse, NodeEnded, Prepared, Preparing, Spawned
 from tpiedge.wire.messages import Message
 
@@ -170,8 +170,9 @@ class SessionManager:
             self.coming.end()
             self.coming = None
 
-    def switch(self, session: Session) -> None:
-        """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started."""
+    def switch(self, session: Session, carried: Carried | None = None) -> None:
+        """Ends the serving session and launches the prepared one, which fails if rank 0 cannot be started. `carried`:
+        what the nodes of the former have left for the latter."""
         self.end_serving()
         self.coming, self.serving = None, session
         keys = CurveKeys.generate()
@@ -183,7 +184,7 @@ class SessionManager:
         except (OSError, ResourceError) as error:
             session.fail(Failure(ResourceError(f"cannot start a node: {error}")))
             return
-        session.launch(keys.public, self._overruled(session))
+        session.launch(keys.public, self._overruled(session), carried)
 
     def distrust(self, cause: str) -> None:
         """Two workers are in dispute over `cause`: the next epochs go by the star for a while."""

@@ -18,10 +18,12 @@ from tpiedge.wire.control import (
     Cancel,
     Connect,
     Generate,
+    Halt,
     Heartbeat,
     Hello,
     Lost,
     Pulse,
+    Resume,
     Shutdown,
     Stats,
 )
@@ -29,7 +31,7 @@ from tpiedge.wire.messages import Message
 
 __all__ = ["Command", "ControlLink"]
 
-Command = Assign | Connect | Generate | Shutdown | TpiedgeError
+Command = Assign | Connect | Generate | Halt | Resume | Shutdown | TpiedgeError
 """What the engine thread acts on; an error means that the link itself failed."""
 
 _CONNECT_S = 10.0
@@ -100,7 +102,7 @@ class ControlLink:
 
     def _handle(self, message: Message) -> None:
         match message:
-            case Assign() | Connect() | Generate():
+            case Assign() | Connect() | Generate() | Halt() | Resume():
                 self.commands.put(message)
             case Shutdown():
                 self._liveness.stop()

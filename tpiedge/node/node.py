@@ -12,6 +12,7 @@ import sys
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
@@ -22,6 +23,7 @@ from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.batcher import MAX_DRAFTED
+from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving
 from tpiedge.engine.steps import StepLimits
@@ -41,7 +43,7 @@ from tpiedge.node.liveness import ClusterLiveness
 from tpiedge.node.routing import route
 from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share
+from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.planner.arithmetic import check_compute
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.framing import CONTROL
@@ -53,11 +55,14 @@ from tpiedge.wire.control import (
     Connect,
     Failed,
     Generate,
+    Halt,
+    Halted,
     Heartbeat,
     Hello,
     Loading,
     PromptScores,
     Ready,
+    Resume,
     Stats,
     Token,
 )
@@ -67,6 +72,7 @@ __all__ = ["Node"]
 
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
+_NodeCommand: TypeAlias = Assign | Connect | Generate | Halt | Resume
 
 
 class Node:
@@ -117,12 +123,21 @@ class Node:
         assign = self._expect_assign()
         self._epoch = assign.epoch
         torch.set_num_threads(assign.threads)
-        engine = self._build(assign, self._join_data_plane(assign))
+        plane = self._join_data_plane(assign)
+        started = time.perf_counter()
+        engine = self._build(assign, plane.communicator)
+        carrier = self._carrier(assign, engine)
+        taken = carrier.take(assign.carried) if assign.carried is not None else ()
+        load_s = time.perf_counter() - started
+        self.link.post(self._ready(assign, engine.config, plane, load_s, engine.linear.native))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
-            self._lead(self._leader(engine, assign))
+            leader = self._leader(engine, assign)
+            if assign.carried is not None:
+                leader.adopt(taken, assign.carried.pages)
+            self._lead(leader, carrier)
         else:
-            engine.follower().run()
+            engine.follower(carrier.leave).run()
 
     def close(self) -> None:
         """Send what is left to say and release everything."""
@@ -162,7 +177,7 @@ class Node:
             raise ProtocolError(f"the master sent {type(command).__name__} before {awaited}")
         return command
 
-    def _next_command(self, awaited: str, deadline: float | None = None) -> Assign | Connect | Generate:
+    def _next_command(self, awaited: str, deadline: float | None = None) -> _NodeCommand:
         """Wait for the master; without a deadline as long as the master is heard."""
         while True:
             try:
@@ -176,7 +191,7 @@ class Node:
                 continue
             if isinstance(command, TpiedgeError):
                 raise command
-            if isinstance(command, Assign | Connect | Generate):
+            if isinstance(command, _NodeCommand):
                 return command
             raise Cancelled("the master ended this node")
 
@@ -193,9 +208,7 @@ class Node:
         self._data = join.run()
         return self._data
 
-    def _build(self, assign: Assign, plane: DataPlane) -> Engine:
-        communicator = plane.communicator
-        started = time.perf_counter()
+    def _build(self, assign: Assign, communicator: Communicator) -> Engine:
         pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
         check_compute(pack.precision, assign.compute)
         check_exponents(assign.grids, pack)
@@ -230,9 +243,13 @@ class Node:
         if self._tracer is not None:
             self._meter.trace(self._tracer)
             self._weights.trace(self._tracer)
-        load_s = time.perf_counter() - started
-        self.link.post(self._ready(assign, config, plane, load_s, engine.linear.native))
         return engine
+
+    def _carrier(self, assign: Assign, engine: Engine) -> Carrier:
+        folder = Path(self._bootstrap.carried) if self._bootstrap.carried else None
+        heads = kv_share(Share(*assign.attention), engine.config.group_size)
+        facts = (__version__, assign.kv)
+        return Carrier(engine.cache, engine.weights, heads, engine.communicator, folder, facts)
 
     def _ready(
         self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float, native: bool
@@ -261,16 +278,17 @@ class Node:
             min(assign.speculate, MAX_DRAFTED),
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             facts=_facts(assign),
+            split_shows=_split_shows(assign),
         )
         self._leading = engine.leader(serving, route=self._route)
         return self._leading
 
-    def _lead(self, leader: Leader) -> None:
+    def _lead(self, leader: Leader, carrier: Carrier) -> None:
         while True:
             if leader.idle:
-                self._take(leader, self._next_command("a request"))
+                self._take(leader, carrier, self._next_command("a request"))
             while not self.link.commands.empty():
-                self._take(leader, self._next_command("a request"))
+                self._take(leader, carrier, self._next_command("a request"))
             finished = leader.step()
             if not (self._drawn or finished):
                 continue
@@ -278,13 +296,27 @@ class Node:
             self.link.post([*self._drawn, *finished])
             self._drawn.clear()
 
-    def _take(self, leader: Leader, command: Assign | Connect | Generate) -> None:
-        if not isinstance(command, Generate):
-            raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
-        try:
-            leader.submit(command.request, self._drawn.append)
-        except UserError as error:
-            self.link.post(Failed(self._epoch, 0, command.request.id, type(error).__name__, str(error)))
+    def _take(self, leader: Leader, carrier: Carrier, command: _NodeCommand) -> None:
+        match command:
+            case Generate(request=request):
+                try:
+                    leader.submit(request, self._drawn.append)
+                except UserError as error:
+                    self.link.post(Failed(self._epoch, 0, request.id, type(error).__name__, str(error)))
+            case Halt():
+                self._halt(leader, carrier, command)
+            case _:
+                raise ProtocolError(f"the master sent {type(command).__name__} to a running node")
+
+    def _halt(self, leader: Leader, carrier: Carrier, order: Halt) -> None:
+        """Leaves what is to be carried, then waits for the end, or for the master to change its mind."""
+        carry, sequences = leader.leave(order)
+        why = carrier.leave(carry, sequences)
+        pages = 0 if why else len(carry.pages)
+        self.link.post(Halted(self._epoch, 0, order.following, pages, why[:2000]))
+        command = self._next_command("the next epoch")
+        if not isinstance(command, Resume):
+            raise ProtocolError(f"the master sent {type(command).__name__} to a node that it halted")
 
     def _cancel(self, request: str) -> None:
         """Called by the control thread."""
@@ -333,5 +365,10 @@ def _facts(assign: Assign) -> tuple[str, ...]:
     """What a position's keys and values depend on beside the tokens. With arithmetic that rounds by shares, or a wire
     that rounds, also who computes what."""
     facts = (__version__, assign.pack, assign.compute, assign.kv, assign.wire)
-    exact = assign.compute == "int8" and assign.wire == "f32"
-    return facts if exact else (*facts, str(assign.nodes), str(assign.attention), str(assign.ffn))
+    if not _split_shows(assign):
+        return facts
+    return (*facts, str(assign.nodes), str(assign.attention), str(assign.ffn))
+
+
+def _split_shows(assign: Assign) -> bool:
+    return assign.compute != "int8" or assign.wire != "f32"

@@ -17,6 +17,7 @@ from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
+from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Draws, Leader, Serving
 from tpiedge.engine.steps import StepLimits
@@ -28,11 +29,11 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare
+from tpiedge.pack.share import NodeShare, kv_share
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessPeer
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import Carried, Halt, PromptScores, Token
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -67,20 +68,32 @@ class InProcessCluster:
         context_tokens: int | None = None,
         sampler_of: Callable[[GenerationRequest], Draws] | None = None,
         threads: int = 1,
+        folders: Sequence[Path] = (),
+        carried: Carried | None = None,
     ) -> None:
         """`compute` and `kv`: what is usual for the pack without them. `placement`: of every node's weights; all are
         pinned without one. With `grain_pages` they also use what the KV cache leaves free. `route`: of the
         all-reduces; by the star without one. `context_tokens`: all that the cache has room for, without it. `threads`:
-        of each node's kernels. The others as in `Serving` and `Leader`."""
+        of each node's kernels. `folders`: in which each node finds what is `carried`, and leaves it, by `leave`. The
+        others as in `Serving` and `Leader`."""
+        self._folders = folders
+        self._carried = carried
+        self._carriers: list[Carrier] = []
         self._placement = placement
         self._sampler_of = sampler_of
         self._threads_of_node = threads
         self._sequences = sequences
-        self._serving = Serving(context_tokens or capacity_tokens, sequences, speculate, grain_pages)
         self._pack = Pack.open(pack)
         self._config = config_of_pack(self._pack)
         self._shares = shares
         self._compute = compute or usual_compute(self._pack.precision)
+        self._serving = Serving(
+            context_tokens or capacity_tokens,
+            sequences,
+            speculate,
+            grain_pages,
+            split_shows=self._compute != "int8",
+        )
         self._kv = kv or usual_kv(self._compute)
         self._limits = limits
         self._capacity = capacity_tokens
@@ -89,6 +102,7 @@ class InProcessCluster:
         self.errors: list[TpiedgeError] = []
         self.weights: list[NodeWeights] = []
         self._page_bytes = 0
+        self._meter = Meter()  # rank 0's
         self._route = route
         self.endpoints = InProcessPeer.group([node_name(rank) for rank in range(len(shares))])
         self.leader = self._start()
@@ -107,6 +121,16 @@ class InProcessCluster:
     def logits(self, token_ids: Sequence[int]) -> Tensor:
         """[T, vocabulary] at every position."""
         return self.leader.logits(token_ids)
+
+    def leave(self, order: Halt) -> tuple[int, str]:
+        """What runs is left in the folders for another cluster: in how many pages, and why not, if so."""
+        carry, sequences = self.leader.leave(order)
+        return len(carry.pages), self._carriers[0].leave(carry, sequences)
+
+    @property
+    def computed(self) -> int:
+        """Positions of all steps so far."""
+        return self._meter.tokens
 
     @property
     def page_bytes(self) -> int:
@@ -139,11 +163,20 @@ class InProcessCluster:
         except BaseException:
             self._resources.close()
             raise
-        for engine in engines[1:]:
-            thread = threading.Thread(target=self._follow, args=(engine,), name="follower")
+        self._carriers = [self._carrier(engine, rank) for rank, engine in enumerate(engines)]
+        for engine, carrier in zip(engines[1:], self._carriers[1:], strict=True):
+            thread = threading.Thread(target=self._follow, args=(engine, carrier), name="follower")
             thread.start()
             self._threads.append(thread)
-        return engines[0].leader(self._serving, self._limits, self._route, self._sampler_of)
+        leader = engines[0].leader(self._serving, self._limits, self._route, self._sampler_of)
+        if self._carried is not None:
+            leader.adopt(self._carriers[0].take(self._carried), self._carried.pages)
+        return leader
+
+    def _carrier(self, engine: Engine, rank: int) -> Carrier:
+        heads = kv_share(self._shares[rank].attention, self._config.group_size)
+        folder = self._folders[rank] if self._folders else None
+        return Carrier(engine.cache, engine.weights, heads, engine.communicator, folder, ())
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
@@ -163,7 +196,7 @@ class InProcessCluster:
             epoch=_EPOCH,
             compute=self._compute,
             threads=self._threads_of_node,
-            meter=Meter(),
+            meter=Meter() if rank else self._meter,
             grids=grid_exponents(self._pack),
         )
         self._resources.callback(engine.close)
@@ -176,8 +209,10 @@ class InProcessCluster:
             return LocalCommunicator()
         return Group(self.endpoints[rank], liveness, epoch=_EPOCH, rank=rank, size=size, linked=True)
 
-    def _follow(self, engine: Engine) -> None:
+    def _follow(self, engine: Engine, carrier: Carrier) -> None:
         try:
-            engine.follower().run()
+            if self._carried is not None:
+                carrier.take(self._carried)
+            engine.follower(carrier.leave).run()
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

@@ -21,7 +21,7 @@ from tpiedge.wire.fields import (
     UnitRange,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_ARRAY, MAX_LAYERS, MAX_NODES, MAX_SEQUENCES
+from tpiedge.wire.limits import MAX_ARRAY, MAX_LAYERS, MAX_MOVES, MAX_NODES, MAX_SEQUENCES
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import WeightMemory
 
@@ -31,11 +31,14 @@ __all__ = [
     "AskStats",
     "Assign",
     "Cancel",
+    "Carried",
     "Connect",
     "Failed",
     "FinishReason",
     "Finished",
     "Generate",
+    "Halt",
+    "Halted",
     "Heartbeat",
     "Hello",
     "Listening",
@@ -45,6 +48,7 @@ __all__ = [
     "PromptScores",
     "Pulse",
     "Ready",
+    "Resume",
     "Shutdown",
     "Stats",
     "Token",
@@ -70,6 +74,16 @@ class Hello:
 
 
 @dataclass(frozen=True, slots=True)
+class Carried:
+    """What the nodes of `epoch` left of their KV cache: `pages` pages, on every machine of those heads that its node
+    needs now. Rank 0 has those as well that other nodes lack: it sends to each rank its heads in `brought`."""
+
+    epoch: U32
+    pages: U32
+    brought: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
+
+
+@dataclass(frozen=True, slots=True)
 class Assign:
     """Master to node: its part of the plan, among the ranks `nodes`.
 
@@ -80,7 +94,8 @@ class Assign:
 
     Up to `sequences` requests run at once. One takes at most `context_tokens` positions of the KV cache, all of them
     together at most `capacity_tokens`. `speculate` is how many tokens a step may draft for one of them; 0: none.
-    `elastic`: the memory of positions that no request needs is wanted for weights, on some node.
+    `elastic`: the memory of positions that no request needs is wanted for weights, on some node. `carried`: what the
+    epoch before left, if anything.
     """
 
     epoch: U32
@@ -102,6 +117,7 @@ class Assign:
     kv: KVPrecision = "f32"
     grids: Annotated[tuple[tuple[int, int], ...], Packed("<bb", MAX_LAYERS)] = ()
     elastic: bool = False
+    carried: Carried | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +207,38 @@ class Generate:
 
     epoch: U32
     request: GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Halt:
+    """Master to rank 0: take no more steps. What the requests that run have in the KV cache is to be left for the epoch
+    `following`: by each rank on its machine its KV heads `kept`, by rank 0 those in `stored` too, and those of other
+    ranks, `sent` (rank, head). Halted answers."""
+
+    epoch: U32
+    following: U32
+    kept: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
+    stored: Annotated[tuple[int, ...], Packed("<I", MAX_MOVES)]
+    sent: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
+
+
+@dataclass(frozen=True, slots=True)
+class Halted:
+    """Rank 0 to master: nothing more is drawn, and `pages` pages are left for the epoch `following`; 0 if none are, and
+    `why` that is so."""
+
+    epoch: U32
+    rank: Rank
+    following: U32
+    pages: U32
+    why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Resume:
+    """Master to rank 0, after Halt: no epoch follows; go on."""
+
+    epoch: U32
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,13 +18,15 @@ from tpiedge.wire.fields import (
     Rank,
     Rate,
     Seconds,
+    UnitRange,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_NODES, MAX_PAGES, MAX_SEGMENTS
+from tpiedge.wire.limits import MAX_MOVES, MAX_NODES, MAX_PAGES, MAX_SEGMENTS
 from tpiedge.wire.tensors import TensorHeader
 
 __all__ = [
     "CANCEL",
+    "Carry",
     "Gathered",
     "Hidden",
     "LinkReport",
@@ -89,6 +91,18 @@ class StepPlan:
     bulk_collective: CollectiveName = "star"
     small_bytes: U32 = 0
     wire: WirePrecision = "f32"
+
+
+@dataclass(frozen=True, slots=True)
+class Carry:
+    """Rank 0 to every node, in place of a step: leave these pages for the epoch that follows, as Halt says."""
+
+    epoch: U32
+    step: U64
+    pages: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)]
+    kept: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
+    stored: Annotated[tuple[int, ...], Packed("<I", MAX_MOVES)]
+    sent: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
 
 
 @dataclass(frozen=True, slots=True)

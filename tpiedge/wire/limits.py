@@ -14,6 +14,7 @@ __all__ = [
     "MAX_FILE_CHUNK",
     "MAX_ITEMS",
     "MAX_LAYERS",
+    "MAX_MOVES",
     "MAX_NODES",
     "MAX_PAGES",
     "MAX_PROMPT_TOKENS",
@@ -61,6 +62,9 @@ MAX_PAGES = 6000
 """Pages of the KV cache that one message names, all its lists together: with the segments they fit a header."""
 MAX_SEQUENCES = 64
 """Requests that a cluster answers at once."""
+
+MAX_MOVES = 1024
+"""Pairs of a rank and a KV head that one message names."""
 
 MAX_DIMENSIONS = 4
 MAX_PROMPT_TOKENS = 131_072

@@ -7,10 +7,11 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 11
+PROTOCOL = 12
 
 Message = (
     data.StepPlan
+    | data.Carry
     | data.Hidden
     | data.Partial
     | data.Reduced
@@ -37,6 +38,9 @@ Message = (
     | control.Shutdown
     | control.PromptScores
     | control.Accused
+    | control.Halt
+    | control.Halted
+    | control.Resume
     | join.Enrol
     | join.Enrolled
     | join.Refused
@@ -75,6 +79,7 @@ TAGS: dict[int, type[Message]] = {
     6: data.Slice,
     7: data.Survey,
     8: data.LinkReport,
+    9: data.Carry,
     32: control.Hello,
     33: control.Assign,
     34: control.Listening,
@@ -94,6 +99,9 @@ TAGS: dict[int, type[Message]] = {
     48: control.PromptScores,
     49: control.Accused,
     50: control.Connect,
+    51: control.Halt,
+    52: control.Halted,
+    53: control.Resume,
     64: join.Enrol,
     65: join.Enrolled,
     66: join.Refused,

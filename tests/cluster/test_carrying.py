@@ -1,0 +1,163 @@
+"""Requests go on in another cluster, with another split, with the keys and values that they had: the same tokens come,
+and next to nothing is computed anew."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.cluster.packs import split
+from tests.cluster.test_growing_kv import tight
+from tests.reference import Reference
+from tpiedge.kernels.kv_format import KVFormat
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.spec import config_of_pack
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.reader import Pack
+from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.planner.carrying import Carriage, Holder, carriage
+from tpiedge.testing.cluster import InProcessCluster
+from tpiedge.wire.control import Carried, Finished, Halt, Token
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+TOKENS = 24
+#: More than a page.
+LONG = 140
+#: (shares before, machines before, shares after, machines after); "" is the master's.
+CHANGES = {
+    "a machine joins": ("1,1", ("", "ann"), "1,1,1", ("", "ann", "bob")),
+    "one leaves": ("1,1,1", ("", "ann", "bob"), "1,1", ("", "bob")),
+    "one takes another's place": ("1,1", ("", "ann"), "1,1", ("", "bob")),
+    "the master does it alone": ("1,1", ("", "ann"), "1", ("",)),
+    "the master is helped": ("1", ("",), "1,3", ("", "ann")),
+    "they change places": ("1,2,1", ("", "ann", "bob"), "2,1,1", ("", "bob", "ann")),
+    "the master has no heads": ("1,1", ("", "ann"), "0:1,1", ("", "ann")),
+    "all heads were elsewhere": ("0:1,1", ("", "ann"), "1,1:0", ("", "ann")),
+}
+
+
+def requests(reference: Reference) -> list[GenerationRequest]:
+    """Two that begin alike, for more than a page, and one that is sampled."""
+    ids = tuple(reference.prompt_ids)
+    long = (ids * (LONG // len(ids) + 1))[:LONG]
+    drawn = Sampling(1.0, 40, 0.9, seed=7)
+    return [
+        GenerationRequest("one", (*long, *ids[:3]), TOKENS, ignore_eos=True, keep_prefix=True),
+        GenerationRequest("two", (*long, *ids[3:5]), TOKENS, ignore_eos=True, keep_prefix=True),
+        GenerationRequest("three", ids[:6], TOKENS, drawn, ignore_eos=True),
+    ]
+
+
+def play(
+    cluster: InProcessCluster, asked: Sequence[GenerationRequest], steps: int | None = None
+) -> dict[str, list[int]]:
+    """The tokens that come, in so many steps or until all is done."""
+    told: dict[str, list[int]] = {one.id: list(one.answer_ids) for one in asked}
+
+    def take(message: object) -> None:
+        assert isinstance(message, Token)
+        assert message.index == len(told[message.request])
+        told[message.request].append(message.token)
+
+    for one in asked:
+        cluster.leader.submit(one, take)
+    finished: list[Finished] = []
+    while not cluster.leader.idle and (steps is None or steps > 0):
+        finished += cluster.leader.step()
+        steps = None if steps is None else steps - 1
+    return told
+
+
+class Change:
+    def __init__(self, reference: Reference, pack: Path, change: str, folder: Path) -> None:
+        before, machines, after, machines_after = CHANGES[change]
+        self._pack = pack
+        self._before, self._after = split(reference, before), split(reference, after)
+        self._folders = {name: folder / (name or "master") for name in {*machines, *machines_after}}
+        self._machines, self._machines_after = machines, machines_after
+        group = Checkpoint.open(reference.folder).config.group_size
+
+        def holders(names: Sequence[str], shares: Sequence[NodeShare]) -> list[Holder]:
+            pairs = zip(names, shares, strict=True)
+            return [Holder(name, kv_share(share.attention, group)) for name, share in pairs]
+
+        self.carriage: Carriage = carriage(
+            holders(machines, self._before), holders(machines_after, self._after)
+        )
+
+    def old(self) -> InProcessCluster:
+        return self._cluster(self._before, self._machines, None)
+
+    def new(self, pages: int) -> InProcessCluster:
+        return self._cluster(self._after, self._machines_after, Carried(1, pages, self.carriage.brought))
+
+    @property
+    def halt(self) -> Halt:
+        kept = tuple((one.start, one.stop) for one in self.carriage.kept)
+        return Halt(1, 2, kept, self.carriage.stored, self.carriage.sent)
+
+    @property
+    def left(self) -> list[Path]:
+        return [path for folder in self._folders.values() for path in folder.glob("*")]
+
+    def _cluster(
+        self, shares: Sequence[NodeShare], machines: Sequence[str], carried: Carried | None
+    ) -> InProcessCluster:
+        return InProcessCluster(
+            self._pack,
+            shares,
+            capacity_tokens=512,
+            sequences=3,
+            folders=[self._folders[name] for name in machines],
+            carried=carried,
+        )
+
+
+def page_of(pack: Path, precision: Precision | None) -> int:
+    """Positions that two requests have in common, whole pages of them."""
+    width = config_of_pack(Pack.open(pack)).head_dim
+    size = KVFormat("f32" if precision is None else "bf16", width).page_positions
+    return LONG // size * size
+
+
+def undisturbed(reference: Reference, pack: Path) -> dict[str, list[int]]:
+    with InProcessCluster(pack, split(reference, "1"), capacity_tokens=512, sequences=3) as cluster:
+        return play(cluster, requests(reference))
+
+
+def going_on(reference: Reference, told: dict[str, list[int]]) -> list[GenerationRequest]:
+    asked = requests(reference)
+    return [replace(one, answer_ids=tuple(told[one.id])) for one in asked if len(told[one.id]) < TOKENS]
+
+
+@pytest.mark.parametrize("precision", [Precision.Q4, None], ids=["q4", "f32"])
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("steps", [1, 9])
+def test_answers_go_on_with_what_was_computed(
+    references: Callable[[str], Reference],
+    packs: Callable[..., Path],
+    tmp_path: Path,
+    change: str,
+    precision: Precision | None,
+    steps: int,
+):
+    reference = references("qwen3")
+    pack = packs(reference, precision)
+    changed = Change(reference, pack, change, tmp_path)
+    with changed.old() as cluster:
+        told = play(cluster, requests(reference), steps)
+        pages, why = cluster.leave(changed.halt)
+        before = cluster.computed
+    assert not why
+    assert pages
+    with changed.new(pages) as cluster:
+        after = play(cluster, going_on(reference, told))
+        computed = cluster.computed
+    assert {**told, **after} == undisturbed(reference, pack)
+    # In f32 keys and values show who computed them, so that only their own request has them in another cluster.
+    shared = 0 if precision is None and steps == 1 else page_of(pack, precision)
+    assert before + computed == sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(reference)) - shared
+    assert not changed.left

@@ -1,0 +1,266 @@
+"""Keys and values that the nodes of one epoch leave for those of the next, instead of having them computed anew.
+
+In the epoch that ends rank 0 names the pages. Every node writes those of its heads that this machine's next node needs
+to a file, and rank 0 also what nodes elsewhere will lack (`planner/carrying.py`). In the next epoch every node reads
+its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where every node
+has all of its heads.
+
+A file is a line of JSON and then, head by head, page by page, layer by layer, the parts as they lie in the cache. It
+holds no token. Who opens it deletes it.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.engine.sequence import CarriedSequence
+from tpiedge.kv.cache import KVCache
+from tpiedge.memory.weights import Weights
+from tpiedge.pack.share import Share
+from tpiedge.units import MIB
+from tpiedge.wire.control import Carried
+from tpiedge.wire.data import Carry
+
+__all__ = ["Carrier"]
+
+_CHUNK_BYTES: Final = MIB
+#: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
+_AHEAD: Final = 8
+_MOST_LINE: Final = 4 * MIB
+
+
+class Carrier:
+    """One node's, with the KV heads `heads`. `folder`: where this machine's nodes leave files; None: nowhere. `facts`:
+    what both epochs must have in common."""
+
+    def __init__(
+        self,
+        cache: KVCache,
+        weights: Weights,
+        heads: Share,
+        communicator: Communicator,
+        folder: Path | None,
+        facts: Sequence[str],
+    ) -> None:
+        self._cache = cache
+        self._weights = weights
+        self._heads = heads
+        self._communicator = communicator
+        self._folder = folder
+        layers, part = cache.parts.shape[1], cache.parts.shape[3]
+        self._facts = [*facts, str(layers), str(part)]
+        self._layers, self._part_bytes = layers, part
+        #: Of the next chunk.
+        self._number = 0
+
+    def leave(self, carry: Carry, sequences: Sequence[CarriedSequence] = ()) -> str:
+        """Leaves what the plan says, with rank 0's `sequences`. Every rank calls it. Returns on rank 0 why nothing can
+        be carried, "" where it can. Raises PeerLost, ProtocolError."""
+        rank, own = self._communicator.rank, range(self._heads.start, self._heads.stop)
+        kept = [head for head in range(*carry.kept[rank]) if head in own]
+        if rank == 0:
+            kept = sorted({*kept, *(head for head in carry.stored if head in own)})
+        received = [head for _, head in carry.sent] if rank == 0 else []
+        with ExitStack() as stack:
+            written = _Left(stack)
+            if kept or rank == 0:
+                written.open(self._folder, carry.epoch)
+                written.begin(self._facts, [*kept, *received], len(carry.pages), sequences)
+            for head in kept:
+                for page in carry.pages:
+                    written.add(self._cache.parts[page, :, head - own.start])
+            self._number = 0
+            for source, head, page, layers in self._chunks(carry.sent, carry.pages):
+                block = self._block(page, layers, head) if rank == source else self._empty(layers)
+                arrived = self._communicator.send_up(_numbers(block), source, self._tag(carry.step))
+                if arrived is not None:
+                    written.add(arrived.numpy())
+                if self._number % _AHEAD == 0:  # nobody is further ahead of rank 0 than that
+                    self._communicator.broadcast(torch.zeros(1, 1), self._tag(carry.step))
+        return self._agreed(carry.step, written.error)
+
+    def take(self, carried: Carried) -> tuple[CarriedSequence, ...]:
+        """Fills the first pages of the cache with what was left. Every rank calls it, before the first step. Returns on
+        rank 0 the sequences that have all of theirs now. Raises PeerLost, ProtocolError."""
+        rank = self._communicator.rank
+        with ExitStack() as stack:
+            left = _Found(self._folder, carried, self._facts, self._part_bytes * self._layers, stack)
+            error = left.error
+            if not error and carried.pages > self._cache.pages:
+                error = "the cache has fewer pages"
+            pages = range(min(carried.pages, self._cache.pages))
+            self._cache.hold(len(pages))
+            self._weights.make_room(self._cache.held_bytes)
+            brought = {head for to, head in carried.brought if to == rank}
+            for head in range(self._heads.start, self._heads.stop):
+                if head not in brought and not error:
+                    error = self._fill(left, head, pages)
+            self._number = 0
+            for target, head, page, layers in self._chunks(carried.brought, pages):
+                block = self._empty(layers)
+                if rank == 0 and not error:
+                    error = left.read(block, head, page, layers.start)
+                arrived = self._communicator.send_down(_numbers(block), target, self._tag(0))
+                if arrived is not None:
+                    parts = arrived.numpy().view(np.uint8).reshape(block.shape)
+                    self._cache.parts[page, layers, head - self._heads.start] = parts
+                if self._number % _AHEAD == 0:
+                    self._communicator.gather(torch.zeros(1, 1), self._tag(0))
+        return () if self._agreed(0, error) else left.sequences
+
+    def _fill(self, left: "_Found", head: int, pages: Sequence[int]) -> str:
+        block = np.empty((self._layers, self._part_bytes), np.uint8)
+        for page in pages:
+            error = left.read(block, head, page, 0)
+            if error:
+                return error
+            self._cache.parts[page, :, head - self._heads.start] = block
+        return ""
+
+    def _agreed(self, step: int, error: str) -> str:
+        """On rank 0 why a rank cannot; on others nothing."""
+        bad = torch.full((1, 1), float(bool(error)))
+        said = self._communicator.gather(bad, self._tag(step))
+        if said is None or not any(float(one[0, 0]) for one in said):
+            return ""
+        failed = [rank for rank, one in enumerate(said) if float(one[0, 0])]
+        return error or f"node {failed[0]} could not"
+
+    def _chunks(
+        self, moves: Sequence[tuple[int, int]], pages: Sequence[int]
+    ) -> Iterator[tuple[int, int, int, slice]]:
+        """(rank, head, page, layers) of what travels, the same on every rank."""
+        size = max(1, _CHUNK_BYTES // self._part_bytes)
+        for rank, head in moves:
+            for page in pages:
+                for first in range(0, self._layers, size):
+                    yield rank, head, page, slice(first, min(first + size, self._layers))
+
+    def _block(self, page: int, layers: slice, head: int) -> NDArray[np.uint8]:
+        return np.ascontiguousarray(self._cache.parts[page, layers, head - self._heads.start])
+
+    def _empty(self, layers: slice) -> NDArray[np.uint8]:
+        return np.zeros((layers.stop - layers.start, self._part_bytes), np.uint8)
+
+    def _tag(self, step: int) -> Tag:
+        self._number += 1
+        return Tag(step, 0, self._number)
+
+
+class _Left:
+    """The file that is written. The first error ends writing, and is kept."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        self.error = ""
+        self._file: BinaryIO | None = None
+        self._stack = stack
+
+    def open(self, folder: Path | None, epoch: int) -> None:
+        if folder is None:
+            self.error = "this machine has no place for it"
+            return
+        try:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path = _path(folder, epoch)
+            path.unlink(missing_ok=True)
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            self._file = self._stack.enter_context(os.fdopen(descriptor, "wb"))
+        except OSError as error:
+            self._fail(error)
+
+    def begin(
+        self, facts: Sequence[str], heads: Sequence[int], pages: int, sequences: Sequence[CarriedSequence]
+    ) -> None:
+        line = {
+            "facts": list(facts),
+            "heads": list(heads),
+            "pages": pages,
+            "sequences": list(map(asdict, sequences)),
+        }
+        self._write(json.dumps(line).encode() + b"\n")
+
+    def add(self, parts: NDArray[Any]) -> None:
+        self._write(np.ascontiguousarray(parts).data.cast("B"))
+
+    def _write(self, data: bytes | memoryview) -> None:
+        if self._file is None or self.error:
+            return
+        try:
+            self._file.write(data)
+            self._file.flush()  # an error of a later flush would come when the file is closed
+        except OSError as error:
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        self.error = f"it cannot be written: {error.strerror}"
+
+
+class _Found:
+    """The file that was left here, if one was, and what is wrong with it. It is deleted at once."""
+
+    def __init__(
+        self,
+        folder: Path | None,
+        carried: Carried,
+        facts: Sequence[str],
+        page_bytes: int,
+        stack: ExitStack,
+    ) -> None:
+        self.error = ""
+        self.sequences: tuple[CarriedSequence, ...] = ()
+        self._heads: dict[int, int] = {}
+        self._pages = carried.pages
+        self._page_bytes = page_bytes
+        self._file: BinaryIO | None = None
+        if folder is None:
+            return
+        path = _path(folder, carried.epoch)
+        try:
+            self._file = stack.enter_context(path.open("rb"))
+            path.unlink()
+            self._read_line(self._file.readline(_MOST_LINE), facts)
+        except FileNotFoundError:
+            return  # all heads may come from rank 0
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.error = f"what was left cannot be read: {type(error).__name__}"
+
+    def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
+        """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns why it cannot, or ""."""
+        if self._file is None or head not in self._heads:
+            return f"head {head} was not left here"
+        at = (self._heads[head] * self._pages + page) * self._page_bytes + first_layer * into.shape[1]
+        try:
+            self._file.seek(self._start + at)
+            if self._file.readinto(into.data) == into.nbytes:  # type: ignore[attr-defined]
+                return ""
+        except OSError as error:
+            return f"what was left cannot be read: {error.strerror}"
+        return "what was left is too short"
+
+    def _read_line(self, line: bytes, facts: Sequence[str]) -> None:
+        said = json.loads(line)
+        if said["facts"] != list(facts) or said["pages"] != self._pages:
+            raise ValueError
+        self._start = len(line)
+        self._heads = {head: number for number, head in enumerate(said["heads"])}
+        self.sequences = tuple(
+            CarriedSequence(**{**one, "pages": tuple(one["pages"])}) for one in said["sequences"]
+        )
+
+
+def _path(folder: Path, epoch: int) -> Path:
+    return folder / str(epoch)
+
+
+def _numbers(parts: NDArray[np.uint8]) -> torch.Tensor:
+    """The bytes as collectives take them; they travel as they are."""
+    return torch.from_numpy(parts.view(np.float32))

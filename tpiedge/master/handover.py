@@ -1,0 +1,98 @@
+"""What a session that ends leaves for the one that takes its place: whether keys and values of running requests travel,
+or are computed anew, whichever is predicted to be faster.
+
+They travel where the time that it takes (`planner/carrying.py`) is shorter than reading all running prompts and answers
+anew, at the rate of late; also where no rate is known. Rank 0 is told to halt; the switch waits for its word, for
+_WAIT_S longer than is predicted at most. If the plan that it was halted for comes to nothing meanwhile, it goes on.
+"""
+
+import logging
+from typing import Final
+
+from tpiedge.master.assignments import Served
+from tpiedge.master.request_queue import RequestQueue
+from tpiedge.master.roster import Roster
+from tpiedge.master.session import Phase, Session
+from tpiedge.pack.share import kv_share
+from tpiedge.planner.carrying import Carriage, Holder, carriage, carriage_s
+from tpiedge.units import counted
+from tpiedge.wire.control import Carried
+from tpiedge.wire.limits import MAX_MOVES
+
+__all__ = ["Handover"]
+
+_log = logging.getLogger(__name__)
+
+#: Rank 0 ends its step first, which may be long where weights stream.
+_WAIT_S: Final = 10.0
+
+
+class Handover:
+    """For the control thread. Times are seconds on the caller's clock."""
+
+    def __init__(self, requests: RequestQueue, roster: Roster, served: Served) -> None:
+        self._requests = requests
+        self._roster = roster
+        self._served = served
+        self._carriage: Carriage | None = None
+        #: Since when the serving session halts, and until when that is waited for.
+        self.since = self._until = 0.0
+
+    def begun(self, serving: Session | None, coming: Session | None) -> bool:
+        """Whether `serving` halts for `coming`. One that halts for another one, or for none, goes on."""
+        if serving is None or not serving.halting or serving.phase is not Phase.READY:
+            return False
+        if coming is not None and coming.number == serving.halting and coming.phase is Phase.PREPARED:
+            return True
+        serving.resume()
+        return False
+
+    def ready(self, serving: Session, coming: Session, now: float) -> bool:
+        """Whether `serving`, which is to be replaced by `coming`, has left what it will. Call it until it is so."""
+        if not serving.halting:
+            found = self._worthwhile(serving, coming)
+            if found is None:
+                self.since = now
+                return True
+            self._carriage, self.since = found[0], now
+            self._until = now + found[1] + _WAIT_S
+            serving.halt(coming.number, found[0])
+        return serving.halted is not None or now >= self._until
+
+    def carried(self, serving: Session) -> Carried | None:
+        """What the next session's nodes find."""
+        said = serving.halted
+        if said is None or self._carriage is None:
+            return None
+        if not said.pages:
+            _log.warning("what was computed for running requests does not travel: %s", said.why)
+            return None
+        _log.debug("%s of the KV cache go on", counted(said.pages, "page"))
+        return Carried(serving.number, said.pages, self._carriage.brought)
+
+    def _worthwhile(self, serving: Session, coming: Session) -> tuple[Carriage, float] | None:
+        """What travels, and how long that is predicted to take."""
+        positions, head_bytes = self._requests.positions, self._served.kv_head_bytes
+        if serving.phase is not Phase.READY or not positions or not head_bytes:
+            return None
+        old, new = self._holders(serving), self._holders(coming)
+        found = carriage(old, new)
+        if max(len(found.sent), len(found.brought), len(found.stored)) > MAX_MOVES:
+            return None
+        takes_s = carriage_s(found, old, new, positions * head_bytes)
+        again_s = self._requests.reread_s
+        return None if again_s and takes_s > again_s else (found, takes_s)
+
+    def _holders(self, session: Session) -> list[Holder]:
+        return [
+            Holder(
+                one.machine,
+                kv_share(one.share.attention, self._served.group_size),
+                self._link_bytes_per_s(one.machine),
+            )
+            for one in session.assignments
+        ]
+
+    def _link_bytes_per_s(self, name: str) -> float | None:
+        machine = self._roster.get(name)
+        return machine.link.bytes_per_s if machine is not None and machine.link is not None else None

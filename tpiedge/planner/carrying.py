@@ -1,0 +1,84 @@
+"""Which keys and values travel when one plan takes the place of another. Pure.
+
+Laws:
+1. What a machine's old node has and its new one needs stays on that machine.
+2. Everything else goes by rank 0, which every node is linked with: to it from the lowest old rank that has the head,
+   unless it has it itself, and from it to each new node that lacks it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.pack.share import Share
+
+__all__ = ["Carriage", "Holder", "carriage", "carriage_s"]
+
+#: As what stays on a machine is written and read again, by the page cache of a slow computer.
+_LOCAL_BYTES_PER_S: Final = 200e6
+#: Of a link that was not measured.
+_LINK_BYTES_PER_S: Final = 1e6
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A node: the machine on which it runs ("": the master's, rank 0's) and the KV heads that it has."""
+
+    machine: str
+    heads: Share
+    link_bytes_per_s: float | None = None
+
+
+@dataclass(frozen=True)
+class Carriage:
+    """`kept`: by old rank, what stays on its machine; `stored`: heads of old rank 0 that new nodes elsewhere lack;
+    `sent`: (old rank, head) to rank 0; `brought`: (new rank, head) from rank 0."""
+
+    kept: tuple[Share, ...]
+    stored: tuple[int, ...]
+    sent: tuple[tuple[int, int], ...]
+    brought: tuple[tuple[int, int], ...]
+
+
+def carriage(old: Sequence[Holder], new: Sequence[Holder]) -> Carriage:
+    """From the nodes of one plan to those of the next, both in rank order; every head is somewhere in each."""
+    after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
+    nothing = Share(0, 0)
+    kept = tuple(_common(one.heads, after.get(one.machine, nothing)) for one in old)
+    lacking = [
+        (rank, head)
+        for rank, one in enumerate(new)
+        for head in _units(one.heads)
+        if head not in _units(before.get(one.machine, nothing))
+    ]
+    own = _units(old[0].heads)
+    wanted = sorted({head for _, head in lacking})
+    sent = [
+        next((rank, head) for rank, one in enumerate(old) if head in _units(one.heads))
+        for head in wanted
+        if head not in own
+    ]
+    brought = tuple((rank, head) for rank, head in lacking if rank)
+    stored = tuple(sorted({head for _, head in brought} & set(own)))
+    return Carriage(kept, stored, tuple(sent), brought)
+
+
+def carriage_s(found: Carriage, old: Sequence[Holder], new: Sequence[Holder], head_bytes: float) -> float:
+    """Seconds that it takes, where one head has `head_bytes` in all layers and pages: one link after the other, and the
+    machine that keeps most."""
+    travels = sum(head_bytes / (old[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.sent)
+    travels += sum(
+        head_bytes / (new[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.brought
+    )
+    heads = [len(kept) for kept in found.kept]
+    heads[0] += len(found.stored) + len(found.sent)
+    return travels + 2 * max(heads) * head_bytes / _LOCAL_BYTES_PER_S
+
+
+def _units(share: Share) -> range:
+    return range(share.start, share.stop)
+
+
+def _common(one: Share, other: Share) -> Share:
+    start, stop = max(one.start, other.start), min(one.stop, other.stop)
+    return Share(start, stop) if start < stop else Share(0, 0)
