@@ -1,12 +1,14 @@
 """How long an answer pauses when a node is killed in the middle of it, in an idle cluster of three machines.
 
-    .venv/bin/python -m tools.bench_pause [MODEL] [--kills 6] [--served 9] [--tokens 300] [--prompt 16] [--json]
+    .venv/bin/python -m tools.bench_pause [MODEL] [--changes 6] [--planned] [--served 9] [--tokens 300] [--prompt 16]
 
 A master and two workers run on this computer, as processes of their own. Each answer, of `--prompt` + 1 tokens that are
 read and `--tokens` more, is begun once the cluster has served for `--served` seconds (after 5 s a process stands by for
-the next plan), and the node of one of the workers is killed (-9) after a part of it. Printed: seconds that answers
-paused, from the loss to the next token, reading anew included: median, least and most; of answers in q8 and q4 those
-that differ from the undisturbed one, of which there must be none. Exit status 1 where there is one. Linux.
+the next plan), and the node of one of the workers is killed (-9) after a part of it; with `--planned` a
+worker is drained instead, and taken back after the answer. Printed: seconds that answers paused, from the loss, or
+from the last token before the change, to the next token, reading anew included: median, least and most; of answers in
+q8 and q4 those that differ from the undisturbed one, of which there must be none. Exit status 1 where there is one.
+Linux.
 """
 
 import argparse
@@ -22,6 +24,7 @@ from typing import Any
 
 import httpx
 
+from tests.process.command import run_command
 from tests.process.serving.serving import Serving
 
 _LIMIT_S = 300.0
@@ -37,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("model", nargs="?", default="demo", help="[default: the demo model in q4]")
-    parser.add_argument("--kills", type=int, default=6)
+    parser.add_argument("--changes", type=int, default=6)
+    parser.add_argument("--planned", action="store_true")
     parser.add_argument("--served", type=float, default=9.0, metavar="SECONDS")
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--prompt", type=int, default=16)
@@ -67,13 +71,15 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         undisturbed, whole_s = _answer(cluster, options)
         pauses: list[float] = []
         wrong = 0
-        for number in range(options.kills):
+        for number in range(options.changes):
             cluster.wait_ready(3)
             time.sleep(options.served)
-            killer = threading.Timer(_PART * whole_s, cluster.workers[("ann", "bob")[number % 2]].node.kill)
-            killer.start()
+            change = threading.Timer(_PART * whole_s, _change, (cluster, options.planned, number))
+            change.start()
             answer, _ = _answer(cluster, options)
-            killer.join()
+            change.join()
+            if options.planned:
+                _drain(cluster, "--undo")
             pauses.append(answer["usage"]["pauses"]["seconds"])
             wrong += answer["choices"] != undisturbed["choices"]
             if not options.as_json:
@@ -81,6 +87,19 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         return {"pauses_s": pauses, "wrong": wrong, "undisturbed_s": round(whole_s, 3)}
     finally:
         cluster.close()
+
+
+def _change(cluster: Serving, planned: bool, number: int) -> None:
+    """Drain a worker, or kill the node of one, then of the other."""
+    if planned:
+        _drain(cluster)
+    else:
+        cluster.workers[("ann", "bob")[number % 2]].node.kill()
+
+
+def _drain(cluster: Serving, *options: str) -> None:
+    done = run_command("nodes", "drain", "bob", *options, TPIEDGE_STATE=str(cluster.state))
+    assert done.status == 0, done.err
 
 
 def _answer(cluster: Serving, options: argparse.Namespace) -> tuple[dict[str, Any], float]:

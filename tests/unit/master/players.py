@@ -13,6 +13,8 @@ from tpiedge.wire.control import (
     Failed,
     Finished,
     Generate,
+    Halt,
+    Halted,
     Heartbeat,
     Hello,
     Listening,
@@ -210,6 +212,9 @@ class FakeNode(_Player):
         self.loads = story.loads
         self.joined = False
         self.size = 1
+        #: Whether it answers a Halt at once, and how many pages it says it leaves.
+        self.halts = True
+        self.left = 5
         #: How far it is, as its heartbeats and its measurements tell.
         self.step = self.block = self.bytes_read = 0
         self.compute_s = 0.0
@@ -236,6 +241,8 @@ class FakeNode(_Player):
                     self.ready()
             case AskStats():
                 self.say(self.stats())
+            case Halt(following=following) if self.halts:
+                self.say(Halted(self.epoch, self.rank, following, self.left, "" if self.left else "no room"))
             case Shutdown():
                 self.frozen = True
 

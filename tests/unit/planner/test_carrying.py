@@ -1,0 +1,88 @@
+"""Which keys and values travel: every new node has its heads, and nothing goes where it is already."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.pack.share import Share
+from tpiedge.planner.carrying import Holder, carriage, carriage_s
+
+NAMES = ["", "ann", "bob", "cat", "dan", "eve"]
+
+
+@st.composite
+def plans(draw: st.DrawFn, heads: int) -> list[Holder]:
+    """Intervals in rank order that cover all heads: some may be empty, and with GQA neighbours may share one."""
+    workers = draw(st.lists(st.sampled_from(NAMES[1:]), unique=True, max_size=5))
+    size = len(workers) + 1
+    cuts = sorted(draw(st.lists(st.integers(0, heads), min_size=size - 1, max_size=size - 1)))
+    bounds = [0, *cuts, heads]
+    shares = []
+    for start, stop in zip(bounds, bounds[1:], strict=False):
+        more = draw(st.booleans()) and start < stop < heads
+        shares.append(Share(start, stop + more) if start < stop else Share(0, 0))
+    return [Holder(name, share) for name, share in zip(["", *workers], shares, strict=True)]
+
+
+def units(share: Share) -> set[int]:
+    return set(range(share.start, share.stop))
+
+
+def pairs(heads: int) -> st.SearchStrategy[tuple[list[Holder], list[Holder]]]:
+    return st.tuples(plans(heads), plans(heads))
+
+
+@given(st.integers(1, 12).flatmap(pairs))
+def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[Holder], list[Holder]]) -> None:
+    old, new = both
+    found = carriage(old, new)
+    kept = {one.machine: units(heads) for one, heads in zip(old, found.kept, strict=True)}
+    at_0 = kept[""] | set(found.stored) | {head for _, head in found.sent}
+    for rank, one in enumerate(new):
+        came = [head for to, head in found.brought if to == rank]
+        here = kept.get(one.machine, set()) if rank else at_0
+        assert len(came) == len(set(came))
+        assert not set(came) & kept.get(one.machine, set())
+        assert units(one.heads) <= set(came) | here
+        assert set(came) <= at_0
+    for rank, head in found.sent:
+        assert rank, "rank 0 has what it has"
+        assert head in units(old[rank].heads)
+        assert head not in units(old[0].heads)
+    assert len({head for _, head in found.sent}) == len(found.sent)
+    for one, heads in zip(old, found.kept, strict=True):
+        assert units(heads) <= units(one.heads)
+
+
+@given(st.integers(1, 12).flatmap(plans))
+def test_nothing_travels_where_nothing_changes(old: list[Holder]) -> None:
+    found = carriage(old, old)
+    assert (found.sent, found.brought, found.stored) == ((), (), ())
+
+
+def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[Holder]:
+    return [Holder(name, Share(start, stop), link if name else None) for name, start, stop in plan]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "seconds"),
+    [
+        # A head goes to a machine that joins, over one link; three heads are written and read on the master's.
+        ([("", 0, 4)], [("", 0, 3), ("ann", 3, 4)], 1.0 + 2 * 4 * 1e6 / 200e6),
+        # From ann by the master to bob: two links.
+        ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("bob", 1, 2)], 2.0 + 2 * 2 * 1e6 / 200e6),
+        ([("", 0, 1), ("ann", 1, 2)], [("", 0, 1), ("ann", 1, 2)], 2 * 1e6 / 200e6),
+    ],
+)
+def test_the_time_that_it_takes(
+    old: Sequence[tuple[str, int, int]], new: Sequence[tuple[str, int, int]], seconds: float
+) -> None:
+    before, after = holders(*old), holders(*new)
+    assert carriage_s(carriage(before, after), before, after, 1e6) == pytest.approx(seconds)
+
+
+def test_a_link_that_was_not_measured_is_a_slow_one() -> None:
+    before, after = holders(("", 0, 1)), holders(("", 0, 0), ("ann", 0, 1), link=0.0)
+    assert carriage_s(carriage(before, after), before, after, 1e6) > 0.9
