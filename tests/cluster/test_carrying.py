@@ -1,17 +1,17 @@
 """Requests go on in another cluster, with another split, with the keys and values that they had: the same tokens come,
 and next to nothing is computed anew."""
 
+import resource
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from tests.cluster.packs import split
-from tests.cluster.test_growing_kv import tight
 from tests.reference import Reference
+from tpiedge.engine import carrying
+from tpiedge.errors import ProtocolError
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import config_of_pack
@@ -26,6 +26,8 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 TOKENS = 24
 #: More than a page.
 LONG = 140
+#: Less than a node leaves.
+FULL = 6000
 #: (shares before, machines before, shares after, machines after); "" is the master's.
 CHANGES = {
     "a machine joins": ("1,1", ("", "ann"), "1,1,1", ("", "ann", "bob")),
@@ -76,7 +78,7 @@ class Change:
         before, machines, after, machines_after = CHANGES[change]
         self._pack = pack
         self._before, self._after = split(reference, before), split(reference, after)
-        self._folders = {name: folder / (name or "master") for name in {*machines, *machines_after}}
+        self.folders = {name: folder / (name or "master") for name in {*machines, *machines_after}}
         self._machines, self._machines_after = machines, machines_after
         group = Checkpoint.open(reference.folder).config.group_size
 
@@ -101,7 +103,7 @@ class Change:
 
     @property
     def left(self) -> list[Path]:
-        return [path for folder in self._folders.values() for path in folder.glob("*")]
+        return [path for folder in self.folders.values() for path in folder.glob("*")]
 
     def _cluster(
         self, shares: Sequence[NodeShare], machines: Sequence[str], carried: Carried | None
@@ -111,7 +113,7 @@ class Change:
             shares,
             capacity_tokens=512,
             sequences=3,
-            folders=[self._folders[name] for name in machines],
+            folders=[self.folders[name] for name in machines],
             carried=carried,
         )
 
@@ -161,3 +163,133 @@ def test_answers_go_on_with_what_was_computed(
     shared = 0 if precision is None and steps == 1 else page_of(pack, precision)
     assert before + computed == sum(len(one.prompt_ids) + TOKENS - 1 for one in requests(reference)) - shared
     assert not changed.left
+
+
+def damage(change: Change, how: str) -> None:
+    """To what was left for ann's node, or for the master's."""
+    folder = change.folders[""] if how == "at the master" else change.folders["ann"]
+    (path,) = folder.glob("*")
+    data = path.read_bytes()
+    match how:
+        case "it is gone" | "at the master":
+            path.unlink()
+        case "it ends too early":
+            path.write_bytes(data[:-1])
+        case "it is of another version":
+            path.write_bytes(data.replace(b'"facts": [', b'"facts": ["0.0.1", ', 1))
+        case "it is no such file":
+            path.write_bytes(b"\xff" * 1000)
+        case "it is empty":
+            path.write_bytes(b"")
+        case "it cannot be read":
+            path.unlink()
+            path.mkdir()
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "it is gone",
+        "at the master",
+        "it ends too early",
+        "it is of another version",
+        "it is no such file",
+        "it is empty",
+        "it cannot be read",
+    ],
+)
+def test_what_is_damaged_is_computed_anew(
+    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path, how: str
+):
+    reference = references("qwen3")
+    pack = packs(reference, Precision.Q4)
+    change = Change(reference, pack, "a machine joins", tmp_path)
+    with change.old() as cluster:
+        told = play(cluster, requests(reference), 9)
+        pages, why = cluster.leave(change.halt)
+        assert not why
+    damage(change, how)
+    asked = going_on(reference, told)
+    with change.new(pages) as cluster:
+        after = play(cluster, asked)
+        computed = cluster.computed
+        assert cluster.leader.pages[0] == 0, "pages are held for nobody"
+    assert {**told, **after} == undisturbed(reference, pack)
+    assert computed > LONG
+
+
+@pytest.mark.parametrize("machine", ["", "ann"])
+def test_what_cannot_be_written_is_not_carried_and_the_cluster_goes_on(
+    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path, machine: str
+):
+    reference = references("qwen3")
+    pack = packs(reference, Precision.Q4)
+    change = Change(reference, pack, "they change places", tmp_path)
+    change.folders[machine].write_bytes(b"no folder")
+    with change.old() as cluster:
+        told = play(cluster, requests(reference), 9)
+        _, why = cluster.leave(change.halt)
+        assert why == ("it cannot be written: File exists" if not machine else "node 1 could not")
+        while not cluster.leader.idle:  # as after Resume
+            cluster.leader.step()
+    assert told == undisturbed(reference, pack)
+
+
+def test_a_full_disk_is_no_harm(
+    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path
+):
+    reference = references("qwen3")
+    pack = packs(reference, Precision.Q4)
+    change = Change(reference, pack, "they change places", tmp_path)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    with change.old() as cluster:
+        told = play(cluster, requests(reference), 9)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (FULL, limits[1]))
+        try:
+            _, why = cluster.leave(change.halt)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert why == "it cannot be written: File too large"
+        while not cluster.leader.idle:
+            cluster.leader.step()
+    assert told == undisturbed(reference, pack)
+
+
+def test_more_than_is_under_way_at_once_comes_whole(
+    references: Callable[[str], Reference],
+    packs: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """Of a chunk for each layer of each page there are many."""
+    monkeypatch.setattr(carrying, "_CHUNK_BYTES", 1)
+    reference = references("qwen3")
+    pack = packs(reference, None)
+    change = Change(reference, pack, "one takes another's place", tmp_path)
+    with change.old() as cluster:
+        told = play(cluster, requests(reference), 9)
+        pages, why = cluster.leave(change.halt)
+        assert not why
+    with change.new(pages) as cluster:
+        assert {**told, **play(cluster, going_on(reference, told))} == undisturbed(reference, pack)
+        assert cluster.computed < LONG
+
+
+@pytest.mark.parametrize(
+    ("order", "words"),
+    [
+        (Halt(1, 2, (), (), ()), "nodes that there are not"),
+        (Halt(1, 2, ((0, 1), (0, 1)), (), ()), "nodes that there are not"),
+        (Halt(1, 2, ((0, 1),), (), ((1, 0),)), "the plan sends KV head 0 of node 1"),
+        (Halt(1, 2, ((0, 1),), (), ((0, 0),)), "the plan sends KV head 0 of node 0"),
+    ],
+)
+def test_an_order_that_fits_no_cluster_is_refused(
+    references: Callable[[str], Reference], packs: Callable[..., Path], order: Halt, words: str
+):
+    reference = references("qwen3")
+    with (
+        InProcessCluster(packs(reference, None), split(reference, "1")) as cluster,
+        pytest.raises(ProtocolError, match=words),
+    ):
+        cluster.leave(order)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.ranks import EXACT, HUB, TAG, WAIT_S, WAYS, Ranks, part, parts, same, total
+from tests.contract.ranks import EPOCH, EXACT, HUB, TAG, WAIT_S, WAYS, Ranks, part, parts, same, total
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.errors import InternalError, ProtocolError
-from tpiedge.wire.data import StepPlan
+from tpiedge.wire.data import Carry, StepPlan
 
 HIDDEN = 96
 # Rows that groups fill and rows that they do not, no rows at all, more than libzmq sends in one go.
@@ -200,6 +200,41 @@ def test_gather_gives_the_root_all_parts(ranks: Ranks) -> None:
     results = ranks.run(lambda one: one.gather(part(one.rank, one.rank + 1), TAG))
     assert results[1:] == [None] * (ranks.size - 1)
     assert all(torch.equal(given, part(rank, rank + 1)) for rank, given in enumerate(results[0]))
+
+
+def test_a_rank_and_the_root_exchange_parts_beside_the_others(ranks: Ranks) -> None:
+    def work(one: Communicator) -> list[torch.Tensor | None]:
+        part = torch.full((2, 3), float(one.rank))
+        up = [one.send_up(part, rank, Tag(1, 0, rank)) for rank in range(1, one.size)]
+        down = [one.send_down(part - rank, rank, Tag(1, 0, one.size + rank)) for rank in range(1, one.size)]
+        return [*up, *down]
+
+    said = ranks.run(work)
+    workers = range(1, ranks.size)
+    came = [float(one[0, 0]) for one in said[0] if one is not None]
+    assert came == [float(rank) for rank in workers]
+    for rank in workers:
+        (mine,) = [one for one in said[rank] if one is not None]
+        assert mine.shape == (2, 3)
+        assert float(mine[1, 2]) == -rank
+
+
+def test_steps_give_way_to_the_order_to_leave_what_is_computed(ranks: Ranks) -> None:
+    carry = Carry(EPOCH, 2, (3, 1), ((0, 1),) * ranks.size, (), ())
+
+    def work(one: Communicator) -> object:
+        if one.rank == 0:
+            one.announce(carry)
+        else:
+            assert one.next_plan() == carry
+        one.gather(torch.ones(1, 1), Tag(2, 0, 1))
+        if ranks.size == 1:
+            one.announce(ranks.plan(3))
+        else:
+            ranks.begin(one, 3)
+        return one.all_reduce(torch.ones(1, 4), Tag(3, 0, 0))
+
+    assert all(float(one[0, 0]) == ranks.size for one in ranks.run(work))
 
 
 def test_cancelling_reaches_every_rank_in_the_same_block(ranks: Ranks) -> None:

@@ -163,11 +163,16 @@ class Batcher:
             if page not in held:
                 self._pool.give_back([page])
 
-    def forget(self) -> None:
-        """Gives back what nobody came for."""
-        for one in self._carried.values():
-            self._pool.give_back(one.pages)
+    def forget(self) -> bool:
+        """Gives back what nobody came for, or has begun with. Returns whether there was any."""
+        waiting = [one for one in self._waiting if one.carried is not None]
+        held = [*self._carried.values(), *(one.carried for one in waiting if one.carried is not None)]
         self._carried = {}
+        for sequence in waiting:
+            sequence.carried = None
+        for one in held:
+            self._pool.give_back(one.pages)
+        return bool(held)
 
     def end(self, sequence: RunningSequence) -> None:
         """Gives back all that the sequence has."""
@@ -217,8 +222,12 @@ class Batcher:
             if found is None:
                 passed.append(self._waiting.popleft())
                 continue
-            if not self._fits(sequence, found) or (pages and pages + len(found) > _MOST_PAGES):
+            if pages and pages + len(found) > _MOST_PAGES:
                 break
+            if not self._fits(sequence, found):
+                if self._running or not self.forget():
+                    break
+                continue
             pages += len(found)
             self._begin(self._waiting.popleft(), found)
         self._waiting.extendleft(reversed(passed))
@@ -353,6 +362,8 @@ class Batcher:
         while len(sequence.pages) < self._pool.pages_of(positions):
             if self._pool.available:
                 sequence.pages.append(self._pool.take())
+                continue
+            if self.forget():
                 continue
             self._short = True
             youngest = self._running[-1]

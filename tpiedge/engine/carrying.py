@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
 from typing import Any, BinaryIO, Final
 
@@ -23,6 +24,7 @@ from numpy.typing import NDArray
 
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.engine.sequence import CarriedSequence
+from tpiedge.errors import ProtocolError
 from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
 from tpiedge.pack.share import Share
@@ -65,7 +67,8 @@ class Carrier:
     def leave(self, carry: Carry, sequences: Sequence[CarriedSequence] = ()) -> str:
         """Leaves what the plan says, with rank 0's `sequences`. Every rank calls it. Returns on rank 0 why nothing can
         be carried, "" where it can. Raises PeerLost, ProtocolError."""
-        rank, own = self._communicator.rank, range(self._heads.start, self._heads.stop)
+        self._check(carry)
+        rank, own = self._communicator.rank, _units(self._heads)
         kept = [head for head in range(*carry.kept[rank]) if head in own]
         if rank == 0:
             kept = sorted({*kept, *(head for head in carry.stored if head in own)})
@@ -92,6 +95,7 @@ class Carrier:
         """Fills the first pages of the cache with what was left. Every rank calls it, before the first step. Returns on
         rank 0 the sequences that have all of theirs now. Raises PeerLost, ProtocolError."""
         rank = self._communicator.rank
+        self._check_moves(carried.brought, "brings")
         with ExitStack() as stack:
             left = _Found(self._folder, carried, self._facts, self._part_bytes * self._layers, stack)
             error = left.error
@@ -101,7 +105,7 @@ class Carrier:
             self._cache.hold(len(pages))
             self._weights.make_room(self._cache.held_bytes)
             brought = {head for to, head in carried.brought if to == rank}
-            for head in range(self._heads.start, self._heads.stop):
+            for head in _units(self._heads):
                 if head not in brought and not error:
                     error = self._fill(left, head, pages)
             self._number = 0
@@ -116,6 +120,19 @@ class Carrier:
                 if self._number % _AHEAD == 0:
                     self._communicator.gather(torch.zeros(1, 1), self._tag(0))
         return () if self._agreed(0, error) else left.sequences
+
+    def _check(self, carry: Carry) -> None:
+        if len(carry.kept) != self._communicator.size or any(
+            page >= self._cache.pages for page in carry.pages
+        ):
+            raise ProtocolError("node 0 carries pages or nodes that there are not")
+        self._check_moves(carry.sent, "sends")
+
+    def _check_moves(self, moves: Sequence[tuple[int, int]], does: str) -> None:
+        for rank, head in moves:
+            own = rank == self._communicator.rank
+            if not 0 < rank < self._communicator.size or (own and head not in _units(self._heads)):
+                raise ProtocolError(f"the plan {does} KV head {head} of node {rank}, which has none such")
 
     def _fill(self, left: "_Found", head: int, pages: Sequence[int]) -> str:
         block = np.empty((self._layers, self._part_bytes), np.uint8)
@@ -161,7 +178,7 @@ class _Left:
 
     def __init__(self, stack: ExitStack) -> None:
         self.error = ""
-        self._file: BinaryIO | None = None
+        self._file: FileIO | None = None
         self._stack = stack
 
     def open(self, folder: Path | None, epoch: int) -> None:
@@ -173,7 +190,7 @@ class _Left:
             path = _path(folder, epoch)
             path.unlink(missing_ok=True)
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            self._file = self._stack.enter_context(os.fdopen(descriptor, "wb"))
+            self._file = self._stack.enter_context(os.fdopen(descriptor, "wb", buffering=0))
         except OSError as error:
             self._fail(error)
 
@@ -194,9 +211,10 @@ class _Left:
     def _write(self, data: bytes | memoryview) -> None:
         if self._file is None or self.error:
             return
+        left = memoryview(data)
         try:
-            self._file.write(data)
-            self._file.flush()  # an error of a later flush would come when the file is closed
+            while left:
+                left = left[self._file.write(left) :]
         except OSError as error:
             self._fail(error)
 
@@ -255,6 +273,10 @@ class _Found:
         self.sequences = tuple(
             CarriedSequence(**{**one, "pages": tuple(one["pages"])}) for one in said["sequences"]
         )
+
+
+def _units(heads: Share) -> range:
+    return range(heads.start, heads.stop)
 
 
 def _path(folder: Path, epoch: int) -> Path:

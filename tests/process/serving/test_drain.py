@@ -1,7 +1,9 @@
 """A worker that is taken out of the plan while an answer runs, so that its machine can be switched off."""
 
 import json
+import re
 
+import httpx
 import pytest
 
 from tests.process.command import gone, run_command
@@ -18,10 +20,26 @@ def nodes(cluster: Serving, *words: object):
     return run_command("nodes", *words, TPIEDGE_STATE=str(cluster.state))
 
 
+def computed(cluster: Serving) -> float:
+    """Positions that rank 0 of this epoch has computed, once it has been asked."""
+    counts: list[float] = []
+
+    def known(_status: dict) -> bool:
+        text = httpx.get(f"{cluster.url}/metrics", trust_env=False).text
+        counts[:] = [
+            float(value)
+            for value in re.findall(r'^tpiedge_node_tokens_total{[^}]*node="master"[^}]*} (.*)$', text, re.M)
+        ]
+        return bool(counts) and counts[0] > 0
+
+    cluster.wait_until(known)
+    return counts[0]
+
+
 @pytest.mark.fault("P18", "it is drained: the answer pauses once the others are ready, goes on and is exact")
 def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(clusters):
     # So slow that what a machine computes counts, and not the noise of its round trips.
-    cluster = clusters("--min-workers", 1, "--precision", "q4", bytes_per_s=SLOW)
+    cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off", bytes_per_s=SLOW)
     cluster.start_master()
     ann, bob = (cluster.start_worker(name, bytes_per_s=SLOW) for name in ("ann", "bob"))
     cluster.wait_ready(3)
@@ -37,6 +55,8 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, undisturbed.text)
     cluster.wait_ready(2)
+    assert 0 < computed(cluster) < LONG, "prompt and answer were computed anew"
+    assert not list(cluster.state.rglob("carried/*")), "keys and values stay on disk"
     assert gone(node)
     assert bob.agent.is_running()
     assert (cluster.node("bob")["state"], rank_of(cluster.status(), "bob")) == ("drained", None)

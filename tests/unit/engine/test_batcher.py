@@ -61,7 +61,8 @@ class World:
 
     def check(self) -> None:
         running = [one for one in self.batcher.sequences if one.slot >= 0]
-        assert self.pool.held == len({page for one in running for page in one.pages})
+        carried = [one.carried for one in self.batcher.sequences if one.carried is not None]
+        assert self.pool.held == len({page for one in (*running, *carried) for page in one.pages})
         assert len({one.slot for one in running}) == len(running)
         assert all(one.done <= len(one.pages) * PAGE for one in running)
         assert all(not one.pages for one in self.batcher.sequences if one.slot < 0)

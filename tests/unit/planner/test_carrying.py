@@ -1,5 +1,6 @@
 """Which keys and values travel: every new node has its heads, and nothing goes where it is already."""
 
+import itertools
 from collections.abc import Sequence
 
 import pytest
@@ -20,7 +21,7 @@ def plans(draw: st.DrawFn, heads: int) -> list[Holder]:
     cuts = sorted(draw(st.lists(st.integers(0, heads), min_size=size - 1, max_size=size - 1)))
     bounds = [0, *cuts, heads]
     shares = []
-    for start, stop in zip(bounds, bounds[1:], strict=False):
+    for start, stop in itertools.pairwise(bounds):
         more = draw(st.booleans()) and start < stop < heads
         shares.append(Share(start, stop + more) if start < stop else Share(0, 0))
     return [Holder(name, share) for name, share in zip(["", *workers], shares, strict=True)]
