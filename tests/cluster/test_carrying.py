@@ -18,7 +18,7 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.planner.carrying import Carriage, Holder, carriage
+from tpiedge.planner.carrying import Carriage, KVHolder, carriage
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Carried, Finished, Halt, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -28,6 +28,9 @@ TOKENS = 24
 LONG = 140
 #: Less than a node leaves.
 FULL = 6000
+#: Bytes that are left of a layer at least; of bytes that look random so few are zeros, one in that many.
+PART = 4096
+PART_OF_ZEROS = 200
 #: (shares before, machines before, shares after, machines after); "" is the master's.
 CHANGES = {
     "a machine joins": ("1,1", ("", "ann"), "1,1,1", ("", "ann", "bob")),
@@ -82,9 +85,9 @@ class Change:
         self._machines, self._machines_after = machines, machines_after
         group = Checkpoint.open(reference.folder).config.group_size
 
-        def holders(names: Sequence[str], shares: Sequence[NodeShare]) -> list[Holder]:
+        def holders(names: Sequence[str], shares: Sequence[NodeShare]) -> list[KVHolder]:
             pairs = zip(names, shares, strict=True)
-            return [Holder(name, kv_share(share.attention, group)) for name, share in pairs]
+            return [KVHolder(name, kv_share(share.attention, group)) for name, share in pairs]
 
         self.carriage: Carriage = carriage(
             holders(machines, self._before), holders(machines_after, self._after)
@@ -293,3 +296,21 @@ def test_an_order_that_fits_no_cluster_is_refused(
         pytest.raises(ProtocolError, match=words),
     ):
         cluster.leave(order)
+
+
+def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
+    references: Callable[[str], Reference], packs: Callable[..., Path], tmp_path: Path
+):
+    reference = references("qwen3")
+    change = Change(reference, packs(reference, None), "a machine joins", tmp_path)
+    texts = []
+    with change.old() as cluster:
+        play(cluster, requests(reference), 2)
+        for _ in range(2):
+            assert not cluster.leave(change.halt)[1]
+            texts.append([path.read_bytes().split(b"\n", 1)[1] for path in change.left])
+    for first, second in zip(*texts, strict=True):
+        assert len(first) == len(second) > PART
+        # Most of a cache's bytes are zeros where nothing was written yet.
+        assert first.count(0) < len(first) / PART_OF_ZEROS
+        assert sum(a == b for a, b in zip(first, second, strict=True)) < len(first) / PART_OF_ZEROS

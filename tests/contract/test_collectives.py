@@ -11,7 +11,7 @@ import torch
 from tests.contract.ranks import EPOCH, EXACT, HUB, TAG, WAIT_S, WAYS, Ranks, part, parts, same, total
 from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.errors import InternalError, ProtocolError
-from tpiedge.wire.data import Carry, StepPlan
+from tpiedge.wire.data import LeavePages, StepPlan
 
 HIDDEN = 96
 # Rows that groups fill and rows that they do not, no rows at all, more than libzmq sends in one go.
@@ -220,7 +220,7 @@ def test_a_rank_and_the_root_exchange_parts_beside_the_others(ranks: Ranks) -> N
 
 
 def test_steps_give_way_to_the_order_to_leave_what_is_computed(ranks: Ranks) -> None:
-    carry = Carry(EPOCH, 2, (3, 1), ((0, 1),) * ranks.size, (), ())
+    carry = LeavePages(EPOCH, 2, (3, 1), ((0, 1),) * ranks.size, (), ())
 
     def work(one: Communicator) -> object:
         if one.rank == 0:

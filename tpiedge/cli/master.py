@@ -46,7 +46,7 @@ from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
 from tpiedge.local.launch import Layout, model_facts_of
-from tpiedge.local.paths import CARRIED, master_state
+from tpiedge.local.paths import LOCKER, master_state
 from tpiedge.local.prepare import PreparedModel, prepare
 from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
 from tpiedge.master.assignments import Served
@@ -379,7 +379,7 @@ def _rank_zero_settings(listen: Address, keys: CurveKeys, flags: _Flags, folder:
         listen.beside(DATA_OFFSET).zmq,
         flags.threads,
         flags.memory_bytes,
-        carried=folder / CARRIED,
+        locker=folder / LOCKER,
     )
 
 

@@ -26,7 +26,7 @@ from tpiedge.joining.pairing_link import pair
 from tpiedge.joining.tokens import parse_token
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.standby import Standby
-from tpiedge.local.paths import CARRIED, cache_folder, worker_state
+from tpiedge.local.paths import LOCKER, cache_folder, worker_state
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.store import ShardStore
 from tpiedge.shipping.provision import FilesMaster, Provision
@@ -64,7 +64,7 @@ class _Self:
     memory_bytes: int
     keeping: Keeping
     disk_bytes_per_s: float
-    carried: Path
+    locker: Path
 
 
 @click.command()
@@ -131,7 +131,7 @@ def worker(
             memory_bytes=default_memory_bytes() if memory is None else memory,
             keeping=keeping_of(window, pin, io),
             disk_bytes_per_s=disk_bytes_per_s(folder, store.folder),
-            carried=folder / CARRIED,
+            locker=folder / LOCKER,
         )
         _serve(master, own, book, Measurements(folder, own.threads), wait, scribe.say)
 
@@ -222,7 +222,7 @@ def _agent(
         free_disk_bytes=free_disk_bytes(own.store.folder) + own.store.usage().held_bytes,
         disk_bytes_per_s=own.disk_bytes_per_s,
         keeping=own.keeping,
-        carried=own.carried,
+        locker=own.locker,
     )
     files = FilesMaster(address.beside(FILES_OFFSET).zmq, master_key, own.keys, name)
     provision = Provision(files, own.store, clock, own.local)

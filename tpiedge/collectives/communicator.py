@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import torch
 
-from tpiedge.wire.data import Carry, StepPlan
+from tpiedge.wire.data import LeavePages, StepPlan
 
 __all__ = ["Communicator", "Doing", "Liveness", "Tag"]
 
@@ -64,11 +64,11 @@ class Communicator(Protocol):
         """Whether rank 0's last all-reduce of this step carried the cancel flag: the same on every rank."""
         ...
 
-    def announce(self, plan: StepPlan | Carry) -> None:
+    def announce(self, plan: StepPlan | LeavePages) -> None:
         """Rank 0 begins a step: every other rank gets the plan. Clears `cancelled`. Steps count upwards."""
         ...
 
-    def next_plan(self) -> StepPlan | Carry:
+    def next_plan(self) -> StepPlan | LeavePages:
         """Other ranks: wait, for as long as the cluster is idle, for the next step's plan. Clears
         `cancelled`.
 

@@ -25,7 +25,7 @@ from tpiedge.collectives.two_shot import TwoShot
 from tpiedge.errors import InternalError, ProtocolError
 from tpiedge.transport.endpoint import Buffer, Endpoint
 from tpiedge.wire import fields
-from tpiedge.wire.data import Carry, Gathered, Hidden, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, LeavePages, StepPlan
 
 __all__ = ["COLLECTIVES", "Group"]
 
@@ -79,14 +79,14 @@ class Group:
 
     # --- steps
 
-    def announce(self, plan: StepPlan | Carry) -> None:
+    def announce(self, plan: StepPlan | LeavePages) -> None:
         self._lead_only("makes plans")
         self.cancelled = False
         self._begin(plan)
         self._channel.inbox.begin(plan.step)
         self._channel.send(plan, (), self._channel.peers, Doing("plan", f"step {plan.step}"))
 
-    def next_plan(self) -> StepPlan | Carry:
+    def next_plan(self) -> StepPlan | LeavePages:
         if self.rank == 0:
             raise InternalError("rank 0 makes the plans")
         plan = self._channel.inbox.next_plan(0)
@@ -111,10 +111,10 @@ class Group:
         by_star = not self._linked or collectives == {"star"}
         self._channel.inbox.needed = {0} if self.rank and by_star else set(self._channel.peers)
 
-    def _begin(self, plan: StepPlan | Carry) -> None:
+    def _begin(self, plan: StepPlan | LeavePages) -> None:
         # What a cancelled step left under way ends here: its messages are those of an earlier step.
         self._jobs.clear()
-        if isinstance(plan, Carry):
+        if isinstance(plan, LeavePages):
             return  # nothing is summed
         self._plan = plan
         collectives = {plan.collective, plan.bulk_collective}

@@ -16,7 +16,7 @@ from tpiedge.collectives.communicator import Doing, Liveness, Tag
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 from tpiedge.transport.endpoint import Endpoint, Envelope, LinkReset, MalformedMessage
 from tpiedge.units import MIB
-from tpiedge.wire.data import Carry, Gathered, Hidden, Partial, Reduced, Slice, StepPlan
+from tpiedge.wire.data import Gathered, Hidden, LeavePages, Partial, Reduced, Slice, StepPlan
 from tpiedge.wire.epochs import Echo, Probe
 from tpiedge.wire.messages import Message
 
@@ -29,7 +29,7 @@ _SLICE_S: Final = 0.05
 # Messages that are taken in between two looks at something else.
 _BURST: Final = 4096
 
-DataMessage = StepPlan | Carry | Hidden | Partial | Reduced | Gathered | Slice
+DataMessage = StepPlan | LeavePages | Hidden | Partial | Reduced | Gathered | Slice
 _Key = tuple[type, int, int, int, int, int]
 """Kind, step, block, chunk, hop, rank of the sender."""
 ReceivedPart = tuple[int, Summable | None, Message]
@@ -106,18 +106,18 @@ class Inbox:
             else:
                 self._hold(key, envelope)
 
-    def next_plan(self, rank: int) -> StepPlan | Carry:
+    def next_plan(self, rank: int) -> StepPlan | LeavePages:
         """The next plan from `rank`, however long it has nothing to do."""
         what = f"the plan of the step after {self._step}"
         while True:
             plans = [
                 key
                 for key in self._held
-                if key[0] in (StepPlan, Carry) and key[1] > self._step and key[-1] == rank
+                if key[0] in (StepPlan, LeavePages) and key[1] > self._step and key[-1] == rank
             ]
             if plans:
                 plan = self._held.pop(min(plans, key=lambda key: key[1])).message
-                assert isinstance(plan, StepPlan | Carry)
+                assert isinstance(plan, StepPlan | LeavePages)
                 self.begin(plan.step)
                 return plan
             received = self._wait(what)
@@ -176,7 +176,7 @@ class Inbox:
             return None
         if getattr(message, "sender", rank) != rank:
             raise Misconduct(rank, f"node {rank} speaks for another node: {message}")
-        if (rank != 0 and isinstance(message, StepPlan | Carry | Hidden)) or (
+        if (rank != 0 and isinstance(message, StepPlan | LeavePages | Hidden)) or (
             self._is_root and isinstance(message, Reduced)
         ):
             raise Misconduct(rank, f"node {rank} sent {type(message).__name__}, which only node 0 may send")

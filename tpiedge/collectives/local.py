@@ -4,7 +4,7 @@ import torch
 
 from tpiedge.collectives.communicator import Tag
 from tpiedge.errors import InternalError
-from tpiedge.wire.data import Carry, StepPlan
+from tpiedge.wire.data import LeavePages, StepPlan
 
 __all__ = ["LocalCommunicator"]
 
@@ -20,11 +20,11 @@ class LocalCommunicator:
         self._cancelled_step = 0
         self._begun: dict[Tag, torch.Tensor] = {}
 
-    def announce(self, _plan: StepPlan | Carry) -> None:
+    def announce(self, _plan: StepPlan | LeavePages) -> None:
         self.cancelled = False
         self._begun.clear()
 
-    def next_plan(self) -> StepPlan | Carry:
+    def next_plan(self) -> StepPlan | LeavePages:
         raise InternalError("rank 0 makes the plans")
 
     def poll(self) -> None:

@@ -7,7 +7,7 @@
 
 `batcher` (pure) says which tokens of which requests a step computes, each of them a `sequence`.
 
-`carrying` leaves keys and values of running sequences for the next epoch.
+`carrying` leaves keys and values of running sequences for the next epoch, in files of a `locker`.
 
 `prompt_lookup` guesses tokens from a sequence's own text, `step_cost` learns what a step takes, and `drafting` decides
 how many of the guesses the next step takes.

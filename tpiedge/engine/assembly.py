@@ -17,7 +17,7 @@ from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.grids import Exponents
 from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.wire.data import Carry
+from tpiedge.wire.data import LeavePages
 from tpiedge.wire.fields import KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -98,8 +98,8 @@ class Engine:
             sampler_of,
         )
 
-    def follower(self, leave: Callable[[Carry], object]) -> Follower:
-        """The loop of any other rank. `leave`: does what a Carry says."""
+    def follower(self, leave: Callable[[LeavePages], object]) -> Follower:
+        """The loop of any other rank. `leave`: does what a LeavePages says."""
         return Follower(self.config, self.forward, self.communicator, leave)
 
     def close(self) -> None:

@@ -1,28 +1,21 @@
 """Keys and values that the nodes of one epoch leave for those of the next, instead of having them computed anew.
 
 In the epoch that ends rank 0 names the pages. Every node writes those of its heads that this machine's next node needs
-to a file, and rank 0 also what nodes elsewhere will lack (`planner/carrying.py`). In the next epoch every node reads
-its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where every node
-has all of its heads.
-
-A file is a line of JSON and then, head by head, page by page, layer by layer, the parts as they lie in the cache. It
-holds no token. Who opens it deletes it.
+to a file (`locker.py`), and rank 0 also what nodes elsewhere will lack (`planner/carrying.py`). In the next epoch every
+node reads its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where
+every node has all of its heads.
 """
 
-import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from io import FileIO
-from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from tpiedge.collectives.communicator import Communicator, Tag
+from tpiedge.engine.locker import FoundFile, LeftFile, Locker
 from tpiedge.engine.sequence import CarriedSequence
 from tpiedge.errors import ProtocolError
 from tpiedge.kv.cache import KVCache
@@ -30,19 +23,18 @@ from tpiedge.memory.weights import Weights
 from tpiedge.pack.share import Share
 from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
-from tpiedge.wire.data import Carry
+from tpiedge.wire.data import LeavePages
 
 __all__ = ["Carrier"]
 
 _CHUNK_BYTES: Final = MIB
 #: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
 _AHEAD: Final = 8
-_MOST_LINE: Final = 4 * MIB
 
 
 class Carrier:
-    """One node's, with the KV heads `heads`. `folder`: where this machine's nodes leave files; None: nowhere. `facts`:
-    what both epochs must have in common."""
+    """One node's, with the KV heads `heads`. `locker`: None where this machine has none. `facts`: what both epochs must
+    have in common."""
 
     def __init__(
         self,
@@ -50,21 +42,21 @@ class Carrier:
         weights: Weights,
         heads: Share,
         communicator: Communicator,
-        folder: Path | None,
+        locker: Locker | None,
         facts: Sequence[str],
     ) -> None:
         self._cache = cache
         self._weights = weights
         self._heads = heads
         self._communicator = communicator
-        self._folder = folder
+        self._locker = locker
         layers, part = cache.parts.shape[1], cache.parts.shape[3]
         self._facts = [*facts, str(layers), str(part)]
         self._layers, self._part_bytes = layers, part
         #: Of the next chunk.
         self._number = 0
 
-    def leave(self, carry: Carry, sequences: Sequence[CarriedSequence] = ()) -> str:
+    def leave(self, carry: LeavePages, sequences: Sequence[CarriedSequence] = ()) -> str:
         """Leaves what the plan says, with rank 0's `sequences`. Every rank calls it. Returns on rank 0 why nothing can
         be carried, "" where it can. Raises PeerLost, ProtocolError."""
         self._check(carry)
@@ -74,9 +66,9 @@ class Carrier:
             kept = sorted({*kept, *(head for head in carry.stored if head in own)})
         received = [head for _, head in carry.sent] if rank == 0 else []
         with ExitStack() as stack:
-            written = _Left(stack)
+            written = LeftFile(stack)
             if kept or rank == 0:
-                written.open(self._folder, carry.epoch)
+                written.open(self._locker, carry.epoch)
                 written.begin(self._facts, [*kept, *received], len(carry.pages), sequences)
             for head in kept:
                 for page in carry.pages:
@@ -86,7 +78,7 @@ class Carrier:
                 block = self._block(page, layers, head) if rank == source else self._empty(layers)
                 arrived = self._communicator.send_up(_numbers(block), source, self._tag(carry.step))
                 if arrived is not None:
-                    written.add(arrived.numpy())
+                    written.add(arrived.numpy().view(np.uint8))
                 if self._number % _AHEAD == 0:  # nobody is further ahead of rank 0 than that
                     self._communicator.broadcast(torch.zeros(1, 1), self._tag(carry.step))
         return self._agreed(carry.step, written.error)
@@ -97,7 +89,7 @@ class Carrier:
         rank = self._communicator.rank
         self._check_moves(carried.brought, "brings")
         with ExitStack() as stack:
-            left = _Found(self._folder, carried, self._facts, self._part_bytes * self._layers, stack)
+            left = FoundFile(self._locker, carried, self._facts, self._layers, stack)
             error = left.error
             if not error and carried.pages > self._cache.pages:
                 error = "the cache has fewer pages"
@@ -121,7 +113,7 @@ class Carrier:
                     self._communicator.gather(torch.zeros(1, 1), self._tag(0))
         return () if self._agreed(0, error) else left.sequences
 
-    def _check(self, carry: Carry) -> None:
+    def _check(self, carry: LeavePages) -> None:
         if len(carry.kept) != self._communicator.size or any(
             page >= self._cache.pages for page in carry.pages
         ):
@@ -134,7 +126,7 @@ class Carrier:
             if not 0 < rank < self._communicator.size or (own and head not in _units(self._heads)):
                 raise ProtocolError(f"the plan {does} KV head {head} of node {rank}, which has none such")
 
-    def _fill(self, left: "_Found", head: int, pages: Sequence[int]) -> str:
+    def _fill(self, left: FoundFile, head: int, pages: Sequence[int]) -> str:
         block = np.empty((self._layers, self._part_bytes), np.uint8)
         for page in pages:
             error = left.read(block, head, page, 0)
@@ -173,114 +165,8 @@ class Carrier:
         return Tag(step, 0, self._number)
 
 
-class _Left:
-    """The file that is written. The first error ends writing, and is kept."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        self.error = ""
-        self._file: FileIO | None = None
-        self._stack = stack
-
-    def open(self, folder: Path | None, epoch: int) -> None:
-        if folder is None:
-            self.error = "this machine has no place for it"
-            return
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            path = _path(folder, epoch)
-            path.unlink(missing_ok=True)
-            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-            self._file = self._stack.enter_context(os.fdopen(descriptor, "wb", buffering=0))
-        except OSError as error:
-            self._fail(error)
-
-    def begin(
-        self, facts: Sequence[str], heads: Sequence[int], pages: int, sequences: Sequence[CarriedSequence]
-    ) -> None:
-        line = {
-            "facts": list(facts),
-            "heads": list(heads),
-            "pages": pages,
-            "sequences": list(map(asdict, sequences)),
-        }
-        self._write(json.dumps(line).encode() + b"\n")
-
-    def add(self, parts: NDArray[Any]) -> None:
-        self._write(np.ascontiguousarray(parts).data.cast("B"))
-
-    def _write(self, data: bytes | memoryview) -> None:
-        if self._file is None or self.error:
-            return
-        left = memoryview(data)
-        try:
-            while left:
-                left = left[self._file.write(left) :]
-        except OSError as error:
-            self._fail(error)
-
-    def _fail(self, error: OSError) -> None:
-        self.error = f"it cannot be written: {error.strerror}"
-
-
-class _Found:
-    """The file that was left here, if one was, and what is wrong with it. It is deleted at once."""
-
-    def __init__(
-        self,
-        folder: Path | None,
-        carried: Carried,
-        facts: Sequence[str],
-        page_bytes: int,
-        stack: ExitStack,
-    ) -> None:
-        self.error = ""
-        self.sequences: tuple[CarriedSequence, ...] = ()
-        self._heads: dict[int, int] = {}
-        self._pages = carried.pages
-        self._page_bytes = page_bytes
-        self._file: BinaryIO | None = None
-        if folder is None:
-            return
-        path = _path(folder, carried.epoch)
-        try:
-            self._file = stack.enter_context(path.open("rb"))
-            path.unlink()
-            self._read_line(self._file.readline(_MOST_LINE), facts)
-        except FileNotFoundError:
-            return  # all heads may come from rank 0
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            self.error = f"what was left cannot be read: {type(error).__name__}"
-
-    def read(self, into: NDArray[np.uint8], head: int, page: int, first_layer: int) -> str:
-        """Fills `into` ([layers, bytes of a part]) from `first_layer` on. Returns why it cannot, or ""."""
-        if self._file is None or head not in self._heads:
-            return f"head {head} was not left here"
-        at = (self._heads[head] * self._pages + page) * self._page_bytes + first_layer * into.shape[1]
-        try:
-            self._file.seek(self._start + at)
-            if self._file.readinto(into.data) == into.nbytes:  # type: ignore[attr-defined]
-                return ""
-        except OSError as error:
-            return f"what was left cannot be read: {error.strerror}"
-        return "what was left is too short"
-
-    def _read_line(self, line: bytes, facts: Sequence[str]) -> None:
-        said = json.loads(line)
-        if said["facts"] != list(facts) or said["pages"] != self._pages:
-            raise ValueError
-        self._start = len(line)
-        self._heads = {head: number for number, head in enumerate(said["heads"])}
-        self.sequences = tuple(
-            CarriedSequence(**{**one, "pages": tuple(one["pages"])}) for one in said["sequences"]
-        )
-
-
 def _units(heads: Share) -> range:
     return range(heads.start, heads.stop)
-
-
-def _path(folder: Path, epoch: int) -> Path:
-    return folder / str(epoch)
 
 
 def _numbers(parts: NDArray[np.uint8]) -> torch.Tensor:

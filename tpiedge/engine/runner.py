@@ -33,7 +33,7 @@ from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
 from tpiedge.wire.control import Finished, FinishReason, Halt, PromptScores, Token
-from tpiedge.wire.data import Carry, StepPlan
+from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
 
@@ -153,12 +153,12 @@ class Leader:
         sampler = self._sampler_of(request)
         self._live[request.id] = _Live(self._batcher.add(request), sampler, emit)
 
-    def leave(self, order: Halt) -> tuple[Carry, tuple[CarriedSequence, ...]]:
+    def leave(self, order: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
         """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
         Returns that, and who has which of the pages. Raises PeerLost."""
         pages, sequences = self._batcher.leave(MAX_PAGES)
         self._step += 1
-        carry = Carry(self._epoch, self._step, pages, order.kept, order.stored, order.sent)
+        carry = LeavePages(self._epoch, self._step, pages, order.kept, order.stored, order.sent)
         self._communicator.announce(carry)
         return carry, sequences
 
@@ -394,14 +394,14 @@ def _nothing() -> None:
 
 
 class Follower:
-    """Any other rank: takes steps until the cluster ends. `leave`: does what a Carry says."""
+    """Any other rank: takes steps until the cluster ends. `leave`: does what a LeavePages says."""
 
     def __init__(
         self,
         config: ModelConfig,
         forward: ForwardPass,
         communicator: Communicator,
-        leave: Callable[[Carry], object],
+        leave: Callable[[LeavePages], object],
     ) -> None:
         self._hidden_size = config.hidden_size
         self._forward = forward
@@ -416,7 +416,7 @@ class Follower:
     def run_step(self) -> None:
         """Wait for a plan, then take the step."""
         plan = self._communicator.next_plan()
-        if isinstance(plan, Carry):
+        if isinstance(plan, LeavePages):
             self._leave(plan)
             return
         x_TH = torch.empty(plan.tokens, self._hidden_size)

@@ -16,9 +16,9 @@ class NodeBootstrap:
 
     `name` is the node's on the control plane, where `rank` alone would not tell epochs apart. The node listens for
     others at `data_address`. `pack` is this machine's folder of the model; "" if the master's Assign names it. `trace`
-    is the file that the node's trace is written to at its end, `carried` the folder where it finds and leaves keys and
-    values of other epochs; "" for none. They come from a parent on this computer only: no message of a master can name
-    a file to write.
+    is the file that the node's trace is written to at its end, `locker` the folder where it finds and leaves keys and
+    values for other epochs, encrypted with `locker_key` (hexadecimal digits); "" for none. They come from a parent on
+    this computer only: no message of a master can name a file to write.
     """
 
     rank: int
@@ -34,7 +34,8 @@ class NodeBootstrap:
     data_address: str = "tcp://127.0.0.1:*"
     pack: str = ""
     trace: str = ""
-    carried: str = ""
+    locker: str = ""
+    locker_key: str = field(default="", repr=False)
 
     @staticmethod
     def of(

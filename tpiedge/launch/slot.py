@@ -1,5 +1,6 @@
 """A machine's slot for nodes: at most one node runs, and the process of the next one can stand by."""
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,6 +19,7 @@ SETTLED_S: Final = 5.0
 """So long an epoch has served before a process stands by for the next one: its imports take a second of a core, which
 the first answers need."""
 
+_KEY_BYTES: Final = 32
 _STANDBY_BYTES = 152 * MIB  # beside the libraries, which the node that runs has mapped too
 
 
@@ -29,13 +31,14 @@ class NodeSlot:
         threads: int,
         standby: Standby | None = None,
         memory_bytes: int | None = None,
-        carried: Path | None = None,
+        locker: Path | None = None,
     ) -> None:
         """`standby` is a process that was started already; the slot owns it from now on. `memory_bytes` is the memory
-        that this machine gives; None: no limit. `carried` is a folder of this slot alone, in which a node leaves keys
+        that this machine gives; None: no limit. `locker` is a folder of this slot alone, in which a node leaves keys
         and values for the next one; None: it does not."""
         self.threads = threads
-        self._carried = carried
+        self._locker = locker
+        self._key = secrets.token_hex(_KEY_BYTES)
         #: Of the node that was started last.
         self._epoch = 0
         self._sweep()
@@ -73,8 +76,8 @@ class NodeSlot:
         standby, self._standby = self.warm(), None
         self._sweep(kept=self._epoch)
         _, self._epoch = node_of(bootstrap.name)
-        if self._carried is not None:
-            bootstrap = replace(bootstrap, carried=str(self._carried))
+        if self._locker is not None:
+            bootstrap = replace(bootstrap, locker=str(self._locker), locker_key=self._key)
         self._child = standby.promote(bootstrap)
         self._planned_bytes = planned_bytes
         return self._child.pid
@@ -109,8 +112,8 @@ class NodeSlot:
 
     def _sweep(self, kept: int = 0) -> None:
         """Deletes what nodes have left and none has taken, but for the node of the epoch `kept`."""
-        if self._carried is not None:
-            for path in self._carried.glob("*"):
+        if self._locker is not None:
+            for path in self._locker.glob("*"):
                 if path.name != str(kept):
                     path.unlink(missing_ok=True)
 

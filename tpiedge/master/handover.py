@@ -14,7 +14,7 @@ from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.session import Phase, Session
 from tpiedge.pack.share import kv_share
-from tpiedge.planner.carrying import Carriage, Holder, carriage, carriage_s
+from tpiedge.planner.carrying import Carriage, KVHolder, carriage, carriage_s
 from tpiedge.units import counted
 from tpiedge.wire.control import Carried
 from tpiedge.wire.limits import MAX_MOVES
@@ -83,9 +83,9 @@ class Handover:
         again_s = self._requests.reread_s
         return None if again_s and takes_s > again_s else (found, takes_s)
 
-    def _holders(self, session: Session) -> list[Holder]:
+    def _holders(self, session: Session) -> list[KVHolder]:
         return [
-            Holder(
+            KVHolder(
                 one.machine,
                 kv_share(one.share.attention, self._served.group_size),
                 self._link_bytes_per_s(one.machine),

@@ -23,7 +23,7 @@ class RankZeroSettings:
     #: The memory that this machine gives; None: no limit.
     memory_bytes: int | None = None
     #: As for NodeSlot.
-    carried: Path | None = None
+    locker: Path | None = None
 
 
 class RankZero:
@@ -32,7 +32,7 @@ class RankZero:
     def __init__(self, settings: RankZeroSettings, timing: Timing) -> None:
         self._settings = settings
         self._timing = timing
-        self._slot = NodeSlot(settings.threads, memory_bytes=settings.memory_bytes, carried=settings.carried)
+        self._slot = NodeSlot(settings.threads, memory_bytes=settings.memory_bytes, locker=settings.locker)
 
     @property
     def threads(self) -> int:

@@ -24,6 +24,7 @@ from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.carrying import Carrier
+from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving
 from tpiedge.engine.steps import StepLimits
@@ -246,10 +247,11 @@ class Node:
         return engine
 
     def _carrier(self, assign: Assign, engine: Engine) -> Carrier:
-        folder = Path(self._bootstrap.carried) if self._bootstrap.carried else None
+        own = self._bootstrap
+        locker = Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
         heads = kv_share(Share(*assign.attention), engine.config.group_size)
         facts = (__version__, assign.kv)
-        return Carrier(engine.cache, engine.weights, heads, engine.communicator, folder, facts)
+        return Carrier(engine.cache, engine.weights, heads, engine.communicator, locker, facts)
 
     def _ready(
         self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float, native: bool

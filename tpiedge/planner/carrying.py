@@ -12,7 +12,7 @@ from typing import Final
 
 from tpiedge.pack.share import Share
 
-__all__ = ["Carriage", "Holder", "carriage", "carriage_s"]
+__all__ = ["Carriage", "KVHolder", "carriage", "carriage_s"]
 
 #: As what stays on a machine is written and read again, by the page cache of a slow computer.
 _LOCAL_BYTES_PER_S: Final = 200e6
@@ -21,7 +21,7 @@ _LINK_BYTES_PER_S: Final = 1e6
 
 
 @dataclass(frozen=True)
-class Holder:
+class KVHolder:
     """A node: the machine on which it runs ("": the master's, rank 0's) and the KV heads that it has."""
 
     machine: str
@@ -40,7 +40,7 @@ class Carriage:
     brought: tuple[tuple[int, int], ...]
 
 
-def carriage(old: Sequence[Holder], new: Sequence[Holder]) -> Carriage:
+def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
     """From the nodes of one plan to those of the next, both in rank order; every head is somewhere in each."""
     after, before = ({one.machine: one.heads for one in nodes} for nodes in (new, old))
     nothing = Share(0, 0)
@@ -63,7 +63,7 @@ def carriage(old: Sequence[Holder], new: Sequence[Holder]) -> Carriage:
     return Carriage(kept, stored, tuple(sent), brought)
 
 
-def carriage_s(found: Carriage, old: Sequence[Holder], new: Sequence[Holder], head_bytes: float) -> float:
+def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder], head_bytes: float) -> float:
     """Seconds that it takes, where one head has `head_bytes` in all layers and pages: one link after the other, and the
     machine that keeps most."""
     travels = sum(head_bytes / (old[rank].link_bytes_per_s or _LINK_BYTES_PER_S) for rank, _ in found.sent)

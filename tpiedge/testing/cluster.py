@@ -18,6 +18,7 @@ from tpiedge.collectives.peer_channel import node_name
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.carrying import Carrier
+from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Draws, Leader, Serving
 from tpiedge.engine.steps import StepLimits
@@ -175,8 +176,8 @@ class InProcessCluster:
 
     def _carrier(self, engine: Engine, rank: int) -> Carrier:
         heads = kv_share(self._shares[rank].attention, self._config.group_size)
-        folder = self._folders[rank] if self._folders else None
-        return Carrier(engine.cache, engine.weights, heads, engine.communicator, folder, ())
+        locker = Locker(self._folders[rank], b"key") if self._folders else None
+        return Carrier(engine.cache, engine.weights, heads, engine.communicator, locker, ())
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]

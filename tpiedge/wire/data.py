@@ -26,9 +26,9 @@ from tpiedge.wire.tensors import TensorHeader
 
 __all__ = [
     "CANCEL",
-    "Carry",
     "Gathered",
     "Hidden",
+    "LeavePages",
     "LinkReport",
     "MeasuredLink",
     "Partial",
@@ -94,7 +94,7 @@ class StepPlan:
 
 
 @dataclass(frozen=True, slots=True)
-class Carry:
+class LeavePages:
     """Rank 0 to every node, in place of a step: leave these pages for the epoch that follows, as Halt says."""
 
     epoch: U32

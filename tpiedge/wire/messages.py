@@ -11,7 +11,7 @@ PROTOCOL = 12
 
 Message = (
     data.StepPlan
-    | data.Carry
+    | data.LeavePages
     | data.Hidden
     | data.Partial
     | data.Reduced
@@ -79,7 +79,7 @@ TAGS: dict[int, type[Message]] = {
     6: data.Slice,
     7: data.Survey,
     8: data.LinkReport,
-    9: data.Carry,
+    9: data.LeavePages,
     32: control.Hello,
     33: control.Assign,
     34: control.Listening,

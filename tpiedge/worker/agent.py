@@ -79,7 +79,7 @@ class AgentSettings:
     disk_bytes_per_s: float
     keeping: Keeping = field(default_factory=Keeping)
     #: As for NodeSlot.
-    carried: Path | None = None
+    locker: Path | None = None
     timing: Timing = field(default_factory=Timing)
 
 
@@ -119,7 +119,7 @@ class Agent:
         self._say = say
         self._measurements = measurements
         self._nonce = secrets.randbits(63)
-        self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes, settings.carried)
+        self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes, settings.locker)
         self._preparations = Preparations(fetch, self._progress)
         self._stocking = Stocking(stockroom, clock)
         #: Whether the master serves and is not busy.

@@ -56,7 +56,7 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
     assert (stream.error, stream.text) == (None, undisturbed.text)
     cluster.wait_ready(2)
     assert 0 < computed(cluster) < LONG, "prompt and answer were computed anew"
-    assert not list(cluster.state.rglob("carried/*")), "keys and values stay on disk"
+    assert not list(cluster.state.rglob("locker/*")), "keys and values stay on disk"
     assert gone(node)
     assert bob.agent.is_running()
     assert (cluster.node("bob")["state"], rank_of(cluster.status(), "bob")) == ("drained", None)

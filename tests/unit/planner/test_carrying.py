@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.pack.share import Share
-from tpiedge.planner.carrying import Holder, carriage, carriage_s
+from tpiedge.planner.carrying import KVHolder, carriage, carriage_s
 
 NAMES = ["", "ann", "bob", "cat", "dan", "eve"]
 
 
 @st.composite
-def plans(draw: st.DrawFn, heads: int) -> list[Holder]:
+def plans(draw: st.DrawFn, heads: int) -> list[KVHolder]:
     """Intervals in rank order that cover all heads: some may be empty, and with GQA neighbours may share one."""
     workers = draw(st.lists(st.sampled_from(NAMES[1:]), unique=True, max_size=5))
     size = len(workers) + 1
@@ -24,19 +24,19 @@ def plans(draw: st.DrawFn, heads: int) -> list[Holder]:
     for start, stop in itertools.pairwise(bounds):
         more = draw(st.booleans()) and start < stop < heads
         shares.append(Share(start, stop + more) if start < stop else Share(0, 0))
-    return [Holder(name, share) for name, share in zip(["", *workers], shares, strict=True)]
+    return [KVHolder(name, share) for name, share in zip(["", *workers], shares, strict=True)]
 
 
 def units(share: Share) -> set[int]:
     return set(range(share.start, share.stop))
 
 
-def pairs(heads: int) -> st.SearchStrategy[tuple[list[Holder], list[Holder]]]:
+def pairs(heads: int) -> st.SearchStrategy[tuple[list[KVHolder], list[KVHolder]]]:
     return st.tuples(plans(heads), plans(heads))
 
 
 @given(st.integers(1, 12).flatmap(pairs))
-def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[Holder], list[Holder]]) -> None:
+def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[KVHolder], list[KVHolder]]) -> None:
     old, new = both
     found = carriage(old, new)
     kept = {one.machine: units(heads) for one, heads in zip(old, found.kept, strict=True)}
@@ -58,13 +58,13 @@ def test_every_node_gets_its_heads_and_none_twice(both: tuple[list[Holder], list
 
 
 @given(st.integers(1, 12).flatmap(plans))
-def test_nothing_travels_where_nothing_changes(old: list[Holder]) -> None:
+def test_nothing_travels_where_nothing_changes(old: list[KVHolder]) -> None:
     found = carriage(old, old)
     assert (found.sent, found.brought, found.stored) == ((), (), ())
 
 
-def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[Holder]:
-    return [Holder(name, Share(start, stop), link if name else None) for name, start, stop in plan]
+def holders(*plan: tuple[str, int, int], link: float = 1e6) -> Sequence[KVHolder]:
+    return [KVHolder(name, Share(start, stop), link if name else None) for name, start, stop in plan]
 
 
 @pytest.mark.parametrize(

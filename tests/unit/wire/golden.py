@@ -29,9 +29,9 @@ from tpiedge.wire.control import (
     Token,
 )
 from tpiedge.wire.data import (
-    Carry,
     Gathered,
     Hidden,
+    LeavePages,
     LinkReport,
     MeasuredLink,
     Partial,
@@ -108,7 +108,7 @@ GOLDEN: list[tuple[Message, str]] = [
         "a46d657368a874776f2d73686f74ce00010000a4696e7438",
     ),
     (
-        Carry(1, 9, (7, 65536), ((0, 2), (2, 3)), (0,), ((1, 3),)),
+        LeavePages(1, 9, (7, 65536), ((0, 2), (2, 3)), (0,), ((1, 3),)),
         "980c090109c408070000000000010092920002920203c40400000000c4080100000003000000",
     ),
     (
