@@ -7,6 +7,7 @@ _WAIT_S longer than is predicted at most. If the plan that it was halted for com
 """
 
 import logging
+from dataclasses import dataclass
 from typing import Final
 
 from tpiedge.master.assignments import Served
@@ -19,12 +20,20 @@ from tpiedge.units import counted
 from tpiedge.wire.control import Carried
 from tpiedge.wire.limits import MAX_MOVES
 
-__all__ = ["Handover"]
+__all__ = ["Handover", "Outlook"]
 
 _log = logging.getLogger(__name__)
 
 #: Rank 0 ends its step first, which may be long where weights stream.
 _WAIT_S: Final = 10.0
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is to travel (None: all is to be computed anew), and how long that is predicted to take; 0: not known."""
+
+    carriage: Carriage | None
+    seconds: float
 
 
 class Handover:
@@ -38,6 +47,19 @@ class Handover:
         #: Since when the serving session halts, and until when that is waited for.
         self.since = self._until = 0.0
 
+    def outlook(self, serving: Session, coming: Session) -> Outlook:
+        """How what runs would get from one session to the other, now."""
+        positions, head_bytes = self._requests.positions, self._served.kv_head_bytes
+        again = Outlook(None, self._requests.reread_s)
+        if serving.phase is not Phase.READY or not positions or not head_bytes:
+            return again
+        old, new = self._holders(serving), self._holders(coming)
+        found = carriage(old, new)
+        if max(len(found.sent), len(found.brought), len(found.stored)) > MAX_MOVES:
+            return again
+        takes_s = carriage_s(found, old, new, positions * head_bytes)
+        return again if again.seconds and takes_s > again.seconds else Outlook(found, takes_s)
+
     def begun(self, serving: Session | None, coming: Session | None) -> bool:
         """Whether `serving` halts for `coming`. One that halts for another one, or for none, goes on."""
         if serving is None or not serving.halting or serving.phase is not Phase.READY:
@@ -50,13 +72,11 @@ class Handover:
     def ready(self, serving: Session, coming: Session, now: float) -> bool:
         """Whether `serving`, which is to be replaced by `coming`, has left what it will. Call it until it is so."""
         if not serving.halting:
-            found = self._worthwhile(serving, coming)
-            if found is None:
-                self.since = now
+            found, self.since = self.outlook(serving, coming), now
+            if found.carriage is None:
                 return True
-            self._carriage, self.since = found[0], now
-            self._until = now + found[1] + _WAIT_S
-            serving.halt(coming.number, found[0])
+            self._carriage, self._until = found.carriage, now + found.seconds + _WAIT_S
+            serving.halt(coming.number, found.carriage)
         return serving.halted is not None or now >= self._until
 
     def carried(self, serving: Session) -> Carried | None:
@@ -69,19 +89,6 @@ class Handover:
             return None
         _log.debug("%s of the KV cache go on", counted(said.pages, "page"))
         return Carried(serving.number, said.pages, self._carriage.brought)
-
-    def _worthwhile(self, serving: Session, coming: Session) -> tuple[Carriage, float] | None:
-        """What travels, and how long that is predicted to take."""
-        positions, head_bytes = self._requests.positions, self._served.kv_head_bytes
-        if serving.phase is not Phase.READY or not positions or not head_bytes:
-            return None
-        old, new = self._holders(serving), self._holders(coming)
-        found = carriage(old, new)
-        if max(len(found.sent), len(found.brought), len(found.stored)) > MAX_MOVES:
-            return None
-        takes_s = carriage_s(found, old, new, positions * head_bytes)
-        again_s = self._requests.reread_s
-        return None if again_s and takes_s > again_s else (found, takes_s)
 
     def _holders(self, session: Session) -> list[KVHolder]:
         return [

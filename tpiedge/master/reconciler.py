@@ -84,8 +84,8 @@ class Reconciler:
         self._grace_s = recovery_grace_s
         self._stuck: float | None = None  # since when nothing is served nor about to be
         self._served = False  # whether a session was ready, of this master or of the one before
-        self._switching = Switching(requests)
         self._handover = Handover(requests, roster, sessions.served)
+        self._switching = Switching(requests, self._handover)
         self._clock = clock
         self._plan = plan
         self._roster = roster

@@ -1,12 +1,14 @@
 """When a session that is prepared takes the place of the one that serves, and answers that run pause for it.
 
-One that is only faster waits until it is worth that (`worth.py`). Then it waits for requests whose prompt is still
-read, which would be read anew, for _READING_S at most; meanwhile no request starts.
+One that is only faster waits until it is worth that (`worth.py`). Where what was computed does not travel
+(`handover.py`), it then waits for requests whose prompt is still read, which would be read anew, for _READING_S at
+most; meanwhile no request starts.
 """
 
 from collections.abc import Mapping
 from typing import Final
 
+from tpiedge.master.handover import Handover
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.worth import Worth
@@ -22,8 +24,9 @@ _RESTART_S: Final = 1.5
 class Switching:
     """For the control thread."""
 
-    def __init__(self, requests: RequestQueue) -> None:
+    def __init__(self, requests: RequestQueue, handover: Handover) -> None:
         self._requests = requests
+        self._handover = handover
         self._worth = Worth()
         self._due: tuple[int, float] | None = None  # the session that is to take over, and since when
 
@@ -41,7 +44,9 @@ class Switching:
             return False
         if self._due is None or self._due[0] != coming.number:
             self._due = coming.number, now
-        return not self._requests.reading or now - self._due[1] >= _READING_S
+        if not self._requests.reading or now - self._due[1] >= _READING_S:
+            return True
+        return serving is not None and self._handover.outlook(serving, coming).carriage is not None
 
     def _is_worth_it(
         self, coming: Session, serving: Session | None, slowdowns: Mapping[str, float], now: float
@@ -53,5 +58,5 @@ class Switching:
         # What serves was predicted with what was known then.
         slower = max((slowdowns[one.machine] / one.slowdown for one in serving.workers), default=1.0)
         step_s = serving.step_s * max(1.0, slower)
-        pause_s = max(_RESTART_S, serving.start_s) + self._requests.reread_s
+        pause_s = max(_RESTART_S, serving.start_s) + self._handover.outlook(serving, coming).seconds
         return self._worth.reached(coming.number, now, 1 - coming.step_s / step_s, pause_s)

@@ -161,3 +161,13 @@ def test_what_travels_for_longer_than_it_takes_to_read_anew_is_read_anew(trio: S
     assert before.count(Halt) == travels
     assert (only(trio.root, Assign).carried is not None) == travels
     assert paused(running) == "a new plan begins"
+
+
+def test_a_prompt_that_is_read_does_not_hold_the_plan_up_where_it_travels(trio: Story) -> None:
+    running = trio.submit()
+    trio.turn()
+    before = trio.root
+    drain(trio)
+    assert before.count(Halt) == 1
+    assert trio.root is not before
+    assert paused(running) == "a new plan begins"
