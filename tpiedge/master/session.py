@@ -234,6 +234,7 @@ class Session:
     def resume(self) -> None:
         """Tells rank 0, which was told to halt, that nothing follows after all."""
         self.halting, self.halted = 0, None
+        self._watch.advance(self._clock.now())
         self._to_node(Resume(self.number), 0)
 
     def fail(self, failure: Failure) -> None:
@@ -248,7 +249,7 @@ class Session:
         if self.phase is Phase.LAUNCHED and self.epoch is not None and self._moved < late:
             stuck = next(member.rank for member in self.epoch.members if member.state is not NodeState.READY)
             self.epoch.lose(stuck, f"no progress in loading for {_STUCK_S:.0f} s")
-        if self.phase is Phase.READY and self.epoch is not None:
+        if self.phase is Phase.READY and self.epoch is not None and not self.halting:
             self._look_after_requests(self.epoch)
             if self._ranks and self._watch.busy and self._clock.now() - self._counted >= _COUNT_S:
                 self.ask_counters()

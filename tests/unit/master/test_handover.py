@@ -171,3 +171,18 @@ def test_a_prompt_that_is_read_does_not_hold_the_plan_up_where_it_travels(trio: 
     assert before.count(Halt) == 1
     assert trio.root is not before
     assert paused(running) == "a new plan begins"
+
+
+@pytest.mark.parametrize("story", [2e6], indirect=True)
+def test_what_travels_for_minutes_is_no_stuck_request(trio: Story) -> None:
+    """No rate of reading is known, so that it travels."""
+    trio.master.submit(GenerationRequest("r-1", tuple(range(PROMPT)), 4))
+    trio.turn()
+    before, before.halts = trio.root, False
+    drain(trio)
+    trio.wait(90.0)
+    assert trio.root is before
+    assert before.count(Shutdown) == 0
+    before.say(Halted(before.epoch, 0, before.epoch + 1, 5, ""))
+    trio.settle()
+    assert only(trio.root, Assign).carried is not None
