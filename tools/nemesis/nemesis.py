@@ -27,6 +27,7 @@ FAULTS: dict[str, dict[str, Fault]] = {
         "machine stopped": of_processes.stop_machine,
         "worker left": of_processes.leave,
         "worker joined": of_processes.visit,
+        "worker drained": of_processes.drain,
     },
     "links": {
         "link cut": of_links.cut,

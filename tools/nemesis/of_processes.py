@@ -1,10 +1,15 @@
 """Faults of processes, and workers that leave and come."""
 
 import itertools
+import os
+import subprocess
 
+from tests.process.command import COMMAND
+from tests.process.serving.serving import Serving
 from tools.nemesis.scene import Scene, Seconds
 
 __all__ = [
+    "drain",
     "kill_agent",
     "kill_master",
     "kill_node",
@@ -19,6 +24,9 @@ __all__ = [
 _STOPPED_S: Seconds = (0.1, 10.0)
 _VISIT_S: Seconds = (2.0, 8.0)
 _DOWN_S: Seconds = (0.0, 3.0)
+_DRAINED_S: Seconds = (2.0, 8.0)
+#: For the command, whatever the cluster does.
+_ORDERED_S = 30.0
 _guests = itertools.count(1)
 
 
@@ -84,6 +92,32 @@ def leave(scene: Scene) -> bool:
         worker.process.end()
         scene.come_back(worker)
     return worker is not None
+
+
+def drain(scene: Scene) -> bool:
+    """By its user's word, who takes it back later; or it is refused."""
+    worker = scene.worker()
+    if worker is None:
+        return False
+    drained = start_drain(scene.cluster, worker.name)
+
+    def undo() -> None:
+        drained.wait(_ORDERED_S)
+        start_drain(scene.cluster, worker.name, "--undo").wait(_ORDERED_S)
+
+    scene.later(_DRAINED_S, "drain undone", undo)
+    return True
+
+
+def start_drain(cluster: Serving, name: str, *options: str) -> subprocess.Popen[bytes]:
+    """`tpiedge nodes drain`, which ends by itself."""
+    return subprocess.Popen(
+        [COMMAND, "nodes", "drain", name, "--timeout", "5", *options],
+        env={**os.environ, "TPIEDGE_STATE": str(cluster.state)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
 
 
 def visit(scene: Scene) -> bool:
