@@ -2,6 +2,7 @@
 
 `slow-disk`: while FILE is there, an fsync does not end, but for as many as FILE says, and, where it names a thread, for
 those of other threads; then FILE.stuck is there.
+`poison`: its nodes die of a sequence of POISON tokens (`poisoned_node.py`), each leaving a line in FILE.
 The name of a thread: it fails at what it does next, once FILE is there; the process ends for that once FILE is gone.
 """
 
@@ -16,12 +17,16 @@ from typing import Any
 import uvicorn
 
 from tpiedge.cli.main import main
+from tpiedge.launch import standby
 from tpiedge.supervision import Supervisor
 from tpiedge.transport.admission import Gatekeeper
 from tpiedge.transport.zeromq_endpoint import ZmqEndpoint
 
-__all__ = ["Fault"]
+__all__ = ["POISON", "POISON_FILE", "Fault"]
 
+#: For the nodes: of how many tokens they die, and the variable with FILE.
+POISON = 333
+POISON_FILE = "POISONED_NODE_FILE"
 _POLL_S = 0.01
 
 
@@ -77,6 +82,12 @@ def _slow_disk(path: Path) -> None:
     os.fsync = wait_and_sync
 
 
+def _poison(path: Path) -> None:
+    """For the nodes that it starts, which look for modules where they are told to alone."""
+    os.environ |= {POISON_FILE: str(path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    standby.NODE_MODULE = "tests.process.poisoned_node"
+
+
 def _failing_thread(name: str, path: Path) -> None:
     """Wraps what the threads of a master call again and again, or when somebody comes."""
 
@@ -106,6 +117,8 @@ if __name__ == "__main__":
     kind, file, *arguments = sys.argv[1:]
     if kind == "slow-disk":
         _slow_disk(Path(file))
+    elif kind == "poison":
+        _poison(Path(file))
     else:
         _failing_thread(kind, Path(file))
     sys.argv[1:] = arguments

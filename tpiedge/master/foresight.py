@@ -62,6 +62,7 @@ class Foresight:
         facts = [one.planned_by for one in machines], tuple(serving)
         if facts == self._foreseen:
             return
+        self._foreseen = None  # what is asked now may take the place of what was known
         needed: dict[str, dict[_Share, None]] = {one.name: {} for one in machines}
         try:
             for lost in (_NOBODY, *serving[:_MOST]):

@@ -9,10 +9,13 @@ Laws:
    it is time.
 3. A worker none of whose other offers has counted for FORGIVEN_S starts anew.
 4. No worker waits because of another.
+5. Of workers with ever new names only the last ones' offers are known (`remembered.py`).
 """
 
 from dataclasses import dataclass
 from typing import Final
+
+from tpiedge.master.remembered import Remembered
 
 __all__ = ["FIRST_S", "FORGIVEN_S", "FREE", "LONGEST_S", "OfferRate"]
 
@@ -45,14 +48,15 @@ class OfferRate:
     """Counts the offers of each worker. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._changes: dict[str, _OfferChanges] = {}
+        self._changes = Remembered[_OfferChanges]()
 
     def admits(self, name: str, now: float) -> bool:
         """Whether the offer that came now counts."""
         known = self._changes.get(name)
         if known is None:
-            self._changes[name] = _OfferChanges()
+            self._changes.note(name, _OfferChanges())
             return True
+        self._changes.note(name, known)
         if known.lost:
             known.lost = known.owed = False
             return True
@@ -74,9 +78,10 @@ class OfferRate:
 
     def lost(self, name: str) -> None:
         """The worker was lost: its connection broke, or it was silent."""
-        if name in self._changes:
-            self._changes[name].lost = True
+        known = self._changes.get(name)
+        if known is not None:
+            known.lost = True
 
     def forget(self, name: str) -> None:
         """The worker was revoked."""
-        self._changes.pop(name, None)
+        self._changes.forget(name)

@@ -8,7 +8,9 @@ Laws:
 1. Windows of WINDOW_S with STEPS steps count, in which mostly answers were computed: with a prompt's many rows machines
    differ in other ways than with the one row that they measured. Steps and rows are those of rank 0's word.
 2. A worker is off its pace once AGREEING windows in a row say that it is so by the factor OFF at least, either way,
-   compared with rank 0's pace (the machine that cannot be replaced) and with what is believed of it.
+   compared with rank 0's pace (the machine that cannot be replaced) and with what is believed of it. Where rank 0 has
+   no FFN, in place of its pace is that of the worker in the middle, as far as it is believed: machines get slower
+   rather than faster, so the faster one of two is.
 3. What a worker says of itself counts for itself alone; no time is no pace.
 """
 
@@ -73,17 +75,25 @@ class Pace:
         }
 
     def _verdict(self, paces: Mapping[int, float], believed: Mapping[int, float]) -> Mapping[int, float]:
-        own, found = paces.get(0, 0.0), {}
-        if own <= 0:
+        reference, found = self._reference(paces, believed), {}
+        if reference <= 0:
             return {}
         for rank, pace in paces.items():
             if pace <= 0:
                 continue
             off = self._off.setdefault(rank, [])
-            off.append(pace / own)
+            off.append(pace / reference)
             del off[:-AGREEING]
             most, least = OFF * believed.get(rank, 1.0), believed.get(rank, 1.0) / OFF
             if len(off) == AGREEING and (min(off) >= most or max(off) <= least):
                 found[rank] = statistics.median(off)
                 off.clear()
         return found
+
+    def _reference(self, paces: Mapping[int, float], believed: Mapping[int, float]) -> float:
+        """The pace of a machine that is as fast as it measured; 0 where none is known."""
+        if self._expected[0] > 0:
+            return paces.get(0, 0.0)
+        return statistics.median_low(
+            [pace / believed.get(rank, 1.0) for rank, pace in paces.items() if pace > 0] or [0.0]
+        )

@@ -4,6 +4,9 @@ For a few machines a plan takes milliseconds; for a hundred, seconds, and longer
 function answers follows from the machines' offers, their links and the workers that serve, so an answer is good
 whenever the same is asked again. An error is not: one that nobody asked for during _FAILED_S, as where the worker that
 seemed to break the planner was left out meanwhile, is forgotten, and the plan tried anew.
+
+The answers to what was asked last are kept. Those made ahead have room of their own, which other questions do not take
+from them: who had them made asks again only once the questions are others.
 """
 
 import threading
@@ -25,8 +28,8 @@ _Question: TypeAlias = tuple[tuple[tuple[str, Offer, LinkSpeed | None, float], .
 
 #: So long the control thread waits for a plan, which is enough for most.
 _PATIENCE_S: Final = 0.05
-#: One plan may take so many questions: each time without one machine more, and without those that flap. As many are
-#: asked ahead.
+#: One plan may take so many questions: each time without one machine more, and without those that flap. As many more
+#: may be asked ahead.
 _MOST_ANSWERS: Final = 2 * (MAX_NODES + 2)
 #: Shorter than a worker is left out. Who waits for a plan asks many times a second, from the first question on.
 _FAILED_S: Final = 20.0
@@ -38,6 +41,31 @@ class _FailedPlan:
 
     error: Exception
     asked: float
+
+
+_KnownAnswer: TypeAlias = Assignments | NoPlan | _FailedPlan
+
+
+class _Answers:
+    """Those that were given or asked for last, _MOST_ANSWERS at most. For any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._kept: dict[_Question, _KnownAnswer] = {}
+
+    def get(self, question: _Question) -> _KnownAnswer | None:
+        with self._lock:
+            answer = self._kept.pop(question, None)
+            if answer is not None:
+                self._kept[question] = answer
+            return answer
+
+    def put(self, question: _Question, answer: _KnownAnswer) -> None:
+        with self._lock:
+            self._kept.pop(question, None)
+            if len(self._kept) >= _MOST_ANSWERS:
+                del self._kept[next(iter(self._kept))]
+            self._kept[question] = answer
 
 
 class PlannerThread:
@@ -58,14 +86,14 @@ class PlannerThread:
         self._wake = wake
         self._patience_s = patience_s
         self._clock = clock or MonotonicClock()
-        self._answers: dict[_Question, Assignments | NoPlan | _FailedPlan] = {}
+        self._asked, self._foreseen = _Answers(), _Answers()
         self._busy = False
 
     def __call__(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:
         question = _question(machines, serving)
         answer = self._known(question)
         if answer is None:
-            self._ask(question, machines, serving, self._patience_s)
+            self._ask(question, machines, serving, self._asked, self._patience_s)
             answer = self._known(question)
         if answer is None:
             raise StillPlanning
@@ -79,46 +107,58 @@ class PlannerThread:
         question = _question(machines, serving)
         answer = self._known(question)
         if answer is None:
-            self._ask(question, machines, serving, 0.0)
+            self._ask(question, machines, serving, self._foreseen, 0.0)
             raise StillPlanning
+        self._foreseen.put(question, answer)
         if isinstance(answer, _FailedPlan):
             raise answer.error.with_traceback(None)
         return answer
 
-    def _known(self, question: _Question) -> Assignments | NoPlan | _FailedPlan | None:
-        answer = self._answers.get(question)
-        if isinstance(answer, _FailedPlan) and self._clock.now() - answer.asked > _FAILED_S:
-            return None
-        return answer
+    def _known(self, question: _Question) -> _KnownAnswer | None:
+        for answers in (self._asked, self._foreseen):
+            answer = answers.get(question)
+            if isinstance(answer, _FailedPlan) and self._clock.now() - answer.asked > _FAILED_S:
+                continue
+            if answer is not None:
+                return answer
+        return None
 
     def _ask(
         self,
         question: _Question,
         machines: tuple[Machine, ...],
         serving: tuple[str, ...],
+        answers: _Answers,
         patience_s: float,
     ) -> None:
         if self._busy:
             return
         self._busy = True
         thread = threading.Thread(
-            target=self._answer, args=(question, machines, serving), name="tpiedge-planner", daemon=True
+            target=self._answer,
+            args=(question, machines, serving, answers),
+            name="tpiedge-planner",
+            daemon=True,
         )
         try:
             thread.start()
         except RuntimeError:  # the system gives no thread: late is better than never
-            self._answer(question, machines, serving)
+            self._answer(question, machines, serving, answers)
         else:
             thread.join(patience_s)
 
-    def _answer(self, question: _Question, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> None:
+    def _answer(
+        self,
+        question: _Question,
+        machines: tuple[Machine, ...],
+        serving: tuple[str, ...],
+        answers: _Answers,
+    ) -> None:
         try:
-            answer: Assignments | NoPlan | _FailedPlan = self._plan(machines, serving)
+            answer: _KnownAnswer = self._plan(machines, serving)
         except Exception as error:  # for whoever asks, without what the frames hold
             answer = _FailedPlan(error.with_traceback(None), self._clock.now())
-        if question not in self._answers and len(self._answers) >= _MOST_ANSWERS:
-            del self._answers[next(iter(self._answers))]
-        self._answers[question] = answer
+        answers.put(question, answer)
         self._busy = False
         self._wake()
 

@@ -11,6 +11,7 @@ Laws:
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
 8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
    the request turns out to be guilty.
+9. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
 """
 
 import math
@@ -19,6 +20,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from tpiedge.master.remembered import Remembered
 from tpiedge.sanitise import sanitised_line
 
 __all__ = [
@@ -80,7 +82,7 @@ class Quarantine:
         self._first_s = first_s
         self._longest_s = longest_s
         self._forgiven_s = forgiven_s
-        self._penalties: dict[str, _Penalty] = {}
+        self._penalties = Remembered[_Penalty]()
 
     def remembers(self, name: str, now: float) -> bool:
         """Whether the next penalty of `name` is longer than the first."""
@@ -95,37 +97,37 @@ class Quarantine:
         length_s = self._first_s
         if last is not None and self.remembers(name, now):
             length_s = min(2 * last.length_s, self._longest_s)
-        self._penalties[name] = _Penalty(length_s, now + length_s)
+        self._penalties.note(name, _Penalty(length_s, now + length_s))
         return now + length_s
 
     def forget(self, name: str) -> None:
         """The worker was revoked."""
-        self._penalties.pop(name, None)
+        self._penalties.forget(name)
 
 
 class Flaps:
     """The losses of each worker. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
-        self._losses: dict[str, list[float]] = {}
+        self._losses = Remembered[list[float]]()
 
     def lost(self, name: str, now: float) -> int:
         """Counts a loss; returns how many there were within WINDOW_S, or 0 if this loss was counted already."""
-        losses = [loss for loss in self._losses.get(name, []) if now - loss < WINDOW_S]
+        losses = [loss for loss in self._losses.get(name) or [] if now - loss < WINDOW_S]
         if losses and now - losses[-1] < SAME_S:
             return 0
-        self._losses[name] = [*losses, now]
+        self._losses.note(name, [*losses, now])
         return len(losses) + 1
 
     def stopped(self, name: str, now: float) -> None:
         """The worker was stopped by its user: a loss of it within the last SAME_S does not count."""
-        losses = self._losses.get(name, [])
+        losses = self._losses.get(name)
         if losses and now - losses[-1] < SAME_S:
             losses.pop()
 
     def forget(self, name: str) -> None:
         """The worker was revoked."""
-        self._losses.pop(name, None)
+        self._losses.forget(name)
 
 
 class Reputation:

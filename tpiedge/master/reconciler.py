@@ -204,7 +204,7 @@ class Reconciler:
         elif coming is not None and now - self._begun >= _MEASURED_AFTER_S:
             slow = {name for name, one in coming.fetching.items() if one.remaining_s > _PATIENCE_S}
             if not slow <= self._slow:
-                self._slow |= slow
+                self._slow = (self._slow | slow) & {machine.name for machine in self._roster.machines}
                 self._debounce.again()
 
     def _publish(self) -> None:

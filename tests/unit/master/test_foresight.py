@@ -72,6 +72,19 @@ def test_what_is_known_already_is_not_told_again() -> None:
     assert set(foresight.stocked) == {"a"}
 
 
+def test_what_was_known_is_asked_again_once_other_plans_were_asked_for_meanwhile() -> None:
+    """Of which some may have taken its place."""
+    plan = Ahead()
+    foresight = Foresight(plan, lambda _stock, _name: None, "p1", stock=True)
+    foresight.look(machines("ab"), ("a",))
+    plan.known = 0
+    foresight.look(machines("abc"), ("a",))
+    plan.asked.clear()
+    plan.known = 100
+    foresight.look(machines("ab"), ("a",))
+    assert plan.asked == ["ab", "b"]
+
+
 def test_an_agent_that_was_started_anew_is_told_again() -> None:
     told: list[str] = []
     foresight = Foresight(Ahead(), lambda _stock, name: told.append(name), "p1", stock=True)

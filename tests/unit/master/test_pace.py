@@ -58,7 +58,11 @@ class Nodes:
         ((1.0, 1.0), (0.4, 0.1), {1: 0.25}),
         ((1.0, 1.0, 1.0), (0.1, 0.1, 0.5), {2: 5.0}),
         ((1.0, 1.0, 1.0), (0.5, 0.1, 0.1), {1: 0.2, 2: 0.2}),
-        ((0.0, 1.0, 1.0), (0.0, 0.1, 0.9), {}),
+        ((0.0, 1.0, 1.0), (0.0, 0.1, 0.9), {2: 9.0}),
+        ((0.0, 1.0, 1.0, 1.0), (0.0, 0.1, 0.3, 0.1), {2: 3.0}),
+        ((0.0, 1.0, 1.0, 1.0), (0.0, 0.3, 0.1, 0.3), {2: 1 / 3}),
+        ((0.0, 1.0), (0.0, 0.9), {}),
+        ((0.0, 1.0, 1.0), (0.0, 0.0, 0.0), {}),
         ((1.0, 0.0), (0.1, 0.9), {}),
         ((1.0, 1.0), (0.0, 0.9), {}),
     ],
@@ -81,6 +85,15 @@ def test_what_is_believed_is_not_said_again_and_the_end_of_it_is() -> None:
     assert [nodes.window((0.1, 0.4)) for _ in range(2 * AGREEING)] == [{}] * 2 * AGREEING
     assert [nodes.window((0.1, 0.1)) for _ in range(AGREEING)] == [{}] * (AGREEING - 1) + [
         {1: pytest.approx(1.0)}
+    ]
+
+
+def test_where_rank_0_has_no_ffn_what_is_believed_counts_for_those_it_is_compared_with() -> None:
+    nodes = Nodes((0.0, 1.0, 1.0))
+    nodes.believed = {1: 4.0}
+    assert [nodes.window((0.0, 0.4, 0.1)) for _ in range(AGREEING)] == [{}] * AGREEING
+    assert [nodes.window((0.0, 0.1, 0.1)) for _ in range(AGREEING)] == [{}] * (AGREEING - 1) + [
+        {2: pytest.approx(4.0)}
     ]
 
 

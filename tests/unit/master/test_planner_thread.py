@@ -1,6 +1,7 @@
 """Plans that take long: the master is heard meanwhile, and what was planned counts."""
 
 import threading
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -150,7 +151,9 @@ def test_a_failure_keeps_nothing_of_the_plan_that_was_tried() -> None:
     planner = Planner()
     planner.goes_on.set()
     planner.error = error = OverflowError("inf")
-    PlannerThread(planner, planner.told.set)._answer(((), ()), (), ())
+    with pytest.raises(StillPlanning):
+        PlannerThread(planner, planner.told.set).ahead((), ())
+    assert planner.told.wait(_WAIT_S)
     assert error.__traceback__ is None
 
 
@@ -169,14 +172,63 @@ def test_where_the_system_gives_no_thread_the_plan_is_made_all_the_same(
     assert answer_to(plan, planner, ((machine("w-2"),), ())) == NoPlan("asked 2 times")
 
 
-def test_not_all_answers_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def asks(plan: PlannerThread, names: Iterable[str]) -> None:
+    for name in names:
+        plan((machine(name),), ())
+
+
+def test_the_answers_that_were_asked_for_last_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tpiedge.master.planner_thread._MOST_ANSWERS", 3)
     planner = Planner()
     planner.goes_on.set()
     plan = PlannerThread(planner, planner.told.set, _WAIT_S)
-    for number in range(10):
-        plan((machine(f"w-{number}"),), ())
-    assert len(plan._answers) == 3
+    asks(plan, "abc")
+    asks(plan, "ad")
+    assert planner.asked == [(name,) for name in "abcd"]
+    asks(plan, "acd")
+    assert len(planner.asked) == 4
+    asks(plan, "b")
+    assert planner.asked[4:] == [("b",)]
+
+
+def foresee(plan: PlannerThread, planner: Planner, names: Iterable[str]) -> None:
+    for name in names:
+        planner.told.clear()
+        try:
+            plan.ahead((machine(name),), ())
+        except StillPlanning:
+            assert planner.told.wait(_WAIT_S)
+            plan.ahead((machine(name),), ())
+
+
+@pytest.mark.parametrize("known", ["", "a"])
+def test_no_other_question_takes_the_place_of_an_answer_that_was_made_ahead(
+    monkeypatch: pytest.MonkeyPatch, known: str
+) -> None:
+    """Nor where somebody else had asked for it before."""
+    monkeypatch.setattr("tpiedge.master.planner_thread._MOST_ANSWERS", 2)
+    planner = Planner()
+    planner.goes_on.set()
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S)
+    asks(plan, known)
+    foresee(plan, planner, "ab")
+    asks(plan, "pqrs")
+    asks(plan, "ab")
+    assert planner.asked == [(name,) for name in "abpqrs"]
+
+
+def test_a_plan_that_failed_for_somebody_else_is_made_ahead_again_once_it_is_forgotten() -> None:
+    planner, clock = Planner(), ManualClock()
+    planner.goes_on.set()
+    planner.error = MemoryError()
+    plan = PlannerThread(planner, planner.told.set, _WAIT_S, clock)
+    with pytest.raises(MemoryError):
+        asks(plan, "a")
+    planner.error = None
+    clock.advance(2 * _FAILED_S)
+    foresee(plan, planner, "a")
+    asks(plan, "a")
+    assert planner.asked == [("a",), ("a",)]
 
 
 def test_the_master_is_heard_and_serves_while_it_plans(story: Story) -> None:
