@@ -14,7 +14,7 @@ from tpiedge.cli.path_options import cache_option
 from tpiedge.doctor.finding import Check, CheckResult, Finding, examine
 from tpiedge.doctor.machine import check_clock, check_disk, check_memory, check_processor
 from tpiedge.doctor.network import check_addresses, check_firewall, check_mtu, check_ports
-from tpiedge.doctor.reach import check_master_clock, check_reach
+from tpiedge.doctor.reach import check_large_packets, check_master_clock, check_reach
 from tpiedge.doctor.software import check_arithmetic, check_links, check_python
 from tpiedge.errors import ResourceError
 from tpiedge.host.addresses import CONTROL_PORT, parse_address
@@ -60,6 +60,7 @@ def _checks(connect: str | None, cache: Path) -> Mapping[str, Check]:
         master = parse_address(connect, CONTROL_PORT)
         checks |= {
             "master": partial(check_reach, master),
+            "large packets": partial(check_large_packets, master),
             "master's clock": partial(check_master_clock, master.host),
         }
     return checks

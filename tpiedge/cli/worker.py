@@ -1,10 +1,12 @@
 """`tpiedge worker`: give this machine's memory and processors to a master."""
 
+import math
 import socket
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import click
@@ -35,8 +37,9 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.fields import Pin
 from tpiedge.wire.weights import Keeping
-from tpiedge.worker.agent import Agent, AgentSettings
+from tpiedge.worker.agent import Agent, AgentSettings, MasterMoved
 from tpiedge.worker.trusted_masters import TrustedMasters
+from tpiedge.worker.way import WayState, look_for_master
 
 __all__ = ["worker"]
 
@@ -45,11 +48,12 @@ _RETRY_S = 1.0
 
 @dataclass(frozen=True)
 class _Master:
-    """The master to join. `key` is None where only a confirmed code can tell."""
+    """The master to join. `key` is None where only a confirmed code can tell. `found`: its address was right before."""
 
     address: Address
     key: str | None
     secret: str = field(repr=False)
+    found: bool = False
 
 
 @dataclass(frozen=True)
@@ -145,14 +149,36 @@ def _serve(
     say: Callable[[str], None],
 ) -> None:
     """Serves until the master sends the worker away or the user ends it."""
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            _serve_at_its_address(master, own, book, measurements, deadline, say)
+            return
+        except MasterMoved as error:
+            say(f"{error}: joining it there")
+            # It is waited for there as long as at its old address.
+            master = _Master(master.address, book.key_of(master.address), "", found=True)
+            deadline = math.inf
+
+
+def _serve_at_its_address(
+    master: _Master,
+    own: _Self,
+    book: TrustedMasters,
+    measurements: Measurements,
+    deadline: float,
+    say: Callable[[str], None],
+) -> None:
+    """As `_serve`, until the address that it has now is another one: raises MasterMoved."""
     with ExitStack() as stack:
         # Imports torch, and measures where need be, while this process joins.
         standby = Standby(own.threads, measure=measurements.recall() is None)
         standby.start()
         stack.callback(standby.stop)
-        spoke, key = _joined(master, own, time.monotonic() + wait, stack, say)
+        spoke, key, address = _joined(master, own, deadline, stack, say)
         book.remember(master.address, key)
-        agent = _agent(own, resolve(master.address), key, spoke, measurements, standby, say)
+        look = partial(look_for_master, master.address, address, key)
+        agent = _agent(own, address, key, spoke, measurements, look, standby, say)
         with Supervisor(lambda _: agent.stop()) as supervisor:
             agent.run()
         supervisor.check()
@@ -172,8 +198,9 @@ def _master(connect: str | None, token: str | None, book: TrustedMasters) -> _Ma
 
 def _joined(
     master: _Master, own: _Self, deadline: float, stack: ExitStack, say: Callable[[str], None]
-) -> tuple[ZmqSpoke, str]:
-    """The link on which this worker is a member, and the master's key. Raises UserError, PeerError."""
+) -> tuple[ZmqSpoke, str, Address]:
+    """The link on which this worker is a member, the master's key, and its numeric address. Raises UserError,
+    PeerError."""
     waiting = False
     while True:
         try:
@@ -187,18 +214,31 @@ def _joined(
             time.sleep(_RETRY_S)
 
 
-def _join(master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]) -> tuple[ZmqSpoke, str]:
+def _join(
+    master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]
+) -> tuple[ZmqSpoke, str, Address]:
     def show(code: str) -> None:
         say(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}")
 
+    address = _resolved(master)
     key = master.key or pair(master.address, own.keys, own.host, show)
     with ExitStack() as attempt:  # a link that is left open would stand in the way of the next one
         name = peer_name(own.keys.public)
-        spoke = attempt.enter_context(open_link(master.address, key, own.keys, name, secret=master.secret))
+        spoke = attempt.enter_context(
+            open_link(address, key, own.keys, name, shown=str(master.address), secret=master.secret)
+        )
         enrolled = enrol(spoke, own.host, master.secret)
         stack.push(attempt.pop_all())
     say(f"joined {enrolled.cluster} as {enrolled.name}")
-    return spoke, key
+    return spoke, key, address
+
+
+def _resolved(master: _Master) -> Address:
+    """Raises UserError for a name that means nothing, PeerError where it did before."""
+    try:
+        return resolve(master.address)
+    except UserError as error:
+        raise (PeerError(str(error)) if master.found else error) from None
 
 
 def _agent(
@@ -207,6 +247,7 @@ def _agent(
     master_key: str,
     spoke: ZmqSpoke,
     measurements: Measurements,
+    look: Callable[[], WayState],
     standby: Standby,
     say: Callable[[str], None],
 ) -> Agent:
@@ -234,5 +275,6 @@ def _agent(
         clock,
         say,
         measurements,
+        look,
         standby,
     )

@@ -10,9 +10,10 @@ from email.utils import parsedate_to_datetime
 from tpiedge.doctor.finding import Finding, fail, ok, skip, warn
 from tpiedge.doctor.network import HTTP_PORT
 from tpiedge.host.addresses import Address
+from tpiedge.transport.probe import passes_large_packets
 from tpiedge.units import format_seconds
 
-__all__ = ["check_master_clock", "check_reach", "judge_skew"]
+__all__ = ["check_large_packets", "check_master_clock", "check_reach", "judge_packets", "judge_skew"]
 
 _TENSORS, _FILES = "tensors", "files"
 _OTHERS = (_TENSORS, _FILES, "pairing")
@@ -37,6 +38,24 @@ def check_reach(master: Address) -> Sequence[Finding]:
     else:
         first = ok(name, f"connected in {format_seconds(control)}")
     return [first, *(_other(master, master.beside(step), purpose) for step, purpose in enumerate(_OTHERS, 1))]
+
+
+def check_large_packets(master: Address) -> Sequence[Finding]:
+    """Whether the way to the control port is as wide as it says."""
+    return [judge_packets(passes_large_packets(master.host, master.port, _CONNECT_S))]
+
+
+def judge_packets(passed: bool | None) -> Finding:
+    """`passed`: whether large packets reach the master; None where that cannot be told."""
+    name = "large packets"
+    if passed is None:
+        return skip(name, "not tried: no connection to the master, or the system does not tell")
+    if passed:
+        return ok(name, "they reach the master")
+    advice = "give this computer's interface a smaller one (ip link set DEVICE mtu 1280), or mend the way"
+    return fail(
+        name, "they vanish on the way to the master, small ones pass: a smaller MTU is in between", advice
+    )
 
 
 def _other(control: Address, address: Address, purpose: str) -> Finding:

@@ -26,6 +26,7 @@ __all__ = [
     "own_names",
     "parse_address",
     "resolve",
+    "resolve_all",
 ]
 
 CONTROL_PORT = 7070
@@ -77,7 +78,13 @@ def parse_address(text: str, default_port: int | None = None, default_host: str 
 
 
 def resolve(address: Address) -> Address:
-    """The numeric address. Raises UserError, at once or when the resolver gives up, for a host that is not known."""
+    """The numeric address. Raises UserError as `resolve_all`."""
+    return resolve_all(address)[0]
+
+
+def resolve_all(address: Address) -> tuple[Address, ...]:
+    """The numeric addresses, at least one, best first. Raises UserError, at once or when the resolver gives up, for a
+    host that is not known."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError):
@@ -86,7 +93,7 @@ def resolve(address: Address) -> Address:
         ) from None
     # Masters listen on IPv4 unless told otherwise.
     found.sort(key=lambda entry: entry[0] != socket.AF_INET)
-    return Address(str(found[0][4][0]), address.port)
+    return tuple(Address(str(entry[4][0]), address.port) for entry in found)
 
 
 def outgoing_host() -> str | None:

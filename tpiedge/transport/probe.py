@@ -1,15 +1,20 @@
-"""What listens at an address: a look from outside, to explain a connection that does not come about."""
+"""What listens at an address, and what reaches it: a look from outside, to explain a connection that does not come
+about, or breaks."""
 
+import fcntl
 import socket
+import struct
+import termios
 import time
 from enum import Enum
 
-__all__ = ["Listener", "probe"]
+__all__ = ["Listener", "passes_large_packets", "probe"]
 
 _GREETING_BYTES = 64
 _SIGNATURE = b"\xff" + bytes(8) + b"\x7f"
 # ZMTP 3.1, mechanism, as-server 0, filler.
 _GREETING = _SIGNATURE + b"\x03\x01" + b"CURVE".ljust(20, b"\0") + bytes(32)
+_POLL_S = 0.02
 
 
 class Listener(Enum):
@@ -50,3 +55,42 @@ def _greeting_of(connection: socket.socket, deadline: float) -> bytes:
     except OSError:
         pass
     return received
+
+
+def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
+    """Whether the longest packets that the way is said to allow reach who listens there. Blocks for `timeout_s` for the
+    connection, and again for the packets. None where there is no connection, or the system does not tell.
+
+    Where there is a smaller MTU on the way and nobody says so, small packets pass, a connection comes about, and long
+    ones vanish: they are never confirmed. `timeout_s` is shorter than what a master grants a handshake: who ends the
+    connection before has heard something.
+    """
+    try:
+        with socket.create_connection((host, port), timeout_s) as connection:
+            deadline = time.monotonic() + timeout_s
+            longest = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+            connection.sendall(_GREETING + bytes(2 * longest))
+            while _unconfirmed_bytes(connection):
+                if time.monotonic() >= deadline:
+                    return False
+                connection.settimeout(_POLL_S)
+                _hear(connection)
+    except ConnectionResetError:
+        return True
+    except OSError:
+        return None
+    return True
+
+
+def _unconfirmed_bytes(connection: socket.socket) -> int:
+    answer = fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4))
+    return int(struct.unpack("i", answer)[0])
+
+
+def _hear(connection: socket.socket) -> None:
+    """Waits a moment. Raises ConnectionResetError where the other side has ended the connection."""
+    try:
+        if not connection.recv(4096):
+            raise ConnectionResetError
+    except TimeoutError:
+        return

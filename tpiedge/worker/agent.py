@@ -50,19 +50,26 @@ from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
 from tpiedge.worker.stocking import Stocking, Stockroom
-from tpiedge.worker.wording import computing_line, spare_line, stopped_line
+from tpiedge.worker.way import Lookout, WayState
+from tpiedge.worker.wording import NARROW, computing_line, spare_line, stopped_line
 
-__all__ = ["Agent", "AgentSettings", "JoinRefused"]
+__all__ = ["Agent", "AgentSettings", "JoinRefused", "MasterMoved"]
 
 _log = logging.getLogger(__name__)
 
 _SLICE_S: Final = 0.1
 _REPORT_S: Final = 120.0
 _STOP_S: Final = 1.0
+#: So often it looks where a silent master is.
+_LOOK_S: Final = 10.0
 
 
 class JoinRefused(PeerError):
     """The master has revoked this worker, or does not admit it."""
+
+
+class MasterMoved(PeerError):
+    """The master is at another address now: join it there."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +117,11 @@ class Agent:
         clock: Clock,
         say: Callable[[str], None],
         measurements: Measurements,
+        look: Callable[[], WayState],
         standby: Standby | None = None,
     ) -> None:
-        """`standby` is a process that was started already; the agent owns it from now on."""
+        """`look` says how the way to the master is, in a thread of its own. `standby` is a process that was started
+        already; the agent owns it from now on."""
         self._settings = settings
         self._endpoint = endpoint
         self._clock = clock
@@ -129,13 +138,16 @@ class Agent:
         self._report = measurements.recall()
         self._heard = clock.now()
         self._silent = False
+        self._lookout = Lookout(look)
+        self._looked = clock.now()
+        self._narrow = False  # as the user was told last
         #: What the user was last told that this machine is for.
         self._standing = ""
         self._stopping = threading.Event()
 
     def run(self) -> None:
-        """Serves until `stop`; blocks. Raises JoinRefused, DuplicateName, PeerError; OutOfMemory where the memory that
-        this machine offers holds no share of the master's model."""
+        """Serves until `stop`; blocks. Raises JoinRefused, MasterMoved, DuplicateName, PeerError; OutOfMemory where the
+        memory that this machine offers holds no share of the master's model."""
         try:
             self._slot.warm(measure=self._report is None)
             self._serve()
@@ -193,6 +205,7 @@ class Agent:
                 self._hear(envelope.message)
             self._take_fetched()
             self._stock()
+            self._see(self._lookout.seen())
 
     @property
     def _epoch(self) -> int:
@@ -318,6 +331,7 @@ class Agent:
         if self._epoch == epoch:
             self._stop_node()
             self._send(NodeEnded(epoch, "", "the master released it"))
+            self._look(self._clock.now())
 
     def _watch(self, now: float) -> None:
         """Reports a node that has ended, and notices a silent master."""
@@ -329,10 +343,27 @@ class Agent:
             self._say(stopped_line(cause))
             self._stop_node()
             self._send(NodeEnded(epoch, "", sanitised_line(cause)))
+            self._look(now)
         if now - self._heard > self._settings.timing.timeout_s and not self._silent:
             self._silent, self._standing, self._at_rest = True, "", False
             # A preparation goes on: the master may not have noticed the silence, and wait for it.
             self._say("the master is silent; waiting for it")
+            self._look(now)
+        if self._silent and now - self._looked >= _LOOK_S:
+            self._look(now)
+
+    def _look(self, now: float) -> None:
+        """The master is silent; or a node ended, perhaps since a link of it broke, though the master is heard."""
+        self._looked = now
+        self._lookout.begin()
+
+    def _see(self, way: WayState | None) -> None:
+        if way == "moved" and self._silent:
+            raise MasterMoved("the master is at another address now")
+        if way == "narrow" and not self._narrow:
+            self._say(NARROW)
+        if way is not None:
+            self._narrow = way == "narrow"
 
     def _bootstrap(self, preparation: Preparation, folder: Path) -> NodeBootstrap:
         settings, order = self._settings, preparation.order

@@ -7,9 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.process.command import wait_for
+from tests.process.command import run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
 from tests.process.serving.serving import words_of_loss
+from tpiedge.errors import ResourceError
+from tpiedge.worker.wording import NARROW
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
@@ -19,6 +21,8 @@ _BACK_S = 30.0
 _LONGEST = 900
 #: The kernel gives up after 6 s.
 _ENDED_S = 20.0
+#: One that was lost several times is left out for a while.
+_FLAPPED_S = 90.0
 
 Exact = Callable[[NetworkCluster], None]
 
@@ -44,17 +48,47 @@ def check_taken_back(cluster: NetworkCluster, epoch: int, exact: Exact) -> int:
 
 
 @pytest.mark.fault("P11", "the loss is said with the node; once they pass, the answer goes on and is exact")
+@pytest.mark.fault("P11", "where they vanish between a worker and the master, the worker says so")
 def test_large_packets_that_vanish_are_seen_and_the_answer_comes_once_they_pass(
     cluster: NetworkCluster, exact: Exact
 ) -> None:
     """Heartbeats pass, so nobody is silent."""
-    before = len(cluster.master.log)
+    before, worker = len(cluster.master.log), cluster.workers["worker1"]
+    unsaid = worker.log.count(NARROW)
     # Of the links that break, another worker's may be told of first.
     said = words_of_loss(r"\d", ".*its connection broke and was made anew")
     with ThreadPoolExecutor(1) as thread:
         with cluster.namespaces.swallowing("worker1", _LONGEST):
             answer = thread.submit(exact, cluster)
             wait_for(lambda: re.search(said, cluster.master.log[before:]), _ENDED_S)
+            wait_for(lambda: worker.log.count(NARROW) > unsaid, _ENDED_S)
         answer.result(_BACK_S)
     cluster.wait_ready(3, _BACK_S)
     exact(cluster)
+
+
+@pytest.mark.fault("P11", "before anything is planned: the worker says so, and serves once they pass")
+def test_a_worker_that_joins_where_large_packets_vanish_says_so_and_serves_once_they_pass(
+    cluster: NetworkCluster, exact: Exact
+) -> None:
+    """What the master tells it of its part never arrives, nor does anything after that."""
+    worker = cluster.workers["worker1"]
+    worker.process.end()
+    with cluster.namespaces.swallowing("worker1", _LONGEST):
+        cluster.join("worker1", token=False)
+        wait_for(lambda: NARROW in worker.log, _BACK_S)
+    cluster.wait_ready(3, _FLAPPED_S)
+    exact(cluster)
+
+
+@pytest.mark.fault("P11", "`tpiedge doctor --connect` finds it, and says MTU")
+def test_the_doctor_finds_where_large_packets_vanish(cluster: NetworkCluster) -> None:
+    before = cluster.master.log
+    with cluster.namespaces.inside("worker1"):
+        well = run_command("doctor", "--connect", cluster.address)
+        with cluster.namespaces.swallowing("worker1", _LONGEST):
+            ill = run_command("doctor", "--connect", cluster.address)
+    assert (well.status, ill.status) == (0, ResourceError.exit_code), well.out + ill.out
+    assert re.search(r"^ok +large packets +they reach the master$", well.out, re.MULTILINE)
+    assert re.search(r"^fail +large packets +they vanish .* MTU", ill.out, re.MULTILINE)
+    assert cluster.master.log == before

@@ -120,6 +120,22 @@ def test_mtu():
     assert (result_of(tunnel), tunnel.found) == ("warn", "wg0 1200")
 
 
+@pytest.mark.parametrize(("passed", "result"), [(True, "ok"), (False, "fail"), (None, "skip")])
+def test_large_packets(passed, result):
+    judged = reach.judge_packets(passed)
+    assert result_of(judged) == result
+    assert ("MTU" in judged.found) == (result == "fail")
+
+
+def test_large_packets_to_who_listens_and_to_nobody():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(*server.getsockname())
+        (found,) = reach.check_large_packets(address)
+        assert result_of(found) == "ok"
+    (found,) = reach.check_large_packets(address)
+    assert result_of(found) == "skip"
+
+
 def test_ports():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -39,7 +39,9 @@ from tpiedge.wire.epochs import (
 )
 from tpiedge.wire.join import Refused
 from tpiedge.wire.messages import Message
-from tpiedge.worker.agent import Agent, AgentSettings, JoinRefused
+from tpiedge.worker.agent import Agent, AgentSettings, JoinRefused, MasterMoved
+from tpiedge.worker.way import WayState
+from tpiedge.worker.wording import NARROW
 
 WAIT_S = 10.0
 M = TypeVar("M")
@@ -186,6 +188,8 @@ class Worker:
         self.fetch = FakeFetch()
         self.stockroom = FakeStockroom()
         self.said: queue.SimpleQueue[str] = queue.SimpleQueue()
+        #: What is seen of the way to the master, one look after the other.
+        self.ways: queue.SimpleQueue[WayState] = queue.SimpleQueue()
         self.measurements = Measurements(folder, 2)
         if known:
             self.measurements.keep(REPORT)
@@ -208,9 +212,16 @@ class Worker:
             self.clock,
             self.said.put,
             self.measurements,
+            self._look,
         )
         self.error: TpiedgeError | None = None
         self.thread = threading.Thread(target=self._run, name="agent")
+
+    def _look(self) -> WayState:
+        try:
+            return self.ways.get_nowait()
+        except queue.Empty:
+            return "unknown"
 
     def _run(self) -> None:
         try:
@@ -689,6 +700,41 @@ def test_a_silent_master_is_waited_for_and_preparing_goes_on(worker: Worker) -> 
     assert worker.expect(Prepared).epoch == 5
     worker.say(MasterPulse(0, "waiting", False))
     assert worker.said.get(timeout=WAIT_S) == "the master is back"
+
+
+def test_a_silent_master_is_looked_for_again_and_again_until_it_is_found_elsewhere(worker: Worker) -> None:
+    for seen in ("unknown", "moved"):
+        worker.ways.put(seen)
+    worker.clock.advance(2.0)
+    assert worker.said.get(timeout=WAIT_S) == "the master is silent; waiting for it"
+    while worker.thread.is_alive():
+        worker.clock.advance(2.0)
+        worker.thread.join(0.01)
+    assert isinstance(worker.error, MasterMoved)
+    worker.expect(Leaving)
+
+
+def test_a_master_that_is_heard_is_not_elsewhere(worker: Worker) -> None:
+    worker.ways.put("moved")
+    worker.launched(5)
+    worker.say(Release(5))
+    worker.expect(NodeEnded)
+    worker.sync()
+    assert worker.thread.is_alive()
+
+
+def test_that_large_packets_vanish_is_said_once_until_they_pass(worker: Worker) -> None:
+    lines = []
+    for epoch, seen in enumerate(("narrow", "narrow", "unknown", "narrow"), 5):
+        worker.launched(epoch)
+        worker.ways.put(seen)
+        worker.say(Release(epoch))
+        worker.expect(NodeEnded)
+        while not worker.ways.empty() or worker.agent._lookout._busy or worker.agent._lookout._seen:
+            worker.sync()
+        worker.sync()
+        lines.append([worker.said.get() for _ in range(worker.said.qsize())].count(NARROW))
+    assert lines == [1, 0, 0, 1]
 
 
 def test_a_worker_that_is_revoked_ends_in_words(worker: Worker) -> None:
