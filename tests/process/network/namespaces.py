@@ -142,6 +142,29 @@ class Namespaces:
             self._replace_address(name, address, old)
 
     @contextlib.contextmanager
+    def also_addressed(self, name: str, address: str) -> Iterator[None]:
+        """The machine has one more address."""
+        self._batch(name, f"addr add {address}/24 dev eth0")
+        try:
+            yield
+        finally:
+            self._batch(name, f"addr del {address}/24 dev eth0")
+
+    @contextlib.contextmanager
+    def forgetting(self, name: str, idle_s: int) -> Iterator[None]:
+        """As behind a router that was started anew: of the machine's connections nothing more passes, and of new ones
+        nothing once they were idle for so long."""
+        drops = "ct state invalid drop; ct state new tcp flags & syn == 0 drop;"
+        chains = "\n".join(
+            f"chain {hook} {{ type filter hook {hook} priority 0; iifname lo accept; oifname lo accept; {drops} }}"
+            for hook in ("input", "output")
+        )
+        with self._rules(name, "inet", chains):
+            self.run(name, "sysctl", "-qw", "net.netfilter.nf_conntrack_tcp_loose=0",
+                     f"net.netfilter.nf_conntrack_tcp_timeout_established={idle_s}")  # fmt: skip
+            yield
+
+    @contextlib.contextmanager
     def resetting(self, name: str) -> Iterator[None]:
         """A firewall on the machine answers every TCP packet, of either direction, with a reset."""
         chains = [

@@ -1,22 +1,30 @@
-"""The way to a machine changes: the machine has another address, or large packets vanish on the way."""
+"""The way to a machine changes: it has another address, a router forgets it, or large packets vanish on the way."""
 
 import re
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
-from tests.process.command import run_command, wait_for
+from tests.process.command import COMMAND, run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
+from tests.process.network.namespaces import MASTER
 from tests.process.serving.serving import words_of_loss
 from tpiedge.errors import ResourceError
+from tpiedge.host.addresses import Address
 from tpiedge.worker.wording import NARROW
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="system: network namespaces are Linux's")
 
 _OTHER_ADDRESS = "10.213.7.77"
+_NAME = "kitchen-master.test"
 _BACK_S = 30.0
+#: Routers at home forget what was idle for minutes.
+_IDLE_S = 3
 #: Shorter than the packets of a prompt's hidden states, longer than a heartbeat.
 _LONGEST = 900
 #: The kernel gives up after 6 s.
@@ -45,6 +53,65 @@ def check_taken_back(cluster: NetworkCluster, epoch: int, exact: Exact) -> int:
     status = cluster.wait_ready(3, _BACK_S)
     exact(cluster)
     return int(status["epoch"])
+
+
+@pytest.mark.fault(
+    "P12", "a router forgets the connections, and later idle ones: seen, mended, and none is idle for long"
+)
+def test_a_router_that_forgets_connections(cluster: NetworkCluster, exact: Exact) -> None:
+    epoch = cluster.status()["epoch"]
+    with cluster.namespaces.forgetting("worker1", _IDLE_S):
+        epoch = check_taken_back(cluster, epoch, exact)
+        threading.Event().wait(3.0 * _IDLE_S)  # so long nobody asks
+        assert cluster.wait_ready(3)["epoch"] == epoch
+        exact(cluster)
+    cluster.wait_ready(3)
+    exact(cluster)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Path:
+    """What a machine knows of names, for `by_name`."""
+    return tmp_path / "hosts"
+
+
+def by_name(hosts: Path) -> tuple[object, ...]:
+    """`tpiedge` where names mean what the file says."""
+    mounted = f'mount --bind {hosts} /etc/hosts && exec "$0" "$@"'
+    return ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, COMMAND)
+
+
+@pytest.mark.fault("P12", "the master's name means nothing any more: the worker connects again where it was")
+@pytest.mark.fault("P12", "the master's name means another address: the worker finds it there, by its key")
+def test_the_name_of_the_master_means_nothing_and_then_another_address(
+    clusters: Callable[..., NetworkCluster], hosts: Path, exact: Exact
+) -> None:
+    cluster = clusters("--min-workers", 1)
+    first, port = cluster.address.host, cluster.address.port
+    hosts.write_text(f"{first} {_NAME}\n")
+    cluster.start_master()
+    worker = cluster.join(
+        "kitchen", "--connect", f"{_NAME}:{port}", machine="worker1", program=by_name(hosts)
+    )
+    cluster.wait_ready(2)
+    agent, name = worker.agent, cluster.node("kitchen")["name"]
+    hosts.write_text("")
+    cluster.master.end(signal.SIGKILL)
+    cluster.start_master()
+    cluster.wait_ready(2)
+    exact(cluster)
+    with cluster.namespaces.also_addressed(MASTER, _OTHER_ADDRESS):
+        cluster.master.end()
+        cluster.address = Address(_OTHER_ADDRESS, port)
+        hosts.write_text(f"{_OTHER_ADDRESS} {_NAME}\n")
+        cluster.start_master()
+        cluster.wait_ready(2)
+        exact(cluster)
+        assert cluster.node("kitchen")["name"] == name
+        assert worker.agent == agent
+        assert "the master is at another address now: joining it there" in worker.log
+        worker.process.end()
+        cluster.master.end()
 
 
 @pytest.mark.fault("P11", "the loss is said with the node; once they pass, the answer goes on and is exact")
