@@ -18,6 +18,7 @@ from tpiedge.cli.configured import ConfiguredGroup
 from tpiedge.cli.ending import Terminated, honour_signals
 from tpiedge.cli.usage import usage_words
 from tpiedge.errors import DiskFull, InternalError, TpiedgeError, UserError
+from tpiedge.host.address_space import LEAST, check_address_space, raise_address_limit
 from tpiedge.host.descriptors import raise_descriptor_limit
 
 __all__ = ["VERBS", "cli", "main"]
@@ -139,11 +140,13 @@ def main() -> None:
     """Run a command; every error is one line on standard error and an exit status."""
     honour_signals()
     raise_descriptor_limit()
+    raise_address_limit()
     sys.exit(_run())
 
 
 def _run() -> int:
     try:
+        check_address_space(LEAST)  # before anything large is imported
         cli.main(standalone_mode=False)
     except click.exceptions.NoArgsIsHelpError as error:
         click.echo(error.ctx.get_help(), err=True)

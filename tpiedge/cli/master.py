@@ -25,6 +25,7 @@ from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import UserError
+from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import (
     CONTROL_PORT,
     DATA_OFFSET,
@@ -204,6 +205,7 @@ def master(
     cache: Path | None,
 ) -> None:
     """Serve MODEL with this machine and the workers that join it."""
+    check_address_space(LEAST_TO_COMPUTE)
     flags = _Flags(
         listen=parse_address(listen, CONTROL_PORT, _ANYWHERE),
         http=parse_address(http, _HTTP_PORT, _THIS_COMPUTER),

@@ -18,6 +18,7 @@ from tpiedge.cli.token_file import await_token
 from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
+from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
 from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes
@@ -117,6 +118,7 @@ def worker(
 ) -> None:
     """Join a master and compute a share of its model."""
     check_descriptors()
+    check_address_space(LEAST_TO_COMPUTE)
     with serving_until_stopped(
         "what was fetched is kept: start it again with --connect, no token is needed"
     ) as scribe:

@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 
 from tpiedge.doctor.finding import Finding, fail, ok, warn
+from tpiedge.host.address_space import LEAST_TO_COMPUTE, address_limit
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.host.device import available_memory_bytes, default_threads, free_disk_bytes, usable_cores
 from tpiedge.host.disk_speed import DiskSpeed, measure_disk
@@ -20,6 +21,7 @@ __all__ = [
     "check_disk",
     "check_memory",
     "check_processor",
+    "judge_address_space",
     "judge_clock",
     "judge_disk",
     "judge_features",
@@ -67,6 +69,7 @@ def check_memory() -> Sequence[Finding]:
     return [
         judge_memory(available_memory_bytes(), free, min(limits, default=None)),
         judge_swap(swap.total, swap.used),
+        judge_address_space(address_limit()),
     ]
 
 
@@ -89,6 +92,17 @@ def judge_swap(total: int, used: int) -> Finding:
     if used > total // 2:
         return warn("swap", found, "memory is short: end other programs, swapped weights are slow")
     return ok("swap", found)
+
+
+def judge_address_space(limit: int | None) -> Finding:
+    """`limit`: bytes that a process may map; None without one."""
+    if limit is None:
+        return ok("address space", "no limit")
+    verdict = fail if limit < LEAST_TO_COMPUTE else warn
+    found = f"a process may map {format_bytes(limit)}"
+    return verdict(
+        "address space", found, "lift the limit (ulimit -v unlimited): most of what is mapped takes no memory"
+    )
 
 
 def check_disk(cache: Path) -> Sequence[Finding]:

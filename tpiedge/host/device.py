@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 
+from tpiedge.host.address_space import address_room
 from tpiedge.host.cgroups import Cgroups
 from tpiedge.units import GIB, MIB
 
@@ -28,8 +29,8 @@ _KEEP = (128 * MIB, 2 * GIB)
 
 def available_memory_bytes(root: Path = Path("/")) -> int:
     """Memory that can be taken now without swapping and without exceeding a limit. Page cache counts as free."""
-    free = psutil.virtual_memory().available
-    return max(0, min([free, *Cgroups.own(root).memory_room()]))
+    free, room = psutil.virtual_memory().available, address_room()
+    return max(0, min([free, *Cgroups.own(root).memory_room(), *([] if room is None else [room])]))
 
 
 def default_memory_bytes(available: int | None = None) -> int:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tpiedge.errors import OutOfMemory, UserError
+from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
 from tpiedge.host.device import available_memory_bytes, default_memory_bytes, default_threads
 from tpiedge.host.usage import rss_bytes
 from tpiedge.launch.child import Place
@@ -111,8 +112,9 @@ def crowding(nodes: int, cores: int, free_bytes: int) -> str | None:
 def plan_cluster(model: PreparedModel, layout: Layout, capacity_tokens: int) -> Plan:
     """A plan with the shares of --shares or the planner's, within --memory or this computer's memory.
 
-    Raises UserError, or OutOfMemory with the numbers.
+    Raises UserError, OutOfMemory with the numbers, or ResourceError where a process may map too little.
     """
+    check_address_space(LEAST_TO_COMPUTE)
     if layout.memory_bytes is not None:
         plan = _plan(model, layout, layout.memory_bytes, capacity_tokens)
     else:

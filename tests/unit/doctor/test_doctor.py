@@ -33,6 +33,11 @@ def test_a_limit_on_memory_is_named():
     assert "a limit" not in machine.judge_memory(2 * GIB, 2 * GIB, 9 * GIB).found
 
 
+@pytest.mark.parametrize(("limit", "result"), [(None, "ok"), (GIB, "fail"), (64 * GIB, "warn")])
+def test_address_space(limit, result):
+    assert result_of(machine.judge_address_space(limit)) == result
+
+
 @pytest.mark.parametrize(("total", "used", "result"), [(0, 0, "ok"), (GIB, 0, "ok"), (GIB, GIB - 1, "warn")])
 def test_swap(total, used, result):
     assert result_of(machine.judge_swap(total, used)) == result
