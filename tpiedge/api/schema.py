@@ -16,7 +16,7 @@ from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
 from tpiedge.wire.fields import MaxItems, MaxLength, Range
-from tpiedge.wire.limits import MAX_PROMPT_TOKENS
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["Reply", "read_chat", "read_completion"]
@@ -208,7 +208,8 @@ def _render(
 
 
 def _limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
-    """Tokens of the answer: what was asked for, or the usual number, as far as they fit. `prompt` names a field."""
+    """Tokens of the answer: what was asked for, or the usual number, as far as they fit and another epoch could go on
+    with them. `prompt` names a field."""
     if not prompt_tokens:
         raise refused("the prompt is empty: give at least one token", prompt)
     if prompt_tokens > MAX_PROMPT_TOKENS:
@@ -218,7 +219,7 @@ def _limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Servic
     if room < 1:
         message = f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}"
         raise refused(message, prompt, "context_length_exceeded")
-    return min(room, maximum or _ANSWER_TOKENS)
+    return min(room, maximum or _ANSWER_TOKENS, MAX_ANSWER_TOKENS)
 
 
 def _request(

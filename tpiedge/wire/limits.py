@@ -6,6 +6,7 @@ Every bound here is checked twice: by the sender before it sends, by the receive
 from tpiedge.units import KIB, MIB
 
 __all__ = [
+    "MAX_ANSWER_TOKENS",
     "MAX_ARRAY",
     "MAX_BLOB",
     "MAX_CONTROL_HEADER",
@@ -30,7 +31,8 @@ MAX_TENSOR_HEADER = 64 * KIB
 """Encoded message on the tensor plane (without its tensor frames)."""
 
 MAX_CONTROL_HEADER = 1 * MIB + 64 * KIB
-"""Encoded message on the control plane: a request with MAX_PROMPT_TOKENS and as many tokens of its answer fits."""
+"""Encoded message on the control plane: a request with MAX_PROMPT_TOKENS and MAX_ANSWER_TOKENS of its answer
+fits."""
 
 MAX_TENSOR_BYTES = 32 * MIB
 """One tensor frame. A chunk's is 1 MiB, or one row of hidden states where that is more; twice as much of wide
@@ -68,4 +70,6 @@ MAX_MOVES = 1024
 
 MAX_DIMENSIONS = 4
 MAX_PROMPT_TOKENS = 131_072
+MAX_ANSWER_TOKENS = 131_072
+"""Of an answer that another epoch can be asked to go on with."""
 MAX_TEXT = 4096

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from tpiedge.wire.fields import U32, U64, Name, Packed, Range
-from tpiedge.wire.limits import MAX_PROMPT_TOKENS
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 
 __all__ = ["GenerationRequest", "Sampling", "TokenIds"]
 
@@ -50,4 +50,4 @@ class GenerationRequest:
     ignore_eos: bool = False
     keep_prefix: bool = False
     prompt_scores: bool = False
-    answer_ids: Annotated[TokenIds, Packed("<I", MAX_PROMPT_TOKENS)] = ()
+    answer_ids: Annotated[TokenIds, Packed("<I", MAX_ANSWER_TOKENS)] = ()

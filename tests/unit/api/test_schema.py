@@ -14,6 +14,7 @@ from tpiedge.api.schema import read_chat, read_completion
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS
 from tpiedge.wire.requests import GenerationRequest
 
 DEMO = Path(__file__).parents[3] / "tpiedge" / "model" / "demo"
@@ -72,6 +73,14 @@ def test_an_answer_has_at_most_the_tokens_that_fit(service, ask, wanted):
     assert request.max_tokens == service.max_sequence - len(request.prompt_ids)
     fits = ask(service, max_tokens=request.max_tokens - 1)[0]
     assert fits.max_tokens == request.max_tokens - 1
+
+
+@pytest.mark.parametrize("ask", [completion, chat])
+def test_an_answer_has_at_most_the_tokens_with_which_it_can_go_on_after_a_loss(service, ask):
+    roomy = FakeService(service.tokenizer, service.template, vocab_size=VOCABULARY)
+    roomy.max_sequence = 10 * MAX_ANSWER_TOKENS
+    assert ask(roomy, max_tokens=MAX_ANSWER_TOKENS)[0].max_tokens == MAX_ANSWER_TOKENS
+    assert ask(roomy, max_tokens=MAX_ANSWER_TOKENS + 1)[0].max_tokens == MAX_ANSWER_TOKENS
 
 
 @pytest.mark.parametrize("ask", [completion, chat])

@@ -9,7 +9,8 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode, tensors_of
 from tpiedge.wire.control import Generate, Ready, Shutdown
 from tpiedge.wire.data import Hidden, Partial, Segment, StepPlan
-from tpiedge.wire.limits import MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
+from tpiedge.wire.requests import GenerationRequest, Sampling
 
 
 def test_whole_numbers_may_stand_for_floats_when_sending() -> None:
@@ -21,6 +22,20 @@ def test_the_longest_prompt_fits_and_a_longer_one_does_not() -> None:
     assert decode(encode(Generate(1, longest))) == Generate(1, longest)
     with pytest.raises(ProtocolError):
         encode(Generate(1, dataclasses.replace(longest, prompt_ids=(1, *longest.prompt_ids))))
+
+
+def test_the_longest_request_fits_with_all_of_its_answer_but_the_last_token() -> None:
+    """So it can go on in another epoch, wherever the one before ends."""
+    bias = tuple((token, -1.0) for token in range(1024))
+    longest = GenerationRequest(
+        id="x" * 256,
+        prompt_ids=tuple(range(MAX_PROMPT_TOKENS)),
+        max_tokens=MAX_ANSWER_TOKENS,
+        sampling=Sampling(logit_bias=bias, seed=2**64 - 1),
+        stop_ids=tuple(range(1024)),
+        answer_ids=tuple(range(MAX_ANSWER_TOKENS)),
+    )
+    assert decode(encode(Generate(2**32 - 1, longest))) == Generate(2**32 - 1, longest)
 
 
 def test_the_longest_plan_fits_the_tensor_plane() -> None:
