@@ -130,6 +130,10 @@ def _add_decode(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--prompt-tokens", type=_positive, default=512)
     verb.add_argument("--tokens", type=_positive, default=64, help="of an answer [default: 64]")
+    _add_repeats(verb)
+
+
+def _add_repeats(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--repeats", type=_positive, default=5)
     verb.add_argument(
         "--work",
@@ -154,13 +158,7 @@ def _add_serve(verb: argparse.ArgumentParser) -> None:
     )
     verb.add_argument("--options", default="", help="more flags of 'tpiedge master', in one word")
     verb.add_argument("--llama-options", default="", help="more flags of llama-server, in one word")
-    verb.add_argument("--repeats", type=_positive, default=5)
-    verb.add_argument(
-        "--work",
-        type=Path,
-        default=user_cache_path("tpiedge") / "peers",
-        help="keeps what was installed",
-    )
+    _add_repeats(verb)
 
 
 def _add_allreduce(verb: argparse.ArgumentParser) -> None:

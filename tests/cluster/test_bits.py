@@ -4,13 +4,13 @@ and instruction set, on one node or several, with weights in memory or streamed.
 import hashlib
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from tests.cluster.alone import Alone
 from tests.cluster.packs import split
 from tests.cluster.test_streaming import PLACEMENTS
 from tests.reference import CASES, Reference
@@ -41,7 +41,6 @@ NAMES = [case.name for case in CASES]
 QUANTISED = [Precision.Q8, Precision.Q4]
 #: Even and uneven, nodes without heads or without columns, more nodes than heads or KV heads.
 SPLITS = ["1,1", "3,1", "1,0:1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "1,0:3,1,0:1,1"]
-TOKENS = 6
 KV: list[KVPrecision] = ["f32", "bf16", "q8", "q4"]
 
 pytestmark = pytest.mark.usefixtures("_native")
@@ -51,31 +50,6 @@ pytestmark = pytest.mark.usefixtures("_native")
 def _native() -> None:
     if kernel_library() is None:
         pytest.skip("native: without its kernels bits depend on the split")
-
-
-@dataclass(frozen=True)
-class Alone:
-    """What one node says of a text of prompt and answer: [T, vocabulary]."""
-
-    pack: Path
-    text: tuple[int, ...]
-    logits_TV: torch.Tensor
-
-
-@pytest.fixture(scope="session")
-def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) -> Callable[..., Alone]:
-    known: dict[tuple[str, Precision], Alone] = {}
-
-    def find(name: str, precision: Precision) -> Alone:
-        if (name, precision) not in known:
-            reference = references(name)
-            pack = packs(reference, precision)
-            with InProcessCluster(pack, split(reference, "1")) as cluster:
-                text = (*reference.prompt_ids, *cluster.greedy(reference.prompt_ids, TOKENS))
-                known[name, precision] = Alone(pack, text, cluster.logits(text))
-        return known[name, precision]
-
-    return find
 
 
 def logits_of(cluster: InProcessCluster, text: Sequence[int]) -> torch.Tensor:

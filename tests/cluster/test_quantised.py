@@ -14,12 +14,11 @@ far off as their root mean square, but the largest one, which the bound is a par
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
+from tests.cluster.alone import TOKENS, Alone
 from tests.cluster.packs import split
 from tests.reference import Reference
 from tpiedge.engine.steps import StepLimits
@@ -27,7 +26,6 @@ from tpiedge.kernels import linear as kernels_linear
 from tpiedge.kernels.arithmetic import Arithmetic
 from tpiedge.kernels.dispatch import NATIVE_TOKENS
 from tpiedge.kernels.linear import Linear
-from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.pack.layout import Precision
 from tpiedge.testing.cluster import InProcessCluster
 
@@ -44,7 +42,6 @@ NAMES = [
 ]
 SPLITS = ["1,1", "3,1", "1,0:1", "1,5,2", "1:0,0:1,2", "1,1,1,1,1", "1,0:3,1,0:1,1"]
 QUANTISED = [Precision.Q8, Precision.Q4]
-TOKENS = 12
 
 
 def bound(layers: int) -> float:
@@ -52,48 +49,18 @@ def bound(layers: int) -> float:
     return math.sqrt(2 * (4 * layers + 1)) * math.sqrt(32) / (127 * math.sqrt(12))
 
 
-@dataclass(frozen=True)
-class Alone:
-    """What one node says: a text of prompt and answer, and [T, vocabulary] at each of its positions."""
-
-    pack: Path
-    text: tuple[int, ...]
-    answer: tuple[int, ...]
-    logits_TV: torch.Tensor
-    bound: float
-
-    @property
-    def decided_T(self) -> torch.Tensor:
-        """Where the best two are so far apart that no split may choose another token."""
-        best_T2 = self.logits_TV.topk(2).values
-        return best_T2[:, 0] - best_T2[:, 1] > 2 * self.bound * self.logits_TV.abs().amax(-1)
-
-
-@pytest.fixture(scope="session")
-def alone(references: Callable[[str], Reference], packs: Callable[..., Path]) -> Callable[..., Alone]:
-    known: dict[tuple[str, Precision], Alone] = {}
-
-    def find(name: str, precision: Precision) -> Alone:
-        if (name, precision) not in known:
-            reference = references(name)
-            pack = packs(reference, precision)
-            with InProcessCluster(pack, split(reference, "1")) as cluster:
-                answer = tuple(cluster.greedy(reference.prompt_ids, TOKENS))
-                text = (*reference.prompt_ids, *answer)
-                logits_TV = cluster.logits(text)
-            layers = Checkpoint.open(reference.folder).config.num_layers
-            known[name, precision] = Alone(pack, text, answer, logits_TV, bound(layers))
-        return known[name, precision]
-
-    return find
+def decided_T(expected: Alone) -> torch.Tensor:
+    """Where the best two are so far apart that no split may choose another token."""
+    best_T2 = expected.logits_TV.topk(2).values
+    return best_T2[:, 0] - best_T2[:, 1] > 2 * bound(expected.layers) * expected.logits_TV.abs().amax(-1)
 
 
 def assert_agrees(logits_TV: torch.Tensor, expected: Alone) -> None:
     error_T = (logits_TV - expected.logits_TV).abs().amax(-1) / expected.logits_TV.abs().amax(-1)
-    assert error_T.max() < expected.bound
-    decided_T = expected.decided_T
-    assert decided_T.sum() >= 2
-    assert torch.equal(logits_TV.argmax(-1)[decided_T], expected.logits_TV.argmax(-1)[decided_T])
+    assert error_T.max() < bound(expected.layers)
+    sure_T = decided_T(expected)
+    assert sure_T.sum() >= 2
+    assert torch.equal(logits_TV.argmax(-1)[sure_T], expected.logits_TV.argmax(-1)[sure_T])
 
 
 @pytest.fixture
@@ -141,7 +108,7 @@ def test_an_answer_token_by_token(
     """Decode agrees with prefill, as far as the tokens are decided."""
     expected = alone("llama-gqa-odd", Precision.Q8)
     reference = references("llama-gqa-odd")
-    decided = expected.decided_T[len(reference.prompt_ids) - 1 : -1].tolist()
+    decided = decided_T(expected)[len(reference.prompt_ids) - 1 : -1].tolist()
     sure = decided.index(False) if False in decided else len(decided)
     for shares in ("1", "3,1", "1,0:1,1"):
         with InProcessCluster(expected.pack, split(reference, shares)) as cluster:

@@ -13,7 +13,7 @@ from tpiedge.collectives.communicator import Communicator, Tag
 from tpiedge.collectives.group import COLLECTIVES, Group
 from tpiedge.collectives.local import LocalCommunicator
 from tpiedge.collectives.peer_channel import node_name
-from tpiedge.errors import PeerLost
+from tpiedge.errors import PeerLost, ProtocolError
 from tpiedge.transport.inprocess import InProcessHub, InProcessPeer, InProcessSpoke
 from tpiedge.wire.control import Shutdown
 from tpiedge.wire.data import StepPlan
@@ -131,6 +131,21 @@ class Ranks:
 
         with ThreadPoolExecutor(self.size) as pool:
             return list(pool.map(carry_out, self.all))
+
+    def refusals(self, given: Callable[[int], tuple[torch.Tensor, bool]]) -> list[Any]:
+        """Outcomes of an all-reduce of what is `given` by each rank, and whether it contributes, where rank 0 may
+        refuse it."""
+
+        def work(one: Any) -> Any:
+            summand, contributes = given(one.rank)
+            try:
+                return one.all_reduce(summand, TAG, contributes=contributes)
+            except ProtocolError as error:
+                if one.rank == 0:
+                    raise
+                return error  # has sent everything: no rank waits for it
+
+        return self.outcomes(work)
 
     def lose(self, rank: int) -> None:
         for alive in self.alive:

@@ -22,18 +22,12 @@ def outcomes(
 ) -> list[Any]:
     """Every rank's part is ones, but `values` at `at`; None: no share."""
 
-    def work(one: Any) -> torch.Tensor:
-        given = torch.ones(4, 64)
-        value = values[one.rank]
-        given[at] = 0.0 if value is None else value
-        try:
-            return one.all_reduce(given, TAG, contributes=value is not None)
-        except ProtocolError as error:
-            if one.rank == 0:
-                raise
-            return error  # has sent everything: no rank waits for it
+    def given(rank: int) -> tuple[torch.Tensor, bool]:
+        ones, value = torch.ones(4, 64), values[rank]
+        ones[at] = 0.0 if value is None else value
+        return ones, value is not None
 
-    return ranks.outcomes(work)
+    return ranks.refusals(given)
 
 
 def complaint(results: list[Any]) -> ProtocolError:

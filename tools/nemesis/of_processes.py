@@ -4,6 +4,8 @@ import itertools
 import os
 import subprocess
 
+import psutil
+
 from tests.process.command import COMMAND
 from tests.process.serving.serving import Serving
 from tools.nemesis.scene import Scene, Seconds
@@ -32,31 +34,31 @@ _guests = itertools.count(1)
 
 def kill_node(scene: Scene) -> bool:
     """Or what stands by for it."""
-    node = scene.node()
-    if node is not None:
-        node.kill()
-    return node is not None
+    return _kill(scene.node())
 
 
 def stop_node(scene: Scene) -> bool:
     """It stands still for a while."""
-    node = scene.node()
-    if node is not None:
-        scene.stand_still([node], _STOPPED_S)
-    return node is not None
+    return _stop(scene, scene.node())
 
 
 def kill_rank_zero(scene: Scene) -> bool:
     """The master lives."""
-    node = scene.rank_zero()
+    return _kill(scene.rank_zero())
+
+
+def stop_rank_zero(scene: Scene) -> bool:
+    """It stands still for a while."""
+    return _stop(scene, scene.rank_zero())
+
+
+def _kill(node: psutil.Process | None) -> bool:
     if node is not None:
         node.kill()
     return node is not None
 
 
-def stop_rank_zero(scene: Scene) -> bool:
-    """It stands still for a while."""
-    node = scene.rank_zero()
+def _stop(scene: Scene, node: psutil.Process | None) -> bool:
     if node is not None:
         scene.stand_still([node], _STOPPED_S)
     return node is not None

@@ -268,7 +268,6 @@ class Agent:
                 _log.warning("no process stands by for the next epoch: %s", error)
 
     def _prepare(self, order: Prepare) -> None:
-        self._stocking.pause()
         try:
             self._slot.warm_ahead()
         except ResourceError as error:
@@ -401,6 +400,7 @@ class Agent:
     def _close(self) -> None:
         with contextlib.suppress(EndpointClosed):
             self._send(Leaving(self._epoch))
+        # Both end while the node does.
         self._preparations.cancel()
         self._stocking.pause()
         self._stop_node(_STOP_S)

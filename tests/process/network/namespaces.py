@@ -14,7 +14,7 @@ import subprocess
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-__all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "enter", "new_namespace", "why_impossible"]
+__all__ = ["BRIDGE", "MACHINES", "MASTER", "Namespaces", "enter", "new_namespace", "why_impossible", "within"]
 
 MASTER = "master"
 MACHINES = (MASTER, "worker1", "worker2")
@@ -70,15 +70,8 @@ class Namespaces:
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """This thread is on the machine `name`: the sockets, threads and processes that it makes belong there."""
-        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            enter(self._fds[name])
-            try:
-                yield
-            finally:
-                enter(before)
-        finally:
-            os.close(before)
+        with within(self._fds[name]):
+            yield
 
     def run(self, name: str, *command: str, stdin: str = "") -> str:
         """A command on the machine `name`; its output. Fails with what it says."""
@@ -223,6 +216,20 @@ class Namespaces:
 
     def _batch(self, name: str, *commands: str) -> None:
         self.run(name, "ip", "-batch", "-", stdin="\n".join(commands))
+
+
+@contextlib.contextmanager
+def within(fd: int) -> Iterator[None]:
+    """This thread is in the namespace for the length of the block."""
+    before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        enter(fd)
+        try:
+            yield
+        finally:
+            enter(before)
+    finally:
+        os.close(before)
 
 
 def new_namespace() -> int:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from tests.process.network.namespaces import enter, new_namespace, why_impossible
+from tests.process.network.namespaces import new_namespace, why_impossible, within
 from tpiedge.testbed.switch.client import SwitchClient
 from tpiedge.testbed.switch.plan import Port, SwitchPlan
 
@@ -60,15 +60,8 @@ class Devices:
     @contextlib.contextmanager
     def inside(self, name: str) -> Iterator[None]:
         """This thread is on the device: the sockets and processes that it makes belong there."""
-        before = os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            enter(self._fds[name])
-            try:
-                yield
-            finally:
-                enter(before)
-        finally:
-            os.close(before)
+        with within(self._fds[name]):
+            yield
 
     def socket(self, name: str, kind: socket.SocketKind, bound: bool = True) -> socket.socket:
         """On the device, bound to a free port of its address. Each wait ends after 10 s."""

@@ -106,6 +106,10 @@ class Story:
         agent.say(offer(name))
         return agent
 
+    def freeze(self, name: str = "w-1", rank: int = 1) -> None:
+        """The machine falls silent, agent and node."""
+        self.agents[name].frozen = self.node(rank, self.epoch).frozen = True
+
     def node(self, rank: int, epoch: int) -> FakeNode:
         if (rank, epoch) not in self.nodes:
             self.nodes[rank, epoch] = FakeNode(self, rank, epoch)

@@ -32,12 +32,12 @@ def test_a_master_alone_serves(story: Story) -> None:
 def test_what_rank_0_has_chosen_is_shown_while_it_serves(story: Story) -> None:
     story.settle()
     assert story.master.status.collective == "", "a node alone adds nothing up"
-    agent = story.join("w-1")
+    story.join("w-1")
     story.settle()
     status = story.master.status
     shown = (status.collective, status.bulk_collective, status.collective_why)
     assert shown == ("mesh", "two-shot", "measured")
-    agent.frozen = story.node(1, story.epoch).frozen = True
+    story.freeze()
     story.wait_for(lambda: not story.ready or story.members() == ("master",))
     assert story.master.status.collective == ""
 

@@ -149,7 +149,7 @@ def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) ->
     agent = two_machines(story)
     running = story.submit("r-1")
     story.turn()
-    agent.frozen = story.node(1, story.epoch).frozen = True
+    story.freeze()
     story.wait(3.0)
     assert not story.ready
     assert "0 of 1 worker here" in story.master.status.reason
@@ -197,9 +197,9 @@ def test_the_grace_begins_when_nothing_can_serve_whatever_took_long_before(story
     running = story.submit("r-1")
     story.turn()
     story.loads = False
-    story.agents["w-2"].frozen = story.node(2, story.epoch).frozen = True
+    story.freeze("w-2", 2)
     story.wait(RECOVERY_GRACE_S + 10)
-    story.agents["w-1"].frozen = story.node(1, story.epoch).frozen = True
+    story.freeze("w-1", 1)
     story.loads = True
     story.wait(RECOVERY_GRACE_S - 10)
     assert not story.master._reconciler.hopeless
@@ -217,11 +217,11 @@ def test_requests_wait_where_machines_are_lost_while_a_plan_takes_over(story: St
     story.turn()
     story.root.token()
     story.loads = False
-    other = story.join("w-2")
+    story.join("w-2")
     story.settle()
     assert not story.ready
-    for worker, rank in ((agent, 1), (other, 2)):
-        worker.frozen = story.node(rank, story.epoch).frozen = True
+    for name, rank in (("w-1", 1), ("w-2", 2)):
+        story.freeze(name, rank)
     story.wait(10.0)
     story.loads = True
     agent.frozen = False
@@ -250,10 +250,10 @@ def test_workers_that_are_stopped_by_their_users_are_no_request_s_fault(story: S
 
 def test_where_no_machine_returns_in_time_requests_fail_with_what_is_missing(story: Story) -> None:
     story.min_workers = 1
-    agent = two_machines(story)
+    two_machines(story)
     running = story.submit("r-1")
     story.turn()
-    agent.frozen = story.node(1, story.epoch).frozen = True
+    story.freeze()
     story.wait(RECOVERY_GRACE_S + 3)
     error = failure(running)
     assert isinstance(error, NotServing)

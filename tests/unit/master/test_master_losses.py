@@ -68,13 +68,12 @@ def test_the_user_is_told_of_a_loss_in_plain_words(story: Story, caplog: pytest.
 
 
 def test_an_answer_goes_on_without_the_worker_that_is_lost_and_the_next_one_follows(story: Story) -> None:
-    agent = two_machines(story)
+    two_machines(story)
     running, waiting = story.submit("r-1"), story.submit("r-2")
     story.turn()
     story.root.token("r-1", 7)
     story.root.token("r-1", 8)
-    agent.frozen = True
-    story.node(1, story.epoch).frozen = True
+    story.freeze()
     old = story.epoch
     story.wait(3.0)
     assert "silent for" in paused(running)
@@ -137,8 +136,7 @@ def test_the_end_of_a_nodes_process_is_told_by_its_agent(story: Story) -> None:
 
 def test_a_worker_that_returns_takes_part_again(story: Story) -> None:
     agent = two_machines(story)
-    agent.frozen = True
-    story.node(1, story.epoch).frozen = True
+    story.freeze()
     story.wait(3.0)
     assert story.members() == ("master",)
     agent.frozen = False

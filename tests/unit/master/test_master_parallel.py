@@ -77,11 +77,11 @@ def test_what_is_wrong_with_a_request_is_its_own_end_alone(story: Story) -> None
 
 
 def test_after_a_loss_all_that_ran_go_on_and_those_that_wait_follow(story: Story) -> None:
-    agent = story.join("w-1")
+    story.join("w-1")
     story.settle()
     answers = [story.submit(f"r-{number}") for number in range(5)]
     story.turn()
-    agent.frozen = story.node(1, story.epoch).frozen = True
+    story.freeze()
     story.wait(3.0)
     assert story.root.asked == ["r-0", "r-1", "r-2"]
     assert shown(story) == (3, 2)
