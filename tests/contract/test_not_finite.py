@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.contract.ranks import HUB, TAG, WAYS, Ranks, same
+from tests.contract.ranks import HUB, WAYS, Ranks, same
 from tpiedge.errors import Misconduct, PeerLost, ProtocolError
 
 STARS = [HUB, "star"]

@@ -58,27 +58,32 @@ def _greeting_of(connection: socket.socket, deadline: float) -> bytes:
 
 
 def passes_large_packets(host: str, port: int, timeout_s: float) -> bool | None:
-    """Whether the longest packets that the way is said to allow reach who listens there. Blocks for `timeout_s` for the
-    connection, and again for the packets. None where there is no connection, or the system does not tell.
+    """Whether the longest packets that the way is said to allow reach who listens there. None where there is no
+    connection, or the system does not tell. Blocks for up to `timeout_s` four times.
 
     Where there is a smaller MTU on the way and nobody says so, small packets pass, a connection comes about, and long
-    ones vanish: they are never confirmed. `timeout_s` is shorter than what a master grants a handshake: who ends the
-    connection before has heard something.
+    ones vanish: they are never confirmed. On a link that loses many packets it looks so now and then: not twice.
+    `timeout_s` is shorter than what a master grants a handshake: who ends the connection before has heard something.
     """
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
-            deadline = time.monotonic() + timeout_s
-            longest = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        return _passes_large_packets(host, port, timeout_s) or _passes_large_packets(host, port, timeout_s)
+    except OSError:
+        return None
+
+
+def _passes_large_packets(host: str, port: int, timeout_s: float) -> bool:
+    with socket.create_connection((host, port), timeout_s) as connection:
+        deadline = time.monotonic() + timeout_s
+        longest = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_MAXSEG)
+        try:
             connection.sendall(_GREETING + bytes(2 * longest))
             while _unconfirmed_bytes(connection):
                 if time.monotonic() >= deadline:
                     return False
                 connection.settimeout(_POLL_S)
                 _hear(connection)
-    except ConnectionResetError:
-        return True
-    except OSError:
-        return None
+        except ConnectionResetError:
+            return True
     return True
 
 

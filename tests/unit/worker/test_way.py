@@ -1,0 +1,94 @@
+"""Where a silent master is: what is looked at, and who is believed."""
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import Address
+from tpiedge.joining.identity import peer_name
+from tpiedge.transport.admission import GuestPolicy
+from tpiedge.transport.framing import CONTROL
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.transport.zeromq import ZmqHub
+from tpiedge.worker import way
+from tpiedge.worker.way import Lookout, WayState, look_for_master
+
+NAMED, KNOWN = Address("kitchen.test", 7070), Address("127.0.0.9", 7070)
+KEYS, OTHERS = CurveKeys.generate(), CurveKeys.generate()
+WAIT_S = 10.0
+
+
+@contextmanager
+def master(keys: CurveKeys) -> Iterator[Address]:
+    """Somebody who listens, and may be the master by its key."""
+    guests = GuestPolicy(peer_name)
+    with ZmqHub("tcp://127.0.0.1:*", keys, "master", {}, plane=CONTROL, guests=guests) as hub:
+        host, _, port = hub.address.removeprefix("tcp://").rpartition(":")
+        stop = threading.Event()
+        thread = threading.Thread(target=lambda: [hub.recv(0.01) for _ in iter(stop.is_set, True)])
+        thread.start()
+        try:
+            yield Address(host, int(port))
+        finally:
+            stop.set()
+            thread.join(WAIT_S)
+
+
+def look(monkeypatch: pytest.MonkeyPatch, *found: Address, key: str = KEYS.public) -> WayState:
+    """Where the name means what was `found`."""
+    monkeypatch.setattr(way, "resolve_all", lambda _named: found)
+    monkeypatch.setattr(way, "_ANSWER_S", 1.0)
+    return look_for_master(NAMED, KNOWN, key)
+
+
+def test_a_name_that_means_another_address_is_believed_where_the_master_s_key_is(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with master(KEYS) as address:
+        assert look(monkeypatch, address, key=OTHERS.public) == "unknown"
+        assert look(monkeypatch, address) == "moved"
+        assert look(monkeypatch, address, KNOWN) == "unknown", "it may still be where it was"
+    assert look(monkeypatch, address) == "unknown", "nobody is there"
+
+
+def test_a_name_that_means_nothing_moves_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unknown(_named: Address) -> tuple[Address, ...]:
+        raise UserError("the host is not known here")
+
+    monkeypatch.setattr(way, "resolve_all", unknown)
+    assert look_for_master(NAMED, KNOWN, KEYS.public) == "unknown"
+
+
+@pytest.mark.parametrize(("passed", "seen"), [(True, "unknown"), (False, "narrow"), (None, "unknown")])
+def test_whether_large_packets_pass(
+    monkeypatch: pytest.MonkeyPatch, passed: bool | None, seen: WayState
+) -> None:
+    monkeypatch.setattr(way, "passes_large_packets", lambda *_address: passed)
+    assert look(monkeypatch, KNOWN) == seen
+
+
+def test_it_looks_once_at_a_time_and_tells_once() -> None:
+    let, looks = threading.Event(), threading.Semaphore(0)
+
+    def slowly() -> WayState:
+        looks.release()
+        assert let.wait(WAIT_S)
+        return "narrow"
+
+    lookout = Lookout(slowly)
+    lookout.begin()
+    lookout.begin()
+    assert looks.acquire(timeout=WAIT_S)
+    assert lookout.seen() is None
+    let.set()
+    while (seen := lookout.seen()) is None:
+        let.wait(0.001)
+    assert (seen, lookout.seen()) == ("narrow", None)
+    assert not looks.acquire(blocking=False)
+    lookout.begin()
+    assert looks.acquire(timeout=WAIT_S)
+    while lookout.seen() is None:
+        let.wait(0.001)
