@@ -345,6 +345,7 @@ def _serving(
             recovery_grace_s=flags.recovery_grace_s,
             plan_ahead=plan.ahead,
             stock=flags.stock,
+            arranges=placement,
         )
         service = MasterService(running, entrance, model, context, supervisor)
         secret = secrets.token_urlsafe(32)

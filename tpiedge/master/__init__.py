@@ -2,8 +2,8 @@
 
 From messages to served requests: `reception` receives what machines and nodes send, `roster` holds the present machines
 and `quarantine` the excluded ones, `offer_rate` says which offers count, `remembered` bounds what both know, `debounce`
-says when to plan, `placement` asks the planner, in a thread of its own (`planner_thread`), `foresight` plans for losses
-that may come, `planning` leaves out who makes it fail, and `assignments` is its answer, `reconciler` compares the
+says when to plan, `placement` asks the planner, in a thread of its own (`planner_thread`), and has `arranging` order the
+ranks by what disks lack, `foresight` plans for losses that may come, `planning` leaves out who makes it fail, and `assignments` is its answer, `reconciler` compares the
 actual state with the desired one, `session_manager` runs a `session` per plan, each with its `epoch` and `membership`,
 `rank_zero` owns this machine's own node, `pace` says which machines are slower than they measured, for `speeds` to
 note, `switching` and `worth` when a faster plan is worth its pause, given the `reading_rate` of prompts, `handover`

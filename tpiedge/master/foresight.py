@@ -4,13 +4,15 @@ Such a plan is at hand when it is needed, and what it lacks has come to the mach
 are left read it instead of fetching it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from tpiedge.master.assignments import Assignments
 from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
 from tpiedge.master.roster import Machine
+from tpiedge.pack.held import HeldUnits
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.wire.epochs import Stock, Stocked
 from tpiedge.wire.fields import UnitRange
 
@@ -73,6 +75,8 @@ class Foresight:
         self._order(machines, needed)
 
     def _foresee(self, left: tuple[Machine, ...], needed: Mapping[str, dict[_Share, None]]) -> None:
+        # What other plans need of a machine will be there.
+        left = tuple(replace(one, held=_with_shares(one.held, needed[one.name])) for one in left)
         found, _ = plan_without_breakers(self._plan, left, ())
         if isinstance(found, Assignments):
             for one in found.assignments:
@@ -94,3 +98,9 @@ class Foresight:
             self._stocked.pop(machine.name, None)
             self._tell(stock, machine.name)
         self._stocked = {name: said for name, said in self._stocked.items() if name in self._told}
+
+
+def _with_shares(held: HeldUnits, shares: Iterable[_Share]) -> HeldUnits:
+    for attention, ffn in shares:
+        held = held.with_share(NodeShare(Share(*attention), Share(*ffn)))
+    return held

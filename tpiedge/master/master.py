@@ -17,6 +17,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
 from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
+from tpiedge.master.arranging import Arranger, Arranges
 from tpiedge.master.assignments import Served
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
@@ -64,11 +65,12 @@ class Master:
         recovery_grace_s: float = RECOVERY_GRACE_S,
         plan_ahead: PlaceNodes | None = None,
         stock: bool = True,
+        arranges: Arranges | None = None,
     ) -> None:
         """`known`: names of the workers that belonged to the cluster before, as for Roster. `recovery_grace_s`: for how
         long requests wait for lost machines to return where the others are too few. `plan_ahead` is for what is
         not needed yet, where that is not `plan` itself: it raises StillPlanning where it would have to wait. `stock`:
-        machines fetch what such plans need of them."""
+        machines fetch what such plans need of them. `arranges`: in what orders ranks may be; None: as in the plans."""
         timing = timing or Timing()
         roster, reputation, outbox = Roster(timing.timeout_s, known), Reputation(), Outbox(hub)
         self._hub = hub
@@ -79,7 +81,15 @@ class Master:
         self._sessions = SessionManager(
             hub, outbox, rank_zero, served, timing, clock, requests.tell, lambda: not requests.idle
         )
-        foresight = Foresight(plan_ahead or plan, outbox.send, served.pack_id, stock=stock)
+        plan_ahead = plan_ahead or plan
+        if arranges is not None:
+            sessions = self._sessions
+            arranger = Arranger(
+                arranges,
+                lambda: [one.assignments for one in (sessions.coming, sessions.serving) if one is not None],
+            )
+            plan, plan_ahead = arranger.over(plan), arranger.over(plan_ahead)
+        foresight = Foresight(plan_ahead, outbox.send, served.pack_id, stock=stock)
         self._drains = Drains(roster)
         self._reception = Reception(hub, clock, outbox, door, roster, reputation, self._sessions, foresight)
         self._reconciler = Reconciler(

@@ -1,13 +1,16 @@
 """Turns the present machines into assignments, by asking the planner."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.roster import Machine
+from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner import prediction
+from tpiedge.planner.arrangement import Arrangement, Part
 from tpiedge.planner.capacity import Allocation, Allotment, allocate
-from tpiedge.planner.needs import Infeasible, NodeNeed, layer_bytes
+from tpiedge.planner.needs import Infeasible, ModelFacts, NodeNeed, layer_bytes
 from tpiedge.planner.partition import ShareWeight
 from tpiedge.planner.prediction import Demand
 from tpiedge.planner.reasons import SpareReason, slower, too_small
@@ -42,6 +45,36 @@ class NodePlacement:
         small = self._small(machines)
         found = self._of_fit(tuple(one for one in machines if one.name not in small), serving)
         return replace(found, spare={**small, **found.spare})
+
+    def arrangement(self, found: Assignments, machines: tuple[Machine, ...]) -> Arrangement:
+        """The orders that the machines of a plan may have, given what is on their disks."""
+        named = {machine.name: machine for machine in machines}
+        workers = [named[one.machine] for one in found.assignments[1:]]
+        nodes = prediction.node_facts([self.own, *map(self._offered, workers)])
+        held = [HeldUnits(), *(worker.held for worker in workers)]
+        shares = [one.share for one in found.assignments]
+        parts = list(map(Part, nodes, shares, held))
+        return Arrangement(self.demand.model, self.demand.capacity_tokens, parts)
+
+    def in_order(self, found: Assignments, line: Arrangement, order: Sequence[int]) -> Assignments | None:
+        """The plan with its machines in an order of `line`, its arrangement; None where they do not fit so."""
+        needs = line.needs(order)
+        if needs is None:
+            return None
+        model = self.demand.model
+        moved = tuple(
+            replace(
+                found.assignments[rank],
+                share=share,
+                weight_bytes=need.weight_bytes,
+                weights=need.weights,
+                planned_bytes=need.total_bytes,
+                ffn_s=_ffn_seconds(model, share, found.assignments[rank].speed),
+            )
+            for rank, share, need in zip(order, line.shares(order), needs, strict=True)
+        )
+        step_s = found.step_s + line.seconds(order) - line.seconds(line.own)
+        return replace(found, assignments=moved, step_s=step_s)
 
     def _small(self, machines: tuple[Machine, ...]) -> dict[str, SpareReason]:
         """The machines whose memory holds no share at all."""
@@ -117,7 +150,6 @@ class NodePlacement:
         """One machine's assignment; `machine` is None for the master's own."""
         need = allotment.need or _NOTHING
         offer = None if machine is None else machine.offer
-        model = self.demand.model
         speed = self.own.weight_bytes_per_s if machine is None else self._speed(machine)
         return Assignment(
             machine="" if offer is None else allotment.name,
@@ -131,10 +163,13 @@ class NodePlacement:
             memory_bytes=(self.own.memory_bytes or 0) if offer is None else offer.memory_bytes,
             speed=speed,
             slowdown=1.0 if machine is None else machine.slowdown,
-            ffn_s=layer_bytes(model, NodeShare(Share(0, 0), allotment.share.ffn)) / speed
-            if speed > 0
-            else 0.0,
+            ffn_s=_ffn_seconds(self.demand.model, allotment.share, speed),
         )
+
+
+def _ffn_seconds(model: ModelFacts, share: NodeShare, speed: float) -> float:
+    """As Assignment.ffn_s."""
+    return layer_bytes(model, NodeShare(Share(0, 0), share.ffn)) / speed if speed > 0 else 0.0
 
 
 def _left_out(found: Allocation) -> dict[str, SpareReason]:

@@ -12,6 +12,7 @@ from tpiedge.master.outbox import Outbox
 from tpiedge.master.quarantine import Reputation, Traffic
 from tpiedge.master.roster import Roster
 from tpiedge.master.session_manager import SessionManager
+from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_name
 from tpiedge.transport.endpoint import Envelope, LinkReset, MalformedMessage
 from tpiedge.transport.hub import Hub
@@ -19,6 +20,7 @@ from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
     Echo,
+    Held,
     Leaving,
     NodeEnded,
     Offer,
@@ -152,6 +154,9 @@ class Reception:
             case Stocked():
                 if self._known(name, now):
                     self._foresight.heard(name, message)
+            case Held(pack=pack, attention=attention, ffn=ffn):
+                if self._known(name, now) and pack == self._sessions.served.pack_id:
+                    self._roster.holds(name, HeldUnits.of(attention, ffn))
             case Leaving():
                 self._lose(name, "it was stopped there", intended=True)
                 self._reputation.stopped(name, now)

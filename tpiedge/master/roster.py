@@ -11,14 +11,15 @@ Laws:
 5. A drained machine stays so, lost or not, until its agent is started anew (another nonce) or the drain is undone.
 6. A machine's slowdown lasts until it makes another offer, or returns.
 7. `generation` changes whenever the set of present machines, of those that are drained, an offer, or what is known of a
-   link or of a machine's speed changes, and only then.
+   link or of a machine's speed changes, and only then. What is on a machine's disk leads to no other plan.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
 
@@ -52,10 +53,12 @@ class Machine:
     slowdown: float = 1.0
     slowed: float = 0.0
     changes: int = 0
+    #: What it has of the model that is served.
+    held: HeldUnits = field(default_factory=HeldUnits)
 
     @property
     def planned_by(self) -> tuple[str, Offer, LinkSpeed | None, float]:
-        """What a plan depends on."""
+        """What a plan depends on, but for the order of its ranks."""
         return self.name, self.offer, self.link, self.slowdown
 
 
@@ -140,6 +143,12 @@ class Roster:
         if machine is not None and machine.present:
             self._machines[name] = replace(machine, link=link)
             self.generation += 1
+
+    def holds(self, name: str, held: HeldUnits) -> None:
+        """The machine said what is on its disk."""
+        machine = self._machines.get(name)
+        if machine is not None and machine.present:
+            self._machines[name] = replace(machine, held=held)
 
     def slowed(self, name: str, slowdown: float, now: float) -> None:
         """The machine computes so many times slower than it measured: one of the powers of the root of 2 between 1/16

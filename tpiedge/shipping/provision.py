@@ -3,11 +3,12 @@
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, DiskFull
+from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.pack.store.copy import ShardCopy
@@ -25,6 +26,8 @@ FILES_HUB = "files"
 
 _REPORT_S = 0.3
 _LOOK_S = 0.1
+#: Of so many packs the master is told what is here.
+_PACKS = 4
 _log = logging.getLogger(__name__)
 
 Report = Callable[[int, int, float], None]
@@ -107,6 +110,10 @@ class Provision:
             return 0
         with self._store.open(pack) as copy:
             return copy.held_bytes
+
+    def held(self) -> Mapping[str, HeldUnits]:
+        """The units that are here of the packs used last. Waits for nobody."""
+        return self._store.held_units(_PACKS)
 
     @contextlib.contextmanager
     def _turns(self, cancelled: threading.Event) -> Iterator[None]:

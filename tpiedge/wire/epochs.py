@@ -4,7 +4,7 @@ of them and keeps the worker's shards.
 Life of an epoch: Prepare -> Preparing* -> Prepared -> Launch -> Spawned -> (the node speaks for itself, `control.py`)
 -> NodeEnded, or Release by the master, which NodeEnded answers. A NodeEnded without a Spawned before says that the
 preparation failed. Fetching disturbs no node: the epoch before may serve until the Launch. An agent that is in no
-epoch writes epoch 0. Stock, which Stocked answers, belongs to no epoch.
+epoch writes epoch 0. Stock, which Stocked answers, belongs to no epoch, nor does Held, which says what is on a disk.
 """
 
 from dataclasses import dataclass
@@ -35,6 +35,7 @@ __all__ = [
     "AskOffer",
     "Capacity",
     "Echo",
+    "Held",
     "Launch",
     "Leaving",
     "MasterPulse",
@@ -234,6 +235,17 @@ class Stocked:
     held_bytes: U64
     complete: bool
     why: Text
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Agent to master, after each Offer and before Prepared and Stocked: the query heads, with their KV heads, and the
+    FFN tiles of `pack` whose bytes of every layer are on this machine's disk."""
+
+    epoch: U32
+    pack: PackId
+    attention: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
+    ffn: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
 
 
 @dataclass(frozen=True, slots=True)

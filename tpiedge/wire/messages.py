@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 12
+PROTOCOL = 13
 
 Message = (
     data.StepPlan
@@ -68,6 +68,7 @@ Message = (
     | epochs.Spare
     | epochs.Stock
     | epochs.Stocked
+    | epochs.Held
 )
 
 TAGS: dict[int, type[Message]] = {
@@ -129,4 +130,5 @@ TAGS: dict[int, type[Message]] = {
     110: epochs.Spare,
     111: epochs.Stock,
     112: epochs.Stocked,
+    113: epochs.Held,
 }

@@ -31,6 +31,7 @@ from tpiedge.wire.epochs import (
     AgentPulse,
     AskOffer,
     Echo,
+    Held,
     Launch,
     Leaving,
     MasterPulse,
@@ -46,6 +47,7 @@ from tpiedge.wire.epochs import (
     Stock,
 )
 from tpiedge.wire.join import Enrolled, Refused
+from tpiedge.wire.limits import MAX_NODES
 from tpiedge.wire.messages import PROTOCOL, Message
 from tpiedge.wire.weights import Keeping
 from tpiedge.worker.preparation import FetchShards, Preparation, Preparations, Shards
@@ -130,6 +132,7 @@ class Agent:
         self._nonce = secrets.randbits(63)
         self._slot = NodeSlot(settings.threads, standby, settings.memory_bytes, settings.locker)
         self._preparations = Preparations(fetch, self._progress)
+        self._stockroom = stockroom
         self._stocking = Stocking(stockroom, clock)
         #: Whether the master serves and is not busy.
         self._at_rest = False
@@ -186,10 +189,20 @@ class Agent:
             keeping=settings.keeping,
         )
 
+    def _introduce(self) -> None:
+        """Says what this machine can give, and what it has."""
+        self._send(self._offer())
+        self._tell_held()
+
+    def _tell_held(self) -> None:
+        for pack, units in self._stockroom.held().items():
+            attention, ffn = units.intervals
+            self._send(Held(0, pack, attention[:MAX_NODES], ffn[:MAX_NODES]))
+
     # --- serving
 
     def _serve(self) -> None:
-        self._send(self._offer())
+        self._introduce()
         due = self._heard = self._clock.now()
         while not self._stopping.is_set():
             now = self._clock.now()
@@ -220,7 +233,7 @@ class Agent:
             case AskOffer():
                 # A restarted master may have another version or compute otherwise.
                 self._send(introduction(self._settings.host))
-                self._send(self._offer())
+                self._introduce()
             case Prepare():
                 self._prepare(message)
             case Launch(epoch=epoch):
@@ -252,6 +265,7 @@ class Agent:
             self._stocking.pause()
         said = self._stocking.finished()
         if said is not None:
+            self._tell_held()
             self._send(said)
 
     def _serves(self, epoch: int, running: _Running) -> None:
@@ -290,6 +304,7 @@ class Agent:
                 self._cannot(preparation.order.epoch, error)
             else:
                 self._distrust = False
+                self._tell_held()
                 self._send(Prepared(preparation.order.epoch, preparation.keys.public))
 
     def _launch(self, epoch: int) -> None:

@@ -2,11 +2,13 @@
 
 import logging
 import threading
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, TpiedgeError
+from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Stock, Stocked
 
@@ -31,6 +33,10 @@ class Stockroom(Protocol):
 
     def held_bytes(self, pack: str) -> int:
         """How much of the pack's weights is here."""
+        ...
+
+    def held(self) -> Mapping[str, HeldUnits]:
+        """Which units are here, of each pack that was used lately. Does not wait, and raises nothing."""
         ...
 
 

@@ -111,6 +111,30 @@ def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact)
     exact(cluster)
 
 
+def test_a_worker_that_joins_has_the_others_fetch_nothing(clusters, exact):
+    """It takes its place between the master and the worker, which keeps the end of what it had; the next master, which
+    has let them in in the other order, hears what is on their disks."""
+    cluster = clusters("--min-workers", 1, "--spare", "off", bytes_per_s=SLOW)
+    cluster.start_master()
+    ann = cluster.start_worker("ann", bytes_per_s=SLOW)
+    assert node_of(cluster.wait_ready(2), "ann")["ffn"] == [2, 4]
+    written = ann.weights()
+    zoe = cluster.start_worker("zoe", bytes_per_s=2 * SLOW)
+    status = cluster.wait_ready(3)
+    parts = {name: node_of(status, name)["ffn"] for name in ("zoe", "ann")}
+    assert parts == {"zoe": [1, 3], "ann": [3, 4]}
+    assert ann.weights() == written
+    exact(cluster)
+
+    written_by_zoe = zoe.weights()
+    assert cluster.master.end() == 0
+    cluster.start_master()
+    status = cluster.wait_ready(3)
+    assert {name: node_of(status, name)["ffn"] for name in parts} == parts
+    assert (ann.weights(), zoe.weights()) == (written, written_by_zoe)
+    exact(cluster)
+
+
 def test_a_worker_that_is_not_needed_is_told_and_what_it_is_told_to_type_takes_it_in(clusters, exact):
     """It adds next to nothing to such a fast master."""
     cluster = clusters(bytes_per_s=FAST)

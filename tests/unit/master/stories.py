@@ -6,6 +6,7 @@ from typing import cast
 
 from tests.unit.master.players import FakeAgent, FakeDoor, FakeNode, FakeRankZero, offer
 from tpiedge.errors import TpiedgeError
+from tpiedge.master.arranging import Arranges
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan, Served
 from tpiedge.master.journal import Paused
 from tpiedge.master.master import Master
@@ -52,7 +53,9 @@ def assignments_of(*machines: str) -> tuple[Assignment, ...]:
 class Story:
     """The master's turns are taken by the test: no thread, no waiting."""
 
-    def __init__(self, served: Served = SERVED, queue_limit: int = 4) -> None:
+    def __init__(
+        self, served: Served = SERVED, queue_limit: int = 4, arranges: Arranges | None = None
+    ) -> None:
         self.clock = ManualClock()
         self.hub = InProcessHub("master", CONTROL, Admission({}))
         self.rank_zero = FakeRankZero()
@@ -76,6 +79,7 @@ class Story:
             self.door,
             queue_limit=queue_limit,
             plan_ahead=self._ahead,
+            arranges=arranges,
         )
 
     def _ahead(self, machines: tuple[Machine, ...], serving: tuple[str, ...]) -> Assignments | NoPlan:

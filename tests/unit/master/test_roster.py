@@ -8,6 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.unit.master.players import offer
 from tpiedge.master.roster import GONE, PLACES, Roster
+from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.probing import LinkSpeed
 
 LINK = LinkSpeed(0.01, 1e6)
@@ -185,6 +186,22 @@ def test_the_generation_tells_of_what_plans_depend_on(
     before = roster.generation
     event(roster)
     assert (roster.generation != before) == changes
+
+
+def test_what_is_on_a_disk_is_known_until_the_machine_is_lost_and_changes_no_plan() -> None:
+    roster, held = make(), HeldUnits(0b11, 0b1)
+    roster.holds("w-1", held)
+    roster.offered("w-1", offer(), 1.0)
+    before = roster.generation, [machine.planned_by for machine in roster.present]
+    roster.holds("w-1", held)
+    assert (roster.generation, [machine.planned_by for machine in roster.present]) == before
+    assert [machine.held for machine in roster.present] == [held]
+    roster.offered("w-1", offer(memory_bytes=1 << 31), 2.0)
+    assert [machine.held for machine in roster.present] == [held], "the same agent, with more memory"
+    roster.lose("w-1", "cut")
+    roster.holds("w-1", held)
+    roster.offered("w-1", offer(), 3.0)
+    assert [machine.held for machine in roster.present] == [HeldUnits()], "it says it again"
 
 
 NAMES = st.sampled_from(["w-1", "w-2", "w-3"])

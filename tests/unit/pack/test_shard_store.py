@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tpiedge.errors import DiskFull, ProtocolError, UserError
+from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.manifest import MANIFEST_NAME
@@ -159,6 +160,27 @@ def test_a_crash_at_any_step_never_lies(pack, tmp_path, seed, crashes):
             fill(resumed, pack, SHARE)
             assert resumed.missing(SHARE) == resumed.verify(SHARE) == []
         shutil.rmtree(snapshot)
+
+
+def test_the_units_that_are_here_of_every_layer_are_told_of_the_packs_used_last(two_packs, tmp_path):
+    pack, other = two_packs
+    store = ShardStore(tmp_path / "store")
+    assert store.held_units(4) == {}
+    with adopt(store, pack) as copy:
+        assert store.held_units(4) == {copy.id: HeldUnits()}
+        fill(copy, pack, SHARE)
+        assert store.held_units(4) == {copy.id: HeldUnits(0b1100, 0b1)}
+        one = copy.pack.layout(1).matrix("k").ranges(1, 2).__next__()
+        copy.forget([LayerRanges(1, (one,))])
+        assert store.held_units(4) == {copy.id: HeldUnits(0, 0b1)}, "one layer lacks the KV head of both"
+    with adopt(store, other) as later:
+        os.utime(tmp_path / "store" / "packs" / later.id / "in-use", (time.time() + 9,) * 2)
+        assert list(store.held_units(4)) == [later.id, copy.id]
+        assert list(store.held_units(1)) == [later.id]
+    (tmp_path / "store" / "packs" / copy.id / MANIFEST_NAME).write_bytes(b"damaged")
+    assert list(store.held_units(4)) == [later.id]
+    shutil.rmtree(tmp_path / "store")
+    assert store.held_units(4) == {}
 
 
 def test_a_flipped_bit_is_found_forgotten_and_refilled(pack, tmp_path):

@@ -2,7 +2,7 @@
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,6 +13,7 @@ from tpiedge.launch import slot
 from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.measurements import Measurements
 from tpiedge.launch.readiness import NOT_MEASURED, NodeReport
+from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_line
 from tpiedge.testing.clock import ManualClock
 from tpiedge.transport.framing import CONTROL
@@ -22,6 +23,7 @@ from tpiedge.wire.epochs import (
     AskOffer,
     Capacity,
     Echo,
+    Held,
     Launch,
     Leaving,
     MasterPulse,
@@ -164,6 +166,10 @@ class FakeStockroom:
         self.let = threading.Event()
         self.cancelled = threading.Event()
         self.error: TpiedgeError | None = None
+        self.units: dict[str, HeldUnits] = {}
+
+    def held(self) -> Mapping[str, HeldUnits]:
+        return self.units
 
     def stock(self, order: Stock, cancelled: threading.Event) -> None:
         self.asked.put(order)
@@ -630,6 +636,28 @@ def test_other_plans_parts_are_fetched_only_while_the_cluster_is_at_rest(worker:
     assert room.asked.get(timeout=WAIT_S) == STOCK
     worker.sync()
     assert room.asked.empty(), "it is there"
+
+
+def test_the_master_hears_what_is_on_the_disk_before_it_relies_on_that(make: Callable[..., Worker]) -> None:
+    worker = make()
+    worker.stockroom.units = {"p1": HeldUnits(0b1100, 0b0111), "p0": HeldUnits()}
+    worker.start()
+    held = [Held(0, "p1", ((2, 4),), ((0, 3),)), Held(0, "p0", (), ())]
+    assert [worker.expect(Held), worker.expect(Held)] == held
+    worker.say(AskOffer(0))
+    worker.expect(Offer)
+    assert [worker.expect(Held), worker.expect(Held)] == held
+    worker.stockroom.units = {"p1": HeldUnits(0, sum(1 << unit for unit in range(0, 600, 2)))}
+    worker.say(order(5))
+    worker.fetch.let(5)
+    assert len(worker.expect(Held).ffn) == 128, "as many as a message holds"
+    worker.expect(Prepared)
+    worker.say(Release(5))
+    worker.stockroom.let.set()
+    worker.say(STOCK)
+    worker.say(MasterPulse(5, "serving", False))
+    worker.expect(Held)
+    assert worker.expect(Stocked).complete
 
 
 def test_a_coming_epoch_goes_before_what_other_plans_need(worker: Worker) -> None:

@@ -16,6 +16,7 @@ from tpiedge.pack.layout import HashedRange
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare
 from tpiedge.pack.store.filling import RangeWriter
+from tpiedge.pack.store.holding import presence_of
 from tpiedge.pack.store.locks import FileLock
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import explain_store_errors
@@ -155,8 +156,7 @@ class ShardCopy:
 
     def presence(self, layer: int) -> Presence:
         """The bits of the layer's blob."""
-        path = self.pack.blob_path(layer)
-        return Presence(path.parent / f"{path.name}.present", self.pack.layout(layer).range_count)
+        return presence_of(self.pack, layer)
 
     def close(self) -> None:
         """Others may evict it."""

@@ -30,6 +30,11 @@ class Presence:
         bits = self._read()
         return [item for item in ranges if bits[item.index >> 3] >> (item.index & 7) & 1]
 
+    @property
+    def bits(self) -> int:
+        """Bit i says of the range of index i that it is there now."""
+        return int.from_bytes(self._read(), "little")
+
     def mark(self, ranges: Iterable[HashedRange]) -> None:
         """Set bits. The bytes of `ranges` must be durable. Raises OSError."""
         with self._changed() as bits:

@@ -17,16 +17,18 @@ import os
 import re
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from tpiedge.errors import ProtocolError, TpiedgeError, UserError
 from tpiedge.pack.hashes import is_blob_id
+from tpiedge.pack.held import HeldUnits
 from tpiedge.pack.identity import MAX_MANIFEST_BYTES, manifest_bytes, pack_id
 from tpiedge.pack.layout import BlobLayout
 from tpiedge.pack.manifest import BLOB_FOLDER, MANIFEST_NAME, load_manifest
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.store.copy import ShardCopy
+from tpiedge.pack.store.holding import held_units
 from tpiedge.pack.store.locks import FileLock
 from tpiedge.pack.store.presence import Presence
 from tpiedge.pack.store.space import (
@@ -68,6 +70,17 @@ class ShardStore:
     def pack_ids(self) -> tuple[str, ...]:
         """Packs whose manifest is here."""
         return tuple(sorted(e.name for e in (self.folder / _PACKS).iterdir() if is_blob_id(e.name)))
+
+    def held_units(self, most: int) -> Mapping[str, HeldUnits]:
+        """The units that are here of every layer, for each of the `most` packs that were used last; none where they
+        cannot be read. Takes no lock, and counts as no use."""
+        found: dict[str, HeldUnits] = {}
+        with contextlib.suppress(OSError):
+            for identity in sorted(self.pack_ids, key=self._used_at, reverse=True)[:most]:
+                with contextlib.suppress(TpiedgeError):
+                    folder = self._folder_of(identity)
+                    found[identity] = held_units(Pack(folder, load_manifest(folder)))
+        return found
 
     def has(self, identity: str) -> bool:
         """Whether the manifest of the pack `identity` is here, byte for byte."""
@@ -199,10 +212,15 @@ class ShardStore:
                 pack.precision.value,
                 sum(allocated_bytes(pack.blob_path(layer)) for layer in layers),
                 sum(pack.layout(layer).nbytes for layer in layers),
-                (in_use if in_use.exists() else folder).stat().st_mtime,
+                self._used_at(identity),
                 _is_locked(in_use),
             )
         return None
+
+    def _used_at(self, identity: str) -> float:
+        folder = self._folder_of(identity)
+        in_use = folder / _IN_USE
+        return (in_use if in_use.exists() else folder).stat().st_mtime
 
     def _held_bytes(self) -> int:
         return sum(allocated_bytes(entry) for entry in (self.folder / BLOB_FOLDER).iterdir())
