@@ -21,7 +21,7 @@ from typing import Final, Self
 from tpiedge.api.answering import ServerEnds
 from tpiedge.api.errors import ApiError
 from tpiedge.api.record_folder import RecordFile, RecordFolder
-from tpiedge.api.records import AcceptedRequest, Said, key_mark, marks
+from tpiedge.api.records import AcceptedRequest, key_mark, marks
 from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent, Generation, Service
 from tpiedge.api.stream_bridge import EventQueue
@@ -30,7 +30,7 @@ from tpiedge.master.journal import Paused
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.units import format_seconds
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["COLLECTED_WITHIN_S", "AnswerReader", "KeptAnswer", "KeptAnswers"]
@@ -52,7 +52,7 @@ class KeptAnswer:
         file: RecordFile,
         tokenizer: Tokenizer | None,
         now: Now,
-        said: Sequence[Said] = (),
+        said: Sequence[Token] = (),
     ) -> None:
         """`said`: what `file` holds already."""
         self.accepted = accepted
@@ -171,7 +171,7 @@ class KeptAnswer:
                 self._reader.tell(self._last_word())
 
     def _say(self, event: AnswerEvent) -> None:
-        if isinstance(event, Token | PromptScores):
+        if isinstance(event, Token):
             self._file.add(event)
         stopped = self._stops_at(event)
         with self._lock:

@@ -131,7 +131,7 @@ class Service(Protocol):
         """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
         ...
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> Generation:
+    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:
         """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
         wanted. To be called before anything is submitted. Raises Unavailable."""
         ...

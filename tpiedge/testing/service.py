@@ -22,7 +22,7 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["FakeGeneration", "FakeService", "finished", "token"]
@@ -169,8 +169,8 @@ class FakeService:
         self.generations.put(generation)
         return generation
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> FakeGeneration:
-        generation = FakeGeneration(request, sum(isinstance(one, Token) for one in said))
+    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> FakeGeneration:
+        generation = FakeGeneration(request, len(said))
         self.script(generation)
         self.generations.put(generation)
         return generation

@@ -262,10 +262,10 @@ def test_a_record_of_another_version_is_refused(clusters):
     folder.mkdir(mode=0o700)
     record = folder / "000000000001-cmpl-1.answer"
     record.touch(mode=0o600)
-    record.write_bytes(b'5a1dc9f0 {"version":2}\n')
+    record.write_bytes(b'4306f8b1 {"version":3}\n')
     assert cluster.start_master(wait=False).wait() == 2
     (line,) = [line for line in cluster.master.log.splitlines() if str(record) in line]
-    assert "is a record of version 2, this tpiedge reads version 1: start the tpiedge that wrote it" in line
+    assert "is a record of version 3, this tpiedge reads version 2: start the tpiedge that wrote it" in line
     assert "Traceback" not in cluster.master.log
     cluster.options = ()
     cluster.start_master()
