@@ -6,7 +6,7 @@ import signal
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -99,6 +99,35 @@ class Stream:
         self.text = ""
         self.done = False
 
+    def begin(self, http: httpx.Client, end_master: Callable[[], object]) -> str:
+        """Asks, and ends the master once the answer is well under way. Returns the path of the rest."""
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            events = self.read(answer)
+            while next(events) < UNDER_WAY:
+                pass
+            end_master()
+            with contextlib.suppress(*BROKEN):
+                for _ in events:
+                    pass
+        assert not self.done
+        return path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For what comes after the last event."""
+        return {"Last-Event-ID": str(self.ids[-1])}
+
+    def go_on(self, http: httpx.Client, path: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Reads the rest to its end."""
+        with http.stream("GET", path, headers=self.headers) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            meanwhile()
+            for _ in self.read(answer):
+                pass
+        assert self.done
+        assert self.ids == list(range(1, len(self.ids) + 1))
+
     def read(self, answer: httpx.Response) -> Iterator[int]:
         for line in answer.iter_lines():
             if line.startswith("id: "):
@@ -117,39 +146,24 @@ class Stream:
 def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
     stream = Stream()
     with client(cluster) as http, client(cluster, OTHER_KEY) as other:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            events = stream.read(answer)
-            while next(events) < UNDER_WAY:
-                pass
-            (record,) = records(cluster)
-            assert stat.S_IMODE(record.stat().st_mode) == 0o600
-            assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
-            assert KEY not in record.read_text()
-            kill(cluster)
-            with contextlib.suppress(*BROKEN):
-                for _ in events:
-                    pass
-        assert not stream.done
+        path = stream.begin(http, lambda: kill(cluster))
+        (record,) = records(cluster)
+        assert stat.S_IMODE(record.stat().st_mode) == 0o600
+        assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
+        assert KEY not in record.read_text()
         cluster.start_master()
         wait_for(lambda: "going on with 1 answer of the master before" in cluster.master.log, START_S)
-        headers = {"Last-Event-ID": str(stream.ids[-1])}
         refused = [
-            other.get(path, headers=headers),
-            http.get(path.replace("/v1/", "/v1/chat/"), headers=headers),
-            http.get("/v1/completions/cmpl-0", headers=headers),
+            other.get(path, headers=stream.headers),
+            http.get(path.replace("/v1/", "/v1/chat/"), headers=stream.headers),
+            http.get("/v1/completions/cmpl-0", headers=stream.headers),
         ]
         assert [one.status_code for one in refused] == [404] * 3
         assert len({one.text for one in refused}) == 1
-        with http.stream("GET", path, headers=headers) as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            for _ in stream.read(answer):
-                pass
-        assert stream.done
+        stream.go_on(http, path)
         assert stream.text == expected
-        assert stream.ids == list(range(1, len(stream.ids) + 1))
         wait_until_nothing_is_recorded(cluster)
-        assert http.get(path, headers=headers).status_code == 404
+        assert http.get(path, headers=stream.headers).status_code == 404
 
 
 @pytest.mark.fault(
@@ -214,22 +228,10 @@ def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
     cluster.wait_ready(2)
     stream = Stream()
     with client(cluster) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            events = stream.read(answer)
-            while next(events) < UNDER_WAY:
-                pass
-            kill(cluster)
-            with contextlib.suppress(*BROKEN):
-                for _ in events:
-                    pass
+        path = stream.begin(http, lambda: kill(cluster))
         ann.process.end()
         cluster.start_master()
-        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
-            cluster.start_worker("bob")
-            for _ in stream.read(answer):
-                pass
-    assert stream.done
+        stream.go_on(http, path, lambda: cluster.start_worker("bob"))
     assert stream.text == expected
 
 
@@ -240,19 +242,10 @@ def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expec
     cluster.wait_ready(1)
     stream = Stream()
     with client(cluster) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            events = stream.read(answer)
-            next(events)
-            cluster.master.popen.terminate()
-            with pytest.raises(BROKEN):
-                for _ in events:
-                    pass
+        path = stream.begin(http, cluster.master.popen.terminate)
         assert cluster.master.wait() == 0
         cluster.start_master()
-        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
-            for _ in stream.read(answer):
-                pass
+        stream.go_on(http, path)
     assert stream.text == expected
 
 
