@@ -63,6 +63,9 @@ class _Tokens:
             yield Token(0, "bench", index, index % 32_000, ())
         yield Finished(0, "bench", "length", 1, self._tokens, 0, self._tokens)
 
+    def attend(self, attended: bool) -> None:
+        """There are no others."""
+
     def cancel(self) -> None:
         """It ends by itself."""
 

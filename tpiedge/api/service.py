@@ -85,6 +85,11 @@ class Generation(Protocol):
         """
         ...
 
+    def attend(self, attended: bool) -> None:
+        """Whether somebody waits for it, as of a new one; one for which nobody does gives way to others. From any
+        thread."""
+        ...
+
     def cancel(self) -> None:
         """Stop the work. From any thread, any number of times, also after the end."""
         ...
@@ -133,7 +138,7 @@ class Service(Protocol):
 
     def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:
         """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
-        wanted. To be called before anything is submitted. Raises Unavailable."""
+        wanted, though nobody waits for it yet. To be called before anything is submitted. Raises Unavailable."""
         ...
 
     def pending(self) -> tuple[PendingJoin, ...]:

@@ -81,6 +81,21 @@ def wait_until_nothing_is_recorded(cluster: Serving) -> None:
     wait_for(lambda: not records(cluster), START_S)
 
 
+def kill_during_whole_answer(cluster: Serving, http: httpx.Client) -> str:
+    """Asks for an answer that is not streamed, and kills the master once it is well under way. Returns its path.
+
+    What computes it is frozen, so that it lasts until its head is there."""
+    rank_zero, named = cluster.rank_zero(), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        path = threads.submit(whole_that_breaks, http, named)
+        wait_for_record(cluster)
+        rank_zero.suspend()
+        assert named.wait(START_S)
+        kill(cluster)
+        rank_zero.kill()
+        return path.result()
+
+
 def whole_that_breaks(http: httpx.Client, named: threading.Event) -> str:
     """Asks for an answer that is not streamed; returns its path, once the connection has broken."""
     with http.stream("POST", "/v1/completions", json=BODY) as answer:
@@ -170,21 +185,32 @@ def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
     "P7", "killed with --journal: an answer that is not streamed is finished, and collected by its id"
 )
 def test_a_whole_answer_is_collected(cluster: Serving, expected: str):
-    """What computes it is frozen, so that it lasts until its head is there."""
-    rank_zero = cluster.rank_zero()
-    with client(cluster) as http, ThreadPoolExecutor(1) as threads:
-        named = threading.Event()
-        path = threads.submit(whole_that_breaks, http, named)
-        wait_for_record(cluster)
-        rank_zero.suspend()
-        assert named.wait(START_S)
-        kill(cluster)
-        rank_zero.kill()
+    with client(cluster) as http:
+        path = kill_during_whole_answer(cluster, http)
         cluster.start_master()
-        collected = http.get(path.result()).json()
+        collected = http.get(path).json()
         assert collected["choices"][0]["text"] == expected
         assert collected["usage"]["completion_tokens"] == BODY["max_tokens"]
         wait_until_nothing_is_recorded(cluster)
+
+
+@pytest.mark.fault(
+    "P7", "killed with --journal: who asks the next master comes before answers that nobody waits for"
+)
+def test_what_nobody_waits_for_gives_way(clusters, expected: str):
+    """One request at a time is computed: the answer of the master before gives its place back, and goes on later."""
+    cluster = clusters(*OPTIONS, "--parallel", 1)
+    cluster.start_master()
+    cluster.wait_ready(1)
+    short = BODY | {"max_tokens": 5}
+    with client(cluster) as http:
+        path = kill_during_whole_answer(cluster, http)
+        lines = recorded_lines(cluster)
+        cluster.start_master()
+        wait_for_record(cluster, lines)
+        assert http.post("/v1/completions", json=short).json()["usage"]["completion_tokens"] == 5
+        assert recorded_lines(cluster) < BODY["max_tokens"]
+        assert http.get(path).json()["choices"][0]["text"] == expected
 
 
 @pytest.mark.fault("P7", "killed twice with --journal: `tpiedge chat` connects again by itself")
@@ -233,6 +259,28 @@ def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
         cluster.start_master()
         stream.go_on(http, path, lambda: cluster.start_worker("bob"))
     assert stream.text == expected
+
+
+@pytest.mark.fault(
+    "P8",
+    "the client's connection is cut with --journal: the answer goes on for a minute, and a GET has the rest",
+)
+def test_a_client_that_lost_its_connection_has_the_rest(cluster: Serving, expected: str):
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            for number in stream.read(answer):
+                if number == UNDER_WAY:
+                    break
+        wait_for_record(cluster, UNDER_WAY)
+        stream.go_on(http, path)
+        assert stream.text == expected
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            assert http.delete(path).json()["deleted"]
+        wait_until_nothing_is_recorded(cluster)
+        assert http.get(path).status_code == 404
 
 
 @pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")

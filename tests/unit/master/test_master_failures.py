@@ -166,9 +166,10 @@ def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) ->
 
 
 def test_requests_of_an_earlier_master_wait_for_its_workers(story: Story) -> None:
-    """Those that come meanwhile wait behind them."""
+    """Those that come meanwhile wait behind them, once their readers have come again."""
     story.min_workers = 1
     old = story.master.resume(request("old"), [Token(0, "old", 0, 5, ())])
+    old.attend(True)
     story.wait(RECOVERY_GRACE_S - 5)
     new = story.submit("new")
     story.join("w-1")
