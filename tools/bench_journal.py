@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpiedge.api.kept_answers import KeptAnswer
+from tpiedge.api.kept_answers import KeptAnswer, Parting
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.schema import Reply
@@ -99,7 +99,7 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
     reader = answer.read(collects=False)
     answer.follow(generation)
     await _hear(reader.open())
-    reader.leave(delivered=True)
+    reader.leave(Parting.SERVED)
 
 
 async def _hear(feed: AnswerFeed) -> None:

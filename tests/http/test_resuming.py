@@ -302,6 +302,7 @@ def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
         readers.append(kept.accept(request, CHAT, 0, "m", b""))
     generations = [service.generations.get_nowait() for _ in readers]
+    readers[0] = kept.find("cmpl-0", chat=True, key=b"").read(collects=True)
     for number in (2, 0, 1):
         clock.advance(1.0)
         readers[number].leave(Parting.LOST)
@@ -440,15 +441,12 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
 
     collected_s = COLLECTED_WITHIN_S if over else UNFINISHED_S
     reader = waits(5.0 if reply.stream else collected_s)
-    for _ in range(2):
-        reader.leave(Parting.LOST)
-        assert answer.left_at is None
-        waits(collected_s).leave(Parting.LOST)
-        answer.read(collects=False).leave(Parting.LOST)
-        assert answer.left_at == clock.now()
-        reader = waits(LEFT_S)
-        reader = answer.read(collects=True)
-    reader.leave(Parting.FOR_GOOD)
+    assert answer.left_at is None
+    reader.leave(Parting.LOST)
+    assert answer.left_at == clock.now()
+    waits(collected_s).leave(Parting.LOST)
+    answer.read(collects=False).leave(Parting.LOST)
+    waits(LEFT_S).leave(Parting.FOR_GOOD)
     assert answer.ended
     records.close(LIMIT_S)
     assert not left(folder)

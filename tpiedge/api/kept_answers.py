@@ -116,6 +116,7 @@ class KeptAnswer:
         self._reader: AnswerReader | None = None
         self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
         self._unread_since = now()
+        self._left_at: float | None = None
         self._generation: Generation | None = None
         self._thread: threading.Thread | None = None
         #: Whether it was delivered, or nobody wants it any more.
@@ -150,9 +151,9 @@ class KeptAnswer:
 
     @property
     def left_at(self) -> float | None:
-        """Since when it waits for a client whose connection ended; None while it does not."""
+        """When the connection of its client ended, which it waits for; None while it does not."""
         with self._lock:
-            return self._unread_since if self._reader is None and self._patience is _LEFT else None
+            return self._left_at if self._reader is None else None
 
     @property
     def waited_s(self) -> float | None:
@@ -210,7 +211,8 @@ class KeptAnswer:
         """The reader reads no more; `collects` as of `read`. Idempotent."""
         with self._lock:
             if self._reader is reader:
-                self._reader, self._unread_since = None, self._now()
+                self._reader, self._left_at = None, self._now()
+                self._unread_since = self._left_at
                 self._patience = _COLLECTED if collects else _LEFT
                 self._attend(False)
 

@@ -1,7 +1,7 @@
 """The folder of records: one file for each answer that is not delivered yet, for its owner alone.
 
 A master that begins to record deletes what nobody wrote to for KEPT_DAYS and, of what it cannot go on with, all but the
-newest MOST_LEFT: so nothing fills the disk, nor makes starts slow.
+newest MOST_OTHERS: so nothing fills the disk, nor makes starts slow.
 
 A line is one write into the system's memory of files, and is not waited for until it is on the disk: a master that is
 killed loses nothing, a power cut may lose the last half minute. What can be written no more never ends an answer: it
@@ -41,12 +41,12 @@ from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
 from tpiedge.wire.control import Token
 
-__all__ = ["KEPT_DAYS", "MOST_LEFT", "FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
+__all__ = ["KEPT_DAYS", "MOST_OTHERS", "FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
 
 _log = logging.getLogger(__name__)
 
 KEPT_DAYS: Final = 7
-MOST_LEFT: Final = 1000
+MOST_OTHERS: Final = 1000
 
 _DAY_S: Final = 86_400
 _Read = TypeVar("_Read")
@@ -198,7 +198,7 @@ class RecordFolder:
             for path in ours
             if (record := self._read(path, read_record)) is not None and not self._ends_masters(path, record)
         ]
-        many = sorted([*others, *_aside_in(self._folder)], key=_number_of)[:-MOST_LEFT]
+        many = sorted([*others, *_aside_in(self._folder)], key=_number_of)[:-MOST_OTHERS]
         _delete(many)
         self._say(len({*others} - {*many}), len(old) + len(many))
         return found
@@ -238,7 +238,7 @@ class RecordFolder:
                 self._folder,
                 counted(deleted, "record"),
                 KEPT_DAYS,
-                MOST_LEFT,
+                MOST_OTHERS,
             )
 
     def _read(self, path: Path, read: Callable[[bytes], _Read | None], most: int = -1) -> _Read | None:

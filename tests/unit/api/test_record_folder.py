@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.api.record_folder import KEPT_DAYS, MOST_LEFT, RecordFolder
+from tpiedge.api.record_folder import KEPT_DAYS, MOST_OTHERS, RecordFolder
 from tpiedge.api.records import accepted_lines
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
@@ -144,7 +144,7 @@ def test_what_nobody_came_for_in_days_is_deleted_of_whatever_model(
     assert files(folder) == [young.name]
     (line,) = caplog.messages
     assert line == (
-        f"deleted from {folder}: 3 records, older than {KEPT_DAYS} days or beyond the newest {MOST_LEFT} with which "
+        f"deleted from {folder}: 3 records, older than {KEPT_DAYS} days or beyond the newest {MOST_OTHERS} with which "
         "this master cannot go on"
     )
 
@@ -152,7 +152,7 @@ def test_what_nobody_came_for_in_days_is_deleted_of_whatever_model(
 def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_than_it_takes(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("tpiedge.api.record_folder.MOST_LEFT", 3)
+    monkeypatch.setattr("tpiedge.api.record_folder.MOST_OTHERS", 3)
     ours = begun(folder)
     left = [begun(folder, "pack-2") for _ in range(5)]
     left[3].write_bytes(left[3].read_bytes() + b"damage that nobody reads\n")
