@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tpiedge.api.kept_answers import KeptAnswer
+from tpiedge.api.kept_answers import KeptAnswer, Parting
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
 from tpiedge.api.schema import Reply
@@ -63,6 +63,9 @@ class _Tokens:
             yield Token(0, "bench", index, index % 32_000, ())
         yield Finished(0, "bench", "length", 1, self._tokens, 0, self._tokens)
 
+    def attend(self, attended: bool) -> None:
+        """There are no others."""
+
     def cancel(self) -> None:
         """It ends by itself."""
 
@@ -96,7 +99,7 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
     reader = answer.read(collects=False)
     answer.follow(generation)
     await _hear(reader.open())
-    reader.leave(delivered=True)
+    reader.leave(Parting.SERVED)
 
 
 async def _hear(feed: AnswerFeed) -> None:

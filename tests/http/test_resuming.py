@@ -12,7 +12,14 @@ import pytest
 from tests.http.conftest import DEMO, SECRET
 from tpiedge.api.app import Api
 from tpiedge.api.guard import Guard
-from tpiedge.api.kept_answers import COLLECTED_WITHIN_S, KeptAnswer, KeptAnswers
+from tpiedge.api.kept_answers import (
+    COLLECTED_WITHIN_S,
+    LEFT_S,
+    UNFINISHED_S,
+    KeptAnswer,
+    KeptAnswers,
+    Parting,
+)
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, key_mark
@@ -220,17 +227,90 @@ def test_a_defect_of_the_master_is_not_the_end_of_the_answer(keep, service, fold
         with pytest.raises(httpx.RemoteProtocolError):
             list(events)
     (path,) = left(folder)
-    assert path.read_bytes().count(b"\n") == 2
+    assert path.read_bytes().count(b"\n") == 3
 
 
-def test_a_client_that_leaves_cancels_and_nothing_is_left_of_it(keep, service, folder):
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_whose_connection_ends_may_come_again(keep, service, folder, stream):
+    """Meanwhile others come first."""
     with connect(keep()) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": stream}) as answer:
             path = f"/v1/completions/{answer.headers['x-request-id']}"
             generation = service.generations.get(timeout=LIMIT_S)
-        assert generation.cancelled.wait(LIMIT_S)
+            assert generation.attended
+        wait_until(lambda: not generation.attended)
+        generation.say(*WORDS)
+        with http.stream("GET", path, headers={"Last-Event-ID": "1"}) as answer:
+            wait_until(lambda: generation.attended)
+            generation.finish()
+            body = answer.read().decode()
+        if stream:
+            assert next(events_in(body.splitlines()))[0] == 2
+        else:
+            assert json.loads(body)["usage"]["completion_tokens"] == 2
+        assert not generation.cancelled.is_set()
         wait_until(lambda: not left(folder))
         assert http.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_before_it_knows_the_id_cancels(keep, service, folder, monkeypatch, stream):
+    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", LIMIT_S)
+    with connect(keep()) as http:
+        with pytest.raises(httpx.ReadTimeout):
+            http.post("/v1/completions", json=BODY | {"stream": stream}, timeout=0.5)
+        assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
+        wait_until(lambda: not left(folder))
+
+
+@pytest.mark.parametrize("chat", [True, False])
+def test_who_wants_an_answer_no_more_deletes_it(keep, service, folder, chat):
+    """At once, and whoever reads it is told."""
+    where, more = ("/v1/chat/completions", {}) if chat else ("/v1/completions", BODY)
+    asked = BODY | more | {"stream": True}
+    if chat:
+        asked = {"model": "babbler", "messages": [{"role": "user", "content": "x"}], "stream": True}
+    server = keep(keys=["ann", "bob"])
+    with connect(server, "ann") as http, connect(server, "bob") as other:
+        with http.stream("POST", where, json=asked) as answer:
+            generation = service.generations.get(timeout=LIMIT_S)
+            name = answer.headers["x-request-id"]
+            assert other.delete(f"{where}/{name}").status_code == 404
+            assert not generation.cancelled.is_set()
+            deleted = http.delete(f"{where}/{name}")
+            assert generation.cancelled.wait(LIMIT_S)
+            assert "the answer was deleted by its client" in "".join(text for _, text in broken(answer))
+        kind = "chat.completion" if chat else "text_completion"
+        assert deleted.json() == {"id": name, "object": f"{kind}.deleted", "deleted": True}
+        wait_until(lambda: not left(folder))
+        assert http.delete(f"{where}/{name}").status_code == 404
+
+
+def broken(answer):
+    """The events of a stream that breaks off."""
+    with contextlib.suppress(httpx.RemoteProtocolError):
+        yield from events_of(answer)
+
+
+def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
+    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_LEFT", 2)
+    clock = ManualClock()
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0, clock.now)
+    readers = []
+    for number in range(4):
+        clock.advance(1.0)
+        request = GenerationRequest(f"cmpl-{number}", (1,), 9)
+        readers.append(kept.accept(request, CHAT, 0, "m", b""))
+    generations = [service.generations.get_nowait() for _ in readers]
+    readers[0] = kept.find("cmpl-0", chat=True, key=b"").read(collects=True)
+    for number in (2, 0, 1):
+        clock.advance(1.0)
+        readers[number].leave(Parting.LOST)
+    kept.sweep()
+    assert [one.cancelled.is_set() for one in generations] == [False, False, True, False]
+    kept.close()
+    kept.join(LIMIT_S)
+    assert len(left(folder)) == 3
 
 
 def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):
@@ -257,13 +337,17 @@ def test_a_second_reader_takes_the_place_of_the_first(keep, service, folder):
     wait_until(lambda: not left(folder))
 
 
-def test_a_reader_that_resumed_and_leaves_cancels(keep, service, folder, leave):
+def test_an_answer_of_the_server_before_gives_way_until_somebody_reads_it(keep, service, leave):
     path = leave(CHAT, WORDS, 1, rest=False)
     with connect(keep(limits=Limits(ping_s=0.05))) as http:
+        generation = service.generations.get(timeout=LIMIT_S)
+        assert not generation.attended
         with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as answer:
-            next(events_of(answer))
-        assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)
-        wait_until(lambda: not left(folder))
+            heard = events_of(answer)
+            next(heard)
+            assert generation.attended
+        wait_until(lambda: not generation.attended)
+        assert not generation.cancelled.is_set()
 
 
 def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
@@ -334,30 +418,56 @@ def test_a_stream_that_nobody_comes_for_is_cancelled(keep, service, folder, leav
     assert "nobody came for the answer chatcmpl-1 within 100 ms: it was deleted" in caplog.text
 
 
-@pytest.mark.parametrize(("reply", "limit_s"), [(CHAT, 5.0), (WHOLE, COLLECTED_WITHIN_S)])
-def test_for_how_long_an_answer_waits(folder, service, reply, limit_s):
-    """A whole one from its end on, whatever its work took; neither while it is read."""
+@pytest.mark.parametrize("reply", [CHAT, WHOLE])
+@pytest.mark.parametrize("over", [True, False])
+def test_for_how_long_an_answer_waits(folder, service, reply, over):
+    """Not while it is read; a whole one of the server before, and who came for that, from its end on."""
     clock = ManualClock()
     accepted = AcceptedRequest(GenerationRequest("r", (1,), 9), replace(reply, stops=("x",)), 0, "m", PACK)
     records = RecordFolder(folder, PACK)
-    file = records.begin(accepted)
     (stop,) = service.tokenizer.encode("x", add_special=False)[-1:]
-    said = [Token(0, "r", 0, stop, ())]
-    for told in ([], said):
-        answer = KeptAnswer(accepted, file, service.tokenizer, clock.now, told)
-        assert answer.whole == bool(told)
+    told = [Token(0, "r", 0, stop, ())] if over else []
+    answer = KeptAnswer(accepted, records.begin(accepted), service.tokenizer, clock.now, told, grace_s=5.0)
+    assert answer.whole == over
+
+    def waits(limit_s):
         clock.advance(limit_s)
-        assert not answer.lapsed(5.0)
+        assert answer.waited_s is None
         clock.advance(1.0)
-        assert answer.lapsed(5.0) == (reply.stream or bool(told))
-        reader = answer.read(collects=True)
-        assert not answer.lapsed(5.0)
-        reader.leave(False)
-        assert not answer.lapsed(5.0)
-        clock.advance(limit_s + 1)
-        assert answer.lapsed(5.0) == (reply.stream or bool(told))
-    answer.end()
+        assert answer.waited_s == limit_s
+        reader = answer.read(collects=limit_s != LEFT_S)
+        assert answer.waited_s is None
+        return reader
+
+    collected_s = COLLECTED_WITHIN_S if over else UNFINISHED_S
+    reader = waits(5.0 if reply.stream else collected_s)
+    assert answer.left_at is None
+    reader.leave(Parting.LOST)
+    assert answer.left_at == clock.now()
+    waits(collected_s).leave(Parting.LOST)
+    answer.read(collects=False).leave(Parting.LOST)
+    waits(LEFT_S).leave(Parting.FOR_GOOD)
+    assert answer.ended
     records.close(LIMIT_S)
+    assert not left(folder)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_is_told_that_the_server_ends_leaves_no_record(keep, service, folder, monkeypatch, stream):
+    """Its client was told of an error: nobody computes its answer later."""
+    monkeypatch.setattr("tpiedge.api.answering._OPEN_S", LIMIT_S)
+    server = keep()
+    answers = []
+    with connect(server) as http:
+        asked = BODY | {"stream": stream}
+        asking = threading.Thread(target=lambda: answers.append(http.post("/v1/completions", json=asked)))
+        asking.start()
+        generation = service.generations.get(timeout=LIMIT_S)
+        server.close()
+        asking.join(LIMIT_S)
+    assert [one.status_code for one in answers] == [503]
+    assert generation.cancelled.is_set()
+    assert not left(folder)
 
 
 def test_only_the_key_of_the_request_gets_the_answer(keep, service, folder, leave):

@@ -34,7 +34,7 @@ from tpiedge.master.journal import Paused
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-__all__ = ["Aborted", "Answering", "Send", "ServerEnds", "Stalled", "send_json"]
+__all__ = ["Aborted", "Answering", "BrokenOff", "Send", "ServerEnds", "Stalled", "send_json"]
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
@@ -59,6 +59,10 @@ _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no
 
 class Aborted(Exception):
     """The body is to stay unfinished; what was written is still to reach the client."""
+
+
+class BrokenOff(Aborted):
+    """The next server goes on with the answer."""
 
 
 class Stalled(Exception):
@@ -199,9 +203,9 @@ class Answering:
         return b"id: %d\n%b" % (number, event) if self.resumable else event
 
     def _break_off(self, error: Exception) -> None:
-        """Raises Aborted where the next server goes on with the answer."""
+        """Raises BrokenOff where the next server goes on with the answer."""
         if self.resumable and isinstance(error, ServerEnds):
-            raise Aborted from error
+            raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
         if self.resumable:

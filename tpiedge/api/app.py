@@ -84,18 +84,15 @@ class Api:
             self._kept.sweep()
 
     def abort(self) -> None:
-        """Cancel every running answer. To be called on the event loop."""
-        self._running.abort()  # first: their clients are not to hear that the work was cancelled
-        self.keep()
-
-    def keep(self) -> None:
-        """Leave what was not delivered to the next server, where it is recorded."""
-        if self._kept is not None:
-            self._kept.close()
+        """End every running answer. To be called on the event loop, which then deletes the records of those whose
+        clients are told of an error."""
+        self._running.abort()
 
     def close(self, limit_s: float) -> None:
-        """After the event loop has ended: wait for the threads of the answers, at most that long."""
-        self.keep()
+        """After the event loop has ended: what was not delivered is left to the next server, where it is recorded. Wait
+        for the threads of the answers, at most that long."""
+        if self._kept is not None:
+            self._kept.close()
         self._running.join(limit_s)
         if self._kept is not None:
             self._kept.join(limit_s)
@@ -108,7 +105,7 @@ class Api:
         resumptions = Resumptions(self._deliveries, self._kept, chat=chat)
         return [
             Route(path, completions, methods=["POST"]),
-            Route(f"{path}/{{id}}", resumptions, methods=["GET"]),
+            Route(f"{path}/{{id}}", resumptions, methods=["GET", "DELETE"]),
         ]
 
     async def _ready(self, _request: Request) -> Response:

@@ -11,12 +11,12 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from tpiedge.api.answering import Answering, Send, ServerEnds, Stalled
+from tpiedge.api.answering import Answering, BrokenOff, Send, ServerEnds, Stalled, send_json
 from tpiedge.api.body import Disconnected, Receive, parse_object
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, bearer_of
 from tpiedge.api.intake import Intake
-from tpiedge.api.kept_answers import KeptAnswers
+from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
 from tpiedge.api.limits import Limits
 from tpiedge.api.replies import ReplyFormatter
 from tpiedge.api.schema import Reply, read_chat, read_completion
@@ -40,16 +40,19 @@ class RunningAnswers:
 
     def __init__(self) -> None:
         self._feeds: set[AnswerFeed] = set()
+        self._aborted = False
 
     def add(self, feed: AnswerFeed) -> None:
         self._feeds = {running for running in self._feeds if not running.join(0)}
         self._feeds.add(feed)
+        if self._aborted:
+            _abort(feed)
 
     def abort(self) -> None:
-        """Cancel all, on their event loop."""
+        """Cancel all, those that are still added, too. On their event loop."""
+        self._aborted = True
         for feed in self._feeds:
-            feed.cancel()
-            feed.end(ServerEnds())
+            _abort(feed)
 
     def join(self, limit_s: float) -> None:
         """Wait for their threads, in all at most that long."""
@@ -58,12 +61,17 @@ class RunningAnswers:
             feed.join(max(0.0, deadline - time.monotonic()))
 
 
+def _abort(feed: AnswerFeed) -> None:
+    feed.cancel()
+    feed.end(ServerEnds())
+
+
 @dataclass(frozen=True, slots=True)
 class Work:
     """A request that was taken, and how its client gets the answer.
 
-    `open` is called on the event loop, `leave` once the client has gone, with whether it has all of the answer.
-    `resumable` and `after` as of Answering.
+    `open` is called on the event loop, `leave` once the client has gone. `resumable` and `after` as of Answering;
+    `named`: whether the client knows the id of the answer already.
     """
 
     request: GenerationRequest
@@ -71,9 +79,10 @@ class Work:
     created: int
     model: str
     open: Callable[[], AnswerFeed]
-    leave: Callable[[bool], None]
+    leave: Callable[[Parting], None]
     resumable: bool = False
     after: int = 0
+    named: bool = False
 
 
 class Deliveries:
@@ -98,18 +107,28 @@ class Deliveries:
             tokenizer=tokenizer,
         )
         limits = _patient(self._limits, Headers(scope=scope))
-        delivered = False
+        parting, named = Parting.FOR_GOOD, work.named
+
+        async def send_named(message: MutableMapping[str, Any]) -> None:
+            nonlocal named
+            await send(message)
+            named = True
+
         try:
             # Where the system has no thread left, the work is not left alone.
             feed = work.open()
             self._running.add(feed)
             transcript = Transcript(tokenizer, work.reply.stops)
-            await Answering(envelope, feed, transcript, limits, work.resumable, work.after).run(receive, send)
+            answering = Answering(envelope, feed, transcript, limits, work.resumable, work.after)
+            await answering.run(receive, send_named)
             if work.resumable:
                 await _sent(scope, limits.write_s)
-            delivered = True
+            parting = Parting.SERVED
+        except (asyncio.CancelledError, Disconnected, Stalled, BrokenOff, ServerEnds):
+            parting = Parting.LOST if named else Parting.FOR_GOOD
+            raise
         finally:
-            work.leave(delivered)
+            work.leave(parting)
 
 
 class Completions:
@@ -139,7 +158,9 @@ class Completions:
         key = self._guard.key_needed(scope["headers"])
         with self._intake.place() as take:
             body = await self._intake.body(Request(scope, receive), take)
-            work = await self._intake.run(lambda: self._accept(body, key), lambda late: late.leave(False))
+            work = await self._intake.run(
+                lambda: self._accept(body, key), lambda late: late.leave(Parting.FOR_GOOD)
+            )
         await self._deliveries.deliver(work, scope, receive, send)
 
     def _accept(self, body: bytearray, key: bytes) -> Work:
@@ -153,8 +174,8 @@ class Completions:
             return Work(request, reply, created, model, reader.open, reader.leave, resumable=True)
         generation = self._service.submit(request)
 
-        def leave(delivered: bool) -> None:
-            if not delivered:
+        def leave(parting: Parting) -> None:
+            if parting is not Parting.SERVED:
                 generation.cancel()
 
         return Work(request, reply, created, model, lambda: StreamBridge(generation, request.id), leave)
@@ -162,6 +183,7 @@ class Completions:
 
 class Resumptions:
     """GET .../{id}, an ASGI endpoint: the rest of a stream for who says after which event, else the whole answer.
+    DELETE .../{id}: nobody wants it any more.
 
     Whoever may not have an answer is told what is told of one that does not exist.
     """
@@ -172,14 +194,16 @@ class Resumptions:
         self._chat = chat
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
-        if scope["method"] != "GET":  # a HEAD, which would take the reader's place and nothing else
-            raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET"})
-        headers = Headers(scope=scope)
-        after = _last_event(headers.get("last-event-id"))
+        if scope["method"] == "HEAD":  # which would take the reader's place and nothing else
+            raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key = scope["path_params"]["id"], bearer_of(scope["headers"])
-        found = None if self._kept is None else self._kept.find(name, chat=self._chat, key=key)
-        if found is None:
-            raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
+        if scope["method"] == "DELETE":
+            self._found(name, key).delete()
+            kind = "chat.completion" if self._chat else "text_completion"
+            await send_json(send, 200, {"id": name, "object": f"{kind}.deleted", "deleted": True})
+            return
+        after = _last_event(Headers(scope=scope).get("last-event-id"))
+        found = self._found(name, key)
         accepted = found.accepted
         stream = accepted.reply.stream and after is not None
         reader = found.read(collects=not stream)
@@ -192,8 +216,15 @@ class Resumptions:
             reader.leave,
             resumable=True,
             after=after or 0,
+            named=True,
         )
         await self._deliveries.deliver(work, scope, receive, send)
+
+    def _found(self, name: str, key: bytes) -> KeptAnswer:
+        found = None if self._kept is None else self._kept.find(name, chat=self._chat, key=key)
+        if found is None:
+            raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
+        return found
 
 
 def _last_event(text: str | None) -> int | None:

@@ -5,23 +5,29 @@ Laws:
 1. What is said of an answer is recorded before anybody hears it.
 2. A reader gets its answer from the beginning on, whatever others had of it. There is one at a time: a new one takes
    the place of the one before, whose client may have lost its connection without our knowing.
-3. Who leaves cancels the answer, unless another took the place, or it came for the whole of it and may come again.
+3. An answer whose reader's connection ends goes on without one and waits for the next: for LEFT_S or, of a reader that
+   came for the whole of it, as those of law 4. Then it is cancelled; at once, where its client says so or cannot come
+   again, and the oldest of those that wait where they are more than MOST_LEFT.
 4. An answer of the master before this one goes on without a reader. As a stream it waits for one for the grace, as a
-   whole for COLLECTED_WITHIN_S after its end; then it is cancelled.
-5. A stop string ends the work also where nobody reads.
-6. A record lasts until its answer was delivered, failed, or was cancelled by its client, and beyond the master's end.
+   whole for COLLECTED_WITHIN_S after its end, and for UNFINISHED_S at most; then it is cancelled.
+5. What nobody reads gives way to what somebody waits for (`Generation.attend`).
+6. A stop string ends the work also where nobody reads.
+7. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
+   the master's end.
 """
 
+import enum
 import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Final, Self
 
 from tpiedge.api.answering import ServerEnds
 from tpiedge.api.errors import ApiError
 from tpiedge.api.record_folder import RecordFile, RecordFolder
-from tpiedge.api.records import AcceptedRequest, Said, key_mark, marks
+from tpiedge.api.records import AcceptedRequest, key_mark, marks
 from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent, Generation, Service
 from tpiedge.api.stream_bridge import EventQueue
@@ -30,17 +36,58 @@ from tpiedge.master.journal import Paused
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.units import format_seconds
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["COLLECTED_WITHIN_S", "AnswerReader", "KeptAnswer", "KeptAnswers"]
+__all__ = [
+    "COLLECTED_WITHIN_S",
+    "LEFT_S",
+    "MOST_LEFT",
+    "UNFINISHED_S",
+    "AnswerReader",
+    "KeptAnswer",
+    "KeptAnswers",
+    "Parting",
+]
 
 _log = logging.getLogger(__name__)
 
 COLLECTED_WITHIN_S: Final = 600.0
 """For how long a whole answer of the master before is kept after its end."""
+UNFINISHED_S: Final = 24 * 3600.0
+"""For how long it may lack its end, while nobody comes for it and others come first."""
+LEFT_S: Final = 60.0
+"""For how long an answer waits for a client whose connection ended."""
+MOST_LEFT: Final = 64
 
 Now = Callable[[], float]
+
+
+class Parting(enum.Enum):
+    """How a client goes."""
+
+    #: It has all of the answer.
+    SERVED = enum.auto()
+    #: It was told of an error, or does not even know the answer's id: it does not come again.
+    FOR_GOOD = enum.auto()
+    #: Its connection ended: it may come again.
+    LOST = enum.auto()
+
+
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """For how long an answer waits for a reader; with `unfinished_s` from its end on, and so long for that."""
+
+    within_s: float
+    unfinished_s: float | None = None
+
+    def limit_s(self, over: bool) -> float:
+        """For how long now; `over`: whether the answer has its end."""
+        return self.within_s if over or self.unfinished_s is None else self.unfinished_s
+
+
+_LEFT: Final = _Patience(LEFT_S)
+_COLLECTED: Final = _Patience(COLLECTED_WITHIN_S, UNFINISHED_S)
 
 
 class KeptAnswer:
@@ -52,9 +99,11 @@ class KeptAnswer:
         file: RecordFile,
         tokenizer: Tokenizer | None,
         now: Now,
-        said: Sequence[Said] = (),
+        said: Sequence[Token] = (),
+        grace_s: float = 0.0,
     ) -> None:
-        """`said`: what `file` holds already."""
+        """`said`: what `file` holds already; `grace_s`: for how long it waits for its first reader, if it is a stream
+        of the master before."""
         self.accepted = accepted
         self._file = file
         self._now = now
@@ -65,7 +114,9 @@ class KeptAnswer:
         self._over = self._stopped
         self._error: BaseException | None = None
         self._reader: AnswerReader | None = None
+        self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
         self._unread_since = now()
+        self._left_at: float | None = None
         self._generation: Generation | None = None
         self._thread: threading.Thread | None = None
         #: Whether it was delivered, or nobody wants it any more.
@@ -94,16 +145,31 @@ class KeptAnswer:
         with self._lock:
             before, self._reader = self._reader, reader
             if before is not None:
-                before.supersede()
+                before.supersede(_superseded())
+            self._attend(True)
         return reader
 
-    def lapsed(self, grace_s: float) -> bool:
-        """Whether nobody came for it in time."""
+    @property
+    def left_at(self) -> float | None:
+        """When the connection of its client ended, which it waits for; None while it does not."""
         with self._lock:
-            if self._reader is not None or not (self._over or self.accepted.reply.stream):
-                return False
-            limit_s = grace_s if self.accepted.reply.stream else COLLECTED_WITHIN_S
-            return self._now() - self._unread_since > limit_s
+            return self._left_at if self._reader is None else None
+
+    @property
+    def waited_s(self) -> float | None:
+        """For how long it waited for a reader, where that is too long."""
+        with self._lock:
+            limit_s = self._patience.limit_s(self._over)
+            waited = self._reader is None and self._now() - self._unread_since > limit_s
+            return limit_s if waited else None
+
+    def delete(self) -> None:
+        """Its client wants it no more, whoever reads it."""
+        with self._lock:
+            reader, self._reader = self._reader, None
+            if reader is not None:
+                reader.supersede(Cancelled("the answer was deleted by its client"))
+        self.end()
 
     def end(self) -> None:
         """It was delivered, or nobody wants it any more: the work and the record end. Idempotent."""
@@ -141,11 +207,14 @@ class KeptAnswer:
             if self._over:
                 reader.tell(self._last_word())
 
-    def detach(self, reader: "AnswerReader") -> None:
-        """The reader reads no more. Idempotent."""
+    def detach(self, reader: "AnswerReader", *, collects: bool) -> None:
+        """The reader reads no more; `collects` as of `read`. Idempotent."""
         with self._lock:
             if self._reader is reader:
-                self._reader, self._unread_since = None, self._now()
+                self._reader, self._left_at = None, self._now()
+                self._unread_since = self._left_at
+                self._patience = _COLLECTED if collects else _LEFT
+                self._attend(False)
 
     # --- its thread
 
@@ -157,21 +226,19 @@ class KeptAnswer:
                     self._say(event)
         except BaseException as raised:  # handed to the reader
             error = raised
-        # Cancelled: by whoever deletes the record, too, or by the master's end, which it survives.
         if isinstance(error, MasterFailed):
-            self._file.keep()
             error = ServerEnds()
-        elif error is not None and not self._stopped and not isinstance(error, Cancelled):
+        elif error is not None and not self._stopped:
             self._file.delete()
         with self._lock:
             self._over, self._error = True, error
-            if self._reader is None:
+            if self._reader is None and self._patience.unfinished_s is not None:
                 self._unread_since = self._now()
-            else:
+            elif self._reader is not None:
                 self._reader.tell(self._last_word())
 
     def _say(self, event: AnswerEvent) -> None:
-        if isinstance(event, Token | PromptScores):
+        if isinstance(event, Token):
             self._file.add(event)
         stopped = self._stops_at(event)
         with self._lock:
@@ -189,6 +256,10 @@ class KeptAnswer:
     def _stops_at(self, event: AnswerEvent) -> bool:
         """Whether a stop string is complete with it."""
         return self._stops is not None and isinstance(event, Token) and self._stops.push(event.token)[1]
+
+    def _attend(self, attended: bool) -> None:
+        if self._generation is not None:
+            self._generation.attend(attended)
 
     def _cancel(self) -> None:
         if self._generation is not None and not self._over and not self._stopped:
@@ -222,7 +293,7 @@ class AnswerReader:
     def cancel(self) -> None:
         """What becomes of the answer, `leave` says."""
         self._gone = True
-        self._answer.detach(self)
+        self._answer.detach(self, collects=self._collects)
 
     def complete(self) -> None:
         self._answer.complete()
@@ -230,10 +301,10 @@ class AnswerReader:
     def join(self, _limit_s: float) -> bool:
         return self._gone
 
-    def leave(self, delivered: bool) -> None:
-        """The connection's end, after the whole answer or before. Idempotent."""
+    def leave(self, parting: Parting) -> None:
+        """The connection's end. Idempotent."""
         self.cancel()
-        if not self._superseded and (delivered or not self._collects):
+        if not self._superseded and parting is not Parting.LOST:
             self._answer.end()
 
     # --- for its answer, from any thread
@@ -243,10 +314,10 @@ class AnswerReader:
         if self.events is not None:
             self.events.post(item)
 
-    def supersede(self) -> None:
-        """Another reader took the place."""
+    def supersede(self, why: Exception) -> None:
+        """It has the place no more, and is told why."""
         self._superseded = True
-        self.tell(_superseded())
+        self.tell(why)
 
 
 def _superseded() -> ApiError:
@@ -275,10 +346,11 @@ class KeptAnswers:
         found = self._folder.found()
         for one in found:
             record = one.record
-            answer = KeptAnswer(record.accepted, one.file, self._service.tokenizer, self._now, record.said)
+            tokenizer, said = self._service.tokenizer, record.said
+            answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s)
             self._add(answer)
             if not answer.whole:
-                answer.follow(self._service.resume(record.accepted.request, record.said))
+                answer.follow(self._service.resume(record.accepted.request, said))
         return len(found)
 
     def accept(
@@ -305,16 +377,17 @@ class KeptAnswers:
     def sweep(self) -> None:
         """Forgets what has ended, and cancels what nobody came for. To be called now and then; does not block."""
         for answer in self._all():
-            if answer.lapsed(self._grace_s):
-                reply, limit_s = answer.accepted.reply, self._grace_s
+            if (waited_s := answer.waited_s) is not None:
+                name = answer.accepted.request.id
                 _log.warning(
-                    "nobody came for the answer %s within %s: it was deleted",
-                    answer.accepted.request.id,
-                    format_seconds(limit_s if reply.stream else COLLECTED_WITHIN_S),
+                    "nobody came for the answer %s within %s: it was deleted", name, format_seconds(waited_s)
                 )
                 answer.end()
         with self._lock:
             self._answers = {name: one for name, one in self._answers.items() if not one.ended}
+        left = [(since, answer) for answer in self._all() if (since := answer.left_at) is not None]
+        for _, answer in sorted(left, key=lambda one: one[0])[:-MOST_LEFT]:
+            answer.end()
 
     def close(self) -> None:
         """The master ends: what was not delivered stays recorded. Idempotent."""

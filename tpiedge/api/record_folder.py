@@ -1,5 +1,8 @@
 """The folder of records: one file for each answer that is not delivered yet, for its owner alone.
 
+A master that begins to record deletes what nobody wrote to for KEPT_DAYS and, of what it cannot go on with, all but the
+newest MOST_OTHERS: so nothing fills the disk, nor makes starts slow.
+
 A line is one write into the system's memory of files, and is not waited for until it is on the disk: a master that is
 killed loses nothing, a power cut may lose the last half minute. What can be written no more never ends an answer: it
 goes on, unrecorded, and a warning says so.
@@ -12,33 +15,41 @@ import queue
 import re
 import stat
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from tpiedge.api.records import (
+    HEAD_BYTES,
     RECORD_VERSION,
     AcceptedRequest,
     AnswerRecord,
     DamagedRecord,
-    Said,
     UnknownRecordVersion,
-    accepted_line,
+    accepted_lines,
+    read_head,
     read_record,
-    said_line,
     taken_up_line,
+    token_line,
 )
 from tpiedge.errors import UserError
 from tpiedge.host.private_file import private_folder
 from tpiedge.master.journal import GUILTY
 from tpiedge.rate_limited_log import RateLimitedLog
 from tpiedge.units import counted
+from tpiedge.wire.control import Token
 
-__all__ = ["FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
+__all__ = ["KEPT_DAYS", "MOST_OTHERS", "FoundAnswer", "RecordFile", "RecordFolder", "records_in"]
 
 _log = logging.getLogger(__name__)
 
+KEPT_DAYS: Final = 7
+MOST_OTHERS: Final = 1000
+
+_DAY_S: Final = 86_400
+_Read = TypeVar("_Read")
 _DIGITS: Final = 12
 _SUFFIX: Final = ".answer"
 _SET_ASIDE: Final = ".aside"
@@ -63,9 +74,9 @@ class RecordFile:
         self._lock = threading.Lock()  # held while the disk is waited for
         self._doomed = False
 
-    def add(self, said: Said) -> None:
+    def add(self, token: Token) -> None:
         """Adds what is about to be passed on."""
-        self.write(said_line(said))
+        self.write(token_line(token))
 
     def write(self, line: bytes) -> None:
         """Adds a line."""
@@ -130,8 +141,10 @@ class RecordFolder:
     Raises UserError where there can be no such folder.
     """
 
-    def __init__(self, folder: Path, pack: str) -> None:
+    def __init__(self, folder: Path, pack: str, now: Callable[[], float] = time.time) -> None:
+        """`now`: in seconds since 1970, as the files' times are."""
         self.pack = pack
+        self._now = now
         self._folder = private_folder(folder)
         self._log = RateLimitedLog(_log)
         self._lock = threading.Lock()
@@ -171,28 +184,28 @@ class RecordFolder:
         """What the master before this one left of this model, in the order of the requests. To be called first of all.
 
         Damaged records are set aside, each with a warning, and those that GUILTY masters took up, none of which got
-        on; how many are of other models, one line says. Raises UserError for a record of an unknown version, or that
-        others may read, or that cannot be read.
+        on; how many are of other models, one line says, and another how many were deleted. Raises UserError for a
+        record of an unknown version, or that others may read, or that cannot be read.
         """
-        records = [
-            (path, record) for path in records_in(self._folder) if (record := self._read(path)) is not None
+        since = self._now() - KEPT_DAYS * _DAY_S
+        old = [
+            path for path in (*records_in(self._folder), *_aside_in(self._folder)) if _written(path) < since
         ]
-        ours = [one for one in records if one[1].accepted.pack == self.pack]
-        if others := len(records) - len(ours):
-            _log.warning(
-                "left in %s: %s of another model, of which a master of that model makes the rest",
-                self._folder,
-                counted(others, "answer"),
-            )
-        return [
+        _delete(old)
+        ours, others = self._divided()
+        found = [
             FoundAnswer(record, self._continued(path, record.size))
-            for path, record in ours
-            if not self._ends_masters(path, record)
+            for path in ours
+            if (record := self._read(path, read_record)) is not None and not self._ends_masters(path, record)
         ]
+        many = sorted([*others, *_aside_in(self._folder)], key=_number_of)[:-MOST_OTHERS]
+        _delete(many)
+        self._say(len({*others} - {*many}), len(old) + len(many))
+        return found
 
     def begin(self, accepted: AcceptedRequest) -> RecordFile:
         """A record with the request. Where the disk has no room for one there is none, and a warning says so."""
-        line = accepted_line(accepted)
+        line = accepted_lines(accepted)
         with self._lock:
             path = self._folder / f"{self._next:0{_DIGITS}d}-{accepted.request.id}{_SUFFIX}"
             self._next += 1
@@ -205,14 +218,38 @@ class RecordFolder:
         file.write(line)
         return file
 
-    def _read(self, path: Path) -> AnswerRecord | None:
-        """None for a damaged one, and for one whose request was not written to its end: nobody was told of it."""
-        data = _private_bytes(path)
+    def _divided(self) -> tuple[list[Path], list[Path]]:
+        """The records of this model, and those of others."""
+        packs = {path: self._read(path, read_head, HEAD_BYTES) for path in records_in(self._folder)}
+        known = [path for path, pack in packs.items() if pack is not None]
+        ours = [path for path in known if packs[path] == self.pack]
+        return ours, [path for path in known if packs[path] != self.pack]
+
+    def _say(self, others: int, deleted: int) -> None:
+        if others:
+            _log.warning(
+                "left in %s: %s of another model, of which a master of that model makes the rest",
+                self._folder,
+                counted(others, "answer"),
+            )
+        if deleted:
+            _log.warning(
+                "deleted from %s: %s, older than %d days or beyond the newest %d with which this master cannot go on",
+                self._folder,
+                counted(deleted, "record"),
+                KEPT_DAYS,
+                MOST_OTHERS,
+            )
+
+    def _read(self, path: Path, read: Callable[[bytes], _Read | None], most: int = -1) -> _Read | None:
+        """What the beginning of the file says, of so many bytes, or all of it. None for a damaged one, and for one
+        whose request was not written to its end: nobody was told of it."""
+        data = _private_bytes(path, most)
         try:
-            record = read_record(data)
-            if record is None:
+            found = read(data)
+            if found is None:
                 path.unlink()
-            return record
+            return found
         except UnknownRecordVersion as error:
             raise UserError(
                 f"{path} is a record of version {error}, this tpiedge reads version {RECORD_VERSION}: start the "
@@ -253,16 +290,41 @@ class RecordFolder:
 
 def records_in(folder: Path) -> list[Path]:
     """The files of records, by their number; none where there is no such folder."""
-    found = (path for path in folder.glob(f"*{_SUFFIX}") if _NAME.match(path.name))
+    return _named(folder, _SUFFIX)
+
+
+def _aside_in(folder: Path) -> list[Path]:
+    return _named(folder, _SET_ASIDE)
+
+
+def _named(folder: Path, suffix: str) -> list[Path]:
+    found = (path for path in folder.glob(f"*{suffix}") if _NAME.match(path.name))
     return sorted(found, key=_number_of)
+
+
+def _written(path: Path) -> float:
+    """When it was written to last, in seconds since 1970."""
+    try:
+        return path.lstat().st_mtime
+    except OSError as error:
+        raise _unusable(path, error) from None
+
+
+def _delete(paths: Sequence[Path]) -> None:
+    for path in paths:
+        try:
+            path.unlink()
+        except OSError as error:
+            raise _unusable(path, error) from None
 
 
 def _number_of(path: Path) -> int:
     return int(path.name.partition("-")[0])
 
 
-def _private_bytes(path: Path) -> bytes:
-    """What is in the file. Raises UserError, also where others may read it."""
+def _private_bytes(path: Path, most: int) -> bytes:
+    """What the file begins with, `most` bytes, or all of it where that is -1. Raises UserError, also where others may
+    read it."""
     try:
         with os.fdopen(os.open(path, os.O_RDONLY | _FLAGS), "rb") as file:
             mode = os.fstat(file.fileno()).st_mode
@@ -270,7 +332,7 @@ def _private_bytes(path: Path) -> bytes:
                 raise UserError(
                     f"{path} is not a file that only its owner may use: chmod 600 {path}, or move it away"
                 )
-            return file.read()
+            return file.read(most)
     except OSError as error:
         raise _unusable(path, error) from None
 

@@ -2,9 +2,10 @@
 
 Laws:
 
-1. The first line is the request, each further one what was said next of its answer, or that another master took it up.
-   A line has a checksum before it
-   and its end after it: one that was cut off is no line, and any other damage is found.
+1. The first line, of HEAD_BYTES at most, says which version wrote the record and for which weights: who cannot go on
+   with it reads no more. The second line is the request, each further one the next token of its answer, or that
+   another master took it up. A line has a checksum before it and its end after it: one that was cut off is no line,
+   and any other damage is found.
 2. Whatever a kill leaves of a record reads as the record at some earlier instant, or as none at all.
 3. What is read has been checked field by field, as messages are.
 """
@@ -14,38 +15,40 @@ import hmac
 import json
 import secrets
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, Final, cast
+from typing import Annotated, Any, Final
 
 from tpiedge.api.schema import Reply
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import Token
 from tpiedge.wire.fields import U64, MaxLength, Name, Text
 from tpiedge.wire.requests import GenerationRequest, Sampling
 from tpiedge.wire.schema import schema_of
 
 __all__ = [
+    "HEAD_BYTES",
     "RECORD_VERSION",
     "AcceptedRequest",
     "AnswerRecord",
     "DamagedRecord",
-    "Said",
     "UnknownRecordVersion",
-    "accepted_line",
+    "accepted_lines",
     "key_mark",
     "marks",
+    "read_head",
     "read_record",
-    "said_line",
     "taken_up_line",
+    "token_line",
 ]
 
-RECORD_VERSION: Final = 1
-
-Said = Token | PromptScores
+RECORD_VERSION: Final = 2
+HEAD_BYTES: Final = 4096
+"""The first line is shorter, however its weights are called."""
 
 _TAKEN_UP: Final = "taken up"
 _END: Final = b"\n"
+_LINES_BEFORE_TOKENS: Final = 2
 _CHECKSUM: Final = 9  # eight digits and a blank
 _SALT_BYTES: Final = 16
 _DIGEST_BYTES: Final = 32
@@ -81,7 +84,7 @@ class AnswerRecord:
     by how many masters since something was said last."""
 
     accepted: AcceptedRequest
-    said: tuple[Said, ...]
+    said: tuple[Token, ...]
     size: int
     taken_up: int = 0
 
@@ -99,20 +102,27 @@ def marks(mark: str, key: bytes) -> bool:
     return not mark or hmac.compare_digest(mark, key_mark(key, bytes.fromhex(mark)[:_SALT_BYTES]))
 
 
-def accepted_line(accepted: AcceptedRequest) -> bytes:
-    """The first line of a record."""
-    return _line({"version": RECORD_VERSION, **asdict(accepted)})
+def accepted_lines(accepted: AcceptedRequest) -> bytes:
+    """The beginning of a record."""
+    values = asdict(accepted)
+    return _line({"version": RECORD_VERSION, "pack": values.pop("pack")}) + _line(values)
 
 
-def said_line(said: Said) -> bytes:
-    """The next line of a record. A token is its number or, with its scores, a list of both."""
-    match said:
-        case Token(token=token, logprobs=()):
-            return _checked(b"%d" % token)
-        case Token(token=token, logprobs=scores):
-            return _line([token, scores])
-        case PromptScores(first=first, scores=scores):
-            return _line({"first": first, "scores": scores})
+def token_line(token: Token) -> bytes:
+    """The next line of a record: the token's number or, with its scores, a list of both."""
+    return _line([token.token, token.logprobs]) if token.logprobs else _checked(b"%d" % token.token)
+
+
+def read_head(data: bytes) -> str | None:
+    """The id of the weights, from a record's first HEAD_BYTES; None where not even they were written whole.
+
+    Raises DamagedRecord, UnknownRecordVersion.
+    """
+    line, end, _ = data[:HEAD_BYTES].partition(_END)
+    if not end and len(data) < HEAD_BYTES:
+        return None
+    with _line_of_damage(1):
+        return _pack(_value(line))
 
 
 def read_record(data: bytes) -> AnswerRecord | None:
@@ -122,20 +132,20 @@ def read_record(data: bytes) -> AnswerRecord | None:
     """
     size = data.rfind(_END) + 1
     lines = data[:size].split(_END)[:-1]
-    if not lines:
+    pack = read_head(data)
+    if pack is None or len(lines) < _LINES_BEFORE_TOKENS:
         return None
-    with _line_of_damage(1):
-        accepted = _accepted(_value(lines[0]))
-    said: list[Said] = []
-    tokens = taken_up = 0
-    for number, line in enumerate(lines[1:], 2):
+    with _line_of_damage(2):
+        accepted = _accepted(_value(lines[1]), pack)
+    said: list[Token] = []
+    taken_up = 0
+    for number, line in enumerate(lines[_LINES_BEFORE_TOKENS:], _LINES_BEFORE_TOKENS + 1):
         with _line_of_damage(number):
             value = _value(line)
             if value == _TAKEN_UP:
                 taken_up += 1
                 continue
-            said.append(_said(value, accepted.request.id, tokens))
-        tokens += isinstance(said[-1], Token)
+            said.append(_token(value, accepted.request.id, len(said)))
         taken_up = 0
     return AnswerRecord(accepted, tuple(said), size, taken_up)
 
@@ -169,28 +179,29 @@ def _value(line: bytes) -> Any:
     return _frozen(json.loads(text))
 
 
-def _accepted(value: Any) -> AcceptedRequest:
+def _pack(head: Any) -> str:
+    if head["version"] != RECORD_VERSION:
+        raise UnknownRecordVersion(str(head["version"]))
+    if not isinstance(head["pack"], str):
+        raise TypeError("it names no weights")
+    return head["pack"]
+
+
+def _accepted(value: Any, pack: str) -> AcceptedRequest:
     values = dict(value)
-    version = values.pop("version")
-    if version != RECORD_VERSION:
-        raise UnknownRecordVersion(str(version))
     asked = dict(values.pop("request"))
     request = GenerationRequest(**{**asked, "sampling": Sampling(**asked["sampling"])})
-    accepted = AcceptedRequest(request, Reply(**values.pop("reply")), **values)
+    accepted = AcceptedRequest(request, Reply(**values.pop("reply")), pack=pack, **values)
     _check(accepted)
     bytes.fromhex(accepted.key)
     return accepted
 
 
-def _said(value: Any, request: str, tokens: int) -> Said:
-    said: Said
-    if isinstance(value, Mapping):
-        said = PromptScores(0, request, **cast(Mapping[str, Any], value))
-    else:
-        token, scores = (value, ()) if isinstance(value, int) else value
-        said = Token(0, request, tokens, token, scores)
-    _check(said)
-    return said
+def _token(value: Any, request: str, index: int) -> Token:
+    number, scores = (value, ()) if isinstance(value, int) else value
+    token = Token(0, request, index, number, scores)
+    _check(token)
+    return token
 
 
 def _check(value: object) -> None:

@@ -85,6 +85,11 @@ class Generation(Protocol):
         """
         ...
 
+    def attend(self, attended: bool) -> None:
+        """Whether somebody waits for it, as of a new one; one for which nobody does gives way to others. From any
+        thread."""
+        ...
+
     def cancel(self) -> None:
         """Stop the work. From any thread, any number of times, also after the end."""
         ...
@@ -131,9 +136,9 @@ class Service(Protocol):
         """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
         ...
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> Generation:
+    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> Generation:
         """Queue a request that was accepted before this cluster's start, and of whose answer `said` came: its rest is
-        wanted. To be called before anything is submitted. Raises Unavailable."""
+        wanted, though nobody waits for it yet. To be called before anything is submitted. Raises Unavailable."""
         ...
 
     def pending(self) -> tuple[PendingJoin, ...]:

@@ -2,12 +2,13 @@
 
 A master that records its answers (`tpiedge master --journal`) names the request in the head and numbers the events.
 Then a connection that breaks is made anew, for RECOVERY_GRACE_S at most, and the events go on
-after the last one that came: none is missing, none comes twice. Of another master's answer a break is the end.
+after the last one that came: none is missing, none comes twice. Whoever stops reading has the answer deleted there.
+Of another master's answer a break is the end, for both.
 """
 
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import httpx
 
@@ -19,6 +20,8 @@ __all__ = ["AnswerStream", "HttpRefusal"]
 
 _REQUEST_ID = "x-request-id"
 _RETRY_S = 0.5
+#: Whoever stops an answer does not wait for long.
+_DELETE_S = 2.0
 _MAX_ERROR = 65_536
 _MOST_DIGITS = 18
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
@@ -68,6 +71,14 @@ class AnswerStream:
     def events(self) -> Generator[str, None, None]:
         """Without the last one ([DONE]). Raises HttpRefusal, PeerError, and the errors of httpx."""
         try:
+            yield from self._events()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # the reader stopped: closed the generator, pressed Ctrl-C
+                self._delete()
+            raise
+
+    def _events(self) -> Iterator[str]:
+        try:
             with self._http.stream("POST", self._path, json=self._body) as answer:
                 _check(answer)
                 self._request = answer.headers.get(_REQUEST_ID, "")
@@ -87,6 +98,12 @@ class AnswerStream:
                 if self._broke():
                     raise
             time.sleep(_RETRY_S)
+
+    def _delete(self) -> None:
+        """Has the master stop at once, which otherwise waits for who may have lost its connection."""
+        if self._request:
+            with suppress(httpx.HTTPError):  # then the master's patience ends it
+                self._http.delete(f"{self._path}/{self._request}", timeout=_DELETE_S)
 
     def _broke(self) -> bool:
         """The connection did; returns whether it is given up."""

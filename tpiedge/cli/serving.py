@@ -14,7 +14,7 @@ from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.supervision import Supervisor
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MasterService"]
@@ -72,7 +72,7 @@ class MasterService:
         except NotServing as error:
             raise Unavailable(str(error)) from None
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> PendingAnswer:
+    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
         return self._master.resume(request, said)
 
     def pending(self) -> tuple[PendingJoin, ...]:

@@ -33,7 +33,7 @@ from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.hub import Hub
-from tpiedge.wire.control import PromptScores, Token
+from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["RECOVERY_GRACE_S", "Master", "NotServing"]
@@ -122,7 +122,7 @@ class Master:
             self._requests.refuse(self._reconciler.not_serving())
         return self._requests.submit(request)
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> PendingAnswer:
+    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> PendingAnswer:
         """Queues a request that an earlier master had accepted, of whose answer `said` was passed on. It waits for
         machines as if they had been lost. To be called before `start`, in the order of the requests."""
         return self._requests.resume(request, said, self._reconciler.served_before())

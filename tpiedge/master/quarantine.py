@@ -11,12 +11,14 @@ Laws:
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
 8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
    the request turns out to be guilty.
-9. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
+9. So is one that could not do its part, for EXCLUDED_S: a plan uses it if there is no plan without it, even where it
+   serves already; where there are several, the last one only if there is none with the others.
+10. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
 """
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -140,16 +142,23 @@ class Reputation:
         self._rests = Quarantine(REST_S, LONGEST_REST_S, WINDOW_S)
         self._flapping: dict[str, Exclusion] = {}
         self._doubted: dict[str, Exclusion] = {}
+        self._unfit: dict[str, Exclusion] = {}
 
     @property
     def left_out(self) -> Mapping[str, Exclusion]:
         """The workers that no plan may contain, by name."""
         return self._left_out
 
+    def avoided(self, serving: Collection[str] = ()) -> Mapping[str, Exclusion]:
+        """The workers that a plan contains only if there is no plan without them, by name. `serving`: those that serve
+        already."""
+        known = self._doubted | self._flapping
+        return {name: one for name, one in known.items() if name not in serving} | self._unfit
+
     @property
-    def flapping(self) -> Mapping[str, Exclusion]:
-        """The workers that a plan contains only if there is no plan without them, by name."""
-        return self._doubted | self._flapping
+    def last_unfit(self) -> tuple[str, ...]:
+        """Of several that could not do their part, the last one."""
+        return tuple(self._unfit)[-1:] if len(self._unfit) > 1 else ()
 
     def lost(self, name: str, cause: str, now: float) -> None:
         """The worker, or its node, was lost and had not said that it leaves."""
@@ -179,8 +188,13 @@ class Reputation:
         self._leave_out(name, Exclusion(self._quarantine.penalise(name, now), sanitised_line(cause)))
 
     def exclude(self, name: str, cause: str, now: float) -> None:
-        """The worker could not do its part."""
+        """No plan can be made with the worker."""
         self._leave_out(name, Exclusion(now + EXCLUDED_S, cause))
+
+    def unfit(self, name: str, cause: str, now: float) -> None:
+        """The worker could not do its part."""
+        self._unfit.pop(name, None)
+        self._unfit[name] = Exclusion(now + EXCLUDED_S, cause)
 
     def _leave_out(self, name: str, exclusion: Exclusion) -> None:
         known = self._left_out.get(name)
@@ -190,7 +204,7 @@ class Reputation:
     def readmit(self, now: float) -> bool:
         """Ends the exclusions whose time is over; returns whether there were any."""
         found = False
-        for exclusions in (self._left_out, self._flapping, self._doubted):
+        for exclusions in (self._left_out, self._flapping, self._doubted, self._unfit):
             for name in [name for name, exclusion in exclusions.items() if exclusion.until <= now]:
                 del exclusions[name]
                 found = True
@@ -204,6 +218,7 @@ class Reputation:
         self._rests.forget(name)
         self._flapping.pop(name, None)
         self._doubted.pop(name, None)
+        self._unfit.pop(name, None)
 
 
 class Traffic:

@@ -98,7 +98,7 @@ class Reconciler:
         self._notices = Notices()
         self._retries = Retries()
         self._debounce = Debounce(roster)
-        self._resting: tuple[str, ...] = ()  # flapping workers that the last plan leaves out
+        self._resting: tuple[str, ...] = ()  # avoided workers that the last plan leaves out
         self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
         self._begun = 0.0  # when the coming session began
         self._planned = 0.0  # when the last plan was made
@@ -131,7 +131,8 @@ class Reconciler:
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
             note_speeds(self._roster, sessions.serving, now)
         self._drains.settle(lambda name: self._find(without=[name])[0])
-        if now >= self._retries.due and self._debounce.due(now):
+        newest = max((one.since for one in self._steady(())), default=0.0)
+        if self._retries.may_try(now, newest) and self._debounce.due(now):
             self._replan()
         begun = self._handover.begun(sessions.serving, sessions.coming)
         if sessions.coming is not None and (
@@ -222,8 +223,8 @@ class Reconciler:
     def _left_out(self) -> Mapping[str, Exclusion]:
         """The workers that are excluded from plans, each with the reason."""
         present = {machine.name for machine in self._roster.present}
-        flapping = self._reputation.flapping
-        resting = {name: flapping[name] for name in self._resting if name in flapping and name in present}
+        avoided = self._reputation.avoided()
+        resting = {name: avoided[name] for name in self._resting if name in avoided and name in present}
         excluded = {**resting, **self._reputation.left_out}
         return {name: why for name, why in excluded.items() if name not in self._drained()}
 
@@ -266,27 +267,28 @@ class Reconciler:
         return {name: reason for name, reason in self._spare.items() if name in gone}
 
     def _find(self, without: Collection[str] = ()) -> tuple[Assignments | NoPlan, tuple[str, ...]]:
-        """A plan without those workers, drained, flapping and slow ones, or else one with the latter two; flapping ones
-        that serve now may stay. Beside it the flapping workers that it leaves out."""
+        """A plan without those workers, drained, avoided and slow ones, or else one with the latter two, if it can be
+        without the last that failed. Beside it the avoided workers that it leaves out."""
         serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
-        present, steady = self._able(without), self._steady(serving, without)
-        found, resting = self._plan_for(steady, serving), self._flapping(serving)
-        if isinstance(found, NoPlan) and len(steady) < len(present):
-            found, resting = self._plan_for(present, serving), ()
+        able, avoided = self._able(without), self._reputation.avoided(serving)
+        names = {one.name for one in able}
+        ever_fewer = ({*avoided, *self._slow}, self._reputation.last_unfit, ())
+        for shunned in dict.fromkeys(frozenset(names.intersection(each)) for each in ever_fewer):
+            found = self._plan_for([one for one in able if one.name not in shunned], serving)
+            resting = tuple(name for name in avoided if name in shunned or name not in names)
+            if isinstance(found, Assignments):
+                break
         return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare}), resting
-
-    def _flapping(self, serving: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(name for name in self._reputation.flapping if name not in serving)
 
     def _able(self, without: Collection[str]) -> list[Machine]:
         """Those that plans may have."""
         shunned = {*self._reputation.left_out, *without}
         return [one for one in self._roster.present if not one.drained and one.name not in shunned]
 
-    def _steady(self, serving: tuple[str, ...], without: Collection[str] = ()) -> list[Machine]:
+    def _steady(self, serving: tuple[str, ...]) -> list[Machine]:
         """Those that plans are made for first."""
-        shunned = {*self._flapping(serving), *self._slow}
-        return [one for one in self._able(without) if one.name not in shunned]
+        shunned = {*self._reputation.avoided(serving), *self._slow}
+        return [one for one in self._able(()) if one.name not in shunned]
 
     def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
         """A plan for the machines, but for those that break the planner: they are left out for a while."""
@@ -389,10 +391,11 @@ class Reconciler:
         self._retry(session)
 
     def _exclude(self, session: Session) -> None:
-        """Leaves the worker that made the session fail out of plans for a while, if there is one."""
+        """Leaves the worker that made the session fail, if there is one, for a while out of plans that can be made
+        without it."""
         failure = session.failure
         if failure is not None and failure.unfit is not None:
-            self._reputation.exclude(failure.unfit, str(failure.error), self._clock.now())
+            self._reputation.unfit(failure.unfit, str(failure.error), self._clock.now())
 
     def _retry(self, session: Session) -> None:
         """Plans again: at once after a machine was lost, otherwise after a delay that grows with each failure."""

@@ -2,12 +2,15 @@
 
 Laws:
 1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
-2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once.
+2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once. One for which
+   nobody waits (`attend`) starts after all others, gives its place back where one of them has none, and goes on later;
+   where the queue is full, it ends for a new one, unless it has begun.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
    one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
-6. Those of an earlier master (`resume`) are such that ran: whatever the limit, in front of those that never did.
+6. Those of an earlier master (`resume`) are such that ran: whatever the limit, in front of those that never did. Nobody
+   waits for them until it is said.
 7. Of those that wait, who did not get on in most losses begins first, and beside a suspect nothing begins
    (`journal.py`): so one that ends every epoch is found, and it alone fails.
 """
@@ -45,14 +48,20 @@ class QueueFull(TpiedgeError):
 class PendingAnswer:
     """One accepted request, for the thread that submitted it. Made by `RequestQueue.submit`."""
 
-    def __init__(self, request: GenerationRequest, cancel: Callable[["PendingAnswer"], None]) -> None:
+    def __init__(
+        self, request: GenerationRequest, cancel: Callable[["PendingAnswer"], None], wake: Callable[[], None]
+    ) -> None:
         self.request = request
         self.journal = Journal(request)
+        #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
+        self.attended = True
+        self.gives_way = False
         #: Whether the caller has all that it wanted, and whether it wants no more.
         self.whole = False
         self.unwanted = False
         self._told = ""
         self._cancel = cancel
+        self._wake = wake
         self._events: queue.Queue[_Event] = queue.Queue()
 
     def events(self) -> Iterator[_Said]:
@@ -71,6 +80,11 @@ class PendingAnswer:
         finally:
             if not ended:
                 self.cancel()
+
+    def attend(self, attended: bool) -> None:
+        """Says whether somebody waits for the answer. Thread-safe, does not block."""
+        self.attended = attended
+        self._wake()
 
     def cancel(self) -> None:
         """Ends the request early. Thread-safe, idempotent, does not block."""
@@ -153,25 +167,25 @@ class RequestQueue:
 
     def submit(self, request: GenerationRequest) -> PendingAnswer:
         """Accepts a request. Raises QueueFull, or the error that `close` was given."""
-        answering = PendingAnswer(request, self._cancelled)
+        answering = PendingAnswer(request, self._cancelled, self._on_submit)
         with self._lock:
             if self._closed is not None:
                 self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            if sum(not one.journal.begun for one in self._waiting) >= self._limit:
+            new = [one for one in self._waiting if not one.journal.begun]
+            if len(new) >= self._limit and not self._displaced(new):
                 self._count(refused=1)
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
             self._waiting.append(answering)
         self._on_submit()
         return answering
 
-    def resume(
-        self, request: GenerationRequest, said: Sequence[Token | PromptScores], why: str
-    ) -> PendingAnswer:
+    def resume(self, request: GenerationRequest, said: Sequence[Token], why: str) -> PendingAnswer:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
         rest follows, and first of all that it pauses, and `why`. To be called in the order in which they were accepted,
         and before anything is submitted. Raises the error that `close` was given."""
-        answering = PendingAnswer(request, self._cancelled)
+        answering = PendingAnswer(request, self._cancelled, self._on_submit)
+        answering.attended = False
         with self._lock:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
@@ -185,15 +199,21 @@ class RequestQueue:
     def start(self, ask: Callable[[GenerationRequest], None]) -> bool:
         """Starts the next request: hands it to `ask`, which sends it to rank 0 and must neither block nor call back.
 
-        Returns False if as many run as may, a suspect runs, or none waits. A request for which `ask` raises
-        ProtocolError ends there.
+        Returns False if as many run as may, a suspect runs, or none waits; then running ones that nobody waits for are
+        cancelled at rank 0, as many as have to give way. A request for which `ask` raises ProtocolError ends there.
         """
         with self._lock:  # held while asking, so that no cancellation overtakes the request
-            if len(self._running) >= self._parallel or not self._waiting:
+            awaited = [one for one in self._waiting if one.attended]
+            if len(self._running) >= self._parallel or any(
+                one.journal.suspect for one in self._running.values()
+            ):
+                self._make_way(len(awaited))
                 return False
-            if any(one.journal.suspect for one in self._running.values()):
+            starting = next(iter(awaited or self._waiting), None)
+            if starting is None:
                 return False
-            starting = self._waiting.popleft()
+            self._waiting.remove(starting)
+            starting.gives_way = False
             self._running[starting.request.id] = starting
             starting.journal.begun = True
             self._rate.begin(self._now())
@@ -256,16 +276,17 @@ class RequestQueue:
             self._running.clear()
             self._look_at_readers()
             for one in going_on:
+                one.gives_way = False
                 one.pause(why)
             again = sorted([*going_on, *self._waiting], key=lambda one: -one.journal.losses)
             self._waiting = deque(again)
         return bool(guilty)
 
     def explain(self, why: str) -> None:
-        """Those that pause are told why they still do, where that has changed."""
+        """Those that pause are told why they still do, where that has changed, unless they gave way."""
         with self._lock:
             for one in (*self._running.values(), *self._waiting):
-                if one.journal.paused is not None:
+                if one.journal.paused is not None and not one.gives_way:
                     one.pause(why)
 
     def fail_all(self, error: TpiedgeError) -> None:
@@ -295,6 +316,37 @@ class RequestQueue:
 
     # --- under the lock
 
+    def _displaced(self, new: Sequence[PendingAnswer]) -> bool:
+        """Ends one of them for which nobody waits; returns whether there was one."""
+        absent = next((one for one in new if not one.attended), None)
+        if absent is None:
+            return False
+        self._waiting.remove(absent)
+        self._count(cancelled=1)
+        absent.put(
+            Cancelled(f"request {absent.request.id} was cancelled: nobody waited for it, and others do")
+        )
+        return True
+
+    def _make_way(self, awaited: int) -> None:
+        """So many need a place: as many of those that run give it up for which nobody waits, the latest first."""
+        missing = awaited - sum(one.gives_way or one.unwanted for one in self._running.values())
+        absent = (one for one in reversed(self._running.values()) if not one.attended)
+        able = [one for one in absent if not one.gives_way and not one.unwanted]
+        for one in able[: max(0, missing)]:
+            one.gives_way = True
+            self._on_cancel(one.request.id)
+
+    def _put_back(self, answering: PendingAnswer) -> None:
+        """It gave way: it is the first to go on of those that nobody waits for, unless nothing of it is missing."""
+        if self._settled(answering):
+            return
+        del self._running[answering.request.id]
+        answering.journal.interrupted(self._now())
+        self._look_at_readers()
+        answering.pause("requests that somebody waits for come first")
+        self._waiting.appendleft(answering)
+
     def _pass_on(self, message: Token | PromptScores, answering: PendingAnswer) -> None:
         journal = answering.journal
         reading, positions = journal.reading, journal.positions
@@ -318,6 +370,9 @@ class RequestQueue:
     def _finish(self, message: Finished, answering: PendingAnswer) -> None:
         """Ends a running request with rank 0's word, unless something of the answer is missing."""
         cancelled = message.reason == "cancel"
+        if cancelled and answering.gives_way and not answering.unwanted:
+            self._put_back(answering)
+            return
         if not cancelled and not answering.journal.agrees(message):
             told = len(answering.journal.answer_ids)
             missing = f"{told} of the answer's {message.tokens} tokens came: report it"

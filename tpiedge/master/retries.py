@@ -1,13 +1,15 @@
 """When to try again to start a session: a machine without threads or clock.
 
 Laws:
-1. After a failure the next attempt waits, longer with each failure in a row (BACKOFF_S).
+1. After a failure the next attempt waits, longer with each failure in a row (BACKOFF_S), until a machine has come that
+   was not there.
 2. After HOPELESS failures in a row nothing is about to serve: requests wait for the next attempt as long as they wait
    for machines (`reconciler.py`).
 3. So it is after FUTILE attempts in a row that never served, for whatever reason, machines that come and go included:
    otherwise a request could wait for ever.
 """
 
+import math
 from typing import Final
 
 __all__ = ["BACKOFF_S", "FUTILE", "HOPELESS", "Retries"]
@@ -24,8 +26,9 @@ class Retries:
         self.failures = 0
         #: Failures in a row before anything was ready.
         self.false_starts = 0
-        #: No attempt is made before this time.
+        #: No attempt with the same machines is made before this time.
         self.due = 0.0
+        self._failed = -math.inf  # when the last attempt did
         self._begun = 0  # attempts since requests could last be served
 
     @property
@@ -33,12 +36,17 @@ class Retries:
         """Whether the next attempt is not likely to serve."""
         return self.failures >= HOPELESS or self._begun > FUTILE
 
+    def may_try(self, now: float, newest: float) -> bool:
+        """Whether an attempt may be made. `newest`: since when the machine is here that came last."""
+        return now >= self.due or newest > self._failed
+
     def begun(self) -> None:
         """An attempt begins; it replaces the last one."""
         self._begun += 1
 
     def failed(self, now: float) -> None:
         """The last attempt failed."""
+        self._failed = now
         self.due = now + BACKOFF_S[min(self.failures, len(BACKOFF_S) - 1)]
         self.failures += 1
         self.false_starts += 1

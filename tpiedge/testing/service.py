@@ -22,7 +22,7 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = ["FakeGeneration", "FakeService", "finished", "token"]
@@ -53,12 +53,13 @@ class FakeGeneration:
     """Gives the events that a test puts in; `cancelled` is set by `cancel`, `completed` by `complete`, `ended` when the
     iterator has ended."""
 
-    def __init__(self, request: GenerationRequest, count: int = 0) -> None:
-        """`count`: tokens that were said before."""
+    def __init__(self, request: GenerationRequest, count: int = 0, *, attended: bool = True) -> None:
+        """`count`: tokens that were said before; `attended`: whether somebody waits for it."""
         self.request = request
         self.cancelled = threading.Event()
         self.completed = threading.Event()
         self.ended = threading.Event()
+        self.attended = attended
         self._items: queue.Queue[AnswerEvent | BaseException] = queue.Queue()
         self._count = count
 
@@ -91,6 +92,9 @@ class FakeGeneration:
                     return
         finally:
             self.ended.set()
+
+    def attend(self, attended: bool) -> None:
+        self.attended = attended
 
     def cancel(self) -> None:
         self._stop(self.cancelled)
@@ -169,8 +173,8 @@ class FakeService:
         self.generations.put(generation)
         return generation
 
-    def resume(self, request: GenerationRequest, said: Sequence[Token | PromptScores]) -> FakeGeneration:
-        generation = FakeGeneration(request, sum(isinstance(one, Token) for one in said))
+    def resume(self, request: GenerationRequest, said: Sequence[Token]) -> FakeGeneration:
+        generation = FakeGeneration(request, len(said), attended=False)
         self.script(generation)
         self.generations.put(generation)
         return generation

@@ -6,7 +6,7 @@ import signal
 import stat
 import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,6 +81,21 @@ def wait_until_nothing_is_recorded(cluster: Serving) -> None:
     wait_for(lambda: not records(cluster), START_S)
 
 
+def kill_during_whole_answer(cluster: Serving, http: httpx.Client) -> str:
+    """Asks for an answer that is not streamed, and kills the master once it is well under way. Returns its path.
+
+    What computes it is frozen, so that it lasts until its head is there."""
+    rank_zero, named = cluster.rank_zero(), threading.Event()
+    with ThreadPoolExecutor(1) as threads:
+        path = threads.submit(whole_that_breaks, http, named)
+        wait_for_record(cluster)
+        rank_zero.suspend()
+        assert named.wait(START_S)
+        kill(cluster)
+        rank_zero.kill()
+        return path.result()
+
+
 def whole_that_breaks(http: httpx.Client, named: threading.Event) -> str:
     """Asks for an answer that is not streamed; returns its path, once the connection has broken."""
     with http.stream("POST", "/v1/completions", json=BODY) as answer:
@@ -98,6 +113,35 @@ class Stream:
         self.ids: list[int] = []
         self.text = ""
         self.done = False
+
+    def begin(self, http: httpx.Client, end_master: Callable[[], object]) -> str:
+        """Asks, and ends the master once the answer is well under way. Returns the path of the rest."""
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            events = self.read(answer)
+            while next(events) < UNDER_WAY:
+                pass
+            end_master()
+            with contextlib.suppress(*BROKEN):
+                for _ in events:
+                    pass
+        assert not self.done
+        return path
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """For what comes after the last event."""
+        return {"Last-Event-ID": str(self.ids[-1])}
+
+    def go_on(self, http: httpx.Client, path: str, meanwhile: Callable[[], object] = lambda: None) -> None:
+        """Reads the rest to its end."""
+        with http.stream("GET", path, headers=self.headers) as answer:
+            assert answer.headers["content-type"].startswith("text/event-stream")
+            meanwhile()
+            for _ in self.read(answer):
+                pass
+        assert self.done
+        assert self.ids == list(range(1, len(self.ids) + 1))
 
     def read(self, answer: httpx.Response) -> Iterator[int]:
         for line in answer.iter_lines():
@@ -117,60 +161,56 @@ class Stream:
 def test_a_stream_goes_on_after_its_last_event(cluster: Serving, expected: str):
     stream = Stream()
     with client(cluster) as http, client(cluster, OTHER_KEY) as other:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            events = stream.read(answer)
-            while next(events) < UNDER_WAY:
-                pass
-            (record,) = records(cluster)
-            assert stat.S_IMODE(record.stat().st_mode) == 0o600
-            assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
-            assert KEY not in record.read_text()
-            kill(cluster)
-            with contextlib.suppress(*BROKEN):
-                for _ in events:
-                    pass
-        assert not stream.done
+        path = stream.begin(http, lambda: kill(cluster))
+        (record,) = records(cluster)
+        assert stat.S_IMODE(record.stat().st_mode) == 0o600
+        assert stat.S_IMODE(record.parent.stat().st_mode) == 0o700
+        assert KEY not in record.read_text()
         cluster.start_master()
         wait_for(lambda: "going on with 1 answer of the master before" in cluster.master.log, START_S)
-        headers = {"Last-Event-ID": str(stream.ids[-1])}
         refused = [
-            other.get(path, headers=headers),
-            http.get(path.replace("/v1/", "/v1/chat/"), headers=headers),
-            http.get("/v1/completions/cmpl-0", headers=headers),
+            other.get(path, headers=stream.headers),
+            http.get(path.replace("/v1/", "/v1/chat/"), headers=stream.headers),
+            http.get("/v1/completions/cmpl-0", headers=stream.headers),
         ]
         assert [one.status_code for one in refused] == [404] * 3
         assert len({one.text for one in refused}) == 1
-        with http.stream("GET", path, headers=headers) as answer:
-            assert answer.headers["content-type"].startswith("text/event-stream")
-            for _ in stream.read(answer):
-                pass
-        assert stream.done
+        stream.go_on(http, path)
         assert stream.text == expected
-        assert stream.ids == list(range(1, len(stream.ids) + 1))
         wait_until_nothing_is_recorded(cluster)
-        assert http.get(path, headers=headers).status_code == 404
+        assert http.get(path, headers=stream.headers).status_code == 404
 
 
 @pytest.mark.fault(
     "P7", "killed with --journal: an answer that is not streamed is finished, and collected by its id"
 )
 def test_a_whole_answer_is_collected(cluster: Serving, expected: str):
-    """What computes it is frozen, so that it lasts until its head is there."""
-    rank_zero = cluster.rank_zero()
-    with client(cluster) as http, ThreadPoolExecutor(1) as threads:
-        named = threading.Event()
-        path = threads.submit(whole_that_breaks, http, named)
-        wait_for_record(cluster)
-        rank_zero.suspend()
-        assert named.wait(START_S)
-        kill(cluster)
-        rank_zero.kill()
+    with client(cluster) as http:
+        path = kill_during_whole_answer(cluster, http)
         cluster.start_master()
-        collected = http.get(path.result()).json()
+        collected = http.get(path).json()
         assert collected["choices"][0]["text"] == expected
         assert collected["usage"]["completion_tokens"] == BODY["max_tokens"]
         wait_until_nothing_is_recorded(cluster)
+
+
+@pytest.mark.fault(
+    "P7", "killed with --journal: who asks the next master comes before answers that nobody waits for"
+)
+def test_what_nobody_waits_for_gives_way(clusters, expected: str):
+    """One request at a time is computed: the answer of the master before gives its place back, and goes on later."""
+    cluster = clusters(*OPTIONS, "--parallel", 1)
+    cluster.start_master()
+    cluster.wait_ready(1)
+    short = BODY | {"max_tokens": 5}
+    with client(cluster) as http:
+        path = kill_during_whole_answer(cluster, http)
+        lines = recorded_lines(cluster)
+        cluster.start_master()
+        wait_for_record(cluster, lines)
+        assert http.post("/v1/completions", json=short).json()["usage"]["completion_tokens"] == 5
+        assert recorded_lines(cluster) < BODY["max_tokens"]
+        assert http.get(path).json()["choices"][0]["text"] == expected
 
 
 @pytest.mark.fault("P7", "killed twice with --journal: `tpiedge chat` connects again by itself")
@@ -214,23 +254,33 @@ def test_an_answer_waits_for_the_worker_that_it_needs(clusters, expected: str):
     cluster.wait_ready(2)
     stream = Stream()
     with client(cluster) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            events = stream.read(answer)
-            while next(events) < UNDER_WAY:
-                pass
-            kill(cluster)
-            with contextlib.suppress(*BROKEN):
-                for _ in events:
-                    pass
+        path = stream.begin(http, lambda: kill(cluster))
         ann.process.end()
         cluster.start_master()
-        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
-            cluster.start_worker("bob")
-            for _ in stream.read(answer):
-                pass
-    assert stream.done
+        stream.go_on(http, path, lambda: cluster.start_worker("bob"))
     assert stream.text == expected
+
+
+@pytest.mark.fault(
+    "P8",
+    "the client's connection is cut with --journal: the answer goes on for a minute, and a GET has the rest",
+)
+def test_a_client_that_lost_its_connection_has_the_rest(cluster: Serving, expected: str):
+    stream = Stream()
+    with client(cluster) as http:
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            for number in stream.read(answer):
+                if number == UNDER_WAY:
+                    break
+        wait_for_record(cluster, UNDER_WAY)
+        stream.go_on(http, path)
+        assert stream.text == expected
+        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
+            path = f"/v1/completions/{answer.headers['x-request-id']}"
+            assert http.delete(path).json()["deleted"]
+        wait_until_nothing_is_recorded(cluster)
+        assert http.get(path).status_code == 404
 
 
 @pytest.mark.fault("P7", "asked to end with --journal: what it does not finish, the next master does")
@@ -240,19 +290,10 @@ def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expec
     cluster.wait_ready(1)
     stream = Stream()
     with client(cluster) as http:
-        with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
-            path = f"/v1/completions/{answer.headers['x-request-id']}"
-            events = stream.read(answer)
-            next(events)
-            cluster.master.popen.terminate()
-            with pytest.raises(BROKEN):
-                for _ in events:
-                    pass
+        path = stream.begin(http, cluster.master.popen.terminate)
         assert cluster.master.wait() == 0
         cluster.start_master()
-        with http.stream("GET", path, headers={"Last-Event-ID": str(stream.ids[-1])}) as answer:
-            for _ in stream.read(answer):
-                pass
+        stream.go_on(http, path)
     assert stream.text == expected
 
 
@@ -262,10 +303,10 @@ def test_a_record_of_another_version_is_refused(clusters):
     folder.mkdir(mode=0o700)
     record = folder / "000000000001-cmpl-1.answer"
     record.touch(mode=0o600)
-    record.write_bytes(b'5a1dc9f0 {"version":2}\n')
+    record.write_bytes(b'4306f8b1 {"version":3}\n')
     assert cluster.start_master(wait=False).wait() == 2
     (line,) = [line for line in cluster.master.log.splitlines() if str(record) in line]
-    assert "is a record of version 2, this tpiedge reads version 1: start the tpiedge that wrote it" in line
+    assert "is a record of version 3, this tpiedge reads version 2: start the tpiedge that wrote it" in line
     assert "Traceback" not in cluster.master.log
     cluster.options = ()
     cluster.start_master()

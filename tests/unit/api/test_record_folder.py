@@ -4,13 +4,14 @@ import errno
 import os
 import stat
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.unit.api.test_records import ACCEPTED
-from tpiedge.api.record_folder import RecordFolder
-from tpiedge.api.records import accepted_line
+from tpiedge.api.record_folder import KEPT_DAYS, MOST_OTHERS, RecordFolder
+from tpiedge.api.records import accepted_lines
 from tpiedge.errors import UserError
 from tpiedge.master.journal import GUILTY
 from tpiedge.wire.control import Token
@@ -33,7 +34,7 @@ def files(folder: Path) -> list[str]:
 def begun(folder: Path, pack: str = "pack-1", count: int = 1) -> Path:
     """The file of a record that a master left, with the first `count` tokens."""
     before = set(folder.iterdir()) if folder.exists() else set()
-    file = RecordFolder(folder, pack).begin(ACCEPTED)
+    file = RecordFolder(folder, pack).begin(replace(ACCEPTED, pack=pack))
     for token in TOKENS[:count]:
         file.add(token)
     file.keep()
@@ -129,6 +130,42 @@ def test_those_of_another_model_stay_and_one_line_says_so(
     )
 
 
+def test_what_nobody_came_for_in_days_is_deleted_of_whatever_model(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, aside, others, young = begun(folder), begun(folder), begun(folder, "pack-2"), begun(folder)
+    aside = aside.rename(aside.with_suffix(".aside"))
+    written = young.stat().st_mtime
+    for path in (old, aside, others):
+        os.utime(path, (written, written - KEPT_DAYS * 86_400))
+    records = RecordFolder(folder, "pack-1", now=lambda: written + 1)
+    (found,) = records.found()
+    found.file.keep()
+    assert files(folder) == [young.name]
+    (line,) = caplog.messages
+    assert line == (
+        f"deleted from {folder}: 3 records, older than {KEPT_DAYS} days or beyond the newest {MOST_OTHERS} with which "
+        "this master cannot go on"
+    )
+
+
+def test_of_what_it_cannot_go_on_with_the_newest_are_kept_and_read_no_further_than_it_takes(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tpiedge.api.record_folder.MOST_OTHERS", 3)
+    ours = begun(folder)
+    left = [begun(folder, "pack-2") for _ in range(5)]
+    left[3].write_bytes(left[3].read_bytes() + b"damage that nobody reads\n")
+    left[4] = left[4].rename(left[4].with_suffix(".aside"))
+    (found,) = RecordFolder(folder, "pack-1").found()
+    found.file.keep()
+    assert files(folder) == sorted(path.name for path in (ours, *left[2:]))
+    assert [line.partition(":")[2].partition(",")[0] for line in caplog.messages] == [
+        " 2 answers of another model",
+        " 2 records",
+    ]
+
+
 def test_a_damaged_one_is_set_aside_and_the_others_go_on(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -140,7 +177,7 @@ def test_a_damaged_one_is_set_aside_and_the_others_go_on(
     assert files(folder) == sorted([aside.name, whole.name])
     (line,) = caplog.messages
     assert str(aside) in line
-    assert "line 2: it differs from its checksum" in line
+    assert "line 3: it differs from its checksum" in line
 
 
 def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
@@ -203,6 +240,6 @@ def test_where_no_file_can_be_made_the_answer_goes_on(
 def test_a_new_record_comes_after_those_that_are_there(folder: Path) -> None:
     first = begun(folder)
     later = folder / f"{41:012d}-chatcmpl-9.answer"
-    later.write_bytes(accepted_line(ACCEPTED))
+    later.write_bytes(accepted_lines(ACCEPTED))
     later.chmod(0o600)
     assert sorted([first, later, begun(folder)])[-1].name.startswith(f"{42:012d}-")

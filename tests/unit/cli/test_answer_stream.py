@@ -56,8 +56,11 @@ class Master:
         self.notes: list[str] = []
         self._replies = iter(replies)
 
+    def connected(self) -> httpx.Client:
+        return httpx.Client(base_url="http://master", transport=httpx.MockTransport(self._reply))
+
     def events(self) -> list[str]:
-        with httpx.Client(base_url="http://master", transport=httpx.MockTransport(self._reply)) as http:
+        with self.connected() as http:
             return list(AnswerStream(http, PATH, {"model": "demo"}, self.notes.append).events())
 
     def _reply(self, request: httpx.Request) -> httpx.Response:
@@ -92,6 +95,25 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
     path = f"{PATH}/cmpl-1"
     assert master.asked[1:] == [("GET", path, "2")] * 5 + [("GET", path, "4")] * 2
     assert master.notes == [BROKE, AGAIN, AGAIN, BROKE, AGAIN], "said again where it had got on"
+
+
+@pytest.mark.parametrize("reply", [refusal(404), unreachable, lambda _request: httpx.Response(200)])
+def test_who_stops_reading_has_the_answer_deleted(reply: Reply) -> None:
+    master = Master(begun(1, 6), reply)
+    with master.connected() as http:
+        events = AnswerStream(http, PATH, {"model": "demo"}, master.notes.append).events()
+        assert next(events) == "one"
+        events.close()
+    assert master.asked[1:] == [("DELETE", f"{PATH}/cmpl-1", None)]
+
+
+def test_who_stops_reading_what_is_not_recorded_just_goes() -> None:
+    master = Master(begun(1, 6, named=False))
+    with master.connected() as http:
+        events = AnswerStream(http, PATH, {"model": "demo"}, master.notes.append).events()
+        assert next(events) == "one"
+        events.close()
+    assert master.asked == [("POST", PATH, None)]
 
 
 def test_a_break_before_the_first_event_is_mended_too() -> None:

@@ -4,12 +4,13 @@ import itertools
 
 import pytest
 
+from tests.unit.master.players import FakeAgent
 from tests.unit.master.stories import Story, failure, outcome, request, two_machines
 from tpiedge.errors import ResourceError
 from tpiedge.master.journal import GUILTY
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
 from tpiedge.wire.control import Token
-from tpiedge.wire.epochs import Launch, Leaving
+from tpiedge.wire.epochs import Launch, Leaving, Prepare
 
 
 def test_a_worker_that_cannot_prepare_is_left_out_for_half_a_minute(story: Story) -> None:
@@ -166,9 +167,10 @@ def test_requests_wait_for_lost_machines_as_long_as_they_are_to(story: Story) ->
 
 
 def test_requests_of_an_earlier_master_wait_for_its_workers(story: Story) -> None:
-    """Those that come meanwhile wait behind them."""
+    """Those that come meanwhile wait behind them, once their readers have come again."""
     story.min_workers = 1
     old = story.master.resume(request("old"), [Token(0, "old", 0, 5, ())])
+    old.attend(True)
     story.wait(RECOVERY_GRACE_S - 5)
     new = story.submit("new")
     story.join("w-1")
@@ -302,13 +304,62 @@ def test_a_node_that_cannot_be_started_is_said_in_words(story: Story, refusal: E
     assert story.master.failed is None
 
 
-def test_the_reason_for_not_serving_names_who_is_left_out(story: Story) -> None:
+def fail_next_attempt(story: Story, agent: FakeAgent, attempts: int) -> None:
+    """The worker cannot prepare its part of the one after so many."""
+    story.wait_for(lambda: agent.count(Prepare) > attempts)
+    agent.failed("the disk is full")
+    story.turn()
+
+
+def test_a_worker_that_failed_is_tried_again_soon_where_nothing_serves_without_it(story: Story) -> None:
     story.min_workers = 1
     agent = story.join("w-1")
     agent.prepares = False
-    story.settle()
-    agent.failed("the disk is full")
-    story.settle()
+    failed: list[float] = []
+    for _ in range(4):
+        fail_next_attempt(story, agent, len(failed))
+        failed.append(story.clock.now())
+    gaps = [later - sooner for sooner, later in itertools.pairwise(failed)]
+    assert gaps == sorted(gaps)
+    assert gaps[-1] < 3.0
     reason = story.master.status.reason
-    assert reason.startswith("0 of 1 worker here; pi is left out: ")
-    assert "the disk is full" in reason
+    assert (
+        reason
+        == "node 1 (pi) was lost during its preparation: the disk is full; it is tried again after 5.0 s"
+    )
+    agent.prepares = True
+    story.wait(6.0)
+    assert story.members() == ("master", "w-1")
+
+
+def test_who_serves_only_because_nothing_serves_without_it_goes_once_another_comes(story: Story) -> None:
+    """The plan without it is tried as soon as there is one, whatever the failures before; then nothing changes until
+    its time is over."""
+    story.min_workers = 1
+    bad = story.join("w-1")
+    bad.prepares = False
+    for number in range(5):
+        fail_next_attempt(story, bad, number)
+    story.join("w-2")
+    story.settle()
+    assert story.members() == ("master", "w-2")
+    assert story.worker().state == "left out"
+    epoch = story.epoch
+    story.wait(25.0)
+    assert story.epoch == epoch
+    bad.prepares = True
+    story.wait(7.0)
+    assert story.members() == ("master", "w-1", "w-2")
+
+
+def test_of_several_that_failed_the_others_are_tried_before_the_last(story: Story) -> None:
+    story.min_workers = 1
+    for name in ("w-1", "w-2"):
+        story.join(name).prepares = False
+    story.settle()
+    story.agents["w-2"].failed("no room")
+    story.settle()
+    story.agents["w-1"].failed("the disk is full")
+    story.agents["w-2"].prepares = True
+    story.wait(3.0)
+    assert story.members() == ("master", "w-2")

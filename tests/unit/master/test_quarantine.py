@@ -63,7 +63,7 @@ def test_a_flood_is_found_once_between_two_heartbeats() -> None:
 
 def rests(reputation: Reputation, name: str = "w-1") -> float | None:
     """Until when it is flapping."""
-    found = reputation.flapping.get(name)
+    found = reputation.avoided().get(name)
     return found.until if found is not None else None
 
 
@@ -75,7 +75,7 @@ def test_three_losses_within_ten_minutes_make_a_worker_flapping() -> None:
         reputation.lost("w-1", "cut off\x07", 10.0 * number)
     assert rests(reputation) == 20.0 + REST_S
     assert (
-        reputation.flapping["w-1"].cause == "it was lost 3 times within 10 min, the last time: cut off\\x07"
+        reputation.avoided()["w-1"].cause == "it was lost 3 times within 10 min, the last time: cut off\\x07"
     )
     assert reputation.left_out == {}
     assert not reputation.readmit(20.0 + REST_S - 1.0)
@@ -134,6 +134,25 @@ def test_who_is_stopped_by_its_user_is_not_lost() -> None:
     assert rests(reputation) == 260.0 + REST_S, "what was lost long before its stop counts"
 
 
+def test_who_could_not_do_its_part_is_avoided_for_a_while_even_where_it_serves() -> None:
+    reputation = Reputation()
+    reputation.unfit("w-1", "the disk is full", 0.0)
+    assert reputation.last_unfit == ()
+    reputation.unfit("w-2", "out of memory", 1.0)
+    assert reputation.last_unfit == ("w-2",)
+    reputation.unfit("w-1", "the disk is full", 2.0)
+    assert reputation.last_unfit == ("w-1",)
+    reputation.doubt("w-3", "it died", 2.0)
+    assert set(reputation.avoided()) == {"w-1", "w-2", "w-3"}
+    assert set(reputation.avoided(serving=("w-1", "w-3"))) == {"w-1", "w-2"}
+    assert reputation.left_out == {}
+    reputation.trust()
+    assert reputation.readmit(1.0 + EXCLUDED_S)
+    assert {name: one.until for name, one in reputation.avoided().items()} == {"w-1": 2.0 + EXCLUDED_S}
+    reputation.forget("w-1")
+    assert reputation.avoided() == {}
+
+
 def test_standing_ends_with_its_time_or_with_the_membership() -> None:
     reputation = Reputation()
     reputation.exclude("w-1", "the disk is full", 0.0)
@@ -146,7 +165,7 @@ def test_standing_ends_with_its_time_or_with_the_membership() -> None:
     }
     for name in ("w-2", "w-3", "w-9"):
         reputation.forget(name)
-    assert (set(reputation.left_out), set(reputation.flapping)) == ({"w-1"}, set())
+    assert (set(reputation.left_out), set(reputation.avoided())) == ({"w-1"}, set())
     reputation.lost("w-3", "cut off", 30.0)
     assert rests(reputation, "w-3") is None
     assert reputation.readmit(EXCLUDED_S)

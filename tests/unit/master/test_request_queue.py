@@ -502,6 +502,8 @@ def test_requests_of_an_earlier_master_go_on_in_their_order_before_new_ones_what
     book.submit("new")
     with pytest.raises(QueueFull):
         book.submit("newer")
+    for one in resumed:
+        one.attend(True)
     book.clock.advance(1.5)
     for name, tokens in (("old-2", 2), ("old-0", 0), ("old-1", 1)):
         order = book.order()
@@ -514,6 +516,84 @@ def test_requests_of_an_earlier_master_go_on_in_their_order_before_new_ones_what
         first, second, third, last = events(answering)
         assert (first, second, third) == (Paused("again"), Resumed(1.5), token(f"old-{tokens}", tokens))
         assert last == replace(finished(f"old-{tokens}", tokens + 1), steps=0)
+
+
+def test_those_that_nobody_waits_for_run_behind_the_others() -> None:
+    book = Book(limit=4, parallel=1)
+    left, come_back = book.resume("r-1", 1), book.resume("r-2", 1)
+    book.submit("r-3")
+    book.submit("r-4").attend(False)
+    book.submit("r-5")
+    come_back.attend(True)
+    order = []
+    while (name := book.start()) is not None:
+        order.append(name)
+        book.requests.tell(finished(name, name in ("r-1", "r-2")))
+    assert order == ["r-2", "r-3", "r-5", "r-1", "r-4"]
+    assert isinstance(events(left)[-1], Finished)
+
+
+def test_one_that_nobody_waits_for_gives_its_place_back_and_goes_on_where_it_was() -> None:
+    book = Book(parallel=2)
+    absent, present = book.resume("r-1", 1), book.submit("r-2")
+    assert [book.start(), book.start()] == ["r-2", "r-1"]
+    book.requests.tell(token("r-1", 1))
+    book.submit("r-3")
+    assert [book.start(), book.start()] == [None, None]
+    assert book.cancelled == ["r-1"], "once"
+    book.requests.tell(token("r-1", 2))  # before rank 0 heard of it
+    book.requests.tell(Finished(1, "r-1", "cancel", 3, 3, 0, 3))
+    book.requests.explain("whatever others hear")
+    assert [book.start(), book.start()] == ["r-3", None]
+    book.requests.tell(finished("r-2"))
+    order = book.order()
+    assert order is not None
+    assert (order.id, order.answer_ids) == ("r-1", (5, 5, 5))
+    book.requests.tell(token("r-1", 3))
+    book.requests.tell(finished("r-1", 4))
+    found = events(absent)
+    assert [one for one in found if isinstance(one, Token)] == [token("r-1", index) for index in (1, 2, 3)]
+    pauses = [one.why for one in found if isinstance(one, Paused)]
+    assert pauses == ["again", "requests that somebody waits for come first"]
+    assert events(present) == [finished("r-2")]
+
+
+def test_one_that_gives_way_may_be_whole_be_cancelled_or_lose_its_epoch() -> None:
+    for fate, last in (("whole", Finished), ("cancelled", Finished), ("lost", Cancelled)):
+        book = Book(parallel=1)
+        absent = book.resume("r-1", 3)
+        book.start()
+        book.submit("r-2")
+        book.start()
+        if fate == "whole":
+            book.requests.tell(token("r-1", 3))
+        elif fate == "cancelled":
+            absent.cancel()
+        if fate == "lost":
+            book.lose()
+            assert book.start() == "r-2"
+            absent.cancel()
+        else:
+            book.requests.tell(Finished(1, "r-1", "cancel", 3, 4, 0, 4))
+            assert book.start() == "r-2"
+        found = events(absent)[-1]
+        assert isinstance(found, last)
+        assert getattr(found, "reason", "") == {"whole": "length", "cancelled": "cancel"}.get(fate, "")
+
+
+def test_in_a_full_queue_one_that_nobody_waits_for_makes_room_for_a_new_one() -> None:
+    book = Book(limit=2, parallel=1)
+    book.submit("r-1")
+    book.start()
+    left = book.submit("r-2")
+    book.submit("r-3")
+    left.attend(False)
+    book.submit("r-4")
+    (error,) = events(left)
+    assert isinstance(error, Cancelled)
+    assert str(error) == "request r-2 was cancelled: nobody waited for it, and others do"
+    with pytest.raises(QueueFull):
+        book.submit("r-5")
 
 
 def test_a_resumed_request_of_which_nothing_is_missing_ends_at_once() -> None:
@@ -547,6 +627,8 @@ class Queues(RuleBasedStateMachine):
         self.alone: set[str] = set()
         self.unwanted: set[str] = set()
         self.ended: set[str] = set()
+        self.absent: set[str] = set()
+        self.giving_way: set[str] = set()
         self.closed = False
 
     @initialize(said=st.lists(st.integers(0, 4), max_size=5))
@@ -556,6 +638,7 @@ class Queues(RuleBasedStateMachine):
             name = f"r-{self.count}"
             self.accepted[name] = self.book.resume(name, tokens)
             self.told[name] = tokens
+            self.absent.add(name)
             if tokens == self.accepted[name].request.max_tokens:
                 self._end(name)
             else:
@@ -565,32 +648,45 @@ class Queues(RuleBasedStateMachine):
     def submit(self) -> None:
         self.count += 1
         name = f"r-{self.count}"
+        new = [one for one in self.waiting if one not in self.told]
+        displaced = [one for one in new if one in self.absent][:1] if len(new) == 3 else []
         try:
             self.accepted[name] = self.book.submit(name)
         except NotServing:
             refused = "closed" if self.closed else "?"
         except QueueFull:
-            refused = "full" if sum(name not in self.told for name in self.waiting) == 3 else "?"
+            refused = "full" if len(new) == 3 and not displaced else "?"
         else:
             refused = ""
+            for one in displaced:
+                self.waiting.remove(one)
+                self._end(one)
             self.waiting.append(name)
         assert refused != "?"
 
     @rule()
     def next(self) -> None:
+        asked = len(self.book.cancelled)
         order = self.book.order()
         started = order.id if order is not None else None
         suspects = any(self.losses.get(name, 0) >= SUSPECT for name in self.running)
+        awaited = [name for name in self.waiting if name not in self.absent]
         if len(self.running) == self.parallel or not self.waiting or suspects:
             assert started is None
+            ending = self.giving_way | self.unwanted
+            missing = max(0, len(awaited) - len(ending & {*self.running}))
+            able = [one for one in reversed(self.running) if one in self.absent and one not in ending]
+            assert self.book.cancelled[asked:] == able[:missing]
+            self.giving_way |= {*able[:missing]}
         else:
-            assert started == self.waiting[0]
-            self.running.append(self.waiting.popleft())
+            assert started == (awaited or self.waiting)[0]
             assert order is not None
+            self.waiting.remove(order.id)
+            self.running.append(order.id)
             assert len(order.answer_ids) == self.told.setdefault(order.id, 0)
 
     @precondition(lambda self: self.accepted)
-    @rule(data=st.data(), kind=st.sampled_from(["token", "old token", "finished", "failed"]))
+    @rule(data=st.data(), kind=st.sampled_from(["token", "old token", "finished", "cancelled", "failed"]))
     def tell(self, data: st.DataObject, kind: str) -> None:
         name = data.draw(st.sampled_from(sorted(self.accepted)))
         told = self.told.get(name, 0)
@@ -598,6 +694,7 @@ class Queues(RuleBasedStateMachine):
             "token": token(name, told),
             "old token": token(name, max(0, told - 1)),
             "finished": finished(name, told),
+            "cancelled": replace(finished(name, told), reason="cancel"),
             "failed": Failed(1, 0, name, "UserError", "x"),
         }
         self.book.requests.tell(made[kind])
@@ -607,9 +704,23 @@ class Queues(RuleBasedStateMachine):
             if self.passed[name] > 1:
                 self.losses[name] = 0
                 self.alone.discard(name)
-        if name in self.running and kind in ("finished", "failed"):
+        if name not in self.running or kind in ("token", "old token"):
+            return
+        self.running.remove(name)
+        gave_way = name in self.giving_way - self.unwanted and kind == "cancelled"
+        if gave_way and told < self.accepted[name].request.max_tokens:
+            self.waiting.appendleft(name)
+            self.passed[name] = 0
+            self.giving_way.remove(name)
+        else:
             self._end(name)
-            self.running.remove(name)
+
+    @precondition(lambda self: self.accepted)
+    @rule(data=st.data(), attended=st.booleans())
+    def attend(self, data: st.DataObject, attended: bool) -> None:
+        name = data.draw(st.sampled_from(sorted(self.accepted)))
+        self.accepted[name].attend(attended)
+        self.absent = self.absent - {name} if attended else self.absent | {name}
 
     @precondition(lambda self: self.accepted)
     @rule(data=st.data())
@@ -629,6 +740,7 @@ class Queues(RuleBasedStateMachine):
         error = PeerLost(0, "x", "y")
         self.book.requests.interrupt("x", error if lost else None)
         running, self.running, self.passed = self.running, [], {}
+        self.giving_way.clear()
         again = []
         for name in running:
             if lost:

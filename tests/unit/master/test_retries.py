@@ -12,6 +12,17 @@ def test_each_failure_makes_the_next_attempt_wait_longer_up_to_a_limit() -> None
     assert waits == [*BACKOFF_S, BACKOFF_S[-1], BACKOFF_S[-1]]
 
 
+def test_a_machine_that_has_come_since_is_worth_an_attempt_at_once() -> None:
+    attempts = Retries()
+    assert attempts.may_try(0.0, newest=0.0)
+    for now in (1.0, 2.0):
+        attempts.failed(now)
+    due = 2.0 + BACKOFF_S[1]
+    assert not attempts.may_try(due - 0.1, newest=2.0)
+    assert attempts.may_try(due - 0.1, newest=2.1)
+    assert attempts.may_try(due, newest=0.0)
+
+
 def test_a_start_is_no_success() -> None:
     attempts = Retries()
     attempts.failed(0.0)
