@@ -25,7 +25,8 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:  # noqa: F811
 def outsider(cluster: Serving) -> Iterator[Imposter]:
     """It is to be started by the test. Each one has a key of its own, so that no quarantine is inherited."""
     cluster.wait_ready(2)
-    imposter = Imposter(cluster.token())
+    (pack,) = (cluster.workers["ann"].cache / "shards" / "packs").iterdir()
+    imposter = Imposter(cluster.token(), pack.name)
     try:
         yield imposter
         assert imposter.failure is None

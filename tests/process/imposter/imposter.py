@@ -30,6 +30,7 @@ from tpiedge.wire.epochs import (
     AskOffer,
     Capacity,
     Echo,
+    Held,
     Launch,
     NodeEnded,
     Offer,
@@ -52,7 +53,9 @@ SLOW = 1e6
 _CLAIMED = 1.5 * SLOW
 _BEAT_S = 0.3
 _END_S = 10.0
-_LAST_BLOCK = 11  # of the demo model: the FFN of the last position alone
+# Of the demo model: the FFN of the last position alone; the end of a layer.
+_LAST_BLOCK = 11
+_END_HEADS, _END_TILES = ((4, 6),), ((2, 4),)
 
 
 @dataclass
@@ -118,7 +121,8 @@ class Imposter:
     imposter's own thread.
     """
 
-    def __init__(self, token: str, name: str = "mallory") -> None:
+    def __init__(self, token: str, pack: str, name: str = "mallory") -> None:
+        """It says that the end of each layer of `pack` is on its disk, so it gets that: the last rank."""
         self.keys = CurveKeys.generate()
         self.name = name
         self.mischief: Mischief | None = None
@@ -128,6 +132,7 @@ class Imposter:
         self.ready = threading.Event()
         self.failure: Exception | None = None
         self._token = parse_token(token)
+        self._pack = pack
         self._node: Node | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="imposter", daemon=True)
@@ -199,6 +204,7 @@ class Imposter:
                 Keeping(),
             )
         )
+        self._say(Held(0, self._pack, _END_HEADS, _END_TILES))
 
     def _beat(self) -> None:
         self._say(AgentPulse(0))

@@ -177,7 +177,7 @@ def test_the_units_that_are_here_of_every_layer_are_told_of_the_packs_used_last(
         os.utime(tmp_path / "store" / "packs" / later.id / "in-use", (time.time() + 9,) * 2)
         assert list(store.held_units(4)) == [later.id, copy.id]
         assert list(store.held_units(1)) == [later.id]
-    (tmp_path / "store" / "packs" / copy.id / MANIFEST_NAME).write_bytes(b"damaged")
+    (tmp_path / "store" / "packs" / copy.id / MANIFEST_NAME).write_bytes(manifest_bytes(other.path))
     assert list(store.held_units(4)) == [later.id]
     shutil.rmtree(tmp_path / "store")
     assert store.held_units(4) == {}

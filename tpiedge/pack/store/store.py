@@ -77,9 +77,10 @@ class ShardStore:
         found: dict[str, HeldUnits] = {}
         with contextlib.suppress(OSError):
             for identity in sorted(self.pack_ids, key=self._used_at, reverse=True)[:most]:
+                folder = self._folder_of(identity)
                 with contextlib.suppress(TpiedgeError):
-                    folder = self._folder_of(identity)
-                    found[identity] = held_units(Pack(folder, load_manifest(folder)))
+                    if self.has(identity):
+                        found[identity] = held_units(Pack(folder, load_manifest(folder)))
         return found
 
     def has(self, identity: str) -> bool:
