@@ -39,7 +39,9 @@ __all__ = ["Aborted", "Answering", "BrokenOff", "Send", "ServerEnds", "Stalled",
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 REQUEST_ID = "x-request-id"
-"""The header in which a resumable answer names its request."""
+"""The header in which an answer names its request."""
+IGNORED = "x-ignored-fields"
+"""The header that lists the fields of the request which have no effect."""
 
 _DONE = b"data: [DONE]\n\n"
 #: Errors that are known at once come before it.
@@ -79,7 +81,7 @@ class ServerEnds(ApiError):
 @dataclass(frozen=True, slots=True)
 class Answering:
     """Runs once. `resumable`: whether a client that comes again can have the rest; `after`: the number of the event
-    that a stream of it begins after."""
+    that a stream of it begins after; `ignored`: names of the request's fields that have no effect."""
 
     envelope: ReplyFormatter
     feed: AnswerFeed
@@ -87,6 +89,7 @@ class Answering:
     limits: Limits
     resumable: bool = False
     after: int = 0
+    ignored: tuple[str, ...] = ()
 
     async def run(self, receive: Receive, send: Send) -> None:
         """Send the answer. Raises ApiError before the first byte, Aborted after it, Disconnected, Stalled."""
@@ -208,8 +211,9 @@ class Answering:
             raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
-        if self.resumable:
-            yield REQUEST_ID, self.envelope.id
+        yield REQUEST_ID, self.envelope.id
+        if self.ignored:
+            yield IGNORED, ", ".join(self.ignored)
 
     async def _start(self, send: Send, headers: Sequence[tuple[bytes, bytes]]) -> None:
         named = [(name.encode(), text.encode()) for name, text in self._named()]

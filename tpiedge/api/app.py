@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route, Router
 from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, Send, Stalled, send_json
 from tpiedge.api.body import Disconnected, Receive, discard
-from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers
+from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers, VainFields
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
@@ -40,6 +40,7 @@ class Api:
         self._limits = limits
         self._intake = Intake(limits)
         self._running = RunningAnswers()
+        self._vain = VainFields()
         self._kept = kept
         self._deliveries = Deliveries(service, self._running, limits)
         self.routes: list[BaseRoute] = [
@@ -100,7 +101,14 @@ class Api:
 
     def _answers(self, path: str, *, chat: bool) -> list[Route]:
         completions = Completions(
-            self._service, self._intake, self._deliveries, self._kept, self._guard, self._limits, chat=chat
+            self._service,
+            self._intake,
+            self._deliveries,
+            self._kept,
+            self._guard,
+            self._limits,
+            self._vain,
+            chat=chat,
         )
         resumptions = Resumptions(self._deliveries, self._kept, chat=chat)
         return [

@@ -2,9 +2,10 @@
 
 import asyncio
 import contextlib
+import logging
 import secrets
 import time
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,9 +26,12 @@ from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.transcript import Transcript
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Completions", "Deliveries", "Resumptions", "RunningAnswers", "Work"]
+__all__ = ["Completions", "Deliveries", "Resumptions", "RunningAnswers", "VainFields", "Work"]
+
+_log = logging.getLogger(__name__)
 
 _EVENT_DIGITS = 18
+_MOST_SAID = 1000
 #: How often it is looked whether all was sent, which it nearly always is at once.
 _UNSENT_S = 0.02
 
@@ -71,7 +75,7 @@ class Work:
     """A request that was taken, and how its client gets the answer.
 
     `open` is called on the event loop, `leave` once the client has gone. `resumable` and `after` as of Answering;
-    `named`: whether the client knows the id of the answer already.
+    `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it sent in vain.
     """
 
     request: GenerationRequest
@@ -83,6 +87,20 @@ class Work:
     resumable: bool = False
     after: int = 0
     named: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+class VainFields:
+    """Says of each field that clients send in vain once that it has no effect. For any thread."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def say(self, names: Sequence[str]) -> None:
+        for name in names:
+            if name not in self._said and len(self._said) < _MOST_SAID:
+                self._said.add(name)
+                _log.info("clients send the field %s, which has no effect here", name)
 
 
 class Deliveries:
@@ -119,7 +137,9 @@ class Deliveries:
             feed = work.open()
             self._running.add(feed)
             transcript = Transcript(tokenizer, work.reply.stops)
-            answering = Answering(envelope, feed, transcript, limits, work.resumable, work.after)
+            answering = Answering(
+                envelope, feed, transcript, limits, work.resumable, work.after, work.ignored
+            )
             await answering.run(receive, send_named)
             if work.resumable:
                 await _sent(scope, limits.write_s)
@@ -142,6 +162,7 @@ class Completions:
         kept: KeptAnswers | None,
         guard: Guard,
         limits: Limits,
+        vain: VainFields,
         *,
         chat: bool,
     ) -> None:
@@ -152,6 +173,7 @@ class Completions:
         self._kept = kept
         self._guard = guard
         self._limits = limits
+        self._vain = vain
         self._chat = chat
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -167,18 +189,25 @@ class Completions:
         """Parse, check, tokenize, submit: in a thread."""
         values = parse_object(body, self._limits.body_values)
         kind, read = ("chatcmpl", read_chat) if self._chat else ("cmpl", read_completion)
-        request, reply = read(values, self._service, f"{kind}-{secrets.token_hex(12)}")
+        asked = read(values, self._service, f"{kind}-{secrets.token_hex(12)}")
+        request, reply, ignored = asked.request, asked.reply, asked.ignored
+        self._vain.say(ignored)
         created, model = int(time.time()), self._service.model().name
         if self._kept is not None:
             reader = self._kept.accept(request, reply, created, model, key)
-            return Work(request, reply, created, model, reader.open, reader.leave, resumable=True)
+            return Work(
+                request, reply, created, model, reader.open, reader.leave, resumable=True, ignored=ignored
+            )
         generation = self._service.submit(request)
 
         def leave(parting: Parting) -> None:
             if parting is not Parting.SERVED:
                 generation.cancel()
 
-        return Work(request, reply, created, model, lambda: StreamBridge(generation, request.id), leave)
+        def open_feed() -> AnswerFeed:
+            return StreamBridge(generation, request.id)
+
+        return Work(request, reply, created, model, open_feed, leave, ignored=ignored)
 
 
 class Resumptions:

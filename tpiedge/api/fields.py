@@ -1,6 +1,8 @@
 """The fields of a JSON object, read one by one: each has a type, a range and a default, and null is the default."""
 
+import re
 from collections.abc import Mapping, Sequence
+from typing import Final
 
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.wire.fields import Range
@@ -8,13 +10,32 @@ from tpiedge.wire.fields import Range
 __all__ = ["BodyFields"]
 
 
-class BodyFields:
-    """Knows which keys were asked for, so that `finish` can refuse the others."""
+_NEAR_LENGTH: Final = 6
+"""A shorter name may be one edit from another and mean something else, as top_k and top_p."""
+_MOST_IGNORED: Final = 32
+_INDEX: Final = re.compile(r"\[\d+\]")
+_STRANGE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
+_SHOWN: Final = 64
 
-    def __init__(self, values: Mapping[str, object], where: str = "") -> None:
+
+class BodyFields:
+    """Knows which keys were asked for, so that `finish` can refuse the others, or `overlook` note them.
+
+    `ignored`: names of fields that have no effect, in the order in which they were found, with those of all nested
+    objects; without indices, and with nothing that could not stand in a header.
+    """
+
+    def __init__(
+        self, values: Mapping[str, object], where: str = "", ignored: dict[str, None] | None = None
+    ) -> None:
         self._values = values
         self._where = where
         self._known: set[str] = set()
+        self._ignored = {} if ignored is None else ignored
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        return tuple(self._ignored)
 
     def name(self, key: str) -> str:
         """`key` as an error names it: "messages[2].content"."""
@@ -62,7 +83,11 @@ class BodyFields:
             return None
         if not isinstance(value, dict):
             raise self.wrong_type(key, "an object", value)
-        return BodyFields(value, f"{self.name(key)}.")
+        return self.inner(value, key)
+
+    def inner(self, value: Mapping[str, object], key: str) -> "BodyFields":
+        """Of an object that is found somewhere under `key`."""
+        return BodyFields(value, f"{self.name(key)}.", self._ignored)
 
     def items(self) -> Mapping[str, object]:
         """All of the object, for one whose keys are data."""
@@ -72,6 +97,9 @@ class BodyFields:
     def ignore(self, keys: Sequence[str]) -> None:
         """Keys that may have any value, without an effect."""
         self._known.update(keys)
+        for key in keys:
+            if self._values.get(key) is not None:
+                self._note(key)
 
     def unsupported(self, keys: Sequence[str], *harmless: object) -> None:
         """Keys that are refused unless null, empty or one of the `harmless` values."""
@@ -84,10 +112,30 @@ class BodyFields:
         """Refuses the first key that was never read."""
         for key in self._values:
             if key not in self._known:
-                shown = self.name(key)[:64]
+                shown = self.name(key)[:_SHOWN]
                 raise refused(
                     f"Unrecognized request argument supplied: {shown!r}", shown, "unknown_parameter"
                 )
+
+    def overlook(self) -> None:
+        """Notes keys that were never read as ignored, as other servers of this API have more of them. One that is a
+        slip of the pen from a known key is refused: a misspelt limit that is silently ignored is worse than an
+        error."""
+        for key in self._values:
+            if key in self._known:
+                continue
+            meant = next((known for known in sorted(self._known) if _is_slip(key, known)), None)
+            if meant is not None:
+                shown = self.name(key)[:_SHOWN]
+                raise refused(
+                    f"'{shown}' is not known: is '{self.name(meant)}' meant?", shown, "unknown_parameter"
+                )
+            self._note(key)
+
+    def _note(self, key: str) -> None:
+        if len(self._ignored) < _MOST_IGNORED:
+            name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
+            self._ignored[_STRANGE.sub("?", name)] = None
 
     def wrong_type(self, key: str, wanted: str, value: object) -> ApiError:
         got = _type_name(value)
@@ -97,6 +145,22 @@ class BodyFields:
         if not low <= value <= high:
             shown = str(value) if abs(value) < 10**20 else "a number of many digits"
             raise refused(f"'{self.name(key)}' is {shown}: it must be from {low} to {high}", self.name(key))
+
+
+def _is_slip(given: str, known: str) -> bool:
+    """Whether one letter more, less or other, or two that changed places, makes one of the other."""
+    if len(known) < _NEAR_LENGTH or abs(len(given) - len(known)) > 1:
+        return False
+    begin = 0
+    while begin < min(len(given), len(known)) and given[begin] == known[begin]:
+        begin += 1
+    one, other = given[begin:], known[begin:]
+    return (
+        one[1:] == other[1:]
+        or one[1:] == other
+        or one == other[1:]
+        or (one[1:2] + one[:1] + one[2:] == other and len(one) > 1)
+    )
 
 
 def _type_name(value: object) -> str:

@@ -27,7 +27,7 @@ def _message(item: object, index: int, fields: BodyFields) -> dict[str, str]:
     where = f"messages[{index}]"
     if not isinstance(item, dict):
         raise fields.wrong_type(where, "an object", item)
-    message = BodyFields(item, f"{where}.")
+    message = fields.inner(item, where)
     role = message.text("role")
     if role not in _ROLES:
         known = ", ".join(_ROLES)
@@ -40,7 +40,7 @@ def _message(item: object, index: int, fields: BodyFields) -> dict[str, str]:
         found["name"] = name
     message.unsupported(("tool_calls", "function_call", "tool_call_id", "audio"))
     message.ignore(_IGNORED)
-    message.finish()
+    message.overlook()
     return found
 
 
@@ -60,12 +60,12 @@ def _part(part: object, index: int, message: BodyFields) -> str:
     key = f"content[{index}]"
     if not isinstance(part, dict):
         raise message.wrong_type(key, "an object", part)
-    fields = BodyFields(part, message.name(key) + ".")
+    fields = message.inner(part, key)
     kind, text = fields.raw("type"), None
     if kind != "text":
         raise refused(f"'{fields.name('type')}' must be 'text'", fields.name("type"), "unsupported_value")
     text = fields.text("text")
     if text is None:
         raise refused(f"'{fields.name('text')}' is missing", fields.name("text"))
-    fields.finish()
+    fields.overlook()
     return text

@@ -1,6 +1,6 @@
 """OpenAI's requests to ours: every field is checked before any work is done for it.
 
-Unknown fields are refused, as OpenAI does: a misspelt limit that is silently ignored is worse than an error.
+Clients of other servers send fields that are not known here. They are accepted, and told back as ignored.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from tpiedge.wire.fields import MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["Reply", "read_chat", "read_completion"]
+__all__ = ["Asked", "Reply", "read_chat", "read_completion"]
 
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
@@ -57,9 +57,16 @@ class Reply:
     token_ids: bool
 
 
-def read_completion(
-    values: dict[str, object], service: Service, request_id: str
-) -> tuple[GenerationRequest, Reply]:
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants, and the names of the fields that it sent in vain."""
+
+    request: GenerationRequest
+    reply: Reply
+    ignored: tuple[str, ...]
+
+
+def read_completion(values: dict[str, object], service: Service, request_id: str) -> Asked:
     """A request of /v1/completions. Raises ApiError."""
     fields = BodyFields(values)
     _check_model(fields, service)
@@ -74,12 +81,11 @@ def read_completion(
     ignore_eos = _rest(fields)
     prompt = _prompt_ids(given, fields, service)
     limit = _limit("prompt", maximum, len(prompt), service)
-    return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
+    request = _request(request_id, prompt, limit, sampling, service, ignore_eos)
+    return Asked(request, reply, fields.ignored)
 
 
-def read_chat(
-    values: dict[str, object], service: Service, request_id: str
-) -> tuple[GenerationRequest, Reply]:
+def read_chat(values: dict[str, object], service: Service, request_id: str) -> Asked:
     """A request of /v1/chat/completions. Raises ApiError."""
     fields = BodyFields(values)
     _check_model(fields, service)
@@ -98,7 +104,8 @@ def read_chat(
     check_characters("messages", sum(len(message["content"]) for message in messages), service)
     prompt = _render(messages, variables, service)
     limit = _limit("messages", maximum, len(prompt), service)
-    return _request(request_id, prompt, limit, sampling, service, ignore_eos), reply
+    request = _request(request_id, prompt, limit, sampling, service, ignore_eos)
+    return Asked(request, reply, fields.ignored)
 
 
 def _check_model(fields: BodyFields, service: Service) -> None:
@@ -120,7 +127,7 @@ def _reply(fields: BodyFields, logprobs: int | None, *, chat: bool) -> Reply:
             raise refused("'stream_options' needs 'stream': true", "stream_options")
         include_usage = options.flag("include_usage")
         options.ignore(("include_obfuscation",))
-        options.finish()
+        options.overlook()
     return Reply(chat, stream, include_usage, logprobs, _stops(fields), fields.flag("return_token_ids"))
 
 
@@ -139,10 +146,10 @@ def _stops(fields: BodyFields) -> tuple[str, ...]:
 
 
 def _rest(fields: BodyFields) -> bool:
-    """`ignore_eos`; and no other field may be left."""
+    """`ignore_eos`; whatever else is left has no effect."""
     ignore_eos = fields.flag("ignore_eos")
     fields.ignore(_IGNORED)
-    fields.finish()
+    fields.overlook()
     return ignore_eos
 
 
@@ -190,7 +197,7 @@ def _template_variables(fields: BodyFields) -> dict[str, object]:
     variables: dict[str, object] = {
         key: switches.flag(key) for key in _SWITCHES if switches.raw(key) is not None
     }
-    switches.finish()
+    switches.overlook()
     return variables
 
 
