@@ -75,6 +75,24 @@ def fetching(story: Story, total: int) -> FakeAgent:
     return slow
 
 
+def test_who_fetched_for_long_is_forgotten_with_the_machine(
+    story: Story, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While nothing is served, workers with ever new names come and go."""
+    monkeypatch.setattr("tpiedge.master.roster.GONE", 2)
+    story.join("w-1").prepares = False
+    for number in range(2, 9):
+        slow = story.join(f"w-{number}")
+        slow.prepares = False
+        story.settle()
+        slow.preparing(1, 100)
+        story.wait_for(lambda name=slow.name: name in story.master._reconciler._slow, 10.0)
+        slow.frozen = True
+        story.wait(3.0)
+    assert not story.ready
+    assert len(story.master._reconciler._slow) <= 3
+
+
 def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_for(story: Story) -> None:
     slow = fetching(story, 100)
     story.wait_for(lambda: story.ready, 5.0)
