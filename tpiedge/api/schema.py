@@ -75,6 +75,7 @@ def read_completion(values: dict[str, object], service: Service, request_id: str
     maximum = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MAX_TOKENS)
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     fields.unsupported(("suffix",), "")
+    fields.unsupported(("messages",))
     fields.unsupported(("echo",), False)
     fields.unsupported(("best_of",), 1)
     given = fields.raw("prompt")
@@ -184,6 +185,7 @@ def _only_text(fields: BodyFields) -> None:
     fields.unsupported(
         ("tools", "functions", "function_call", "audio", "prediction", "web_search_options"), "none"
     )
+    fields.unsupported(("prompt",))
     fields.unsupported(("tool_choice",), "none", "auto")
     fields.unsupported(("modalities",), ["text"])
     fields.unsupported(("response_format",), {"type": "text"})

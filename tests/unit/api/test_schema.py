@@ -40,12 +40,20 @@ def service():
 
 def completion(service, **fields):
     values = {"model": "babbler", "prompt": "hello"} | fields
-    return read_completion(values, service, "cmpl-1")
+    asked = read_completion(values, service, "cmpl-1")
+    return asked.request, asked.reply
 
 
 def chat(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
-    return read_chat(values, service, "chatcmpl-1")
+    asked = read_chat(values, service, "chatcmpl-1")
+    return asked.request, asked.reply
+
+
+def vain(service, **fields):
+    """Names of the fields without an effect."""
+    values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
+    return read_chat(values, service, "chatcmpl-1").ignored
 
 
 def test_a_plain_completion(service):
@@ -249,7 +257,10 @@ BOTH = [
     ("stream", 1),
     ("stream_options", {"include_usage": True}),
     ("ignore_eos", "yes"),
-    ("maximum", 5),
+    ("max_tokns", 5),
+    ("max_tokenss", 5),
+    ("temperatrue", 5),
+    ("repetition-penalty", 5),
 ]
 
 
@@ -293,6 +304,7 @@ def test_refused_by_completions(service, param, value):
 
 
 USER = {"role": "user", "content": "hi"}
+MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
 
 
 @pytest.mark.parametrize(
@@ -312,7 +324,8 @@ USER = {"role": "user", "content": "hi"}
         ("messages[0].content[0].text", {"messages": [{"role": "user", "content": [{"type": "text"}]}]}),
         ("messages[0].tool_calls", {"messages": [USER | {"tool_calls": [{}]}]}),
         ("messages[0].name", {"messages": [USER | {"name": "x" * 65}]}),
-        ("messages[0].colour", {"messages": [USER | {"colour": 1}]}),
+        ("messages[0].contend", {"messages": [USER | {"contend": 1}]}),
+        ("stream_options.include_usagee", {"stream": True, "stream_options": {"include_usagee": True}}),
         ("messages", {"messages": [USER | {"content": "a" * 10_000_000}]}),
         ("top_logprobs", {"top_logprobs": 2}),
         ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
@@ -341,6 +354,31 @@ def test_harmless_forms_are_taken(service):
     answered = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "annotations": []}
     chat(service, messages=[USER, answered, USER])
     completion(service, best_of=1, suffix="", echo=False)
+
+
+@pytest.mark.parametrize(
+    ("fields", "names"),
+    [
+        ({}, ()),
+        ({"user": "me", "num_ctx": 4096, "typical_p": 0.9}, ("user", "num_ctx", "typical_p")),
+        ({"user": None, "metadata": {}}, ("metadata",)),
+        ({"top_n": 3, "min_tokens": 2, "stop_token_ids": [1]}, ("top_n", "min_tokens", "stop_token_ids")),
+        ({"messages": [USER, USER | {"refusal": "no", "colour": 1}, USER | {"colour": 2}]}, MESSAGE_FIELDS),
+        ({"chat_template_kwargs": {"tone": 1}}, ("chat_template_kwargs.tone",)),
+        ({"a\r\nb: c\u00e9": 1}, ("a??b??c?",)),
+        ({"x" * 1000: 1}, ("x" * 64,)),
+        ({f"{number}_": 1 for number in range(1000)}, tuple(f"{number}_" for number in range(32))),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_fields_without_an_effect_are_told(service, fields, names):
+    assert vain(service, **fields) == names
+
+
+@pytest.mark.parametrize("read", [completion, chat])
+def test_a_slip_of_the_pen_is_shown_with_what_is_meant(service, read):
+    error = refuse(read, service, "max_tokns", max_tokns=5)
+    assert error.body()["error"]["message"] == "'max_tokns' is not known: is 'max_tokens' meant?"
 
 
 @pytest.mark.parametrize("silent", [{"content": None}, {}])
