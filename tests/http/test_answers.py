@@ -47,6 +47,25 @@ def test_a_completion(client, service):
     assert answer.usage.total_tokens == len(ids) + answer.usage.prompt_tokens
 
 
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_has_no_effect_is_told_once_in_the_log_and_in_every_answer(client, service, stream, caplog):
+    for _ in range(2):
+        says(service, "one two three")
+        more = {"num_ctx": 4096, "safety_identifier": "x"}
+        with client.chat.completions.with_streaming_response.create(
+            model="babbler", messages=USER, stream=stream, user="me", extra_body=more
+        ) as response:
+            response.read()
+            assert response.headers["x-ignored-fields"] == "user, safety_identifier, num_ctx"
+            assert response.headers["x-request-id"].startswith("chatcmpl-")
+    told = [record.getMessage() for record in caplog.records if "has no effect here" in record.getMessage()]
+    assert len(told) == len(set(told)) <= 3
+    says(service, "one")
+    plain = client.completions.with_raw_response.create(model="babbler", prompt="x")
+    assert "x-ignored-fields" not in plain.headers
+    assert plain.headers["x-request-id"] == plain.parse().id
+
+
 def test_the_usage_says_what_was_kept_and_how_many_tokens_a_step_gave(client, service):
     def script(generation):
         generation.say(5, 6, 7, 8, 9)
