@@ -20,6 +20,7 @@ from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_text
 from tpiedge.api.service import Service
+from tpiedge.api.texts import Texts
 
 __all__ = ["Api"]
 
@@ -51,6 +52,7 @@ class Api:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             *self._answers("/v1/completions", chat=False),
             *self._answers("/v1/chat/completions", chat=True),
+            *Texts(service, self._intake).routes(),
             *Admin(service, self._intake).routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)

@@ -64,9 +64,13 @@ class Intake:
 
     async def parsed(self, request: Request) -> dict[str, object]:
         """The JSON object of a small request."""
+        return await self.done(request, lambda values: values)
+
+    async def done(self, request: Request, work: Callable[[dict[str, object]], _T]) -> _T:
+        """What `work` makes of the request's JSON object, in a thread."""
         with self.place() as take:
             body = await self.body(request, take)
-            return await self.run(lambda: parse_object(body, self._limits.body_values))
+            return await self.run(lambda: work(parse_object(body, self._limits.body_values)))
 
     async def run(self, work: Callable[[], _T], undo: Callable[[_T], None] | None = None) -> _T:
         """What `work` returns, done in a thread; `undo` it where nobody waits for it any more."""

@@ -19,7 +19,16 @@ from tpiedge.wire.fields import MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["Asked", "Reply", "read_chat", "read_completion"]
+__all__ = [
+    "Asked",
+    "Reply",
+    "check_model",
+    "read_chat",
+    "read_completion",
+    "read_token_ids",
+    "read_variables",
+    "render_chat",
+]
 
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
@@ -69,7 +78,7 @@ class Asked:
 def read_completion(values: dict[str, object], service: Service, request_id: str) -> Asked:
     """A request of /v1/completions. Raises ApiError."""
     fields = BodyFields(values)
-    _check_model(fields, service)
+    check_model(fields, service)
     logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
     reply = _reply(fields, logprobs, chat=False)
     maximum = fields.integer("max_tokens", _COMPLETION_TOKENS, 1, _MAX_TOKENS)
@@ -89,7 +98,7 @@ def read_completion(values: dict[str, object], service: Service, request_id: str
 def read_chat(values: dict[str, object], service: Service, request_id: str) -> Asked:
     """A request of /v1/chat/completions. Raises ApiError."""
     fields = BodyFields(values)
-    _check_model(fields, service)
+    check_model(fields, service)
     top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
     wanted = fields.flag("logprobs")
     if top is not None and not wanted:
@@ -99,18 +108,21 @@ def read_chat(values: dict[str, object], service: Service, request_id: str) -> A
     maximum = _chat_tokens(fields)
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     _only_text(fields)
-    variables = _template_variables(fields)
+    variables = read_variables(fields)
     messages = read_messages(fields)
     ignore_eos = _rest(fields)
     check_characters("messages", sum(len(message["content"]) for message in messages), service)
-    prompt = _render(messages, variables, service)
+    prompt = render_chat(messages, variables, service)
     limit = _limit("messages", maximum, len(prompt), service)
     request = _request(request_id, prompt, limit, sampling, service, ignore_eos)
     return Asked(request, reply, fields.ignored)
 
 
-def _check_model(fields: BodyFields, service: Service) -> None:
+def check_model(fields: BodyFields, service: Service, *, needed: bool = True) -> None:
+    """Raises ApiError where the request names another model, or none although one is `needed`."""
     model = fields.text("model")
+    if model is None and not needed:
+        return
     if model is None:
         raise refused("you must provide a 'model'", "model", "missing_required_parameter")
     served = service.model()
@@ -166,10 +178,15 @@ def _prompt_ids(value: object, fields: BodyFields, service: Service) -> tuple[in
         raise refused("you must provide a 'prompt'", "prompt", "missing_required_parameter")
     if not isinstance(value, list):
         raise fields.wrong_type("prompt", "a string or an array of token ids", value)
-    for token in value:
-        if type(token) is not int or not 0 <= token < service.vocab_size:
-            raise refused(f"'prompt' holds what is not a token id below {service.vocab_size}", "prompt")
-    return tuple(value)
+    return read_token_ids(value, "prompt", service)
+
+
+def read_token_ids(value: list[object], param: str, service: Service) -> tuple[int, ...]:
+    """Raises ApiError where one is no token's."""
+    ids = [token for token in value if type(token) is int and 0 <= token < service.vocab_size]
+    if len(ids) < len(value):
+        raise refused(f"'{param}' holds what is not a token id below {service.vocab_size}", param)
+    return tuple(ids)
 
 
 def _chat_tokens(fields: BodyFields) -> int | None:
@@ -191,8 +208,8 @@ def _only_text(fields: BodyFields) -> None:
     fields.unsupported(("response_format",), {"type": "text"})
 
 
-def _template_variables(fields: BodyFields) -> dict[str, object]:
-    """The switches of a model's template that a client may set; no other variable of it."""
+def read_variables(fields: BodyFields) -> dict[str, object]:
+    """The switches of a model's template that a client may set; no other variable of it. Raises ApiError."""
     switches = fields.nested("chat_template_kwargs")
     if switches is None:
         return {}
@@ -203,9 +220,10 @@ def _template_variables(fields: BodyFields) -> dict[str, object]:
     return variables
 
 
-def _render(
+def render_chat(
     messages: Sequence[dict[str, str]], variables: dict[str, object], service: Service
 ) -> tuple[int, ...]:
+    """The prompt's token ids. Raises ApiError."""
     if service.template is None:
         raise refused("the model has no chat template: use /v1/completions", "messages")
     try:
