@@ -145,7 +145,7 @@ def _run(stage: Stage, kinds: Sequence[str], options: argparse.Namespace) -> dic
     found = readers.found
     leavings = left_over(stage, before, _pack_bytes(stage), scene.mend)
     with connection(url) as client:
-        again = [one for one in asked if answer(client, one.body) != one.text]
+        again = [one for one in asked if answer(client, one.body) != one.tokens]
     return {
         "seed": options.seed,
         "kills": struck,

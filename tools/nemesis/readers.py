@@ -16,14 +16,9 @@ __all__ = ["Found", "Pause", "Question", "Readers", "answer", "prefill_s", "ques
 _PATH = "/v1/completions"
 #: A master is away for a few seconds.
 _NO_MASTER_S, _AGAIN_S = 60.0, 0.2
-_PROMPTS = (
-    "Once upon a time",
-    "The little fox",
-    "Lily and Tom went to",
-    "One day a big dog",
-    "In the garden",
-    "A",
-)
+_PROMPTS, _PROMPT_TOKENS = 6, 8
+#: Token ids that every model has.
+_IDS = range(10, 1000)
 
 
 @dataclass
@@ -31,7 +26,7 @@ class Question:
     """A request, and its answer without a fault."""
 
     body: dict[str, Any]
-    text: str = ""
+    tokens: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -64,20 +59,25 @@ def questions(url: str, seed: int, tokens: int) -> list[Question]:
     with connection(url) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
         found = []
-        for prompt in _PROMPTS:
+        for _ in range(_PROMPTS):
+            prompt = draws.choices(_IDS, k=_PROMPT_TOKENS)
             body = {"model": model, "prompt": prompt, "max_tokens": tokens, "temperature": 0}
             body |= {"stream": True, "ignore_eos": True, "stream_options": {"include_usage": True}}
+            body |= {"return_token_ids": True}
             sampled = {"temperature": 0.8, "seed": draws.randrange(1 << 31), "presence_penalty": 0.3}
             found += [Question(body), Question(body | sampled)]
         for question in found:
-            question.text = answer(client, question.body)
+            question.tokens = answer(client, question.body)
     return found
 
 
-def answer(client: httpx.Client, body: dict[str, Any]) -> str:
-    """The whole text. Raises BrokenAnswer, httpx.HTTPError."""
-    told = events(client, _PATH, body)
-    return "".join(choice["text"] for event in told for choice in event.get("choices", ()))
+def answer(client: httpx.Client, body: dict[str, Any]) -> tuple[int, ...]:
+    """All its tokens. Raises BrokenAnswer, httpx.HTTPError."""
+    return tuple(token for event in events(client, _PATH, body) for token in _tokens(event))
+
+
+def _tokens(event: dict[str, Any]) -> list[int]:
+    return [token for choice in event.get("choices", ()) for token in choice["token_ids"]]
 
 
 def prefill_s(url: str, asked: Sequence[Question]) -> float:
@@ -86,7 +86,8 @@ def prefill_s(url: str, asked: Sequence[Question]) -> float:
     with connection(url) as client:
         for question in asked:
             # None of its pages is kept: it begins in another way.
-            body = question.body | {"prompt": f". {question.body['prompt']}{question.text}", "max_tokens": 1}
+            prompt = [_IDS.start - 1, *question.body["prompt"], *question.tokens]
+            body = question.body | {"prompt": prompt, "max_tokens": 1}
             began = time.monotonic()
             answer(client, body)
             taken.append(time.monotonic() - began)
@@ -122,7 +123,8 @@ class Readers:
         return talk
 
     def _ask(self, client: httpx.Client, question: Question) -> None:
-        text, lost = "", ""
+        tokens: list[int] = []
+        lost = ""
         usage: dict[str, Any] = {}
         pauses: list[Pause] = []
         said_before: list[tuple[float, str]] = []  # since the last token: when, and what
@@ -136,11 +138,11 @@ class Readers:
                     began, why = said_before[0]
                     pauses.append(Pause(began, time.monotonic(), why))
                     said_before.clear()
-                text += "".join(choice["text"] for choice in said.get("choices", ()))
+                tokens += _tokens(said)
                 usage = said.get("usage") or usage
         # All but the first two: of events that are none.
         except (BrokenAnswer, httpx.HTTPError, ValueError, LookupError, TypeError) as error:
-            lost = f"{type(error).__name__} after {len(text)} characters: {error}"
+            lost = f"{type(error).__name__} after {len(tokens)} tokens: {error}"
         with self._lock:
             found = self.found
             found.answers += 1
@@ -149,8 +151,8 @@ class Readers:
             found.pauses += pauses
             if lost:
                 found.lost.append(lost)
-            elif text != question.text:
-                found.wrong.append(f"{question.body}: {text!r} where {question.text!r} belongs")
+            elif tuple(tokens) != question.tokens:
+                found.wrong.append(f"{question.body}: {tokens} where {question.tokens} belongs")
 
     def _begun(
         self, client: httpx.Client, question: Question, note: Callable[[str], None]
