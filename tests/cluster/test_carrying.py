@@ -7,23 +7,27 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.cluster.packs import split
 from tests.reference import Reference
+from tpiedge.collectives.communicator import Tag
+from tpiedge.collectives.inbox import MAX_HELD
 from tpiedge.engine import carrying
-from tpiedge.errors import ProtocolError
+from tpiedge.errors import Misconduct, ProtocolError
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.layout import Precision
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.planner.carrying import Carriage, KVHolder, carriage
+from tpiedge.planner.carriage import Carriage, KVHolder, carriage
 from tpiedge.testing.cluster import InProcessCluster
 from tpiedge.wire.control import Carried, Finished, Halt, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 TOKENS = 24
+CAPACITY = 512
 #: More than a page.
 LONG = 140
 #: Less than a node leaves.
@@ -78,6 +82,7 @@ def play(
 
 class Change:
     def __init__(self, reference: Reference, pack: Path, change: str, folder: Path) -> None:
+        self.private = not Pack.open(pack).precision.quantised
         before, machines, after, machines_after = CHANGES[change]
         self._pack = pack
         self._before, self._after = split(reference, before), split(reference, after)
@@ -93,11 +98,16 @@ class Change:
             holders(machines, self._before), holders(machines_after, self._after)
         )
 
-    def old(self) -> InProcessCluster:
-        return self._cluster(self._before, self._machines, None)
+    def old(self, capacity: int = CAPACITY) -> InProcessCluster:
+        return self._cluster(capacity, self._before, self._machines, None)
 
-    def new(self, pages: int) -> InProcessCluster:
-        return self._cluster(self._after, self._machines_after, Carried(1, pages, self.carriage.brought))
+    def new(self, pages: int, capacity: int = CAPACITY) -> InProcessCluster:
+        return self._cluster(
+            capacity,
+            self._after,
+            self._machines_after,
+            Carried(1, pages, self.private, self.carriage.brought),
+        )
 
     @property
     def halt(self) -> Halt:
@@ -106,15 +116,15 @@ class Change:
 
     @property
     def left(self) -> list[Path]:
-        return [path for folder in self.folders.values() for path in folder.glob("*")]
+        return [path for folder in self.folders.values() if folder.is_dir() for path in folder.glob("*")]
 
     def _cluster(
-        self, shares: Sequence[NodeShare], machines: Sequence[str], carried: Carried | None
+        self, capacity: int, shares: Sequence[NodeShare], machines: Sequence[str], carried: Carried | None
     ) -> InProcessCluster:
         return InProcessCluster(
             self._pack,
             shares,
-            capacity_tokens=512,
+            capacity_tokens=capacity,
             sequences=3,
             folders=[self.folders[name] for name in machines],
             carried=carried,
@@ -178,8 +188,8 @@ def damage(change: Change, how: str) -> None:
             path.unlink()
         case "it ends too early":
             path.write_bytes(data[:-1])
-        case "it is of another version":
-            path.write_bytes(data.replace(b'"facts": [', b'"facts": ["0.0.1", ', 1))
+        case "it was written with another key":
+            path.write_bytes(data[:16][::-1] + data[16:])
         case "it is no such file":
             path.write_bytes(b"\xff" * 1000)
         case "it is empty":
@@ -195,7 +205,7 @@ def damage(change: Change, how: str) -> None:
         "it is gone",
         "at the master",
         "it ends too early",
-        "it is of another version",
+        "it was written with another key",
         "it is no such file",
         "it is empty",
         "it cannot be read",
@@ -233,6 +243,7 @@ def test_what_cannot_be_written_is_not_carried_and_the_cluster_goes_on(
         told = play(cluster, requests(reference), 9)
         _, why = cluster.leave(change.halt)
         assert why == ("it cannot be written: File exists" if not machine else "node 1 could not")
+        assert not [path for path in change.left if path.is_file()], "what others left stays"
         while not cluster.leader.idle:  # as after Resume
             cluster.leader.step()
     assert told == undisturbed(reference, pack)
@@ -253,22 +264,26 @@ def test_a_full_disk_is_no_harm(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert why == "it cannot be written: File too large"
+        assert not change.left, "a full disk stays full"
         while not cluster.leader.idle:
             cluster.leader.step()
     assert told == undisturbed(reference, pack)
 
 
+@pytest.mark.parametrize("change", ["one takes another's place", "they change places", "a machine joins"])
 def test_more_than_is_under_way_at_once_comes_whole(
     references: Callable[[str], Reference],
     packs: Callable[..., Path],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    change: str,
 ):
     """Of a chunk for each layer of each page there are many."""
     monkeypatch.setattr(carrying, "_CHUNK_BYTES", 1)
+    monkeypatch.setattr(carrying, "_AHEAD", 1)
     reference = references("qwen3")
     pack = packs(reference, None)
-    change = Change(reference, pack, "one takes another's place", tmp_path)
+    change = Change(reference, pack, change, tmp_path)
     with change.old() as cluster:
         told = play(cluster, requests(reference), 9)
         pages, why = cluster.leave(change.halt)
@@ -308,9 +323,56 @@ def test_what_lies_on_the_disk_says_nothing_without_its_key_twice_not_the_same(
         play(cluster, requests(reference), 2)
         for _ in range(2):
             assert not cluster.leave(change.halt)[1]
-            texts.append([path.read_bytes().split(b"\n", 1)[1] for path in change.left])
+            texts.append([path.read_bytes() for path in change.left])
     for first, second in zip(*texts, strict=True):
         assert len(first) == len(second) > PART
         # Most of a cache's bytes are zeros where nothing was written yet.
         assert first.count(0) < len(first) / PART_OF_ZEROS
         assert sum(a == b for a, b in zip(first, second, strict=True)) < len(first) / PART_OF_ZEROS
+
+
+def test_nodes_beside_those_that_exchange_much_are_not_ahead(
+    references: Callable[[str], Reference],
+    packs: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """What is held of a rank that is ahead is bounded, and who has nothing to wait for must send nothing meanwhile."""
+    reference = references("qwen3")
+    pack = packs(reference, Precision.Q4)
+    monkeypatch.setitem(CHANGES, "one of two", ("1,1,1", ("", "ann", "bob"), "1,1,1", ("", "bob", "cat")))
+    monkeypatch.setattr(carrying, "_AHEAD", 1)
+    change = Change(reference, pack, "one of two", tmp_path)
+    capacity = 2 * MAX_HELD * page_of(pack, Precision.Q4)
+    with change.old(capacity) as cluster:
+        pages = tuple(range(MAX_HELD + 10))
+        monkeypatch.setattr(cluster.leader._batcher, "leave", lambda _most: (pages, ()))
+        assert cluster.leave(change.halt) == (len(pages), "")
+    with change.new(len(pages), capacity) as cluster:
+        assert len(play(cluster, requests(reference))) == len(requests(reference))
+
+
+@pytest.mark.fault("W2", "what it says in place of whether it could is named")
+def test_a_node_that_answers_out_of_form_is_named(
+    references: Callable[[str], Reference],
+    packs: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    agreed = carrying.Carrier._agreed
+
+    def lying(carrier: carrying.Carrier, step: int, error: str) -> str:
+        group = carrier._communicator
+        if group.rank == 0:
+            return agreed(carrier, step, error)
+        group.send_up(torch.zeros(0, 4), group.rank, Tag(step, 0, 1))
+        return "no"
+
+    monkeypatch.setattr(carrying.Carrier, "_agreed", lying)
+    reference = references("qwen3")
+    change = Change(reference, packs(reference, Precision.Q4), "a machine joins", tmp_path)
+    with change.old() as cluster:
+        play(cluster, requests(reference), 9)
+        with pytest.raises(Misconduct) as raised:
+            cluster.leave(change.halt)
+    assert raised.value.rank == 1

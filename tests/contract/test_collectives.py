@@ -220,13 +220,13 @@ def test_a_rank_and_the_root_exchange_parts_beside_the_others(ranks: Ranks) -> N
 
 
 def test_steps_give_way_to_the_order_to_leave_what_is_computed(ranks: Ranks) -> None:
-    carry = LeavePages(EPOCH, 2, (3, 1), ((0, 1),) * ranks.size, (), ())
+    order = LeavePages(EPOCH, 2, (3, 1), ((0, 1),) * ranks.size, ())
 
     def work(one: Communicator) -> object:
         if one.rank == 0:
-            one.announce(carry)
+            one.announce(order)
         else:
-            assert one.next_plan() == carry
+            assert one.next_plan() == order
         one.gather(torch.ones(1, 1), Tag(2, 0, 1))
         if ranks.size == 1:
             one.announce(ranks.plan(3))

@@ -4,6 +4,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -156,3 +157,18 @@ def test_the_next_node_is_started_ahead_only_where_there_is_room_beside_the_one_
         assert len(new) == warmed
     finally:
         slot.close()
+
+
+def test_what_nobody_took_is_deleted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    locker = tmp_path / "locker"
+    slot = NodeSlot(1, locker=locker)  # of the first start there is no folder yet
+    locker.mkdir()
+    (locker / "7").write_bytes(b"x")
+    slot.close()
+    assert not list(locker.iterdir())
+    (locker / "8").write_bytes(b"x")
+    NodeSlot(1, locker=locker).close()
+    assert not list(locker.iterdir())
+    (locker / "no file").mkdir()
+    NodeSlot(1, locker=locker).close()
+    assert f"cannot delete what lies in {locker}: " in caplog.text

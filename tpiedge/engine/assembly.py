@@ -1,12 +1,14 @@
 """The parts of one node's engine, put together from its share: the same for a process and for a test's thread."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
+from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
+from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Draws, Follower, Leader, Serving
 from tpiedge.engine.steps import StepLimits
@@ -16,8 +18,7 @@ from tpiedge.kv.cache import KVCache
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.pack.grids import Exponents
-from tpiedge.pack.share import NodeShare, kv_share
-from tpiedge.wire.data import LeavePages
+from tpiedge.pack.share import NodeShare, Share, kv_share
 from tpiedge.wire.fields import KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -98,9 +99,20 @@ class Engine:
             sampler_of,
         )
 
-    def follower(self, leave: Callable[[LeavePages], object]) -> Follower:
-        """The loop of any other rank. `leave`: does what a LeavePages says."""
-        return Follower(self.config, self.forward, self.communicator, leave)
+    def follower(self, carrier: Carrier) -> Follower:
+        """The loop of any other rank."""
+        return Follower(self.config, self.forward, self.communicator, carrier)
+
+    def carrier(
+        self,
+        attention: Share,
+        locker: Locker | None,
+        facts: Sequence[str],
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> Carrier:
+        """For a node with these query heads. The others as in Carrier."""
+        heads = kv_share(attention, self.config.group_size)
+        return Carrier(self.cache, self.weights, heads, self.communicator, locker, facts, progress)
 
     def close(self) -> None:
         self.linear.close()

@@ -17,7 +17,7 @@ Laws:
 """
 
 import heapq
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -139,14 +139,15 @@ class Batcher:
         places: dict[int, int] = {}
         left: list[CarriedSequence] = []
         for one in self._running:
+            if not one.done or (one.request.prompt_scores and one.answer_tokens == 0):
+                continue
             pages = one.pages[: self._pool.pages_of(one.done)]
             new = [page for page in pages if page not in places]
             if len(places) + len(new) > most_pages:
                 break
-            if one.done and not (one.request.prompt_scores and one.answer_tokens == 0):
-                places |= {page: len(places) + at for at, page in enumerate(new)}
-                had = tuple(places[page] for page in pages)
-                left.append(CarriedSequence.of(one.request.id, one.ids[: one.done], had))
+            places |= {page: len(places) + at for at, page in enumerate(new)}
+            had = tuple(places[page] for page in pages)
+            left.append(CarriedSequence.of(one.request.id, one.ids[: one.done], had))
         return tuple(places), tuple(left)
 
     def adopt(self, sequences: Sequence[CarriedSequence], pages: int, *, private: bool) -> None:
@@ -156,23 +157,28 @@ class Batcher:
         self._carried = {one.request: one for one in sequences}
         for _ in range(pages):
             self._pool.take()
-        held = [page for one in sequences for page in one.pages]
+        held = Counter(page for one in sequences for page in one.pages)
         for page in range(pages):
-            for _ in range(held.count(page) - 1):
+            for _ in range(held[page] - 1):
                 self._pool.share(page)
-            if page not in held:
+            if not held[page]:
                 self._pool.give_back([page])
 
     def forget(self) -> bool:
-        """Gives back what nobody came for, or has begun with. Returns whether there was any."""
-        waiting = [one for one in self._waiting if one.carried is not None]
-        held = [*self._carried.values(), *(one.carried for one in waiting if one.carried is not None)]
-        self._carried = {}
-        for sequence in waiting:
-            sequence.carried = None
-        for one in held:
+        """Gives back what nobody came for. Returns whether there was any."""
+        unclaimed, self._carried = list(self._carried.values()), {}
+        for one in unclaimed:
             self._pool.give_back(one.pages)
-        return bool(held)
+        return bool(unclaimed)
+
+    def _forget_all(self) -> bool:
+        """Gives back what nobody has begun with, claimed or not. Returns whether there was any."""
+        found = self.forget()
+        for sequence in self._waiting:
+            if sequence.carried is not None:
+                self._pool.give_back(sequence.carried.pages)
+                sequence.carried, found = None, True
+        return found
 
     def end(self, sequence: RunningSequence) -> None:
         """Gives back all that the sequence has."""
@@ -225,7 +231,7 @@ class Batcher:
             if pages and pages + len(found) > _MOST_PAGES:
                 break
             if not self._fits(sequence, found):
-                if self._running or not self.forget():
+                if self._running or not self._forget_all():
                     break
                 continue
             pages += len(found)
@@ -363,7 +369,7 @@ class Batcher:
             if self._pool.available:
                 sequence.pages.append(self._pool.take())
                 continue
-            if self.forget():
+            if self._forget_all():
                 continue
             self._short = True
             youngest = self._running[-1]

@@ -1,13 +1,14 @@
 """Keys and values that the nodes of one epoch leave for those of the next, instead of having them computed anew.
 
 In the epoch that ends rank 0 names the pages. Every node writes those of its heads that this machine's next node needs
-to a file (`locker.py`), and rank 0 also what nodes elsewhere will lack (`planner/carrying.py`). In the next epoch every
+to a file (`locker.py`), and rank 0 also what nodes elsewhere will lack (`planner/carriage.py`). In the next epoch every
 node reads its machine's file into the first pages of its cache, and rank 0 sends the rest. They are used only where
-every node has all of its heads.
+every node has all of its heads; nothing travels where it is known before that one will not.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -25,16 +26,28 @@ from tpiedge.units import MIB
 from tpiedge.wire.control import Carried
 from tpiedge.wire.data import LeavePages
 
-__all__ = ["Carrier"]
+__all__ = ["Carrier", "Taken"]
 
 _CHUNK_BYTES: Final = MIB
 #: Chunks under way: fewer bytes than a node holds of what comes too early, and few enough messages.
 _AHEAD: Final = 8
+_NO_PLACE: Final = "this machine has no place for it"
+
+
+@dataclass(frozen=True)
+class Taken:
+    """`sequences` have all of their keys and values in the first `pages` pages; none where something was missing."""
+
+    sequences: tuple[CarriedSequence, ...]
+    pages: int
 
 
 class Carrier:
-    """One node's, with the KV heads `heads`. `locker`: None where this machine has none. `facts`: what both epochs must
-    have in common."""
+    """What one node, which has the KV heads `heads`, leaves and takes.
+
+    `locker`: None where this machine has none. `facts`: what both epochs must have in common. `progress` is called with
+    the bytes that were moved so far, for others to see that it gets on.
+    """
 
     def __init__(
         self,
@@ -44,105 +57,153 @@ class Carrier:
         communicator: Communicator,
         locker: Locker | None,
         facts: Sequence[str],
+        progress: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._cache = cache
         self._weights = weights
         self._heads = heads
         self._communicator = communicator
         self._locker = locker
-        layers, part = cache.parts.shape[1], cache.parts.shape[3]
-        self._facts = [*facts, str(layers), str(part)]
-        self._layers, self._part_bytes = layers, part
-        #: Of the next chunk.
+        self._progress = progress
+        _, self._layers, _, self._part_bytes = cache.parts.shape
+        self._facts = [*facts, str(self._layers), str(self._part_bytes)]
+        self._number = 0  # of the message that was sent last
+        self._moved_bytes = 0
+        self._left: LeftFile | None = None
+
+    def leave(
+        self, order: LeavePages, stored: Sequence[int] = (), sequences: Sequence[CarriedSequence] = ()
+    ) -> str:
+        """Does what rank 0 orders. Every rank calls it, rank 0 with the heads that are `stored` for nodes elsewhere,
+        and the sequences that have the pages. Returns why nothing can be carried, "" where it can. Raises PeerLost,
+        ProtocolError."""
+        self._check(order)
         self._number = 0
-
-    def leave(self, carry: LeavePages, sequences: Sequence[CarriedSequence] = ()) -> str:
-        """Leaves what the plan says, with rank 0's `sequences`. Every rank calls it. Returns on rank 0 why nothing can
-        be carried, "" where it can. Raises PeerLost, ProtocolError."""
-        self._check(carry)
-        rank, own = self._communicator.rank, _units(self._heads)
-        kept = [head for head in range(*carry.kept[rank]) if head in own]
-        if rank == 0:
-            kept = sorted({*kept, *(head for head in carry.stored if head in own)})
-        received = [head for _, head in carry.sent] if rank == 0 else []
+        rank, own = self._communicator.rank, self._heads.units
+        kept = sorted({head for head in (*range(*order.kept[rank]), *stored) if head in own})
+        received = [] if rank else [head for _, head in order.sent]
         with ExitStack() as stack:
-            written = LeftFile(stack)
-            if kept or rank == 0:
-                written.open(self._locker, carry.epoch)
-                written.begin(self._facts, [*kept, *received], len(carry.pages), sequences)
-            for head in kept:
-                for page in carry.pages:
-                    written.add(self._cache.parts[page, :, head - own.start])
-            self._number = 0
-            for source, head, page, layers in self._chunks(carry.sent, carry.pages):
-                block = self._block(page, layers, head) if rank == source else self._empty(layers)
-                arrived = self._communicator.send_up(_numbers(block), source, self._tag(carry.step))
-                if arrived is not None:
-                    written.add(arrived.numpy().view(np.uint8))
-                if self._number % _AHEAD == 0:  # nobody is further ahead of rank 0 than that
-                    self._communicator.broadcast(torch.zeros(1, 1), self._tag(carry.step))
-        return self._agreed(carry.step, written.error)
+            left = self._begin(order, [*kept, *received], sequences, stack)
+            why = self._agreed(order.step, left.error if left is not None else self._lacks(kept, rank))
+            if not why:
+                if left is not None:
+                    self._write(left, kept, order.pages)
+                self._collect(order, left)
+                why = self._agreed(order.step, "" if left is None else left.error)
+        if why:
+            self.discard()
+        return why
 
-    def take(self, carried: Carried) -> tuple[CarriedSequence, ...]:
+    def discard(self) -> None:
+        """What was left is of no use: the epoch goes on, or somebody could not. Idempotent."""
+        if self._left is not None:
+            self._left.discard()
+            self._left = None
+
+    def take(self, carried: Carried) -> Taken:
         """Fills the first pages of the cache with what was left. Every rank calls it, before the first step. Returns on
-        rank 0 the sequences that have all of theirs now. Raises PeerLost, ProtocolError."""
-        rank = self._communicator.rank
+        rank 0 whose they are. Raises PeerLost, ProtocolError."""
         self._check_moves(carried.brought, "brings")
+        self._number = 0
+        pages = range(min(carried.pages, self._cache.pages))
+        self._cache.hold(len(pages))
+        self._weights.make_room(self._cache.held_bytes)
+        rank = self._communicator.rank
+        brought = {head for to, head in carried.brought if to == rank}
+        here = [head for head in self._heads.units if head not in brought]
         with ExitStack() as stack:
-            left = FoundFile(self._locker, carried, self._facts, self._layers, stack)
-            error = left.error
-            if not error and carried.pages > self._cache.pages:
+            found = self._found(carried, stack) if here or rank == 0 else None
+            error = found.error if found is not None else _NO_PLACE if here or rank == 0 else ""
+            if not error and len(pages) < carried.pages:
                 error = "the cache has fewer pages"
-            pages = range(min(carried.pages, self._cache.pages))
-            self._cache.hold(len(pages))
-            self._weights.make_room(self._cache.held_bytes)
-            brought = {head for to, head in carried.brought if to == rank}
-            for head in _units(self._heads):
-                if head not in brought and not error:
-                    error = self._fill(left, head, pages)
-            self._number = 0
-            for target, head, page, layers in self._chunks(carried.brought, pages):
-                block = self._empty(layers)
-                if rank == 0 and not error:
-                    error = left.read(block, head, page, layers.start)
-                arrived = self._communicator.send_down(_numbers(block), target, self._tag(0))
-                if arrived is not None:
-                    parts = arrived.numpy().view(np.uint8).reshape(block.shape)
-                    self._cache.parts[page, layers, head - self._heads.start] = parts
-                if self._number % _AHEAD == 0:
-                    self._communicator.gather(torch.zeros(1, 1), self._tag(0))
-        return () if self._agreed(0, error) else left.sequences
+            if self._agreed(0, error):
+                return Taken((), len(pages))
+            if found is not None:
+                error = self._fill(found, here, pages)
+            error = self._distribute(carried, pages, found, error)
+            if self._agreed(0, error) or found is None:
+                return Taken((), len(pages))
+            return Taken(found.sequences, len(pages))
 
-    def _check(self, carry: LeavePages) -> None:
-        if len(carry.kept) != self._communicator.size or any(
-            page >= self._cache.pages for page in carry.pages
-        ):
-            raise ProtocolError("node 0 carries pages or nodes that there are not")
-        self._check_moves(carry.sent, "sends")
+    # --- on the disk
 
-    def _check_moves(self, moves: Sequence[tuple[int, int]], does: str) -> None:
-        for rank, head in moves:
-            own = rank == self._communicator.rank
-            if not 0 < rank < self._communicator.size or (own and head not in _units(self._heads)):
-                raise ProtocolError(f"the plan {does} KV head {head} of node {rank}, which has none such")
+    def _begin(
+        self, order: LeavePages, heads: Sequence[int], sequences: Sequence[CarriedSequence], stack: ExitStack
+    ) -> LeftFile | None:
+        """None where this node has nothing to leave, or no place for it."""
+        self.discard()
+        if self._locker is not None and (heads or self._communicator.rank == 0):
+            pages = len(order.pages)
+            self._left = LeftFile(self._locker, order.epoch, self._facts, heads, pages, sequences, stack)
+        return self._left
 
-    def _fill(self, left: FoundFile, head: int, pages: Sequence[int]) -> str:
+    def _lacks(self, kept: Sequence[int], rank: int) -> str:
+        return _NO_PLACE if self._locker is None and (kept or rank == 0) else ""
+
+    def _write(self, left: LeftFile, heads: Sequence[int], pages: Sequence[int]) -> None:
+        for head in heads:
+            for page in pages:
+                left.add(self._cache.parts[page, :, head - self._heads.start])
+                self._moved(self._layers)
+
+    def _found(self, carried: Carried, stack: ExitStack) -> FoundFile | None:
+        if self._locker is None:
+            return None
+        return FoundFile(self._locker, carried, self._facts, self._layers, stack)
+
+    def _fill(self, found: FoundFile, heads: Sequence[int], pages: Sequence[int]) -> str:
         block = np.empty((self._layers, self._part_bytes), np.uint8)
-        for page in pages:
-            error = left.read(block, head, page, 0)
-            if error:
-                return error
-            self._cache.parts[page, :, head - self._heads.start] = block
+        for head in heads:
+            for page in pages:
+                error = found.read(block, head, page, 0)
+                if error:
+                    return error
+                self._cache.parts[page, :, head - self._heads.start] = block
+                self._moved(self._layers)
         return ""
 
+    # --- over the links
+
+    def _collect(self, order: LeavePages, left: LeftFile | None) -> None:
+        """Rank 0 gets what is sent to it, from one rank after the other. None is further ahead of it than _AHEAD."""
+        rank = self._communicator.rank
+        for count, (source, head, page, layers) in enumerate(self._chunks(order.sent, order.pages), 1):
+            block = self._block(page, layers, head) if rank == source else self._empty(layers)
+            arrived = self._communicator.send_up(_numbers(block), source, self._tag(order.step))
+            if arrived is not None and left is not None:
+                left.add(arrived.numpy().view(np.uint8))
+            if count % _AHEAD == 0:
+                self._communicator.send_down(torch.zeros(1, 1), source, self._tag(order.step))
+            if rank in (0, source):
+                self._moved(len(block))
+
+    def _distribute(self, carried: Carried, pages: Sequence[int], found: FoundFile | None, error: str) -> str:
+        """Rank 0 sends what others lack, to one after the other, and is no further ahead of it than _AHEAD. Returns
+        what went wrong at this rank."""
+        rank = self._communicator.rank
+        for count, (target, head, page, layers) in enumerate(self._chunks(carried.brought, pages), 1):
+            block = self._empty(layers)
+            if found is not None and rank == 0 and not error:
+                error = found.read(block, head, page, layers.start)
+            arrived = self._communicator.send_down(_numbers(block), target, self._tag(0))
+            if arrived is not None:
+                parts = arrived.numpy().view(np.uint8)
+                self._cache.parts[page, layers, head - self._heads.start] = parts
+            if count % _AHEAD == 0:
+                self._communicator.send_up(torch.zeros(1, 1), target, self._tag(0))
+            if rank in (0, target):
+                self._moved(len(block))
+        return error
+
     def _agreed(self, step: int, error: str) -> str:
-        """On rank 0 why a rank cannot; on others nothing."""
-        bad = torch.full((1, 1), float(bool(error)))
-        said = self._communicator.gather(bad, self._tag(step))
-        if said is None or not any(float(one[0, 0]) for one in said):
-            return ""
-        failed = [rank for rank, one in enumerate(said) if float(one[0, 0])]
-        return error or f"node {failed[0]} could not"
+        """Why not every rank can go on, on all of them; "" where all can."""
+        mine = torch.full((1, 1), float(bool(error)))
+        for rank in range(1, self._communicator.size):
+            said = self._communicator.send_up(mine, rank, self._tag(step))
+            if said is not None and float(said[0, 0]) and not error:
+                error = f"node {rank} could not"
+        verdict = self._communicator.broadcast(torch.full((1, 1), float(bool(error))), self._tag(step))
+        return error or ("another node could not" if float(verdict[0, 0]) else "")
 
     def _chunks(
         self, moves: Sequence[tuple[int, int]], pages: Sequence[int]
@@ -164,9 +225,22 @@ class Carrier:
         self._number += 1
         return Tag(step, 0, self._number)
 
+    def _moved(self, parts: int) -> None:
+        self._moved_bytes += parts * self._part_bytes
+        self._progress(self._moved_bytes)
 
-def _units(heads: Share) -> range:
-    return range(heads.start, heads.stop)
+    def _check(self, order: LeavePages) -> None:
+        if len(order.kept) != self._communicator.size or any(
+            page >= self._cache.pages for page in order.pages
+        ):
+            raise ProtocolError("node 0 carries pages or nodes that there are not")
+        self._check_moves(order.sent, "sends")
+
+    def _check_moves(self, moves: Sequence[tuple[int, int]], does: str) -> None:
+        for rank, head in moves:
+            own = rank == self._communicator.rank
+            if not 0 < rank < self._communicator.size or (own and head not in self._heads.units):
+                raise ProtocolError(f"the plan {does} KV head {head} of node {rank}, which has none such")
 
 
 def _numbers(parts: NDArray[np.uint8]) -> torch.Tensor:

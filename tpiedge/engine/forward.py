@@ -115,7 +115,7 @@ class ForwardPass:
         return self._grids[0][0] is not None
 
     def run(self, x_TH: Tensor, plan: StepPlan) -> None:
-        """LeavePages the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
+        """Carry the embedded tokens `x_TH` through all layers in place, then commit the KV cache.
 
         On rank 0 `x_TH` holds the embeddings; elsewhere only its shape counts, and they come with the first block.
         Only the rows that the plan wants are complete at the end.

@@ -17,6 +17,7 @@ from torch import Tensor
 from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
+from tpiedge.engine.carrying import Carrier, Taken
 from tpiedge.engine.forward import ForwardPass
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
@@ -44,7 +45,7 @@ _KEY_BYTES: Final = 32
 _KEPT_CANCELS: Final = 64
 _KEPT_LOGITS_BYTES: Final = 16 << 20
 #: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
-_CLAIM_S: Final = 5.0
+_CLAIM_S: Final = 10.0
 
 
 class Draws(Protocol):
@@ -59,15 +60,13 @@ class Draws(Protocol):
 class Serving:
     """How a cluster serves. `context_tokens`: most positions of one sequence; `sequences`: that run at once;
     `speculate`: tokens drafted for one in a step; `grain_pages`: by how many pages memory that none needs goes back,
-    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens;
-    `split_shows`: whether they have other bits where other nodes compute them."""
+    because weights can use it, or 0 where they cannot; `facts`: what keys and values depend on beside the tokens."""
 
     context_tokens: int
     sequences: int = 1
     speculate: int = 0
     grain_pages: int = 0
     facts: tuple[str, ...] = ()
-    split_shows: bool = True
 
 
 @dataclass(eq=False)
@@ -153,19 +152,19 @@ class Leader:
         sampler = self._sampler_of(request)
         self._live[request.id] = _Live(self._batcher.add(request), sampler, emit)
 
-    def leave(self, order: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
+    def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
         """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
         Returns that, and who has which of the pages. Raises PeerLost."""
         pages, sequences = self._batcher.leave(MAX_PAGES)
         self._step += 1
-        carry = LeavePages(self._epoch, self._step, pages, order.kept, order.stored, order.sent)
-        self._communicator.announce(carry)
-        return carry, sequences
+        order = LeavePages(self._epoch, self._step, pages, halt.kept, halt.sent)
+        self._communicator.announce(order)
+        return order, sequences
 
-    def adopt(self, sequences: Sequence[CarriedSequence], pages: int) -> None:
-        """These requests, whose keys and values are in the first `pages` pages, are about to come. Before anything
-        is submitted."""
-        self._batcher.adopt(sequences, pages, private=self._serving.split_shows)
+    def adopt(self, taken: Taken, *, private: bool) -> None:
+        """These requests, whose keys and values are in the first pages, are about to come. Before anything is
+        submitted. `private`: as of Carried."""
+        self._batcher.adopt(taken.sequences, taken.pages, private=private)
         self._adopted_until = time.monotonic() + _CLAIM_S
 
     def cancel(self, request: str) -> None:
@@ -394,19 +393,19 @@ def _nothing() -> None:
 
 
 class Follower:
-    """Any other rank: takes steps until the cluster ends. `leave`: does what a LeavePages says."""
+    """Any other rank: takes steps until the cluster ends, and leaves what `carrier` can."""
 
     def __init__(
         self,
         config: ModelConfig,
         forward: ForwardPass,
         communicator: Communicator,
-        leave: Callable[[LeavePages], object],
+        carrier: Carrier,
     ) -> None:
         self._hidden_size = config.hidden_size
         self._forward = forward
         self._communicator = communicator
-        self._leave = leave
+        self._carrier = carrier
 
     def run(self) -> None:
         """Never returns; ends with Cancelled at shutdown, or PeerLost, ProtocolError."""
@@ -417,8 +416,9 @@ class Follower:
         """Wait for a plan, then take the step."""
         plan = self._communicator.next_plan()
         if isinstance(plan, LeavePages):
-            self._leave(plan)
+            self._carrier.leave(plan)
             return
+        self._carrier.discard()
         x_TH = torch.empty(plan.tokens, self._hidden_size)
         # The cancelled step's hidden states are dropped with it; the next plan says where the sequences stand.
         try:

@@ -1,5 +1,6 @@
 """A machine's slot for nodes: at most one node runs, and the process of the next one can stand by."""
 
+import logging
 import secrets
 import time
 from collections.abc import Callable
@@ -8,12 +9,14 @@ from pathlib import Path
 from typing import Final
 
 from tpiedge.errors import InternalError
-from tpiedge.launch.bootstrap import NodeBootstrap, node_of
+from tpiedge.launch.bootstrap import NodeBootstrap
 from tpiedge.launch.child import Child
 from tpiedge.launch.standby import Standby
 from tpiedge.units import MIB
 
 __all__ = ["SETTLED_S", "NodeSlot"]
+
+_log = logging.getLogger(__name__)
 
 SETTLED_S: Final = 5.0
 """So long an epoch has served before a process stands by for the next one: its imports take a second of a core, which
@@ -39,8 +42,6 @@ class NodeSlot:
         self.threads = threads
         self._locker = locker
         self._key = secrets.token_hex(_KEY_BYTES)
-        #: Of the node that was started last.
-        self._epoch = 0
         self._sweep()
         self._memory_bytes = memory_bytes
         self._standby = standby
@@ -74,8 +75,6 @@ class NodeSlot:
         """
         self.stop()
         standby, self._standby = self.warm(), None
-        self._sweep(kept=self._epoch)
-        _, self._epoch = node_of(bootstrap.name)
         if self._locker is not None:
             bootstrap = replace(bootstrap, locker=str(self._locker), locker_key=self._key)
         self._child = standby.promote(bootstrap)
@@ -110,12 +109,15 @@ class NodeSlot:
             self._standby.stop()
             self._standby = None
 
-    def _sweep(self, kept: int = 0) -> None:
-        """Deletes what nodes have left and none has taken, but for the node of the epoch `kept`."""
-        if self._locker is not None:
+    def _sweep(self) -> None:
+        """Deletes what nodes have left: each clears the locker itself, but for the last one, or if it ends early."""
+        if self._locker is None:
+            return
+        try:
             for path in self._locker.glob("*"):
-                if path.name != str(kept):
-                    path.unlink(missing_ok=True)
+                path.unlink(missing_ok=True)
+        except OSError as error:
+            _log.warning("cannot delete what lies in %s: %s", self._locker, error.strerror)
 
     def _has_room(self) -> bool:
         if self._memory_bytes is None or self._child is None:

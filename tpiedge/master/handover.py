@@ -1,9 +1,9 @@
 """What a session that ends leaves for the one that takes its place: whether keys and values of running requests travel,
 or are computed anew, whichever is predicted to be faster.
 
-They travel where the time that it takes (`planner/carrying.py`) is shorter than reading all running prompts and answers
-anew, at the rate of late; also where no rate is known. Rank 0 is told to halt; the switch waits for its word, for
-_WAIT_S longer than is predicted at most. If the plan that it was halted for comes to nothing meanwhile, it goes on.
+They travel where the time that it takes (`planner/carriage.py`) is shorter than reading all running prompts and answers
+anew, at the rate of late. Rank 0 is told to halt; the switch waits for its word, for a long step more than is predicted
+at most. If the plan that it was halted for comes to nothing meanwhile, it goes on.
 """
 
 import logging
@@ -15,7 +15,7 @@ from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.roster import Roster
 from tpiedge.master.session import Phase, Session
 from tpiedge.pack.share import kv_share
-from tpiedge.planner.carrying import Carriage, KVHolder, carriage, carriage_s
+from tpiedge.planner.carriage import Carriage, KVHolder, carriage, carriage_s
 from tpiedge.units import counted
 from tpiedge.wire.control import Carried
 from tpiedge.wire.limits import MAX_MOVES
@@ -24,8 +24,12 @@ __all__ = ["Handover", "Outlook"]
 
 _log = logging.getLogger(__name__)
 
-#: Rank 0 ends its step first, which may be long where weights stream.
+#: Rank 0 ends its step first. With a prompt it may take so many times as long as one token (engine/batcher.py).
 _WAIT_S: Final = 10.0
+_LONG_STEP: Final = 6.0
+#: Longer than that nothing travels; nor longer than this where it is not known how long reading anew takes.
+_MOST_S: Final = 120.0
+_MOST_UNKNOWN_S: Final = 10.0
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ class Handover:
         if max(len(found.sent), len(found.brought), len(found.stored)) > MAX_MOVES:
             return again
         takes_s = carriage_s(found, old, new, positions * head_bytes)
-        return again if again.seconds and takes_s > again.seconds else Outlook(found, takes_s)
+        most = min(again.seconds, _MOST_S) if again.seconds else _MOST_UNKNOWN_S
+        return Outlook(found, takes_s) if takes_s <= most else again
 
     def begun(self, serving: Session | None, coming: Session | None) -> bool:
         """Whether `serving` halts for `coming`. One that halts for another one, or for none, goes on."""
@@ -75,7 +80,8 @@ class Handover:
             found, self.since = self.outlook(serving, coming), now
             if found.carriage is None:
                 return True
-            self._carriage, self._until = found.carriage, now + found.seconds + _WAIT_S
+            step_s = max(_WAIT_S, _LONG_STEP * serving.step_s)
+            self._carriage, self._until = found.carriage, now + found.seconds + step_s
             serving.halt(coming.number, found.carriage)
         return serving.halted is not None or now >= self._until
 
@@ -84,11 +90,13 @@ class Handover:
         said = serving.halted
         if said is None or self._carriage is None:
             return None
-        if not said.pages:
+        if said.why:
             _log.warning("what was computed for running requests does not travel: %s", said.why)
+        if not said.pages:  # all may have ended just now
             return None
         _log.debug("%s of the KV cache go on", counted(said.pages, "page"))
-        return Carried(serving.number, said.pages, self._carriage.brought)
+        private = bool(serving.split_shows)
+        return Carried(serving.number, said.pages, private, self._carriage.brought)
 
     def _holders(self, session: Session) -> list[KVHolder]:
         return [

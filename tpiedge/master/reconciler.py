@@ -50,6 +50,9 @@ _log = logging.getLogger(__name__)
 _PATIENCE_S = 10.0
 _MEASURED_AFTER_S = 2.0
 
+#: Answers that pause for longer are told so.
+_TOLD_S = 0.5
+
 #: Beside the master's own machine.
 _MOST_WORKERS = MAX_NODES - 1
 _TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
@@ -165,6 +168,8 @@ class Reconciler:
         carried = None
         if serving is not None:
             if not self._handover.ready(serving, coming, now):
+                if now - self._handover.since >= _TOLD_S:
+                    self._requests.pause(self._pauses.planned(), self._handover.since)
                 return
             carried = self._handover.carried(serving)
             self._requests.interrupt(self._pauses.planned(), since=self._handover.since)

@@ -282,6 +282,14 @@ class RequestQueue:
             self._waiting = deque(again)
         return bool(guilty)
 
+    def pause(self, why: str, since: float) -> None:
+        """Those that run have paused `since` then, though their epoch lasts; they are told `why`."""
+        with self._lock:
+            for one in self._running.values():
+                if one.journal.paused is None:
+                    one.journal.paused = since
+                one.pause(why)
+
     def explain(self, why: str) -> None:
         """Those that pause are told why they still do, where that has changed, unless they gave way."""
         with self._lock:

@@ -19,7 +19,7 @@ from tpiedge.master.membership import Membership, NodeState
 from tpiedge.master.pace import WINDOW_S, Pace
 from tpiedge.master.request_watch import RequestWatch
 from tpiedge.master.status import collective_names
-from tpiedge.planner.carrying import Carriage
+from tpiedge.planner.carriage import Carriage
 from tpiedge.sanitise import sanitised_line
 from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import (

@@ -44,7 +44,7 @@ from tpiedge.node.liveness import ClusterLiveness
 from tpiedge.node.routing import route
 from tpiedge.pack.grids import check_exponents
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, Share, kv_share
+from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.arithmetic import check_compute
 from tpiedge.tracing.tracer import Tracer
 from tpiedge.transport.framing import CONTROL
@@ -94,6 +94,9 @@ class Node:
         self._data = DataPlane(LocalCommunicator())
         self._route = Route()
         self._leading: Leader | None = None
+        #: While it loads, how far it said it is; and what the carrier has moved.
+        self._loaded: tuple[int, int] | None = 0, 0
+        self._carried_bytes = 0
         #: What the step under way has for the master.
         self._drawn: list[Token | PromptScores] = []
         self._resources = ExitStack()
@@ -127,18 +130,22 @@ class Node:
         plane = self._join_data_plane(assign)
         started = time.perf_counter()
         engine = self._build(assign, plane.communicator)
-        carrier = self._carrier(assign, engine)
-        taken = carrier.take(assign.carried) if assign.carried is not None else ()
+        locker = self._locker()
+        carrier = self._carrier(assign, engine, locker)
+        taken = None if assign.carried is None else carrier.take(assign.carried)
+        if locker is not None:
+            _clear(locker)
+        self._loaded = None
         load_s = time.perf_counter() - started
         self.link.post(self._ready(assign, engine.config, plane, load_s, engine.linear.native))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
             leader = self._leader(engine, assign)
-            if assign.carried is not None:
-                leader.adopt(taken, assign.carried.pages)
+            if taken is not None and assign.carried is not None:
+                leader.adopt(taken, private=assign.carried.private)
             self._lead(leader, carrier)
         else:
-            engine.follower(carrier.leave).run()
+            engine.follower(carrier).run()
 
     def close(self) -> None:
         """Send what is left to say and release everything."""
@@ -246,12 +253,21 @@ class Node:
             self._weights.trace(self._tracer)
         return engine
 
-    def _carrier(self, assign: Assign, engine: Engine) -> Carrier:
+    def _carrier(self, assign: Assign, engine: Engine, locker: Locker | None) -> Carrier:
+        return engine.carrier(Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
+
+    def _locker(self) -> Locker | None:
         own = self._bootstrap
-        locker = Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
-        heads = kv_share(Share(*assign.attention), engine.config.group_size)
-        facts = (__version__, assign.kv)
-        return Carrier(engine.cache, engine.weights, heads, engine.communicator, locker, facts)
+        return Locker(Path(own.locker), bytes.fromhex(own.locker_key)) if own.locker else None
+
+    def _moved(self, moved_bytes: int) -> None:
+        """By the carrier. Others wait for this node meanwhile, and the master for all."""
+        self._carried_bytes = moved_bytes
+        if self._leading is None and self._loaded is not None:
+            done, total = self._loaded
+            self.link.post(
+                Loading(self._epoch, self._bootstrap.rank, done + moved_bytes, total + moved_bytes)
+            )
 
     def _ready(
         self, assign: Assign, config: ModelConfig, plane: DataPlane, load_s: float, native: bool
@@ -268,6 +284,7 @@ class Node:
         return Ready(assign.epoch, assign.rank, weight_bytes, load_s, small, bulk, why[:2000], native)
 
     def _loading(self, communicator: Communicator, done_bytes: int, total_bytes: int) -> None:
+        self._loaded = done_bytes, total_bytes
         self.link.post(Loading(self._epoch, communicator.rank, done_bytes, total_bytes))
         if communicator.rank == 0:
             communicator.poll()
@@ -280,7 +297,6 @@ class Node:
             min(assign.speculate, MAX_DRAFTED),
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             facts=_facts(assign),
-            split_shows=_split_shows(assign),
         )
         self._leading = engine.leader(serving, route=self._route)
         return self._leading
@@ -312,13 +328,14 @@ class Node:
 
     def _halt(self, leader: Leader, carrier: Carrier, order: Halt) -> None:
         """Leaves what is to be carried, then waits for the end, or for the master to change its mind."""
-        carry, sequences = leader.leave(order)
-        why = carrier.leave(carry, sequences)
-        pages = 0 if why else len(carry.pages)
-        self.link.post(Halted(self._epoch, 0, order.following, pages, why[:2000]))
+        pages, sequences = leader.leave(order)
+        why = carrier.leave(pages, order.stored, sequences)
+        count = 0 if why else len(pages.pages)
+        self.link.post(Halted(self._epoch, 0, order.following, count, why[:2000]))
         command = self._next_command("the next epoch")
         if not isinstance(command, Resume):
             raise ProtocolError(f"the master sent {type(command).__name__} to a node that it halted")
+        carrier.discard()
 
     def _cancel(self, request: str) -> None:
         """Called by the control thread."""
@@ -326,7 +343,7 @@ class Node:
             self._leading.cancel(request)
 
     def _heartbeat(self) -> Heartbeat:
-        bytes_read = self._weights.bytes_read if self._weights else 0
+        bytes_read = (self._weights.bytes_read if self._weights else 0) + self._carried_bytes
         return Heartbeat(self._epoch, self._bootstrap.rank, self._meter.step, self._meter.block, bytes_read)
 
     def _stats(self) -> Stats:
@@ -363,14 +380,18 @@ class Node:
         )
 
 
+def _clear(locker: Locker) -> None:
+    """Of what nobody has taken, as where the epoch before was lost after all."""
+    try:
+        locker.clear()
+    except OSError as error:
+        sys.stderr.write(f"tpiedge: cannot delete what lies in {locker.folder}: {error.strerror}\n")
+        sys.stderr.flush()
+
+
 def _facts(assign: Assign) -> tuple[str, ...]:
     """What a position's keys and values depend on beside the tokens. With arithmetic that rounds by shares, or a wire
     that rounds, also who computes what."""
     facts = (__version__, assign.pack, assign.compute, assign.kv, assign.wire)
-    if not _split_shows(assign):
-        return facts
-    return (*facts, str(assign.nodes), str(assign.attention), str(assign.ffn))
-
-
-def _split_shows(assign: Assign) -> bool:
-    return assign.compute != "int8" or assign.wire != "f32"
+    exact = assign.compute == "int8" and assign.wire == "f32"
+    return facts if exact else (*facts, str(assign.nodes), str(assign.attention), str(assign.ffn))

@@ -19,6 +19,10 @@ class Share:
     def __len__(self) -> int:
         return self.stop - self.start
 
+    @property
+    def units(self) -> range:
+        return range(self.start, self.stop)
+
 
 @dataclass(frozen=True)
 class NodeShare:

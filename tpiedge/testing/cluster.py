@@ -30,7 +30,7 @@ from tpiedge.memory.weights import NodeWeights
 from tpiedge.model.spec import config_of_pack
 from tpiedge.pack.grids import grid_exponents
 from tpiedge.pack.reader import Pack
-from tpiedge.pack.share import NodeShare, kv_share
+from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessPeer
@@ -93,7 +93,6 @@ class InProcessCluster:
             sequences,
             speculate,
             grain_pages,
-            split_shows=self._compute != "int8",
         )
         self._kv = kv or usual_kv(self._compute)
         self._limits = limits
@@ -125,8 +124,8 @@ class InProcessCluster:
 
     def leave(self, order: Halt) -> tuple[int, str]:
         """What runs is left in the folders for another cluster: in how many pages, and why not, if so."""
-        carry, sequences = self.leader.leave(order)
-        return len(carry.pages), self._carriers[0].leave(carry, sequences)
+        pages, sequences = self.leader.leave(order)
+        return len(pages.pages), self._carriers[0].leave(pages, order.stored, sequences)
 
     @property
     def computed(self) -> int:
@@ -171,13 +170,12 @@ class InProcessCluster:
             self._threads.append(thread)
         leader = engines[0].leader(self._serving, self._limits, self._route, self._sampler_of)
         if self._carried is not None:
-            leader.adopt(self._carriers[0].take(self._carried), self._carried.pages)
+            leader.adopt(self._carriers[0].take(self._carried), private=self._carried.private)
         return leader
 
     def _carrier(self, engine: Engine, rank: int) -> Carrier:
-        heads = kv_share(self._shares[rank].attention, self._config.group_size)
         locker = Locker(self._folders[rank], b"key") if self._folders else None
-        return Carrier(engine.cache, engine.weights, heads, engine.communicator, locker, ())
+        return engine.carrier(self._shares[rank].attention, locker, ())
 
     def _engine(self, rank: int) -> Engine:
         share = self._shares[rank]
@@ -214,6 +212,6 @@ class InProcessCluster:
         try:
             if self._carried is not None:
                 carrier.take(self._carried)
-            engine.follower(carrier.leave).run()
+            engine.follower(carrier).run()
         except TpiedgeError as error:
             self.errors.append(error)  # closing its spoke ends it with EndpointClosed

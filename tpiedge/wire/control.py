@@ -76,10 +76,12 @@ class Hello:
 @dataclass(frozen=True, slots=True)
 class Carried:
     """What the nodes of `epoch` left of their KV cache: `pages` pages, on every machine of those heads that its node
-    needs now. Rank 0 has those as well that other nodes lack: it sends to each rank its heads in `brought`."""
+    needs now. Rank 0 has those as well that other nodes lack: it sends to each rank its heads in `brought`. `private`:
+    their bits show who computed them, so that no other request is to find them."""
 
     epoch: U32
     pages: U32
+    private: bool
     brought: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
 
 

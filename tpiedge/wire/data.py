@@ -95,13 +95,13 @@ class StepPlan:
 
 @dataclass(frozen=True, slots=True)
 class LeavePages:
-    """Rank 0 to every node, in place of a step: leave these pages for the epoch that follows, as Halt says."""
+    """Rank 0 to every node, in place of a step: leave these pages for the epoch that follows, each rank on its machine
+    those of its KV heads `kept`; and send rank 0 those in `sent` (rank, head)."""
 
     epoch: U32
     step: U64
     pages: Annotated[tuple[int, ...], Packed("<I", MAX_PAGES)]
     kept: Annotated[tuple[UnitRange, ...], MaxItems(MAX_NODES)]
-    stored: Annotated[tuple[int, ...], Packed("<I", MAX_MOVES)]
     sent: Annotated[tuple[tuple[int, int], ...], Packed("<II", MAX_MOVES)]
 
 

@@ -108,6 +108,23 @@ def test_what_nobody_comes_for_is_given_back() -> None:
     after.run()
 
 
+def test_what_was_claimed_is_kept_when_the_rest_is_forgotten() -> None:
+    world = World(pages=20, sequences=1)
+    for name in "ab":
+        world.ask(name, [ord(name)] * 9)
+    world.step()
+    pages, left = world.batcher.leave(ANY)
+    after = World(pages=20, sequences=1)
+    after.batcher.adopt(left, len(pages), private=False)
+    first = after.ask("new", [1] * 9)
+    claimed = after.batcher.add(answered(world.batcher.sequences[0]))
+    after.step()
+    after.batcher.forget()
+    assert claimed.carried is not None
+    assert first.slot == 0
+    after.run()
+
+
 def test_one_that_ends_before_it_begins_gives_its_pages_back() -> None:
     world = World()
     one = world.ask("a", range(1, 10))

@@ -7,7 +7,8 @@ import pytest
 
 from tests.unit.master.players import FakeNode
 from tests.unit.master.stories import SERVED, Story, paused
-from tpiedge.wire.control import Assign, Carried, Halt, Halted, Resume, Shutdown
+from tpiedge.master.journal import Resumed
+from tpiedge.wire.control import Assign, Carried, Halt, Halted, Resume, Shutdown, Token
 from tpiedge.wire.requests import GenerationRequest
 
 #: Bytes of a KV head for each position.
@@ -60,7 +61,7 @@ def test_rank_0_halts_and_the_next_nodes_are_told_what_it_left(trio: Story) -> N
     assert before.heard.index(halt) < before.heard.index(Shutdown(before.epoch))
     for rank in (0, 1):
         told = only(trio.nodes[rank, trio.epoch], Assign)
-        assert told.carried == Carried(before.epoch, 5, ((1, 1),))
+        assert told.carried == Carried(before.epoch, 5, True, ((1, 1),))
     assert paused(running) == "a new plan begins"
     assert trio.root.order().answer_ids == (5,)
 
@@ -84,6 +85,32 @@ def test_what_could_not_be_left_is_computed_anew(trio: Story, left: int, caplog)
     drain(trio)
     assert (only(trio.root, Assign).carried is None) == (left == 0)
     assert ("does not travel: no room" in caplog.text) == (left == 0)
+
+
+def test_nothing_is_said_where_there_was_nothing_to_leave(trio: Story, caplog) -> None:
+    ask(trio)
+    before, before.halts = trio.root, False
+    drain(trio)
+    before.say(Halted(before.epoch, 0, before.epoch + 1, 0, ""))
+    trio.settle()
+    assert only(trio.root, Assign).carried is None
+    assert "does not travel" not in caplog.text
+
+
+def test_answers_are_told_why_they_pause_where_halting_takes_long(trio: Story) -> None:
+    running = ask(trio)
+    before, before.halts = trio.root, False
+    drain(trio)
+    trio.wait(2.0)
+    assert paused(running) == "a new plan begins"
+    assert running._events.empty(), "it is told again and again"
+    trio.master.undrain_worker("w-1")
+    trio.wait(1.0)
+    before.token(token=6)
+    trio.turn()
+    events = list(running._events.queue)
+    assert [type(event) for event in events] == [Resumed, Token]
+    assert 2.0 < events[0].paused_s < 5.0
 
 
 def test_a_rank_0_that_does_not_answer_is_not_waited_for_without_end(trio: Story) -> None:
@@ -173,14 +200,17 @@ def test_a_prompt_that_is_read_does_not_hold_the_plan_up_where_it_travels(trio: 
     assert paused(running) == "a new plan begins"
 
 
-@pytest.mark.parametrize("story", [2e6], indirect=True)
-def test_what_travels_for_minutes_is_no_stuck_request(trio: Story) -> None:
-    """No rate of reading is known, so that it travels."""
+@pytest.mark.parametrize("story", [1.1e6], indirect=True)
+def test_what_travels_for_more_than_a_minute_is_no_stuck_request(trio: Story) -> None:
+    """Reading anew would take longer."""
     trio.master.submit(GenerationRequest("r-1", tuple(range(PROMPT)), 4))
+    trio.turn()
+    trio.wait(58.0)
+    trio.root.token()
     trio.turn()
     before, before.halts = trio.root, False
     drain(trio)
-    trio.wait(90.0)
+    trio.wait(64.0)
     assert trio.root is before
     assert before.count(Shutdown) == 0
     before.say(Halted(before.epoch, 0, before.epoch + 1, 5, ""))

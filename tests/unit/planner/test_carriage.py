@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tpiedge.pack.share import Share
-from tpiedge.planner.carrying import KVHolder, carriage, carriage_s
+from tpiedge.planner.carriage import KVHolder, carriage, carriage_s
 
 NAMES = ["", "ann", "bob", "cat", "dan", "eve"]
 

@@ -48,13 +48,13 @@ def carriage(old: Sequence[KVHolder], new: Sequence[KVHolder]) -> Carriage:
     lacking = [
         (rank, head)
         for rank, one in enumerate(new)
-        for head in _units(one.heads)
-        if head not in _units(before.get(one.machine, nothing))
+        for head in one.heads.units
+        if head not in before.get(one.machine, nothing).units
     ]
-    own = _units(old[0].heads)
+    own = old[0].heads.units
     wanted = sorted({head for _, head in lacking})
     sent = [
-        next((rank, head) for rank, one in enumerate(old) if head in _units(one.heads))
+        next((rank, head) for rank, one in enumerate(old) if head in one.heads.units)
         for head in wanted
         if head not in own
     ]
@@ -73,10 +73,6 @@ def carriage_s(found: Carriage, old: Sequence[KVHolder], new: Sequence[KVHolder]
     heads = [len(kept) for kept in found.kept]
     heads[0] += len(found.stored) + len(found.sent)
     return travels + 2 * max(heads) * head_bytes / _LOCAL_BYTES_PER_S
-
-
-def _units(share: Share) -> range:
-    return range(share.start, share.stop)
 
 
 def _common(one: Share, other: Share) -> Share:
