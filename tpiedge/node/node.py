@@ -130,13 +130,13 @@ class Node:
         plane = self._join_data_plane(assign)
         started = time.perf_counter()
         engine = self._build(assign, plane.communicator)
+        load_s = time.perf_counter() - started
         locker = self._locker()
         carrier = self._carrier(assign, engine, locker)
         taken = None if assign.carried is None else carrier.take(assign.carried)
         if locker is not None:
             _clear(locker)
         self._loaded = None
-        load_s = time.perf_counter() - started
         self.link.post(self._ready(assign, engine.config, plane, load_s, engine.linear.native))
         gc.freeze()  # what lives until the end is not worth another look in the middle of a step
         if rank == 0:
