@@ -18,7 +18,7 @@ from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
-from tpiedge.api.metrics import METRICS_TYPE, metrics_text
+from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
 
@@ -128,7 +128,8 @@ class Api:
         return JSONResponse({"ready": status.ready, **reason}, 200 if status.ready else 503, headers)
 
     async def _metrics(self, _request: Request) -> Response:
-        return Response(metrics_text(self._service.observe()), media_type=METRICS_TYPE)
+        page = metrics_page(self._service.observe(), self._service.model().name)
+        return Response(page, media_type=METRICS_TYPE)
 
     async def _models(self, _request: Request) -> Response:
         return JSONResponse({"object": "list", "data": [self._card()]})

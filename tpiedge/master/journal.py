@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from tpiedge.master.request_times import PauseCause
 from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -47,6 +48,8 @@ class Journal:
     interruptions: int = 0
     #: When the pause began that lasts; None while it gets on.
     paused: float | None = None
+    #: Why the latest pause began.
+    paused_by: PauseCause = "plan"
     _scored: int = 1  # the first position of the prompt without a score
     _passed_on: int = 0  # in this epoch
     _losses: int = 0
@@ -97,18 +100,18 @@ class Journal:
         for message in said:
             self.take(message)
         self.begun = True
-        self.interrupted(now)
+        self.interrupted(now, "restart")
 
-    def interrupted(self, now: float) -> None:
-        """Its epoch ended, by a plan."""
+    def interrupted(self, now: float, cause: PauseCause = "plan") -> None:
+        """Its part in an epoch ended. A pause that lasts goes on."""
         self.interruptions += 1
         self._passed_on = 0
         if self.paused is None:
-            self.paused = now
+            self.paused, self.paused_by = now, cause
 
     def lost(self, now: float, *, alone: bool) -> None:
         """Its epoch ended with a loss. `alone`: no other request ran."""
-        self.interrupted(now)
+        self.interrupted(now, "loss")
         self._losses += 1
         self._lost_alone |= alone
 

@@ -12,6 +12,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
 
 from tpiedge.clock import Clock
 from tpiedge.errors import Cancelled, InternalError, MasterFailed, TpiedgeError
@@ -132,10 +133,11 @@ class Master:
         return self._reconciler.status
 
     def observe(self) -> ClusterStatus:
-        """Returns `status` and has the nodes asked for their counters, which later calls then see. Does not block."""
+        """Returns `status` with its histograms, and has the nodes asked for their counters, which later calls then see.
+        Does not block."""
         self._calls.put(self._sessions.observe)
         self._hub.wake()
-        return self.status
+        return replace(self.status, histograms=self._requests.histograms)
 
     @property
     def failed(self) -> TpiedgeError | None:

@@ -19,6 +19,7 @@ from tpiedge.master.debounce import Debounce
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.handover import Handover
+from tpiedge.master.history import History
 from tpiedge.master.notices import Notices
 from tpiedge.master.pauses import Pauses
 from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
@@ -110,6 +111,7 @@ class Reconciler:
         self._reason = "starting"
         self._again = ""  # when the next attempt is made, in words
         self._pauses = Pauses(roster)
+        self._history = History()
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
 
     def served_before(self) -> str:
@@ -175,6 +177,7 @@ class Reconciler:
             self._requests.interrupt(self._pauses.planned(), since=self._handover.since)
         self._reason = "loading the weights"
         self._sessions.switch(coming, carried)
+        self._history.begun(replaces=serving is not None)
         self._notify()  # the plan was made while those it leaves out still had a part
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
@@ -223,6 +226,7 @@ class Reconciler:
             self._foresight.stocked,
             self._reason,
             self._clock.now(),
+            self._history.so_far(),
         )
 
     def _left_out(self) -> Mapping[str, Exclusion]:
@@ -332,6 +336,7 @@ class Reconciler:
         if serving is None or serving.phase is not Phase.READY or serving.halting:
             return
         self._retries.started()
+        self._history.serves(self._clock.now())
         if serving.proven:
             self._retries.succeeded()
         self._stuck, self._served = None, True
@@ -353,6 +358,7 @@ class Reconciler:
         _log.debug("epoch %d ended: %s", session.number, type(error).__name__)
         _log.warning("stopped serving: %s", error)
         self._sessions.end_serving()
+        self._history.lost(session.failure, breached=bool(session.breaches), now=self._clock.now())
         self._reason = str(error)
         self._pauses.lost(error, session.machines)
         if self._retries.false_starts:  # a single one may be bad luck
@@ -388,6 +394,7 @@ class Reconciler:
         error = session.failure.error if session.failure else None
         _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
         _log.warning("the new plan failed: %s", error)
+        self._history.failed()
         self._reason = str(error)
         if error is not None and self._sessions.serving is None:
             self._pauses.failed(error)

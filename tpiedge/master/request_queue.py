@@ -26,6 +26,7 @@ from typing import Final, NoReturn
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import Journal, Paused, Resumed
 from tpiedge.master.reading_rate import ReadingRate
+from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
@@ -53,6 +54,7 @@ class PendingAnswer:
     ) -> None:
         self.request = request
         self.journal = Journal(request)
+        self.times = Timeline()
         #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
         self.attended = True
         self.gives_way = False
@@ -133,11 +135,18 @@ class RequestQueue:
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
         self._rate = ReadingRate()
+        self._times = RequestTimes()
 
     @property
     def totals(self) -> Totals:
         """Counts of the requests so far, by how they ended."""
         return self._totals
+
+    @property
+    def histograms(self) -> RequestHistograms:
+        """How long they took so far."""
+        with self._lock:
+            return self._times.histograms()
 
     @property
     def waiting(self) -> int:
@@ -176,6 +185,7 @@ class RequestQueue:
             if len(new) >= self._limit and not self._displaced(new):
                 self._count(refused=1)
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
+            answering.times.accepted = self._now()
             self._waiting.append(answering)
         self._on_submit()
         return answering
@@ -216,7 +226,9 @@ class RequestQueue:
             starting.gives_way = False
             self._running[starting.request.id] = starting
             starting.journal.begun = True
-            self._rate.begin(self._now())
+            now = self._now()
+            self._rate.begin(now)
+            self._times.started(starting.times, now)
             try:
                 ask(starting.journal.rest)
             except ProtocolError as error:
@@ -350,7 +362,7 @@ class RequestQueue:
         if self._settled(answering):
             return
         del self._running[answering.request.id]
-        answering.journal.interrupted(self._now())
+        answering.journal.interrupted(self._now(), "priority")
         self._look_at_readers()
         answering.pause("requests that somebody waits for come first")
         self._waiting.appendleft(answering)
@@ -367,8 +379,11 @@ class RequestQueue:
         if journal.paused is not None:
             paused_s, journal.paused = self._now() - journal.paused, None
             self._count(resumed=1, paused_s=paused_s)
+            self._times.resumed(journal.paused_by, paused_s)
             answering.put(Resumed(paused_s))
-        self._count(tokens=int(isinstance(new, Token)))
+        if isinstance(new, Token):
+            self._count(tokens=1)
+            self._times.token(answering.times, self._now())
         answering.put(new)
 
     def _look_at_readers(self) -> None:
@@ -391,10 +406,13 @@ class RequestQueue:
         unfinished = int(cancelled and not answering.whole)
         self._count(
             finished=1 - unfinished,
+            cut=int(message.reason == "length"),
             cancelled=unfinished,
             prompt_tokens=message.prompt_tokens,
             cached_tokens=message.cached_tokens,
         )
+        if not unfinished:
+            self._times.finished(answering.times, self._now(), message.prompt_tokens, message.tokens)
         # The steps of the epochs before were not told.
         answering.put(replace(message, steps=0) if answering.journal.interruptions else message)
 

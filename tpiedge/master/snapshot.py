@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from tpiedge.master.assignments import Fetching
+from tpiedge.master.history import PlanHistory
 from tpiedge.master.quarantine import Exclusion
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.request_queue import RequestQueue
@@ -30,6 +31,7 @@ def snapshot(
     stocked: Mapping[str, Stocked],
     reason: str,
     now: float,
+    history: PlanHistory,
 ) -> ClusterStatus:
     """The state of the cluster now. `spare` says why machines have no part in the plan, `stocked` what is on their
     disks."""
@@ -59,6 +61,7 @@ def snapshot(
         bulk_collective=routing.bulk_collective if routing else "",
         collective_why=routing.why if routing else "",
         split_shows=serving.split_shows if ready and serving is not None else "",
+        history=history,
     )
 
 

@@ -1,8 +1,10 @@
 """Snapshots of a master's state, made by its control thread, read by any thread."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
+from tpiedge.master.history import PlanHistory
+from tpiedge.master.request_times import RequestHistograms
 from tpiedge.wire.control import Stats
 from tpiedge.wire.fields import SpareKind
 
@@ -49,8 +51,9 @@ class NodeStatus:
 class Totals:
     """Requests by how they ended, and tokens, since the master started. Refused ones were never accepted.
 
-    `cached_tokens` of the `prompt_tokens` had been kept from earlier requests. `resumed`: how often an answer went on
-    in another epoch; `paused_s`: for how long they had paused, added up.
+    `cut` of the `finished` ones ended because the answer had as many tokens as it may. `cached_tokens` of the
+    `prompt_tokens` had been kept from earlier requests. `resumed`: how often an answer went on in another epoch;
+    `paused_s`: for how long they had paused, added up.
     """
 
     finished: int = 0
@@ -62,6 +65,7 @@ class Totals:
     tokens: int = 0
     resumed: int = 0
     paused_s: float = 0.0
+    cut: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +75,7 @@ class ClusterStatus:
     While several nodes serve, `collective` names the collective for the all-reduces of a token, `bulk_collective` the
     one for those of a whole chunk, and `collective_why` is a sentence that says why these. `split_shows`: why the last
     bits of answers may depend on who computes them; "" where they do not, or nobody serves. `failed` names a thread of
-    the master whose failure ends it.
+    the master whose failure ends it. `histograms` are empty unless they were asked for (Master.observe).
     """
 
     ready: bool
@@ -86,6 +90,8 @@ class ClusterStatus:
     collective_why: str = ""
     split_shows: str = ""
     failed: str = ""
+    history: PlanHistory = field(default_factory=PlanHistory)
+    histograms: RequestHistograms = field(default_factory=RequestHistograms)
 
 
 def collective_names(collective: str, bulk_collective: str) -> str:

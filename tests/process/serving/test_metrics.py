@@ -1,9 +1,15 @@
-"""`GET /metrics` of a master with a worker: every node's counters come with the looks, and grow with the work."""
+"""`GET /metrics` of a master with a worker: every node's counters come with the looks, and grow with the work; and the
+board that Grafana shows of it."""
 
+import json
 import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from tests.process.command import wait_for
 from tests.process.serving.serving import Serving
@@ -11,22 +17,40 @@ from tests.process.serving.serving import Serving
 pytestmark = pytest.mark.usefixtures("serving_on")
 
 LIMIT_S = 10.0
-_LABELS = r'rank="(\d+)",node="[^"]+"|of="(\w+)",collective="mesh"|\w+="(\w+)"'
-_LINE = re.compile(rf"tpiedge_(\w+)(?:\{{(?:{_LABELS})\}})? (\S+)")
+BOARD = Path(__file__).parents[3] / "deploy" / "grafana" / "tpiedge.json"
+_NAMES = re.compile(r"\b(?:vllm:|tpiedge_)\w+")
+_SELECTED = re.compile(r"\b(?P<name>(?:vllm:|tpiedge_)\w+)\{(?P<labels>[^}]*)\}")
+_GROUPED = re.compile(r"\bby \((?P<labels>[^)]*)\)")
+_LABEL = re.compile(r"(\w+)\s*(?:=~|!~|!=|=)")
+#: Prometheus gives them to all that it reads.
+_GIVEN = {"job", "instance"}
+
+
+def samples(cluster: Serving) -> Iterator[tuple[str, dict[str, str], float]]:
+    """Name, labels and value of all that the page has."""
+    answer = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=5.0)
+    assert answer.status_code == 200
+    for family in text_string_to_metric_families(answer.text):
+        for sample in family.samples:
+            yield sample.name, sample.labels, sample.value
 
 
 def look(cluster: Serving) -> dict[tuple[str, str], float]:
-    """The values by (metric, rank or other label)."""
-    answer = httpx.get(f"{cluster.url}/metrics", trust_env=False, timeout=5.0)
-    assert answer.status_code == 200
-    lines = [line for line in answer.text.splitlines() if not line.startswith("#")]
-    found = [_LINE.fullmatch(line) for line in lines]
-    assert all(found)
-    return {(match[1], match[2] or match[3] or match[4] or ""): float(match[5]) for match in found if match}
+    """The values by metric, and rank, cause or the like."""
+    keys = ("rank", "state", "outcome", "of", "cause", "finished_reason", "le")
+    return {
+        (name.removeprefix("tpiedge_"), next((labels[key] for key in keys if key in labels), "")): value
+        for name, labels, value in samples(cluster)
+    }
+
+
+def told(cluster: Serving) -> None:
+    """Returns once every node has told its counters."""
+    wait_for(lambda: {("node_steps_total", rank) for rank in "01"} <= look(cluster).keys(), LIMIT_S)
 
 
 def test_every_node_tells_what_it_did(cluster: Serving) -> None:
-    wait_for(lambda: {("node_steps_total", rank) for rank in "01"} <= look(cluster).keys(), LIMIT_S)
+    told(cluster)
     before = look(cluster)
     assert (before["ready", ""], before["nodes", "ready"]) == (1.0, 2.0)
     assert (before["collective", "token"], before["collective", "chunk"]) == (1.0, 1.0)
@@ -51,3 +75,73 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
     assert after["cached_prompt_tokens_total", ""] <= after["prompt_tokens_total", ""]
     assert after["node_accepted_tokens_total", "0"] <= after["node_drafted_tokens_total", "0"]
     assert after["node_kv_pages_used", "0"] <= after["node_kv_pages", "0"]
+    for name, more in (
+        ("time_to_first_token_seconds_count", 1),
+        ("inter_token_latency_seconds_count", 7),
+        ("e2e_request_latency_seconds_count", 1),
+        ("request_generation_tokens_sum", 8),
+    ):
+        assert after[f"vllm:{name}", ""] == before[f"vllm:{name}", ""] + more
+    ended = "vllm:request_success_total", "length"
+    assert after[ended] == before[ended] + 1
+    assert 0 <= after["vllm:kv_cache_usage_perc", ""] <= 1
+
+
+def test_a_loss_its_recovery_and_the_pause_are_counted(cluster: Serving) -> None:
+    before = look(cluster)
+    with cluster.streaming("Once upon a time", 200) as stream:
+        cluster.workers["ann"].node.kill()
+        stream.join(LIMIT_S * 3)
+    assert stream.error is None
+    cluster.wait_ready(2)
+    after = look(cluster)
+    for key in (
+        ("losses_total", "node"),
+        ("plans_total", "loss"),
+        ("recovery_seconds_count", ""),
+        ("answer_pause_seconds_count", "loss"),
+    ):
+        assert after[key] == before[key] + 1, key
+    told(cluster)
+
+
+def test_all_that_the_board_asks_for_is_there(cluster: Serving) -> None:
+    """Every metric by its name, and every label by which the board selects or groups it."""
+    told(cluster)
+    labels: dict[str, set[str]] = {}
+    for name, labelled, _ in samples(cluster):
+        labels.setdefault(name, set(_GIVEN)).update(labelled)
+    asked = list(expressions(json.loads(BOARD.read_text(encoding="utf-8"))))
+    assert len(asked) > 20
+    for expression in asked:
+        names = _NAMES.findall(expression)
+        assert names, expression
+        assert labels.keys() >= set(names), expression
+        for selected in _SELECTED.finditer(expression):
+            assert labels[selected["name"]] >= set(_LABEL.findall(selected["labels"])), expression
+        for grouped in _GROUPED.finditer(expression):
+            wanted = {label.strip() for label in grouped["labels"].split(",")}
+            assert all(labels[name] >= wanted for name in names), expression
+
+
+def test_the_board_takes_its_datasource_from_a_variable(cluster: Serving) -> None:
+    board = json.loads(BOARD.read_text(encoding="utf-8"))
+    kinds = {one["name"]: one["type"] for one in board["templating"]["list"]}
+    assert kinds["datasource"] == "datasource"
+    panels = [panel for panel in board["panels"] if panel["type"] != "row"]
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"])
+    for panel in panels:
+        assert panel["datasource"]["uid"] == "${datasource}"
+        legends = [re.findall(r"\{\{(\w+)\}\}", target["legendFormat"]) for target in panel["targets"]]
+        for target, used in zip(panel["targets"], legends, strict=True):
+            grouped = _GROUPED.search(target["expr"])
+            assert grouped is None or {one.strip() for one in grouped["labels"].split(",")} - {"le"} == set(
+                used
+            )
+
+
+def expressions(board: dict[str, Any]) -> Iterator[str]:
+    """What its panels ask for."""
+    for panel in board["panels"]:
+        for target in panel.get("targets", ()):
+            yield target["expr"]

@@ -1,8 +1,14 @@
 """What Prometheus reads."""
 
-import pytest
+from dataclasses import fields
 
-from tpiedge.api.metrics import metrics_text
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tpiedge.api.metrics import metrics_page
+from tpiedge.master.distribution import LENGTHS, SECONDS, Histogram
+from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES, PlanHistory
+from tpiedge.master.request_times import PAUSE_CAUSES, RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus, Totals
 from tpiedge.wire.control import Stats
 
@@ -40,12 +46,15 @@ def node(name: str, rank: int | None, state: str, counters: Stats | None) -> Nod
     return NodeStatus(name, rank, state, (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counters=counters)
 
 
-def lines(*nodes: NodeStatus) -> list[str]:
-    totals = Totals(finished=4, failed=1, prompt_tokens=30, cached_tokens=12, tokens=50)
-    status = ClusterStatus(True, "", nodes, queued=2, running=16, epoch=3, totals=totals)
-    text = metrics_text(status)
+def page(status: ClusterStatus, model: str = "babbler") -> list[str]:
+    text = metrics_page(status, model).decode()
     assert text.endswith("\n")
     return text.splitlines()
+
+
+def lines(*nodes: NodeStatus) -> list[str]:
+    totals = Totals(finished=4, failed=1, cancelled=2, prompt_tokens=30, cached_tokens=12, tokens=50, cut=3)
+    return page(ClusterStatus(True, "", nodes, queued=2, running=16, epoch=3, totals=totals))
 
 
 def test_the_cluster_and_its_requests() -> None:
@@ -61,7 +70,7 @@ def test_the_cluster_and_its_requests() -> None:
         "tpiedge_requests_running 16.0",
         'tpiedge_requests_total{outcome="finished"} 4.0',
         'tpiedge_requests_total{outcome="failed"} 1.0',
-        'tpiedge_requests_total{outcome="cancelled"} 0.0',
+        'tpiedge_requests_total{outcome="cancelled"} 2.0',
         "tpiedge_prompt_tokens_total 30.0",
         "tpiedge_cached_prompt_tokens_total 12.0",
         "tpiedge_generated_tokens_total 50.0",
@@ -71,7 +80,7 @@ def test_the_cluster_and_its_requests() -> None:
 
 def test_nodes_that_have_said_what_they_did() -> None:
     found = lines(node("master", 0, "ready", None), node("w-1", 1, "ready", STATS))
-    labels = '{rank="1",node="w-1"}'
+    labels = '{node="w-1",rank="1"}'
     for line in (
         f"tpiedge_node_disk_read_bytes_total{labels} 1.8446744073709552e+19",
         f"tpiedge_node_disk_reads_total{labels} 40.0",
@@ -83,15 +92,16 @@ def test_nodes_that_have_said_what_they_did() -> None:
         f"tpiedge_node_reduce_seconds_total{labels} 0.5",
         f"tpiedge_node_dropped_messages_total{labels} 6.0",
         f"tpiedge_node_refused_messages_total{labels} 9.0",
-        f"tpiedge_node_peak_rss_bytes{labels} 250000000.0",
-        f"tpiedge_node_weight_bytes{labels} 92000000.0",
+        f"tpiedge_node_peak_rss_bytes{labels} 2.5e+08",
+        f"tpiedge_node_weight_bytes{labels} 9.2e+07",
         f"tpiedge_node_kv_pages{labels} 16.0",
         f"tpiedge_node_kv_pages_used{labels} 5.0",
         f"tpiedge_node_drafted_tokens_total{labels} 20.0",
         f"tpiedge_node_accepted_tokens_total{labels} 13.0",
     ):
         assert line in found
-    assert not [line for line in found if 'rank="0"' in line]
+    assert 'tpiedge_node_memory_limit_bytes{node="master",rank="0"} 0.0' in found
+    assert not [line for line in found if 'rank="0"' in line and "_limit_" not in line]
 
 
 def test_every_metric_is_described_once_before_its_values() -> None:
@@ -100,7 +110,7 @@ def test_every_metric_is_described_once_before_its_values() -> None:
         if line.startswith("# HELP"):
             name = line.split()[2]
             assert name not in described
-            described.add(name)
+            described.update((name, f"{name}_bucket", f"{name}_sum", f"{name}_count"))
         elif not line.startswith("# TYPE"):
             assert line.partition("{")[0].split()[0] in described
 
@@ -108,12 +118,103 @@ def test_every_metric_is_described_once_before_its_values() -> None:
 @pytest.mark.fault("H12", "escaped in metrics")
 def test_labels_are_escaped() -> None:
     found = lines(node('a"b\\c\nd', 0, "ready", STATS))
-    assert 'tpiedge_node_stalls_total{rank="0",node="a\\"b\\\\c\\nd"} 2.0' in found
+    assert 'tpiedge_node_stalls_total{node="a\\"b\\\\c\\nd",rank="0"} 2.0' in found
 
 
 def test_how_nodes_add_up() -> None:
     status = ClusterStatus(True, "", (), 0, 0, 3, collective="mesh", bulk_collective="two-shot")
-    found = metrics_text(status).splitlines()
-    assert 'tpiedge_collective{of="token",collective="mesh"} 1.0' in found
-    assert 'tpiedge_collective{of="chunk",collective="two-shot"} 1.0' in found
+    found = page(status)
+    assert 'tpiedge_collective{collective="mesh",of="token"} 1.0' in found
+    assert 'tpiedge_collective{collective="two-shot",of="chunk"} 1.0' in found
     assert not [line for line in lines() if line.startswith("tpiedge_collective{")]
+
+
+def test_what_vllm_has_goes_by_its_names() -> None:
+    found = lines(node("master", 0, "ready", STATS))
+    for line in (
+        'vllm:num_requests_running{engine="0",model_name="babbler"} 16.0',
+        'vllm:num_requests_waiting{engine="0",model_name="babbler"} 2.0',
+        'vllm:request_success_total{engine="0",finished_reason="stop",model_name="babbler"} 1.0',
+        'vllm:request_success_total{engine="0",finished_reason="length",model_name="babbler"} 3.0',
+        'vllm:request_success_total{engine="0",finished_reason="abort",model_name="babbler"} 2.0',
+        'vllm:request_success_total{engine="0",finished_reason="error",model_name="babbler"} 1.0',
+        'vllm:prompt_tokens_total{engine="0",model_name="babbler"} 30.0',
+        'vllm:generation_tokens_total{engine="0",model_name="babbler"} 50.0',
+        'vllm:prefix_cache_queries_total{engine="0",model_name="babbler"} 30.0',
+        'vllm:prefix_cache_hits_total{engine="0",model_name="babbler"} 12.0',
+        'vllm:kv_cache_usage_perc{engine="0",model_name="babbler"} 0.3125',
+        'vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="babbler"} 20.0',
+        'vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="babbler"} 13.0',
+        "# TYPE vllm:time_to_first_token_seconds histogram",
+        "# TYPE vllm:inter_token_latency_seconds histogram",
+        "# TYPE vllm:time_per_output_token_seconds histogram",
+        "# TYPE vllm:e2e_request_latency_seconds histogram",
+    ):
+        assert line in found
+
+
+def test_what_rank_0_has_not_said_is_missing() -> None:
+    found = lines(node("master", 0, "ready", None))
+    assert not [line for line in found if line.startswith(("vllm:kv_cache_usage", "vllm:spec_decode"))]
+
+
+def test_counts_of_a_histogram_are_cumulative() -> None:
+    times = RequestTimes()
+    line = Timeline(accepted=0.0)
+    times.started(line, 0.5)
+    for at in (1.0, 1.1, 1.1, 5000.0):
+        times.token(line, at)
+    times.finished(line, 5000.0, 7, 4)
+    status = ClusterStatus(True, "", (), 0, 0, histograms=times.histograms())
+    found = {
+        (sample.name, sample.labels.get("le", "")): sample.value
+        for family in text_string_to_metric_families("\n".join(page(status)) + "\n")
+        for sample in family.samples
+    }
+    gaps = "vllm:inter_token_latency_seconds"
+    assert [found[f"{gaps}_bucket", le] for le in ("0.001", "0.05", "0.2", "3600.0", "+Inf")] == [
+        1,
+        1,
+        2,
+        2,
+        3,
+    ]
+    assert (found[f"{gaps}_count", ""], found[f"{gaps}_sum", ""]) == (3, 4999.0)
+    assert found["vllm:time_to_first_token_seconds_bucket", "1.0"] == 1
+    assert found["vllm:request_queue_time_seconds_sum", ""] == 0.5
+    assert found["vllm:request_time_per_output_token_seconds_sum", ""] == 4999.0 / 3
+    assert found["vllm:request_prompt_tokens_sum", ""] == 7
+
+
+def test_every_histogram_is_on_the_page_before_anything_happened() -> None:
+    """A board that asks for a name that is not there shows an error, or nothing."""
+    families = {one.name: one for one in text_string_to_metric_families("\n".join(lines()) + "\n")}
+    assert (
+        len([one for one in families.values() if one.type == "histogram"])
+        == len(fields(RequestHistograms)) + 2
+    )
+    pauses = families["tpiedge_answer_pause_seconds"].samples
+    assert {sample.labels["cause"] for sample in pauses} == set(PAUSE_CAUSES)
+    assert {sample.labels["cause"] for sample in families["tpiedge_losses"].samples} == set(LOSS_CAUSES)
+
+
+def test_what_became_of_plans() -> None:
+    history = PlanHistory(begun=(1, 2, 3), failed=4, losses=tuple(range(len(LOSS_CAUSES))))
+    found = page(ClusterStatus(True, "", (), 0, 0, history=history))
+    for count, cause in enumerate(PLAN_CAUSES, 1):
+        assert f'tpiedge_plans_total{{cause="{cause}"}} {count}.0' in found
+    for count, loss in enumerate(LOSS_CAUSES):
+        assert f'tpiedge_losses_total{{cause="{loss}"}} {count}.0' in found
+    assert "tpiedge_failed_plans_total 4.0" in found
+
+
+def test_bounds_reach_an_hour_and_a_long_context() -> None:
+    assert (SECONDS[0], SECONDS[-1], LENGTHS[0], LENGTHS[-1]) == (0.001, 3600.0, 1.0, 500_000.0)
+    for bounds in (SECONDS, LENGTHS):
+        assert list(bounds) == sorted(set(bounds))
+        assert len(Histogram.empty(bounds).counts) == len(bounds) + 1
+
+
+def test_the_name_of_the_model_is_escaped() -> None:
+    status = ClusterStatus(True, "", (), 0, 0)
+    assert 'vllm:num_requests_running{engine="0",model_name="a\\"b"} 0.0' in page(status, 'a"b')

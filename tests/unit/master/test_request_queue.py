@@ -844,3 +844,34 @@ def test_what_reading_all_that_runs_anew_takes_is_known_from_what_was_read() -> 
     assert requests.reread_s == pytest.approx(40.0, rel=0.01)
     requests.tell(Finished(1, "r-1", "length", 4000, 1, 0, 1))
     assert requests.reread_s == pytest.approx(0.1, rel=0.2)
+
+
+def test_how_long_requests_take_and_pause_is_measured_by_cause() -> None:
+    book = Book(limit=9, parallel=2)
+    book.submit("r-1")
+    book.resume("r-2", 1)
+    book.clock.advance(1.0)
+    assert [book.start(), book.start()] == ["r-1", "r-2"]
+    book.clock.advance(2.0)
+    for name, index in (("r-1", 0), ("r-2", 1)):
+        book.requests.tell(token(name, index))
+    book.submit("r-3")
+    assert book.start() is None
+    book.requests.tell(Finished(1, "r-2", "cancel", 3, 2, 0, 2))
+    book.lose()
+    book.clock.advance(4.0)
+    assert [book.start(), book.start()] == ["r-1", "r-3"]
+    book.requests.tell(token("r-1", 1))
+    book.requests.interrupt("a new plan")
+    book.clock.advance(8.0)
+    assert [book.start(), book.start()] == ["r-1", "r-3"]
+    book.requests.tell(token("r-1", 2))
+    book.requests.tell(finished("r-1", 3))
+    book.requests.tell(finished("r-3"))
+    assert book.start() == "r-2"
+    book.requests.tell(token("r-2", 2))
+    found = book.requests.histograms
+    pauses = {cause: one.total for cause, one in found.pauses.items()}
+    assert pauses == {"loss": 4.0, "plan": 8.0, "restart": 3.0, "priority": 12.0}
+    assert (found.queue.total, found.first_token.total, found.latency.total) == (5.0, 3.0, 15.0 + 12.0)
+    assert found.between_tokens.total == 12.0 + 12.0
