@@ -20,7 +20,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Final, NoReturn
 
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
@@ -440,5 +440,7 @@ class RequestQueue:
 
     def _count(self, **more: float) -> None:
         """Adds to the totals, under the lock. They are replaced as a whole, so readers need no lock."""
-        counted = asdict(self._totals)
-        self._totals = Totals(**{name: count + more.get(name, 0) for name, count in counted.items()})
+        before = self._totals
+        self._totals = replace(
+            before, **{name: getattr(before, name) + count for name, count in more.items()}
+        )
