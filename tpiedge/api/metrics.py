@@ -20,7 +20,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4, generate_latest
 from prometheus_client.registry import Collector
 
-from tpiedge.master.distribution import Histogram
+from tpiedge.master.histogram import Histogram
 from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.wire.control import Stats

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Final, Literal, TypeAlias, get_args
 
 from tpiedge.master.blame import Failure
-from tpiedge.master.distribution import SECONDS, Distribution, Histogram
+from tpiedge.master.histogram import SECONDS, GrowingHistogram, Histogram
 
 __all__ = ["LOSS_CAUSES", "PLAN_CAUSES", "History", "LossCause", "PlanCause", "PlanHistory"]
 
@@ -42,7 +42,7 @@ class History:
         self._begun: Counter[PlanCause] = Counter()
         self._failed = 0
         self._losses: Counter[LossCause] = Counter()
-        self._recoveries = Distribution(SECONDS)
+        self._recoveries = GrowingHistogram(SECONDS)
         self._answers = False  # whether the latest plan has served
         self._lost: float | None = None  # when one that served was lost, until another one serves
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, get_args
 
-from tpiedge.master.distribution import LENGTHS, SECONDS, Distribution, Histogram
+from tpiedge.master.histogram import LENGTHS, SECONDS, GrowingHistogram, Histogram
 
 __all__ = ["PAUSE_CAUSES", "PauseCause", "RequestHistograms", "RequestTimes", "Timeline"]
 
@@ -60,16 +60,16 @@ class RequestTimes:
     """Observes requests. Times are seconds on the caller's clock; not thread-safe."""
 
     def __init__(self) -> None:
-        self._queue = Distribution(SECONDS)
-        self._first_token = Distribution(SECONDS)
-        self._prefill = Distribution(SECONDS)
-        self._between_tokens = Distribution(SECONDS)
-        self._decode = Distribution(SECONDS)
-        self._per_token = Distribution(SECONDS)
-        self._latency = Distribution(SECONDS)
-        self._prompt_tokens = Distribution(LENGTHS)
-        self._answer_tokens = Distribution(LENGTHS)
-        self._pauses = {cause: Distribution(SECONDS) for cause in PAUSE_CAUSES}
+        self._queue = GrowingHistogram(SECONDS)
+        self._first_token = GrowingHistogram(SECONDS)
+        self._prefill = GrowingHistogram(SECONDS)
+        self._between_tokens = GrowingHistogram(SECONDS)
+        self._decode = GrowingHistogram(SECONDS)
+        self._per_token = GrowingHistogram(SECONDS)
+        self._latency = GrowingHistogram(SECONDS)
+        self._prompt_tokens = GrowingHistogram(LENGTHS)
+        self._answer_tokens = GrowingHistogram(LENGTHS)
+        self._pauses = {cause: GrowingHistogram(SECONDS) for cause in PAUSE_CAUSES}
 
     def started(self, line: Timeline, now: float) -> None:
         """Rank 0 is asked, for the first time or again."""

@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tpiedge.api.metrics import metrics_page
-from tpiedge.master.distribution import LENGTHS, SECONDS, Histogram
+from tpiedge.master.histogram import LENGTHS, SECONDS, Histogram
 from tpiedge.master.history import LOSS_CAUSES, PLAN_CAUSES, PlanHistory
 from tpiedge.master.request_times import PAUSE_CAUSES, RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus, Totals

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tpiedge.master.distribution import SECONDS, Distribution, Histogram
+from tpiedge.master.histogram import SECONDS, GrowingHistogram, Histogram
 from tpiedge.master.request_times import RequestTimes, Timeline
 
 
@@ -60,7 +60,7 @@ def test_an_answer_of_one_token_has_no_time_between_two() -> None:
 
 @given(st.lists(st.floats(0.0, 1e6)))
 def test_every_value_is_counted_below_its_bound(values: list[float]) -> None:
-    growing = Distribution(SECONDS)
+    growing = GrowingHistogram(SECONDS)
     for value in values:
         growing.observe(value)
     found = growing.histogram()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-__all__ = ["LENGTHS", "SECONDS", "Distribution", "Histogram"]
+__all__ = ["LENGTHS", "SECONDS", "GrowingHistogram", "Histogram"]
 
 SECONDS: Final = (
     *(round(digit * 10.0**exponent, 9) for exponent in range(-3, 3) for digit in (1, 2, 3, 5)),
@@ -38,7 +38,7 @@ class Histogram:
         return cls(bounds, (0,) * (len(bounds) + 1))
 
 
-class Distribution:
+class GrowingHistogram:
     """A histogram that grows; not thread-safe. `bounds` ascend."""
 
     def __init__(self, bounds: Sequence[float]) -> None:
