@@ -70,7 +70,7 @@ _GAUGES: Final = (
     ("weight_bytes", "node_weight_bytes", "Memory that is kept for weights."),
     ("kv_bytes", "node_kv_bytes", "Memory that the KV cache takes, at most."),
     ("kv_pages", "node_kv_pages", "Pages of the KV cache."),
-    ("kv_pages_used", "node_kv_pages_used", "Pages in use, by requests that run or for later ones."),
+    ("kv_pages_used", "node_kv_pages_used", "Pages that hold what running requests need."),
 )
 #: Field of RequestHistograms, vLLM's name, help.
 _HISTOGRAMS: Final = (
@@ -223,7 +223,11 @@ def _as_vllm(status: ClusterStatus, labels: _Labels) -> Iterator[Metric]:
     head = next((node.counters for node in status.nodes if node.rank == 0), None)
     if head is not None:
         used = head.kv_pages_used / head.kv_pages if head.kv_pages else 0.0
-        yield _gauge("vllm:kv_cache_usage_perc", "Part of the KV cache in use: 1 is all.", [(labels, used)])
+        yield _gauge(
+            "vllm:kv_cache_usage_perc",
+            "Part of the KV cache that running requests hold: 1 is all.",
+            [(labels, used)],
+        )
         yield _counter(
             "vllm:spec_decode_num_draft_tokens_total", "Tokens that were guessed.", [(labels, head.drafted)]
         )
