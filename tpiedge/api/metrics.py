@@ -137,10 +137,12 @@ def _plans(status: ClusterStatus) -> Iterator[Metric]:
         "Plans that began: the first one, after a loss, or in the place of another one.",
         [({"cause": cause}, count) for cause, count in zip(PLAN_CAUSES, history.begun, strict=True)],
     )
-    yield _counter("tpiedge_failed_plans_total", "Plans that never served.", [(_NONE, history.failed)])
+    yield _counter(
+        "tpiedge_failed_plans_total", "Plans that failed before they served.", [(_NONE, history.failed)]
+    )
     yield _counter(
         "tpiedge_losses_total",
-        "Ends of a plan that served which nobody had planned, by cause.",
+        "Ends of a plan that served, other than by the next one, by cause.",
         [({"cause": cause}, count) for cause, count in zip(LOSS_CAUSES, history.losses, strict=True)],
     )
     yield _histogram(

@@ -39,6 +39,8 @@ class History:
     """Is told what happens to plans. Times are seconds on the caller's clock."""
 
     def __init__(self) -> None:
+        #: What happened so far.
+        self.so_far = PlanHistory()
         self._begun: Counter[PlanCause] = Counter()
         self._failed = 0
         self._losses: Counter[LossCause] = Counter()
@@ -51,6 +53,7 @@ class History:
         lost = self._losses.total() > 0
         self._begun["plan" if replaces else "loss" if lost else "start"] += 1
         self._answers = False
+        self._note()
 
     def serves(self, now: float) -> None:
         """Requests are answered."""
@@ -58,23 +61,25 @@ class History:
         if self._lost is not None:
             self._recoveries.observe(now - self._lost)
             self._lost = None
+            self._note()
 
     def failed(self) -> None:
         """A plan came to nothing before its nodes started."""
         self._failed += 1
+        self._note()
 
     def lost(self, failure: Failure | None, *, breached: bool, now: float) -> None:
         """The nodes of the latest plan ended, and nobody had planned it. `breached`: a worker broke the protocol."""
-        if not self._answers:
+        if self._answers:
+            self._losses[_cause(failure, breached)] += 1
+            self._answers = False
+            self._lost = now
+        else:
             self._failed += 1
-            return
-        self._losses[_cause(failure, breached)] += 1
-        self._answers = False
-        self._lost = now
+        self._note()
 
-    def so_far(self) -> PlanHistory:
-        """What happened so far."""
-        return PlanHistory(
+    def _note(self) -> None:
+        self.so_far = PlanHistory(
             tuple(self._begun[cause] for cause in PLAN_CAUSES),
             self._failed,
             tuple(self._losses[cause] for cause in LOSS_CAUSES),

@@ -226,7 +226,7 @@ class Reconciler:
             self._foresight.stocked,
             self._reason,
             self._clock.now(),
-            self._history.so_far(),
+            self._history.so_far,
         )
 
     def _left_out(self) -> Mapping[str, Exclusion]:

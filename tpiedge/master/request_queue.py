@@ -412,7 +412,8 @@ class RequestQueue:
             cached_tokens=message.cached_tokens,
         )
         if not unfinished:
-            self._times.finished(answering.times, self._now(), message.prompt_tokens, message.tokens)
+            tokens = len(answering.journal.answer_ids)
+            self._times.finished(answering.times, self._now(), message.prompt_tokens, tokens)
         # The steps of the epochs before were not told.
         answering.put(replace(message, steps=0) if answering.journal.interruptions else message)
 

@@ -12,11 +12,11 @@ FAILURE = Failure(PeerError("gone"))
 
 
 def losses(history: History) -> dict[str, int]:
-    return {cause: count for cause, count in zip(LOSS_CAUSES, history.so_far().losses, strict=True) if count}
+    return {cause: count for cause, count in zip(LOSS_CAUSES, history.so_far.losses, strict=True) if count}
 
 
 def test_nothing_has_happened() -> None:
-    assert History().so_far() == PlanHistory()
+    assert History().so_far == PlanHistory()
 
 
 def test_a_loss_and_the_way_back() -> None:
@@ -33,7 +33,7 @@ def test_a_loss_and_the_way_back() -> None:
     history.serves(14.0)
     history.begun(replaces=True)
     history.serves(20.0)
-    found = history.so_far()
+    found = history.so_far
     assert (found.begun, found.failed) == ((1, 2, 1), 2)
     assert losses(history) == {"machine": 1}
     assert (sum(found.recoveries.counts), found.recoveries.total) == (1, 4.0)
