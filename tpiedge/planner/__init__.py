@@ -3,6 +3,6 @@
 `facts` and `needs` say what a model needs of a node, `arithmetic` in which precision; `partition` cuts units by
 weights, `fractions` and `streaming` by speed, memory and disk; `solve` plans for a computer, `capacity` for a cluster,
 by the times of `prediction`, and `arrangement` orders its ranks by what disks lack; `reasons` says why in words.
-`network` predicts all-reduces, `linking` says who connects to whom, `steady` analyses streaming, `carrying` says which
+`network` predicts all-reduces, `linking` says who connects to whom, `steady` analyses streaming, `carriage` says which
 keys and values travel when plans change.
 """
