@@ -8,6 +8,7 @@ import pytest
 
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import Serving
+from tests.process.serving.test_faults import slowed_down
 
 PARALLEL = 4
 PROMPTS = [PROMPT, "The sun", "Lily and Tom", "In the garden", "A big dog", "One day"]
@@ -38,7 +39,8 @@ def test_every_client_gets_its_own_exact_answer(cluster: Serving) -> None:
     assert len(set(alone)) == len(PROMPTS)
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         asked = [threads.submit(ask, cluster, prompt, 5 * TOKENS) for prompt in PROMPTS]
-        cluster.wait_until(lambda status: status["running"] == PARALLEL and status["queued"] > 0)
+        with slowed_down(cluster.workers["ann"].node):  # or they may have ended before anybody looks
+            cluster.wait_until(lambda status: status["running"] == PARALLEL and status["queued"] > 0)
         found = [answer.result(LIMIT_S) for answer in asked]
     for (text, usage), first in zip(found, alone, strict=True):
         assert text.startswith(first)
@@ -51,10 +53,11 @@ def test_a_client_that_leaves_disturbs_nobody(cluster: Serving, expected: str) -
     body = {"model": "demo", "prompt": "A", "max_tokens": 400, "ignore_eos": True}
     with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=cluster.url, trust_env=False) as leaving:
         first = threads.submit(ask, cluster, "One day", 200)
-        cluster.wait_until(lambda status: status["running"] == 1)
-        with pytest.raises(httpx.ReadTimeout):
-            leaving.post("/v1/completions", json=body, timeout=0.05)
-        last = threads.submit(ask, cluster, PROMPT, TOKENS)
+        with slowed_down(cluster.workers["ann"].node):
+            cluster.wait_until(lambda status: status["running"] == 1)
+            with pytest.raises(httpx.ReadTimeout):
+                leaving.post("/v1/completions", json=body, timeout=0.05)
+            last = threads.submit(ask, cluster, PROMPT, TOKENS)
         assert first.result(LIMIT_S)[1]["completion_tokens"] == 200
         assert last.result(LIMIT_S)[0].startswith(expected)
     cluster.wait_until(lambda status: status["running"] == status["queued"] == 0, LIMIT_S)
@@ -65,10 +68,12 @@ def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Ser
     undisturbed = [ask(cluster, prompt, 400)[0] for prompt in PROMPTS[:PARALLEL]]
     with ThreadPoolExecutor(PARALLEL + 1) as threads:
         running = [threads.submit(ask, cluster, prompt, 400) for prompt in PROMPTS[:PARALLEL]]
-        cluster.wait_until(lambda status: status["running"] == PARALLEL)
-        waiting = threads.submit(ask, cluster, "One day", 5)
-        cluster.wait_until(lambda status: status["queued"] == 1)
-        cluster.workers["ann"].node.kill()
+        node = cluster.workers["ann"].node
+        with slowed_down(node):
+            cluster.wait_until(lambda status: status["running"] == PARALLEL)
+            waiting = threads.submit(ask, cluster, "One day", 5)
+            cluster.wait_until(lambda status: status["queued"] == 1)
+        node.kill()
         found = [answer.result(LIMIT_S) for answer in running]
         assert waiting.result(LIMIT_S)[1]["completion_tokens"] == 5
     assert [text for text, _ in found] == undisturbed
