@@ -182,7 +182,7 @@ def test_without_records_nothing_is_numbered_and_nothing_resumed(serve, service)
     with connect(serve()) as http:
         answer = http.post("/v1/completions", json=BODY | {"stream": True})
         assert "id:" not in answer.text.replace('"id":', "")
-        assert "x-request-id" not in answer.headers
+        assert "x-resumable" not in answer.headers
         assert http.get(f"/v1/completions/{service.generations.get().request.id}").status_code == 404
 
 
@@ -191,6 +191,7 @@ def test_a_stream_is_named_and_numbered_and_its_record_ends_with_it(keep, servic
     with connect(keep()) as http:
         with http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer:
             assert answer.headers["x-request-id"] == service.generations.get().request.id
+            assert answer.headers["x-resumable"] == "yes"
             numbers = [number for number, _ in events_of(answer)]
         assert numbers == list(range(1, len(numbers) + 1))
         wait_until(lambda: not left(folder))

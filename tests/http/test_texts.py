@@ -80,3 +80,8 @@ def test_what_cannot_be_is_refused(post, path, fields, param):
 def test_a_key_is_needed_where_there_are_keys(serve):
     server = serve(keys=["secret"])
     assert httpx.get(f"{server.url}/version", trust_env=False).status_code == 401
+
+
+def test_what_has_no_effect_is_told(post):
+    assert post("/tokenize", prompt=TEXT, add_special=False).headers["x-ignored-fields"] == "add_special"
+    assert "x-ignored-fields" not in post("/detokenize", tokens=[5]).headers

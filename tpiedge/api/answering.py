@@ -11,7 +11,7 @@ Laws:
    and the same work be done twice.
 4. How long it takes is the cluster's to bound, by its progress; by the clock it ends where the user wants that.
 5. However it ends, the generation is cancelled unless it had finished; what a stop string ends is complete.
-6. A resumable answer names its request in its head, which a whole one sends early. The events of its stream are
+6. A resumable answer says so in its head, which a whole one sends early. The events of its stream are
    numbered from 1 on: they follow from its tokens and nothing else, so a later stream of it can begin after any of
    them. Where the server ends before it, it breaks off without a word, for the next server to go on.
 """
@@ -40,6 +40,8 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 REQUEST_ID = "x-request-id"
 """The header in which an answer names its request."""
+RESUMABLE = "x-resumable"
+"""The header of an answer of which a client that comes again gets the rest, by that name."""
 IGNORED = "x-ignored-fields"
 """The header that lists the fields of the request which have no effect."""
 
@@ -212,6 +214,8 @@ class Answering:
 
     def _named(self) -> Iterator[tuple[str, str]]:
         yield REQUEST_ID, self.envelope.id
+        if self.resumable:
+            yield RESUMABLE, "yes"
         if self.ignored:
             yield IGNORED, ", ".join(self.ignored)
 

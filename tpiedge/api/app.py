@@ -12,7 +12,7 @@ from starlette.routing import BaseRoute, Route, Router
 from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, Send, Stalled, send_json
 from tpiedge.api.body import Disconnected, Receive, discard
-from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers, VainFields
+from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard
 from tpiedge.api.intake import Intake
@@ -21,6 +21,7 @@ from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
+from tpiedge.api.vain_fields import VainFields
 
 __all__ = ["Api"]
 
@@ -52,7 +53,7 @@ class Api:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             *self._answers("/v1/completions", chat=False),
             *self._answers("/v1/chat/completions", chat=True),
-            *Texts(service, self._intake).routes(),
+            *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)

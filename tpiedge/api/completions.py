@@ -2,10 +2,9 @@
 
 import asyncio
 import contextlib
-import logging
 import secrets
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,14 +23,12 @@ from tpiedge.api.schema import Reply, read_chat, read_completion
 from tpiedge.api.service import Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.transcript import Transcript
+from tpiedge.api.vain_fields import VainFields
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Completions", "Deliveries", "Resumptions", "RunningAnswers", "VainFields", "Work"]
-
-_log = logging.getLogger(__name__)
+__all__ = ["Completions", "Deliveries", "Resumptions", "RunningAnswers", "Work"]
 
 _EVENT_DIGITS = 18
-_MOST_SAID = 1000
 #: How often it is looked whether all was sent, which it nearly always is at once.
 _UNSENT_S = 0.02
 
@@ -88,19 +85,6 @@ class Work:
     after: int = 0
     named: bool = False
     ignored: tuple[str, ...] = ()
-
-
-class VainFields:
-    """Says of each field that clients send in vain once that it has no effect. For any thread."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def say(self, names: Sequence[str]) -> None:
-        for name in names:
-            if name not in self._said and len(self._said) < _MOST_SAID:
-                self._said.add(name)
-                _log.info("clients send the field %s, which has no effect here", name)
 
 
 class Deliveries:

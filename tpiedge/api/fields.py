@@ -13,6 +13,7 @@ __all__ = ["BodyFields"]
 _NEAR_LENGTH: Final = 6
 """A shorter name may be one edit from another and mean something else, as top_k and top_p."""
 _MOST_IGNORED: Final = 32
+_MOST_UNKNOWN: Final = 256
 _INDEX: Final = re.compile(r"\[\d+\]")
 _STRANGE: Final = re.compile(r"[^\w.\[\]-]", re.ASCII)
 _SHOWN: Final = 64
@@ -121,10 +122,14 @@ class BodyFields:
         """Notes keys that were never read as ignored, as other servers of this API have more of them. One that is a
         slip of the pen from a known key is refused: a misspelt limit that is silently ignored is worse than an
         error."""
-        for key in self._values:
-            if key in self._known:
-                continue
-            meant = next((known for known in sorted(self._known) if _is_slip(key, known)), None)
+        unknown = [key for key in self._values if key not in self._known]
+        if len(unknown) > _MOST_UNKNOWN:
+            raise refused(
+                f"{len(unknown)} fields are not known: at most {_MOST_UNKNOWN} may be", unknown[0][:_SHOWN]
+            )
+        known_names = sorted(self._known)
+        for key in unknown:
+            meant = next((known for known in known_names if _is_slip(key, known)), None)
             if meant is not None:
                 shown = self.name(key)[:_SHOWN]
                 raise refused(

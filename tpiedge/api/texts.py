@@ -1,11 +1,14 @@
 """What clients ask about texts, and about this server: POST /tokenize and /detokenize, in the forms of vLLM and of
 llama.cpp's server, and GET /version."""
 
+from collections.abc import Callable
+
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from tpiedge import __version__
+from tpiedge.api.answering import IGNORED
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
@@ -13,6 +16,7 @@ from tpiedge.api.intake import Intake
 from tpiedge.api.messages import read_messages
 from tpiedge.api.schema import check_model, read_token_ids, read_variables, render_chat
 from tpiedge.api.service import Service
+from tpiedge.api.vain_fields import VainFields
 
 __all__ = ["Texts"]
 
@@ -20,9 +24,10 @@ __all__ = ["Texts"]
 class Texts:
     """The routes. They take a place among the requests that arrive, as everything that tokenizes."""
 
-    def __init__(self, service: Service, intake: Intake) -> None:
+    def __init__(self, service: Service, intake: Intake, vain: VainFields) -> None:
         self._service = service
         self._intake = intake
+        self._vain = vain
 
     def routes(self) -> list[Route]:
         return [
@@ -32,12 +37,22 @@ class Texts:
         ]
 
     async def _tokenize(self, request: Request) -> Response:
-        found = await self._intake.done(request, lambda values: _tokens(BodyFields(values), self._service))
-        return JSONResponse(found)
+        return await self._answer(request, _tokens)
 
     async def _detokenize(self, request: Request) -> Response:
-        found = await self._intake.done(request, lambda values: _text(BodyFields(values), self._service))
-        return JSONResponse(found)
+        return await self._answer(request, _text)
+
+    async def _answer(
+        self, request: Request, work: Callable[[BodyFields, Service], dict[str, object]]
+    ) -> Response:
+        def done(values: dict[str, object]) -> tuple[dict[str, object], tuple[str, ...]]:
+            fields = BodyFields(values)
+            found = work(fields, self._service)
+            self._vain.say(fields.ignored)
+            return found, fields.ignored
+
+        found, ignored = await self._intake.done(request, done)
+        return JSONResponse(found, headers={IGNORED: ", ".join(ignored)} if ignored else None)
 
 
 def _tokens(fields: BodyFields, service: Service) -> dict[str, object]:

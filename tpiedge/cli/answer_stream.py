@@ -18,7 +18,7 @@ from tpiedge.sanitise import sanitised
 
 __all__ = ["AnswerStream", "HttpRefusal"]
 
-_REQUEST_ID = "x-request-id"
+_REQUEST_ID, _RESUMABLE = "x-request-id", "x-resumable"
 _RETRY_S = 0.5
 #: Whoever stops an answer does not wait for long.
 _DELETE_S = 2.0
@@ -81,7 +81,8 @@ class AnswerStream:
         try:
             with self._http.stream("POST", self._path, json=self._body) as answer:
                 _check(answer)
-                self._request = answer.headers.get(_REQUEST_ID, "")
+                if _RESUMABLE in answer.headers:
+                    self._request = answer.headers.get(_REQUEST_ID, "")
                 yield from self._read(answer)
                 return
         except _BROKEN:

@@ -36,7 +36,7 @@ class Breaking(httpx.SyncByteStream):
 
 
 def begun(first: int, last: int, *, named: bool = True) -> Reply:
-    headers = {"x-request-id": "cmpl-1"} if named else {}
+    headers = {"x-request-id": "cmpl-1"} | ({"x-resumable": "yes"} if named else {})
     return lambda _request: httpx.Response(200, headers=headers, stream=Breaking(first, last, numbered=named))
 
 
@@ -166,6 +166,10 @@ def test_it_is_given_up_in_the_end(reply: Reply, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("number", ["x", "-1", "\u00b2", "9" * 19])
 def test_an_event_without_a_proper_number_is_the_masters_fault(number: str) -> None:
     text = f"id: {number}\ndata: one\n\n".encode()
-    master = Master(lambda _request: httpx.Response(200, headers={"x-request-id": "r"}, content=text))
+    master = Master(
+        lambda _request: httpx.Response(
+            200, headers={"x-request-id": "r", "x-resumable": "yes"}, content=text
+        )
+    )
     with pytest.raises(PeerError, match="without a number"):
         master.events()
