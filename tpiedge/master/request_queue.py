@@ -299,7 +299,7 @@ class RequestQueue:
         with self._lock:
             for one in self._running.values():
                 if one.journal.paused is None:
-                    one.journal.paused = since
+                    one.journal.paused, one.journal.paused_by = since, "plan"
                 one.pause(why)
 
     def explain(self, why: str) -> None:
