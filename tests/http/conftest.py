@@ -5,6 +5,7 @@ from pathlib import Path
 import openai
 import pytest
 
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.model.template import ChatTemplate
@@ -40,8 +41,10 @@ def serve(service):
     """Start a server; closed at the end of the test."""
     servers = []
 
-    def start(*, keys=(), host="127.0.0.1", limits=None, **options):
-        server = ApiServer(service, host, 0, keys, SECRET, limits=limits or Limits(), **options)
+    def start(*, keys=(), key_file=None, host="127.0.0.1", limits=None, **options):
+        server = ApiServer(
+            service, host, 0, ApiKeys(keys, key_file), SECRET, limits=limits or Limits(), **options
+        )
         servers.append(server)
         server.start()
         return server

@@ -6,6 +6,7 @@ Prints its URL, and ends with its standard input.
 import sys
 
 from tests.http.conftest import DEMO, SECRET, InstantTemplate
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.server import ApiServer
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
@@ -18,7 +19,7 @@ CONTEXT = 4096
 def main() -> None:
     service = FakeService(Tokenizer.open(DEMO), InstantTemplate(), vocab_size=2048, max_sequence=CONTEXT)
     service.script = lambda generation: generation.finish()
-    server = ApiServer(service, "127.0.0.1", 0, (), SECRET)
+    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET)
     server.start()
     sys.stdout.write(f"{server.url}\n")
     sys.stdout.flush()

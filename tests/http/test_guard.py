@@ -11,6 +11,7 @@ from starlette.routing import Route
 from tests.http.conftest import SECRET
 from tpiedge.api.app import Api
 from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, is_loopback
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.server import ApiServer
 from tpiedge.errors import UserError
@@ -24,7 +25,7 @@ def bearer(key):
 
 
 def every_route(service):
-    api = Api(service, Guard("127.0.0.1", [KEY], SECRET, 1000), Limits())
+    api = Api(service, Guard("127.0.0.1", ApiKeys([KEY]), SECRET, 1000), Limits())
     try:
         for route in api.routes:
             assert isinstance(route, Route)
@@ -217,10 +218,10 @@ def test_no_cross_origin_permission_is_ever_given(serve):
 )
 def test_where_it_may_listen(host, keys, insecure, fits):
     if fits:
-        check_bind(host, keys, insecure)
+        check_bind(host, ApiKeys(keys), insecure)
     else:
         with pytest.raises(UserError):
-            check_bind(host, keys, insecure)
+            check_bind(host, ApiKeys(keys), insecure)
 
 
 def test_loopback_names():
@@ -231,13 +232,13 @@ def test_loopback_names():
 def test_the_admin_secret_is_no_api_key(service):
     for keys, secret in (([SECRET], SECRET), ([], "")):
         with pytest.raises(UserError):
-            Guard("127.0.0.1", keys, secret, 1000)
+            Guard("127.0.0.1", ApiKeys(keys), secret, 1000)
 
 
 def test_a_port_in_use_is_one_line(serve, service):
     server = serve()
     with pytest.raises(UserError, match="in use") as raised:
-        ApiServer(service, "127.0.0.1", server.address[1], (), SECRET)
+        ApiServer(service, "127.0.0.1", server.address[1], ApiKeys(), SECRET)
     assert "\n" not in str(raised.value)
 
 

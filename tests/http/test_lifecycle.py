@@ -11,6 +11,7 @@ import time
 import httpx
 import pytest
 
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.errors import PeerLost
 
@@ -206,7 +207,7 @@ def test_closing_before_starting_and_twice(service):
     from tests.http.conftest import SECRET
     from tpiedge.api.server import ApiServer
 
-    server = ApiServer(service, "127.0.0.1", 0, (), SECRET)
+    server = ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET)
     server.close()
     server.close()
 

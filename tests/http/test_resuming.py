@@ -20,6 +20,7 @@ from tpiedge.api.kept_answers import (
     KeptAnswers,
     Parting,
 )
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, key_mark
@@ -129,7 +130,7 @@ def test_wherever_the_server_died_the_events_after_any_are_those_of_an_undisturb
         path = leave(reply, ids, told)
         kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
         assert kept.recover() == 1
-        api = Api(service, Guard("localhost", (), SECRET, 1000), Limits(), kept)
+        api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
         body = asyncio.run(got(api, path, after))
         api.close(LIMIT_S)
         assert not left(folder)
@@ -164,7 +165,7 @@ def test_a_record_lasts_until_the_last_byte_has_left(service, folder, leave):
     path = leave(CHAT, WORDS, 1)
     kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
     kept.recover()
-    api = Api(service, Guard("localhost", (), SECRET, 1000), Limits(), kept)
+    api = Api(service, Guard("localhost", ApiKeys(), SECRET, 1000), Limits(), kept)
     seen = []
 
     def unsent():

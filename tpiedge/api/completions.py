@@ -14,7 +14,7 @@ from starlette.requests import Request
 from tpiedge.api.answering import Answering, BrokenOff, Send, ServerEnds, Stalled, send_json
 from tpiedge.api.body import Disconnected, Receive, parse_object
 from tpiedge.api.errors import ApiError, refused
-from tpiedge.api.guard import Guard, bearer_of
+from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
 from tpiedge.api.limits import Limits
@@ -209,7 +209,7 @@ class Resumptions:
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # which would take the reader's place and nothing else
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
-        name, key = scope["path_params"]["id"], bearer_of(scope["headers"])
+        name, key = scope["path_params"]["id"], key_of(scope["headers"])
         if scope["method"] == "DELETE":
             self._found(name, key).delete()
             kind = "chat.completion" if self._chat else "text_completion"

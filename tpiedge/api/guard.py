@@ -6,19 +6,18 @@ that has its own name resolved to this machine by the Host header, which must be
 this machine, and any other by its Origin.
 """
 
-import hashlib
 import hmac
 import ipaddress
 from collections.abc import Iterable, Sequence
 
 from tpiedge.api.errors import ApiError
+from tpiedge.api.keys import ApiKeys
 from tpiedge.errors import UserError
 
-__all__ = ["OPEN_PATHS", "Guard", "bearer_of", "check_bind", "is_loopback"]
+__all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_loopback", "key_of"]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
-_MAX_KEY = 4096
 
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -33,14 +32,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_bind(host: str, api_keys: Sequence[str], insecure: bool) -> None:
+def check_bind(host: str, keys: ApiKeys, insecure: bool) -> None:
     """Refuse to serve a network without a key. Raises UserError."""
-    for key in api_keys:
-        if not key.strip() or len(key) > _MAX_KEY or not key.isascii() or not key.isprintable():
-            raise UserError(f"an API key must have 1 to {_MAX_KEY} printable ASCII characters")
-    if not is_loopback(host) and not api_keys and not insecure:
+    if not is_loopback(host) and not keys.needed and not insecure:
         raise UserError(
-            f"the API would listen on {host} for everybody: set an API key, listen on 127.0.0.1, or say --insecure"
+            f"the API would listen on {host} for everybody: give an --api-key-file, listen on 127.0.0.1, or say "
+            "--insecure"
         )
 
 
@@ -51,16 +48,15 @@ class Guard:
     def __init__(
         self,
         host: str,
-        api_keys: Iterable[str],
+        keys: ApiKeys,
         admin_secret: str,
         headers_bytes: int,
         names: Iterable[str] = (),
     ) -> None:
-        keys = tuple(api_keys)
-        if not admin_secret or admin_secret in keys:
+        if not admin_secret or keys.have(admin_secret.encode()):
             raise UserError("the admin secret must not be empty nor one of the API keys")
-        self._keys = tuple(map(_digest, keys))
-        self._admin = (_digest(admin_secret),)
+        self._keys = keys
+        self._admin = admin_secret.encode()
         self._headers_bytes = headers_bytes
         self._names = {"localhost", host.lower(), *names}
 
@@ -70,18 +66,19 @@ class Guard:
             raise ApiError(
                 431, f"the headers have more than {self._headers_bytes} bytes", "headers_too_large"
             )
-        if not self._keys:
+        if not self._keys.needed:
             self._check_not_a_page(headers)
         if path in OPEN_PATHS:
             return
         if path == _ADMIN or path.startswith(f"{_ADMIN}/"):
-            _check_bearer(headers, self._admin, "the admin secret")
-        elif self._keys:
-            _check_bearer(headers, self._keys, "an API key")
+            if not hmac.compare_digest(key_of(headers), self._admin):
+                raise _unknown_key("the admin secret")
+        elif self._keys.needed and not self._keys.have(key_of(headers)):
+            raise _unknown_key("an API key")
 
     def key_needed(self, headers: Headers) -> bytes:
         """The API key of a request that was let in; empty where none is needed."""
-        return bearer_of(headers) if self._keys else b""
+        return key_of(headers) if self._keys.needed else b""
 
     def _check_not_a_page(self, headers: Headers) -> None:
         """Refuses what a web page of somebody else may have sent. Raises ApiError 403."""
@@ -122,25 +119,22 @@ def _is_ip_address(host: str) -> bool:
     return True
 
 
-def bearer_of(headers: Headers) -> bytes:
-    """The key that the request was sent with; empty where there is none, or more than one."""
-    values = [value for name, value in headers if name == b"authorization"]
-    scheme, _, key = values[0].partition(b" ") if len(values) == 1 else (b"", b"", b"")
-    return key.strip() if scheme.lower() == b"bearer" else b""
+def key_of(headers: Headers) -> bytes:
+    """The key that the request was sent with: its bearer, or without one its X-Api-Key. Empty where there is none, or a
+    header comes twice."""
+    scheme, _, key = _only(headers, b"authorization").partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else _only(headers, b"x-api-key").strip()
 
 
-def _check_bearer(headers: Headers, wanted: Sequence[bytes], what: str) -> None:
-    digest = hashlib.sha256(bearer_of(headers)).digest()
-    # Every key is compared, in constant time: how long it takes says nothing.
-    found = [hmac.compare_digest(digest, one) for one in wanted]
-    if not any(found):
-        raise ApiError(
-            401,
-            f"{what} is needed: send 'Authorization: Bearer ...'",
-            "invalid_api_key",
-            headers={"WWW-Authenticate": "Bearer"},
-        )
+def _only(headers: Headers, wanted: bytes) -> bytes:
+    values = [value for name, value in headers if name == wanted]
+    return values[0] if len(values) == 1 else b""
 
 
-def _digest(key: str) -> bytes:
-    return hashlib.sha256(key.encode()).digest()
+def _unknown_key(what: str) -> ApiError:
+    return ApiError(
+        401,
+        f"{what} is needed: send 'Authorization: Bearer ...' or 'X-Api-Key: ...'",
+        "invalid_api_key",
+        headers={"WWW-Authenticate": "Bearer"},
+    )

@@ -5,7 +5,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import uvicorn
 
@@ -13,6 +13,7 @@ from tpiedge.api.app import Api
 from tpiedge.api.connection import connection_class
 from tpiedge.api.guard import Guard, check_bind, is_loopback
 from tpiedge.api.kept_answers import KeptAnswers
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.listener import HttpListener
 from tpiedge.api.record_folder import RecordFolder
@@ -32,7 +33,7 @@ _BACKLOG = 2048
 class ApiServer:
     """Listens from its construction on, answers from `start` to `close`. Raises UserError where it cannot listen.
 
-    `keys` are the API keys; with none, `host` must be a loopback address unless `insecure`. Owns its socket and
+    Where no API `keys` are needed, `host` must be a loopback address unless `insecure`. Owns its socket and
     threads, not the service.
     """
 
@@ -41,7 +42,7 @@ class ApiServer:
         service: Service,
         host: str,
         port: int,
-        keys: Sequence[str],
+        keys: ApiKeys,
         admin_secret: str,
         *,
         insecure: bool = False,
@@ -53,7 +54,7 @@ class ApiServer:
         long its streams wait for their readers. Raises UserError for records that cannot be read."""
         check_bind(host, keys, insecure)
         found = limits or Limits.of_context(service.max_sequence)
-        names = () if keys or is_loopback(host) else own_names()
+        names = () if keys.needed or is_loopback(host) else own_names()
         guard = Guard(host, keys, admin_secret, found.headers_bytes, names)
         self._socket = _listen(host, port, found.connections)
         kept = None if records is None else KeptAnswers(records, service, grace_s)

@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from tpiedge.api.guard import check_bind
+from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder, records_in
 from tpiedge.api.server import ApiServer
@@ -91,7 +92,7 @@ class _Flags:
 
     listen: Address
     http: Address
-    api_keys: tuple[str, ...]
+    keys: ApiKeys
     insecure: bool
     shares: str | None
     min_workers: int
@@ -140,6 +141,11 @@ class _Flags:
 @collective_option
 @wire_option
 @click.option("--api-key", "api_keys", multiple=True, help="Clients must send it; repeatable.")
+@click.option(
+    "--api-key-file",
+    type=Location(dir_okay=False),
+    help="Keys for clients, one a line, with a name before it if you like (phone: KEY); read again when it changes.",
+)
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
     "--token-file",
@@ -194,6 +200,7 @@ def master(
     collective: CollectiveChoice,
     wire: WirePrecision,
     api_keys: tuple[str, ...],
+    api_key_file: Path | None,
     insecure: bool,
     token_file: Path | None,
     answer_limit: float | None,
@@ -209,7 +216,7 @@ def master(
     flags = _Flags(
         listen=parse_address(listen, CONTROL_PORT, _ANYWHERE),
         http=parse_address(http, _HTTP_PORT, _THIS_COMPUTER),
-        api_keys=api_keys,
+        keys=ApiKeys(api_keys, api_key_file),
         insecure=insecure,
         shares=shares,
         min_workers=min_workers,
@@ -228,7 +235,7 @@ def master(
         journal=journal,
         descriptors=check_descriptors(),
     )
-    check_bind(flags.http.host, flags.api_keys, flags.insecure)
+    check_bind(flags.http.host, flags.keys, flags.insecure)
     if context is not None:
         chosen_kv_tokens(context, kv_tokens)  # before the model is prepared, which may take long
     folder = master_state(state)
@@ -353,7 +360,7 @@ def _serving(
             service,
             flags.http.host,
             flags.http.port,
-            flags.api_keys,
+            flags.keys,
             secret,
             insecure=flags.insecure,
             limits=replace(

@@ -1,4 +1,4 @@
-"""JSON files that only their owner may read: replaced as a whole, never seen half-written.
+"""Files that only their owner may read; those of JSON are replaced as a whole, never seen half-written.
 
 Messages name the file and never show what is in it.
 """
@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tpiedge.errors import DiskFull, TpiedgeError, UserError
 
-__all__ = ["create_private", "locked", "private_folder", "read_private", "replace_private"]
+__all__ = ["create_private", "locked", "private_bytes", "private_folder", "read_private", "replace_private"]
 
 _OWNER_ONLY = 0o600
 _MAX_BYTES = 4 << 20
@@ -38,12 +38,9 @@ def read_private(path: Path) -> dict[str, object] | None:
     Raises UserError for a file that others may read, that is not a JSON object, or that cannot be read.
     """
     try:
-        with _opened(path) as fd:
-            data = _checked_bytes(fd, path)
+        data = private_bytes(path)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}") from None
     try:
         values = json.loads(data)
     except (ValueError, RecursionError):
@@ -53,6 +50,17 @@ def read_private(path: Path) -> dict[str, object] | None:
             f"{path} is damaged (not a JSON object): restore it from a backup, or delete it to start anew"
         )
     return values
+
+
+def private_bytes(path: Path) -> bytes:
+    """What is in the file. Raises FileNotFoundError, and UserError where others may read it or it cannot be read."""
+    try:
+        with _opened(path) as fd:
+            return _checked_bytes(fd, path)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise UserError(f"cannot read {path}: {error.strerror}") from None
 
 
 def create_private(path: Path, values: dict[str, object]) -> bool:

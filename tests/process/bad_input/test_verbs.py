@@ -200,6 +200,11 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
         (("master", "--model", "demo", "--context", 0), "--context 0 is out of range", USER),
         (("master", "--model", "demo", "--context", BIG), "is out of range", USER),
         (("master", "--model", "demo", "--api-key", ""), "an API key must have", USER),
+        (
+            ("master", "--model", "demo", "--api-key-file", "missing"),
+            "there is no file missing with API keys",
+            USER,
+        ),
         (("master", "--model", "demo", "--token-file", "."), "is a directory", USER),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",

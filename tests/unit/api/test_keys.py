@@ -1,0 +1,108 @@
+"""The keys of clients: what a file of them may hold, and that it counts as soon as it changes."""
+
+import logging
+
+import pytest
+
+from tpiedge.api.keys import ApiKeys
+from tpiedge.errors import UserError
+
+
+@pytest.fixture
+def key_file(tmp_path):
+    path = tmp_path / "keys"
+
+    def write(text, mode=0o600):
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        path.chmod(mode)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize(
+    ("text", "keys"),
+    [
+        ("one\ntwo\n", ["one", "two"]),
+        ("\n# a note: of many words\r\n  phone:  sk-1  \r\n", ["sk-1"]),
+        ("phone:sk-1\nphone: sk-2", ["sk-1", "sk-2"]),
+        ("old laptop: a:b#c", ["a:b#c"]),
+    ],
+)
+def test_lines_of_a_file(key_file, text, keys):
+    found = ApiKeys((), key_file(text))
+    assert found.needed
+    assert all(found.have(key.encode()) for key in keys)
+    assert not any(found.have(other) for other in (b"", b"phone", b"three", text.encode()))
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "says"),
+    [
+        ("sk-hush", 0o640, "chmod 600"),
+        ("sk-hush", 0o604, "chmod 600"),
+        ("", 0o600, "no API key is in"),
+        ("# sk-hush\n", 0o600, "no API key is in"),
+        ("a\nsk-hush sk-hush", 0o600, "line 2: a key has no spaces"),
+        (": sk-hush", 0o600, "line 1: there is no name"),
+        ("sk-hush:", 0o600, "line 1: an API key must have"),
+        ("sk-hush" + "x" * 4096, 0o600, "line 1: an API key must have"),
+        ("a: sk-hush\n\nb: sk-hush", 0o600, "line 3: this key is in an earlier line, too"),
+        ("sk-hush\u00fc", 0o600, "ASCII only"),
+        (b"sk-hush\0x", 0o600, "line 1: an API key must have"),
+    ],
+)
+def test_a_bad_file_is_refused_in_one_line_that_shows_no_key(key_file, text, mode, says):
+    path = key_file(text, mode)
+    with pytest.raises(UserError, match=says) as raised:
+        ApiKeys((), path)
+    assert str(path) in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert "hush" not in str(raised.value)
+
+
+def test_no_file_is_refused(tmp_path):
+    with pytest.raises(UserError, match="there is no file"):
+        ApiKeys((), tmp_path / "none")
+    with pytest.raises(UserError, match="is not a file"):
+        ApiKeys((), tmp_path)
+
+
+def test_a_changed_file_counts_at_once(key_file, caplog):
+    caplog.set_level(logging.INFO)
+    keys = ApiKeys(["given"], key_file("phone: sk-phone\nlaptop: sk-laptop"))
+    assert keys.have(b"sk-phone")
+    key_file("laptop: sk-laptop\nattic: sk-attic\n")
+    assert [keys.have(key) for key in (b"sk-phone", b"sk-laptop", b"sk-attic", b"given")] == [
+        False,
+        True,
+        True,
+        True,
+    ]
+    assert [record.getMessage().partition(" in ")[0] for record in caplog.records] == [
+        "API keys that are new",
+        "API keys that are gone",
+    ]
+    assert "phone" in caplog.text
+    assert "sk-" not in caplog.text
+
+
+def test_a_file_that_became_bad_leaves_the_keys_of_before_and_is_told_once(key_file, caplog):
+    path = key_file("sk-phone")
+    keys = ApiKeys((), path)
+    for spoil in (lambda: key_file("sk-other two"), lambda: path.chmod(0o644), path.unlink):
+        caplog.clear()
+        spoil()
+        assert [keys.have(key) for key in (b"sk-phone", b"sk-other", b"sk-phone")] == [True, False, True]
+        (record,) = caplog.records
+        assert "the API keys of before still count" in record.getMessage()
+    key_file("sk-other")
+    assert [keys.have(key) for key in (b"sk-phone", b"sk-other")] == [False, True]
+
+
+def test_a_file_whose_keys_were_all_taken_out_lets_nobody_in(key_file, caplog):
+    keys = ApiKeys((), key_file("sk-phone"))
+    key_file("# none\n")
+    assert not keys.have(b"sk-phone")
+    assert keys.needed
+    assert "nobody" in caplog.text

@@ -1,0 +1,131 @@
+"""The API keys that clients may send: given at the start, or in a file that is read again when it changes.
+
+A line of the file is a key, with a name and a colon before it if one likes; blank lines and those that begin with # say
+nothing. Neither the log nor an error ever shows what is in it, apart from names.
+"""
+
+import hashlib
+import hmac
+import logging
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import private_bytes
+from tpiedge.sanitise import sanitised_line
+
+__all__ = ["ApiKeys"]
+
+_MAX_KEY: Final = 4096
+_MAX_NAME: Final = 100
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedKey:
+    """`digest`: SHA-256 of the key."""
+
+    name: str
+    digest: bytes
+
+
+class ApiKeys:
+    """Keys that may change while they are in use; for one thread. Raises UserError for bad ones, or a bad file."""
+
+    def __init__(self, given: Iterable[str] = (), file: Path | None = None) -> None:
+        """`file` must be there, readable by its owner alone, and hold a key."""
+        self._given = tuple(_NamedKey("", _digest(_checked(key, "an API key").encode())) for key in given)
+        self._file = file
+        self._seen = _signature(file)
+        self._filed = () if file is None else _read(file)
+        if file is not None and not self._filed:
+            raise UserError(
+                f"no API key is in {file}: write one to a line, with a name before it (phone: KEY)"
+            )
+
+    @property
+    def needed(self) -> bool:
+        """Whether clients must send one: with a file also while it holds none."""
+        return bool(self._given) or self._file is not None
+
+    def have(self, key: bytes) -> bool:
+        """Whether `key` is one of them now. A file that became bad counts as before, and the log says so once."""
+        self._read_again()
+        digest = _digest(key)
+        # Every key is compared, in constant time: how long it takes says nothing.
+        found = [hmac.compare_digest(digest, one.digest) for one in (*self._given, *self._filed)]
+        return any(found)
+
+    def _read_again(self) -> None:
+        if self._file is None or (signature := _signature(self._file)) == self._seen:
+            return
+        self._seen = signature
+        try:
+            found = _read(self._file)
+        except UserError as error:
+            _log.warning("the API keys of before still count: %s", error)
+            return
+        for what, some in (("new", set(found) - set(self._filed)), ("gone", set(self._filed) - set(found))):
+            if some:
+                names = ", ".join(sorted(one.name or "one without a name" for one in some))
+                _log.info("API keys that are %s in %s: %s", what, self._file, names)
+        if not found:
+            _log.warning(
+                "no API key is in %s any more: nobody who comes with one of it is let in", self._file
+            )
+        self._filed = found
+
+
+def _read(path: Path) -> tuple[_NamedKey, ...]:
+    try:
+        text = private_bytes(path).decode("ascii")
+    except FileNotFoundError:
+        raise UserError(f"there is no file {path} with API keys: write one, and chmod 600 it") from None
+    except UnicodeDecodeError:
+        raise UserError(f"{path} holds characters that no API key has: ASCII only") from None
+    found: list[_NamedKey] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        stripped = line.strip()
+        if not stripped or stripped.startswith("#"):
+            continue
+        one = _named(stripped, f"{path}, line {number}")
+        if any(one.digest == other.digest for other in found):
+            raise UserError(
+                f"{path}, line {number}: this key is in an earlier line, too: take one of them out"
+            )
+        found.append(one)
+    return tuple(found)
+
+
+def _named(line: str, where: str) -> _NamedKey:
+    """`name: key`, or `key` alone, which then has no colon."""
+    name, colon, key = ("", "", line) if ":" not in line else line.partition(":")
+    key = key.strip()
+    if colon and not name.strip():
+        raise UserError(f"{where}: there is no name before the colon")
+    if any(map(str.isspace, key)):
+        raise UserError(f"{where}: a key has no spaces in it: write 'name: key', or the key alone")
+    digest = _digest(_checked(key, f"{where}: an API key").encode())
+    return _NamedKey(sanitised_line(name.strip(), _MAX_NAME), digest)
+
+
+def _checked(key: str, what: str) -> str:
+    if not key.strip() or len(key) > _MAX_KEY or not key.isascii() or not key.isprintable():
+        raise UserError(f"{what} must have 1 to {_MAX_KEY} printable ASCII characters")
+    return key
+
+
+def _signature(path: Path | None) -> tuple[int, ...] | None:
+    """Another one whenever the file changes; None where there is none."""
+    try:
+        found = os.stat(path) if path is not None else None
+    except OSError:  # reading says why
+        found = None
+    return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()
