@@ -2,14 +2,17 @@
 
 import asyncio
 import json
-from typing import Any
+from typing import Any, Final
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tpiedge.api.errors import ApiError
 
-__all__ = ["connection_class"]
+__all__ = ["below_tls", "connection_class"]
+
+#: As TCP's: what a client does not read is kept in the server's memory.
+_TLS_UNSENT_BYTES: Final = 64 << 10
 
 
 def connection_class(headers_s: float) -> type[H11Protocol]:
@@ -20,9 +23,13 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
             super().__init__(*args, **kwargs)
             self._timer: asyncio.TimerHandle | None = None
             self._lost = False
+            self._below: asyncio.WriteTransport | None = None
 
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
+            self._below = below_tls(transport)
+            if self._below is not None:
+                transport.set_write_buffer_limits(_TLS_UNSENT_BYTES)
             self.app_state = {"drop": transport.abort, "unsent": self._unsent}
             self._expect_head()
 
@@ -61,7 +68,10 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
 
         def _unsent(self) -> int | None:
             """Bytes that the system has not taken yet; None once the connection is lost, and they with it."""
-            return None if self._lost else self.transport.get_write_buffer_size()
+            if self._lost:
+                return None
+            below = 0 if self._below is None else self._below.get_write_buffer_size()
+            return self.transport.get_write_buffer_size() + below
 
         def _expect_head(self) -> None:
             if self._timer is None:
@@ -73,3 +83,10 @@ def connection_class(headers_s: float) -> type[H11Protocol]:
                 self._timer = None
 
     return HttpConnection
+
+
+def below_tls(transport: asyncio.Transport) -> asyncio.WriteTransport | None:
+    """The transport of TCP below one of TLS, of which asyncio tells nobody; None where there is none. It has sent only
+    what that one has."""
+    found = getattr(getattr(transport, "_ssl_protocol", None), "_transport", None)
+    return found if isinstance(found, asyncio.WriteTransport) else None

@@ -54,13 +54,15 @@ class Places:
 
 
 class HttpListener(socket.socket):
-    """A listening socket. Whoever finds no place among `limit` is told so (503), and never waits.
+    """A listening socket. Whoever finds no place among `limit` never waits: the connection ends, where it is `plain`
+    HTTP with a 503.
 
     For one event loop, which accepts until BlockingIOError.
     """
 
-    def __init__(self, family: int, kind: int, protocol: int, limit: int) -> None:
+    def __init__(self, family: int, kind: int, protocol: int, limit: int, plain: bool) -> None:
         super().__init__(family, kind, protocol)
+        self._plain = plain
         self._places = Places(limit)
         self._warnings = RateLimitedLog(_log)
         self._spare: int | None = _opened()
@@ -79,7 +81,10 @@ class HttpListener(socket.socket):
             if self._places.take(host):
                 return _Connection(accepted, self._places, host), address
             self._warnings.warning("refused an HTTP connection from %s: all places are taken", host)
-            _refuse(accepted)
+            if self._plain:
+                _refuse(accepted)
+            else:  # no TLS client reads what comes before a handshake, which takes time
+                accepted.close()
         raise BlockingIOError
 
     def close(self) -> None:

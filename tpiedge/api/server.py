@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 import socket
+import ssl
 import threading
 from collections.abc import Callable
 
@@ -28,6 +29,8 @@ _START_S = 10.0
 _ABORT_S = 5.0
 _KEEP_ALIVE_S = 30
 _BACKLOG = 2048
+#: For a client to say that it has heard the end of a TLS connection.
+_GOODBYE_S = 5.0
 
 
 class ApiServer:
@@ -46,17 +49,20 @@ class ApiServer:
         admin_secret: str,
         *,
         insecure: bool = False,
+        tls: ssl.SSLContext | None = None,
         limits: Limits | None = None,
         records: RecordFolder | None = None,
         grace_s: float = RECOVERY_GRACE_S,
     ) -> None:
-        """`records`: with it, answers survive the server, and those of the one before go on at once; `grace_s`: for how
-        long its streams wait for their readers. Raises UserError for records that cannot be read."""
+        """`tls`: with it, clients speak https; `records`: with it, answers survive the server, and those of the one
+        before go on at once; `grace_s`: for how long its streams wait for their readers. Raises UserError for records
+        that cannot be read."""
         check_bind(host, keys, insecure)
         found = limits or Limits.of_context(service.max_sequence)
         names = () if keys.needed or is_loopback(host) else own_names()
         guard = Guard(host, keys, admin_secret, found.headers_bytes, names)
-        self._socket = _listen(host, port, found.connections)
+        self._scheme = "http" if tls is None else "https"
+        self._socket = _listen(host, port, found.connections, plain=tls is None)
         kept = None if records is None else KeptAnswers(records, service, grace_s)
         try:
             #: How many answers of the server before go on.
@@ -70,7 +76,7 @@ class ApiServer:
             uvicorn.Config(
                 self._api,
                 loop="asyncio",
-                http=connection_class(found.headers_s),
+                http="h11",
                 ws="none",
                 lifespan="off",
                 interface="asgi3",
@@ -82,7 +88,9 @@ class ApiServer:
                 backlog=_BACKLOG,
                 timeout_keep_alive=_KEEP_ALIVE_S,
                 h11_max_incomplete_event_size=found.headers_bytes,
-            )
+            ),
+            tls,
+            found.headers_s,
         )
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
@@ -97,7 +105,7 @@ class ApiServer:
         """Where clients on this computer reach it."""
         host, port = self.address
         host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)
-        return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+        return f"{self._scheme}://[{host}]:{port}" if ":" in host else f"{self._scheme}://{host}:{port}"
 
     def start(self) -> None:
         """Returns once requests are answered."""
@@ -135,15 +143,34 @@ class ApiServer:
 class _Server(uvicorn.Server):
     """uvicorn's, which tells when it listens and can be called from other threads."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+    def __init__(self, config: uvicorn.Config, tls: ssl.SSLContext | None, head_s: float) -> None:
         super().__init__(config)
         self.up = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._tls = tls
+        self._handshake_s = None if tls is None else head_s
+        self._goodbye_s = None if tls is None else _GOODBYE_S
+        self._connections = connection_class(head_s)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self._loop = asyncio.get_running_loop()
+        """As uvicorn's, whose handshakes would have a minute."""
+        loop = self._loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._connection,
+                sock=listener,
+                backlog=_BACKLOG,
+                ssl=self._tls,
+                ssl_handshake_timeout=self._handshake_s,
+                ssl_shutdown_timeout=self._goodbye_s,
+            )
+            for listener in sockets or ()
+        ]
+        self.started = True
         self.up.set()
+
+    def _connection(self) -> asyncio.Protocol:
+        return self._connections(self.config, self.server_state, self.lifespan.state, self._loop)
 
     def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the event loop soon, if there still is one."""
@@ -157,12 +184,12 @@ class _Server(uvicorn.Server):
                 connection.transport.abort()
 
 
-def _listen(host: str, port: int, limit: int) -> HttpListener:
+def _listen(host: str, port: int, limit: int, *, plain: bool) -> HttpListener:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = HttpListener(family, kind, protocol, limit)
+        listener = HttpListener(family, kind, protocol, limit, plain)
     except (OSError, UnicodeError, OverflowError) as error:
         raise UserError(f"cannot listen on {host}:{port}: {error}; give another address") from None
     try:

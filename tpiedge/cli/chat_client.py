@@ -11,8 +11,9 @@ import click
 from tpiedge.cli.conversation import ChatMessage, Settings, Spoken, converse, messages_of
 from tpiedge.cli.model_names import MODEL
 from tpiedge.cli.path_options import cache_option, state_option
-from tpiedge.cli.reach import MasterClient, url_of
+from tpiedge.cli.reach import MasterClient, master_at
 from tpiedge.cli.screen import Screen
+from tpiedge.cli.tls_options import tls_ca_option, tls_fingerprint_option, trust_of
 from tpiedge.cli.types import Number
 from tpiedge.engine.sampling import MAX_TOP_K, REPETITION_PENALTY
 from tpiedge.errors import PeerError, UserError
@@ -34,6 +35,8 @@ class _Answer:
 @click.command()
 @click.option("--url", help="Of the master.  [default: the one on this computer, or http://127.0.0.1:8080]")
 @click.option("--api-key", envvar="TPIEDGE_API_KEY", help="Where the master wants one.")
+@tls_ca_option
+@tls_fingerprint_option
 @click.option("--model", type=MODEL, help="Talk to this model only.  [default: whatever the master serves]")
 @click.option("--prompt", help="One message instead of a conversation.")
 @click.option("--system", help="What the model is told first.")
@@ -52,6 +55,8 @@ class _Answer:
 def chat(
     url: str | None,
     api_key: str | None,
+    tls_ca: Path | None,
+    tls_fingerprint: str | None,
     model: str | None,
     prompt: str | None,
     system: str | None,
@@ -78,7 +83,7 @@ def chat(
         "repetition_penalty": repetition_penalty,
         "seed": seed,
     }
-    with MasterClient(url_of(url, state), api_key) as master:
+    with master_at(url, state, api_key, trust_of(tls_ca, tls_fingerprint)) as master:
         speaker = _MasterSpeaker(master, _served(master, model, cache), options)
         if prompt is None:
             converse(speaker, system)

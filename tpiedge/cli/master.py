@@ -21,6 +21,7 @@ from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options,
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.serving import MasterService
 from tpiedge.cli.serving_options import kv_tokens_option, parallel_option, speculate_option
+from tpiedge.cli.tls_options import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.token_file import invitation, offered
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
@@ -37,6 +38,7 @@ from tpiedge.host.addresses import (
     parse_address,
     resolve,
 )
+from tpiedge.host.certificate import Certificate
 from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads
 from tpiedge.host.ports import holder, port_state
@@ -146,6 +148,9 @@ class _Flags:
     type=Location(dir_okay=False),
     help="Keys for clients, one a line, with a name before it if you like (phone: KEY); read again when it changes.",
 )
+@tls_cert_option
+@tls_key_option
+@tls_self_signed_option
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
     "--token-file",
@@ -201,6 +206,9 @@ def master(
     wire: WirePrecision,
     api_keys: tuple[str, ...],
     api_key_file: Path | None,
+    tls_cert: Path | None,
+    tls_key: Path | None,
+    tls_self_signed: bool,
     insecure: bool,
     token_file: Path | None,
     answer_limit: float | None,
@@ -235,6 +243,7 @@ def master(
         journal=journal,
         descriptors=check_descriptors(),
     )
+    tls = ServerTls(tls_cert, tls_key, tls_self_signed)
     check_bind(flags.http.host, flags.keys, flags.insecure)
     if context is not None:
         chosen_kv_tokens(context, kv_tokens)  # before the model is prepared, which may take long
@@ -244,14 +253,17 @@ def master(
         serving_until_stopped("workers that are left running join the next start") as scribe,
     ):
         _check_ports(flags)
+        certificate = tls.certificate(folder)
         keys = load_or_create_keys(folder)
         model = prepare(model_name, precision, compute, cache, kv)
         with (
             Supervisor() as supervisor,
-            _serving(flags, model, keys, folder, supervisor) as (running, api, entrance),
+            _serving(flags, model, keys, folder, supervisor, certificate) as (running, api, entrance),
             _inviting(flags.listen, keys, folder, token_file, scribe.say),
         ):
             scribe.say(f"serving {model.name} at {_url(flags.http, api)}/v1")
+            if certificate is not None:
+                scribe.say(f"the certificate has the SHA-256 fingerprint {certificate.shown}")
             if api.recovered:
                 scribe.say(f"going on with {counted(api.recovered, 'answer')} of the master before")
             if not journal and (left := records_in(folder / _RECORDS)):
@@ -298,12 +310,19 @@ def _check_port(flag: str, address: Address, purpose: str) -> None:
 
 def _url(http: Address, api: ApiServer) -> str:
     """What other computers type, where they can."""
-    return f"http://{Address(_lan_host(http), http.port)}" if http.host == _ANYWHERE else api.url
+    if http.host != _ANYWHERE:
+        return api.url
+    return f"{api.url.partition('://')[0]}://{Address(_lan_host(http), http.port)}"
 
 
 @contextmanager
 def _serving(
-    flags: _Flags, model: PreparedModel, keys: CurveKeys, folder: Path, supervisor: Supervisor
+    flags: _Flags,
+    model: PreparedModel,
+    keys: CurveKeys,
+    folder: Path,
+    supervisor: Supervisor,
+    certificate: Certificate | None,
 ) -> Iterator[tuple[Master, ApiServer, Entrance]]:
     """The running parts, put together; ended in reverse order."""
     alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
@@ -363,6 +382,7 @@ def _serving(
             flags.keys,
             secret,
             insecure=flags.insecure,
+            tls=None if certificate is None else certificate.context,
             limits=replace(
                 Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
             ),
@@ -375,7 +395,10 @@ def _serving(
         # Before anybody is answered: the file of a master that was killed has another secret.
         admin = folder / "admin.json"
         workers = str(Address(_lan_host(listen), listen.port))
-        replace_private(admin, {"url": api.url, "secret": secret, "workers": workers})
+        note: dict[str, object] = {"url": api.url, "secret": secret, "workers": workers}
+        if certificate is not None:
+            note["tls_sha256"] = certificate.fingerprint
+        replace_private(admin, note)
         stack.callback(admin.unlink, missing_ok=True)
         api.start()
         yield running, api, entrance

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import ssl
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,12 +11,13 @@ from urllib.parse import urlsplit
 import httpx
 
 from tpiedge.cli.answer_stream import AnswerStream, HttpRefusal
+from tpiedge.cli.trust import by_fingerprint, refusal_of
 from tpiedge.errors import ContextFull, PeerError, TpiedgeError, UserError
 from tpiedge.host.private_file import read_private
 from tpiedge.local.paths import master_state
 from tpiedge.sanitise import sanitised
 
-__all__ = ["MasterClient", "admin_of", "url_of"]
+__all__ = ["MasterClient", "admin_of", "master_at"]
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
@@ -23,20 +25,25 @@ _TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
 
 @dataclass(frozen=True)
 class _Admin:
-    """What a running master leaves for its own user."""
+    """What a running master leaves for its own user. `trust`: in its certificate, where it speaks TLS."""
 
     url: str
     secret: str
+    trust: ssl.SSLContext | None
 
 
-def url_of(url: str | None, state: Path | None) -> str:
-    """--url, or that of this computer's master, or the default. Raises UserError."""
+def master_at(
+    url: str | None, state: Path | None, key: str | None, trust: ssl.SSLContext | None
+) -> "MasterClient":
+    """The API at --url, or of this computer's master, or at the default. Raises UserError."""
     if url is None:
         admin = _read_admin(state)
-        return admin.url if admin else _DEFAULT_URL
+        if admin is None:
+            return MasterClient(_DEFAULT_URL, key, trust)
+        return MasterClient(admin.url, key, trust or admin.trust)
     if not _is_url(url):
         raise UserError(f"--url {sanitised(url)[:80]!r} is not a URL like {_DEFAULT_URL}")
-    return url.rstrip("/").removesuffix("/v1")
+    return MasterClient(url.rstrip("/").removesuffix("/v1"), key, trust)
 
 
 def admin_of(state: Path | None) -> "MasterClient":
@@ -44,20 +51,27 @@ def admin_of(state: Path | None) -> "MasterClient":
     admin = _read_admin(state)
     if admin is None:
         raise UserError("no master runs on this computer (for this user): start one with 'tpiedge master'")
-    return MasterClient(admin.url, admin.secret)
+    return MasterClient(admin.url, admin.secret, admin.trust)
 
 
 class MasterClient:
     """Requests with one key. A context manager. Errors are ours, in one line."""
 
-    def __init__(self, url: str, key: str | None) -> None:
+    def __init__(self, url: str, key: str | None, trust: ssl.SSLContext | None = None) -> None:
+        """`trust`: whose certificate is the master's; None for those of this computer's CAs."""
+        if trust is not None and urlsplit(url).scheme != "https":
+            raise UserError(
+                f"{sanitised(url)[:80]} is without TLS, for which a certificate was given: write https://"
+            )
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._url = url
         try:
             if key is not None and not key.isprintable():
                 raise ValueError("a header is one line")
             # The environment's proxies are for the internet, not for a machine in the same room.
-            self._http = httpx.Client(base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False)
+            self._http = httpx.Client(
+                base_url=url, headers=headers, timeout=_TIMEOUT, trust_env=False, verify=trust or True
+            )
         except (httpx.InvalidURL, UnicodeEncodeError, ValueError):
             raise UserError("the URL or the API key holds characters that neither can have") from None
 
@@ -98,21 +112,25 @@ class MasterClient:
             yield
         except HttpRefusal as refusal:
             raise _error_of(refusal) from None
-        except (httpx.ConnectError, httpx.ConnectTimeout):
-            raise UserError(
+        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
+            raise refusal_of(error, self._url) or UserError(
                 f"no master answers at {self._url}: start one with 'tpiedge master', or give its --url"
             ) from None
         except httpx.TimeoutException:
             raise PeerError(f"the master at {self._url} has been silent for a minute") from None
         except httpx.RemoteProtocolError:
-            raise PeerError(f"the master at {self._url} ended the connection early") from None
+            raise PeerError(f"the master at {self._url} ended the connection early{self._advice}") from None
         except httpx.NetworkError:
             raise PeerError(
                 f"the connection to {self._url} broke: if the master has not ended, is that the address which it "
-                "prints as 'serving … at'?"
+                f"prints as 'serving … at'?{self._advice}"
             ) from None
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise UserError(f"cannot talk to {self._url}: {sanitised(str(error))[:200]}") from None
+
+    @property
+    def _advice(self) -> str:
+        return " (one with TLS wants https://)" if urlsplit(self._url).scheme == "http" else ""
 
 
 def _is_url(text: str) -> bool:
@@ -130,7 +148,8 @@ def _read_admin(state: Path | None) -> _Admin | None:
     url, secret = values.get("url"), values.get("secret")
     if not isinstance(url, str) or not isinstance(secret, str) or not _is_url(url):
         raise UserError(f"{master_state(state) / 'admin.json'} is damaged: restart the master")
-    return _Admin(url, secret)
+    fingerprint = values.get("tls_sha256")
+    return _Admin(url, secret, by_fingerprint(fingerprint) if isinstance(fingerprint, str) else None)
 
 
 def _object(data: bytes) -> dict[str, object]:

@@ -205,6 +205,17 @@ def test_settings_that_cannot_be_read(fails, tmp_path, words, content, expected)
             "there is no file missing with API keys",
             USER,
         ),
+        (
+            ("master", "--model", "demo", "--tls-cert", "missing"),
+            "--tls-cert and --tls-key go together",
+            USER,
+        ),
+        (
+            ("master", "--model", "demo", "--tls-cert", "no", "--tls-key", "no"),
+            "cannot read the certificate no",
+            USER,
+        ),
+        (("chat", "--prompt", "x", "--tls-fingerprint", "1"), "64 hex digits", USER),
         (("master", "--model", "demo", "--token-file", "."), "is a directory", USER),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, tuple) else "",

@@ -1,0 +1,227 @@
+"""The API over TLS: clients that know the certificate, and connections that never become any."""
+
+import asyncio
+import contextlib
+import json
+import socket
+import ssl
+
+import httpx
+import openai
+import pytest
+from click.testing import CliRunner
+
+from tests.http.conftest import SECRET
+from tpiedge.api.connection import below_tls
+from tpiedge.api.limits import Limits
+from tpiedge.cli.chat_client import chat
+from tpiedge.cli.nodes import nodes
+from tpiedge.errors import PeerError, UserError
+from tpiedge.host.certificate import own_certificate
+from tpiedge.host.private_file import replace_private
+
+LIMIT_S = 20.0
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("state")
+
+
+@pytest.fixture(scope="module")
+def certificate(folder):
+    return own_certificate(folder, ("localhost", "127.0.0.1"))
+
+
+@pytest.fixture
+def trusting(folder, certificate):
+    return ssl.create_default_context(cafile=folder / "tls-cert.pem")
+
+
+@pytest.fixture
+def secure(serve, certificate):
+    """Start a server that speaks TLS."""
+    return lambda **options: serve(tls=certificate.context, **options)
+
+
+def answers(service, text):
+    def script(generation):
+        generation.say(*service.tokenizer.encode(text, add_special=False))
+        generation.finish("stop")
+
+    service.script = script
+    return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))
+
+
+def test_openai_streams_over_tls(secure, service, trusting):
+    text = answers(service, "Hello there")
+    server = secure(keys=["k"])
+    assert server.url.startswith("https://127.0.0.1:")
+    with openai.OpenAI(
+        base_url=f"{server.url}/v1",
+        api_key="k",
+        max_retries=0,
+        timeout=LIMIT_S,
+        http_client=httpx.Client(verify=trusting),
+    ) as client:
+        stream = client.completions.create(model="babbler", prompt="hi", stream=True)
+        assert "".join(chunk.choices[0].text for chunk in stream) == text
+
+
+def invoke(command, *arguments):
+    result = CliRunner().invoke(command, [str(argument) for argument in arguments])
+    if result.exception:
+        raise result.exception
+    return result.stdout
+
+
+@pytest.mark.parametrize("form", ["fingerprint", "shown", "ca"])
+def test_chat_trusts_a_fingerprint_or_a_file(secure, service, folder, certificate, form):
+    text = answers(service, "Hello there")
+    trust = {
+        "fingerprint": ("--tls-fingerprint", certificate.fingerprint),
+        "shown": ("--tls-fingerprint", certificate.shown),
+        "ca": ("--tls-ca", folder / "tls-cert.pem"),
+    }[form]
+    assert invoke(chat, "--url", secure().url, "--prompt", "x", *trust) == text + "\n"
+
+
+def test_a_master_on_this_computer_is_known_by_what_it_left(secure, service, certificate, tmp_path):
+    text = answers(service, "Hello there")
+    note = {"url": secure().url, "secret": SECRET, "tls_sha256": certificate.fingerprint}
+    replace_private(tmp_path / "master" / "admin.json", note)
+    assert "attic" in invoke(nodes, "--state", tmp_path)
+    assert invoke(chat, "--state", tmp_path, "--prompt", "x") == text + "\n"
+
+
+@pytest.mark.parametrize(
+    ("trust", "says"),
+    [
+        ((), "is not trusted .*--tls-fingerprint"),
+        (("--tls-fingerprint", "ab" * 32), "is not trusted .its SHA-256 fingerprint is [0-9a-f]{64}"),
+        (("--tls-fingerprint", "abc"), "64 hex digits"),
+        (("--tls-ca", "missing"), "there is no file missing"),
+        (("--tls-ca", __file__), "is it in PEM"),
+        (("--tls-ca", "x", "--tls-fingerprint", "y"), "give one"),
+    ],
+)
+def test_another_certificate_is_refused_before_the_key_is_sent(secure, service, trust, says):
+    server = secure(keys=["k"])
+    with pytest.raises(UserError, match=says) as raised:
+        invoke(chat, "--url", server.url, "--prompt", "x", "--api-key", "k", *trust)
+    assert "\n" not in str(raised.value)
+    assert service.generations.empty()
+
+
+def test_the_wrong_one_of_http_and_https_is_told(secure, serve):
+    plain = serve()
+    with pytest.raises(UserError, match="does it want http://"):
+        invoke(chat, "--url", plain.url.replace("http:", "https:"), "--prompt", "x")
+    with pytest.raises(PeerError, match="one with TLS wants https://"):
+        invoke(chat, "--url", secure().url.replace("https:", "http:"), "--prompt", "x")
+    with pytest.raises(UserError, match="is without TLS"):
+        invoke(chat, "--url", plain.url, "--prompt", "x", "--tls-fingerprint", "ab" * 32)
+
+
+def ends(connection):
+    """What comes until the other side ends the connection."""
+    found = b""
+    with contextlib.suppress(ConnectionError):
+        while some := connection.recv(4096):
+            found += some
+    return found
+
+
+def test_http_spoken_to_tls_ends_at_once(secure, caplog):
+    server = secure(limits=Limits(headers_s=600))
+    for words in (b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n", b"\0" * 100_000):
+        with socket.create_connection(server.address, LIMIT_S) as connection:
+            with contextlib.suppress(ConnectionError):
+                connection.sendall(words)
+            assert b"HTTP" not in ends(connection)
+    assert not caplog.records
+
+
+def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
+    server = secure(limits=Limits(headers_s=0.3))
+    with (
+        socket.create_connection(server.address, LIMIT_S) as silent,
+        socket.create_connection(server.address, LIMIT_S) as begun,
+        socket.create_connection(server.address, LIMIT_S) as shaken,
+    ):
+        begun.sendall(b"\x16\x03\x01\x02\x00\x01\x00\x01")
+        with trusting.wrap_socket(shaken, server_hostname="localhost") as secured:
+            assert ends(silent) == b""
+            ends(begun)
+            with contextlib.suppress(ssl.SSLEOFError):
+                assert secured.recv(1) == b""
+
+
+def test_places_are_counted_before_the_handshake(secure, trusting):
+    server = secure(limits=Limits(connections=16, headers_s=60))
+    with contextlib.ExitStack() as stack:
+        for _ in range(8):  # half of them, all that one address may have
+            stack.enter_context(socket.create_connection(server.address, LIMIT_S))
+        with socket.create_connection(server.address, LIMIT_S) as late:
+            assert ends(late) == b""
+    # Those that were taken are free again.
+    with httpx.Client(verify=trusting, base_url=server.url, timeout=LIMIT_S) as http:
+        for _ in range(200):
+            with contextlib.suppress(httpx.TransportError):
+                if http.get("/health").status_code == 200:
+                    return
+    raise AssertionError("no place was left")
+
+
+def test_closing_does_not_wait_for_handshakes(secure):
+    server = secure(limits=Limits(headers_s=600))
+    with socket.create_connection(server.address, LIMIT_S) as silent:
+        server.close(0.1)
+        assert ends(silent) == b""
+
+
+def test_what_tls_has_not_sent_is_seen(certificate, trusting):
+    """An answer is delivered once nothing of it is left in this process, below TLS either."""
+
+    async def below() -> tuple[object, object]:
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        seen = []
+
+        class Accepting(asyncio.Protocol):
+            def connection_made(self, transport):
+                seen.append((transport, below_tls(transport)))
+                transport.close()
+                came.set()
+
+        server = await loop.create_server(Accepting, "127.0.0.1", 0, ssl=certificate.context)
+        async with server:
+            address = server.sockets[0].getsockname()
+            _, writer = await asyncio.open_connection(*address, ssl=trusting)
+            await asyncio.wait_for(came.wait(), LIMIT_S)
+            writer.close()
+            with contextlib.suppress(ConnectionError, ssl.SSLError):
+                await writer.wait_closed()
+        return seen[0]
+
+    tls, tcp = asyncio.run(below())
+    assert isinstance(tcp, asyncio.Transport)
+    assert tcp is not tls
+    assert below_tls(tcp) is None
+
+
+def test_a_client_that_does_not_read_is_dropped(secure, service, trusting):
+    server = secure(limits=Limits(write_s=0.3))
+
+    def script(generation):
+        for _ in range(30_000):
+            generation.say(7)
+        generation.finish()
+
+    service.script = script
+    body = json.dumps({"model": "babbler", "prompt": "x", "stream": True, "max_tokens": 500}).encode()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(server.address, timeout=LIMIT_S) as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        with trusting.wrap_socket(connection, server_hostname="localhost") as secured:
+            secured.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+            assert service.generations.get(timeout=LIMIT_S).cancelled.wait(LIMIT_S)

@@ -1,0 +1,106 @@
+"""Certificates of the HTTP API: one that is made once, and files that TLS cannot use."""
+
+import hashlib
+import os
+import shutil
+import ssl
+
+import pytest
+
+from tpiedge.errors import UserError
+from tpiedge.host.certificate import own_certificate, read_certificate
+
+HOSTS = ("localhost", "127.0.0.1", "::1", "pi.local", "a,DNS:evil.example", "-x", "")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("state")
+    return folder, own_certificate(folder, HOSTS)
+
+
+def test_it_is_made_once_and_only_its_owner_reads_the_key(made):
+    folder, certificate = made
+    cert, key = folder / "tls-cert.pem", folder / "tls-key.pem"
+    assert sorted(os.listdir(folder)) == [cert.name, key.name]
+    assert key.stat().st_mode & 0o777 == 0o600
+    der = ssl.PEM_cert_to_DER_cert(cert.read_text())
+    assert certificate.fingerprint == hashlib.sha256(der).hexdigest()
+    assert certificate.shown.replace(":", "").lower() == certificate.fingerprint
+    assert b"pi.local" in der
+    assert b"evil" not in der
+    assert own_certificate(folder, ("other",)).fingerprint == certificate.fingerprint
+
+
+def test_without_one_of_the_two_both_are_made_anew(made, tmp_path):
+    folder, certificate = made
+    shutil.copy(folder / "tls-cert.pem", tmp_path)
+    assert own_certificate(tmp_path, ("localhost",)).fingerprint != certificate.fingerprint
+
+
+def test_without_openssl_it_says_what_to_do(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UserError, match=r"no command openssl.*--tls-cert"):
+        own_certificate(tmp_path, ("localhost",))
+
+
+def test_a_failing_openssl_leaves_nothing(tmp_path, monkeypatch):
+    program = tmp_path / "openssl"
+    program.write_text("#!/bin/sh\necho what >&2\necho no such option >&2\nexit 1\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    with pytest.raises(UserError, match=r"made no certificate \(no such option\)"):
+        own_certificate(tmp_path / "state", ("localhost",))
+    assert os.listdir(tmp_path / "state") == []
+
+
+def bad(folder, what):
+    """The files of `folder` with one thing wrong."""
+    cert, key = folder / "tls-cert.pem", folder / "tls-key.pem"
+    match what:
+        case "no certificate":
+            cert.unlink()
+        case "a folder":
+            cert.unlink()
+            cert.mkdir()
+        case "no key":
+            key.unlink()
+        case "an open key":
+            key.chmod(0o644)
+        case "another key":
+            own_certificate(folder / "other", ("localhost",))
+            shutil.copy(folder / "other" / key.name, key)
+        case "garbage for a certificate":
+            cert.write_bytes(b"\xff\x00")
+        case "a cut certificate":
+            cert.write_text("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n")
+        case "garbage for a key":
+            key.write_text("garbage")
+        case "an encrypted key":
+            key.write_text(
+                "-----BEGIN ENCRYPTED PRIVATE KEY-----\nAAAA\n-----END ENCRYPTED PRIVATE KEY-----\n"
+            )
+    return cert, key
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [
+        ("no certificate", "cannot read the certificate .*No such file"),
+        ("a folder", "cannot read the certificate"),
+        ("no key", "there is no key"),
+        ("an open key", "chmod 600"),
+        ("another key", "is not that of the certificate"),
+        ("garbage for a certificate", "is no certificate in PEM"),
+        ("a cut certificate", "TLS cannot use"),
+        ("garbage for a key", "TLS cannot use"),
+        ("an encrypted key", "is encrypted: decrypt it"),
+    ],
+)
+def test_files_that_tls_cannot_use_are_one_line(made, tmp_path, what, says):
+    folder = tmp_path / "files"
+    shutil.copytree(made[0], folder)
+    with pytest.raises(UserError, match=says) as raised:
+        read_certificate(*bad(folder, what))
+    assert "\n" not in str(raised.value)
+    assert str(folder) in str(raised.value)

@@ -1,0 +1,140 @@
+"""The certificate by which clients know a TLS server: read from files, or made here once.
+
+Certificates are made by the command `openssl`: no library that tpiedge needs anyway makes any.
+"""
+
+import hashlib
+import re
+import shutil
+import ssl
+import subprocess
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import private_bytes, private_folder
+from tpiedge.sanitise import sanitised_line
+
+__all__ = ["Certificate", "fingerprint_of", "own_certificate", "read_certificate"]
+
+_CERT, _KEY = "tls-cert.pem", "tls-key.pem"
+_MAKE_S: Final = 30.0
+_DAYS: Final = 3650
+_MAX_BYTES: Final = 1 << 20
+_PEM: Final = re.compile("-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
+_HOST: Final = re.compile(r"[a-z0-9](?:[a-z0-9._-]{0,200}[a-z0-9])?")
+_ADDRESS: Final = re.compile(r"[0-9.]+|[0-9a-f:]*:[0-9a-f:.]*")
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """What a server shows, with its key, in `context`; `fingerprint` is the SHA-256 of the certificate, in hex."""
+
+    context: ssl.SSLContext
+    fingerprint: str
+
+    @property
+    def shown(self) -> str:
+        """The fingerprint as people compare it: AB:CD:..."""
+        pairs = (self.fingerprint[at : at + 2] for at in range(0, len(self.fingerprint), 2))
+        return ":".join(pairs).upper()
+
+
+def fingerprint_of(der: bytes) -> str:
+    """SHA-256, in hex."""
+    return hashlib.sha256(der).hexdigest()
+
+
+def read_certificate(cert: Path, key: Path) -> Certificate:
+    """The certificate in `cert`, with those between it and its CA after it, and its key, both in PEM. Raises UserError
+    where one is not there or damaged, they do not belong together, or others can read the key."""
+    try:
+        with cert.open("rb") as file:
+            text = file.read(_MAX_BYTES).decode("ascii", "replace")
+    except OSError as error:
+        raise UserError(f"cannot read the certificate {cert}: {error.strerror}") from None
+    found = _PEM.search(text)
+    try:
+        der = b"" if found is None else ssl.PEM_cert_to_DER_cert(found[0])
+    except ValueError:
+        der = b""
+    if not der:
+        raise UserError(f"{cert} is no certificate in PEM: it would begin with -----BEGIN CERTIFICATE-----")
+    try:
+        if b"ENCRYPTED" in private_bytes(key):
+            raise UserError(f"{key} is encrypted: decrypt it with 'openssl pkey -in {key} -out NEW'")
+    except FileNotFoundError:
+        raise UserError(f"there is no key of the certificate at {key}") from None
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(cert, key)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "reason", None)
+        if reason == "KEY_VALUES_MISMATCH":
+            raise UserError(f"the key in {key} is not that of the certificate in {cert}") from None
+        raise UserError(f"TLS cannot use {cert} with {key} ({reason or error}): are both in PEM?") from None
+    return Certificate(context, fingerprint_of(der))
+
+
+def own_certificate(folder: Path, hosts: Iterable[str]) -> Certificate:
+    """The self-signed one that is kept in `folder`; made, for these names and addresses, where there is none. For one
+    process at a time. Raises UserError, also where there is no command `openssl`."""
+    cert, key = folder / _CERT, folder / _KEY
+    if not (cert.exists() and key.exists()):
+        _make(private_folder(folder), cert, key, hosts)
+    return read_certificate(cert, key)
+
+
+def _make(folder: Path, cert: Path, key: Path, hosts: Iterable[str]) -> None:
+    program = shutil.which("openssl")
+    if program is None:
+        raise UserError(
+            "there is no command openssl, which makes certificates: install it, or give --tls-cert and --tls-key"
+        )
+    try:
+        with tempfile.TemporaryDirectory(prefix=".tls-", dir=folder) as name:
+            new = Path(name)
+            ended = subprocess.run(
+                [program, *_arguments(new, hosts)],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_MAKE_S,
+                check=False,
+            )
+            if ended.returncode == 0:
+                # The key first: without the certificate, both are made anew.
+                (new / _KEY).chmod(0o600)
+                (new / _KEY).replace(key)
+                (new / _CERT).replace(cert)
+                return
+    except subprocess.TimeoutExpired:
+        raise UserError(f"openssl made no certificate within {_MAKE_S:.0f} s: try again") from None
+    except OSError as error:
+        raise UserError(f"cannot make a certificate in {folder}: {error.strerror}") from None
+    said = sanitised_line(ended.stderr.strip().rpartition("\n")[2], 200)
+    raise UserError(f"openssl made no certificate ({said}): give --tls-cert and --tls-key")
+
+
+def _arguments(new: Path, hosts: Iterable[str]) -> list[str]:
+    names = [f"IP:{host}" if _ADDRESS.fullmatch(host) else f"DNS:{host}" for host in hosts if _is_host(host)]
+    return [
+        *("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"),
+        *("-keyout", str(new / _KEY), "-out", str(new / _CERT), "-days", str(_DAYS), "-subj", "/CN=tpiedge"),
+        *("-addext", f"subjectAltName={','.join(names)}"),
+        *(
+            "-addext",
+            "keyUsage=critical,digitalSignature,keyCertSign",
+            "-addext",
+            "extendedKeyUsage=serverAuth",
+        ),
+    ]
+
+
+def _is_host(text: str) -> bool:
+    """Whether it means in openssl's list of names what it says."""
+    return bool(_HOST.fullmatch(text) or _ADDRESS.fullmatch(text))
