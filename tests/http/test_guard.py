@@ -13,6 +13,7 @@ from tpiedge.api.app import Api
 from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, is_loopback
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
+from tpiedge.api.origins import Origins
 from tpiedge.api.server import ApiServer
 from tpiedge.errors import UserError
 
@@ -218,10 +219,10 @@ def test_no_cross_origin_permission_is_ever_given(serve):
 )
 def test_where_it_may_listen(host, keys, insecure, fits):
     if fits:
-        check_bind(host, ApiKeys(keys), insecure)
+        check_bind(host, ApiKeys(keys), insecure, Origins())
     else:
         with pytest.raises(UserError):
-            check_bind(host, ApiKeys(keys), insecure)
+            check_bind(host, ApiKeys(keys), insecure, Origins())
 
 
 def test_loopback_names():

@@ -142,6 +142,7 @@ def test_http_spoken_to_tls_ends_at_once(secure, caplog):
     assert not caplog.records
 
 
+@pytest.mark.fault("H1", "TLS: closed at their deadlines")
 def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
     server = secure(limits=Limits(headers_s=0.3))
     with (
@@ -157,6 +158,7 @@ def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
                 assert secured.recv(1) == b""
 
 
+@pytest.mark.fault("H8", "TLS: cut where no place is left, before the handshake")
 def test_places_are_counted_before_the_handshake(secure, trusting):
     server = secure(limits=Limits(connections=16, headers_s=60))
     with contextlib.ExitStack() as stack:

@@ -14,11 +14,12 @@ from tpiedge.api.answering import Aborted, Send, Stalled, send_json
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers
 from tpiedge.api.errors import ApiError, of_exception
-from tpiedge.api.guard import Guard
+from tpiedge.api.guard import Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
+from tpiedge.api.origins import Origins
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
 from tpiedge.api.vain_fields import VainFields
@@ -32,10 +33,16 @@ _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
 class Api:
-    """An ASGI application over a Service. `kept`: with it, clients may come again for their answers."""
+    """An ASGI application over a Service. `kept`: with it, clients may come again for their answers; `origins`: of
+    pages that may use it, apart from administration."""
 
     def __init__(
-        self, service: Service, guard: Guard, limits: Limits, kept: KeptAnswers | None = None
+        self,
+        service: Service,
+        guard: Guard,
+        limits: Limits,
+        kept: KeptAnswers | None = None,
+        origins: Origins | None = None,
     ) -> None:
         self._service = service
         self._guard = guard
@@ -44,6 +51,7 @@ class Api:
         self._running = RunningAnswers()
         self._vain = VainFields()
         self._kept = kept
+        self._origins = origins or Origins()
         self._deliveries = Deliveries(service, self._running, limits)
         self.routes: list[BaseRoute] = [
             Route("/health", _health, methods=["GET"]),
@@ -62,8 +70,17 @@ class Api:
         if scope["type"] != "http":
             return
         scope["app"] = self  # has the router raise its refusals
+        path, headers = scope["path"], scope["headers"]
+        permitted = None
+        if not is_admin(path):
+            send = self._origins.permitting(headers, send)
+            permitted = self._origins.preflight(scope["method"], headers)
         try:
-            self._guard.check(scope["path"], scope["headers"])
+            self._guard.check_sender(headers)
+            if permitted is not None:  # browsers send no key with this question
+                await _permit(send, permitted)
+                return
+            self._guard.check_key(path, headers)
             await self._router(scope, receive, send)
         except (Disconnected, Aborted):
             return  # the server closes a connection whose response is unfinished
@@ -138,7 +155,7 @@ class Api:
     async def _model(self, request: Request) -> Response:
         name = request.path_params["name"]
         card = self._card()
-        if name != card["id"]:
+        if name != card["id"] and name not in self._service.model().also_called:
             raise ApiError(
                 404, f"the model {name[:100]!r} is not served here", "model_not_found", param="model"
             )
@@ -158,6 +175,11 @@ class Api:
 
 async def _health(_request: Request) -> Response:
     return JSONResponse({"status": "ok"})
+
+
+async def _permit(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 async def _refuse(send: Send, error: ApiError) -> None:

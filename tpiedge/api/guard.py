@@ -3,23 +3,29 @@
 Without API keys everybody who reaches the port may use the model; so the port is then a loopback one unless the user
 insists. In either case web pages are turned away, since the browser of whoever looks at one reaches the port: a page
 that has its own name resolved to this machine by the Host header, which must be an IP address, localhost or a name of
-this machine, and any other by its Origin.
+this machine, and any other by its Origin and by what browsers say of where a request comes from; but for those that the
+user named.
 """
 
 import hmac
 import ipaddress
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
+from tpiedge.api.origins import Headers, Origins
 from tpiedge.errors import UserError
 
-__all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_loopback", "key_of"]
+__all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_admin", "is_loopback", "key_of"]
 
 OPEN_PATHS = frozenset({"/health", "/ready"})
 _ADMIN = "/admin"
+_FOREIGN = ("cross-site", "same-site")
 
-Headers = Sequence[tuple[bytes, bytes]]
+
+def is_admin(path: str) -> bool:
+    """Whether the admin secret is needed there."""
+    return path == _ADMIN or path.startswith(f"{_ADMIN}/")
 
 
 def is_loopback(host: str) -> bool:
@@ -32,8 +38,12 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_bind(host: str, keys: ApiKeys, insecure: bool) -> None:
-    """Refuse to serve a network without a key. Raises UserError."""
+def check_bind(host: str, keys: ApiKeys, insecure: bool, origins: Origins) -> None:
+    """Refuse to serve a network, or the pages of all the world, without a key. Raises UserError."""
+    if origins.any and not keys.needed:
+        raise UserError(
+            "--cors-origin * lets every web page in: give an --api-key-file, or name the pages that may"
+        )
     if not is_loopback(host) and not keys.needed and not insecure:
         raise UserError(
             f"the API would listen on {host} for everybody: give an --api-key-file, listen on 127.0.0.1, or say "
@@ -52,6 +62,7 @@ class Guard:
         admin_secret: str,
         headers_bytes: int,
         names: Iterable[str] = (),
+        origins: Origins | None = None,
     ) -> None:
         if not admin_secret or keys.have(admin_secret.encode()):
             raise UserError("the admin secret must not be empty nor one of the API keys")
@@ -59,18 +70,22 @@ class Guard:
         self._admin = admin_secret.encode()
         self._headers_bytes = headers_bytes
         self._names = {"localhost", host.lower(), *names}
+        self._origins = origins or Origins()
 
-    def check(self, path: str, headers: Headers) -> None:
-        """Raises ApiError 431, 403 or 401."""
+    def check_sender(self, headers: Headers) -> None:
+        """Before anything is answered. Raises ApiError 431 or 403."""
         if sum(len(name) + len(value) + 4 for name, value in headers) > self._headers_bytes:
             raise ApiError(
                 431, f"the headers have more than {self._headers_bytes} bytes", "headers_too_large"
             )
         if not self._keys.needed:
             self._check_not_a_page(headers)
+
+    def check_key(self, path: str, headers: Headers) -> None:
+        """Raises ApiError 401."""
         if path in OPEN_PATHS:
             return
-        if path == _ADMIN or path.startswith(f"{_ADMIN}/"):
+        if is_admin(path):
             if not hmac.compare_digest(key_of(headers), self._admin):
                 raise _unknown_key("the admin secret")
         elif self._keys.needed and not self._keys.have(key_of(headers)):
@@ -89,8 +104,13 @@ class Guard:
                 "the Host header does not name this server: use its IP address or host name, or set an API key",
                 "host_not_allowed",
             )
-        # A page that this server itself gave out would have its own address.
-        if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, b"origin")):
+        if self._origins.allow(headers):
+            return
+        # A page that this server itself gave out would have its own address. Images and scripts of others name no
+        # origin.
+        if any(origin.partition("://")[2] != hosts[0] for origin in _values(headers, b"origin")) or any(
+            site in _FOREIGN for site in _values(headers, b"sec-fetch-site")
+        ):
             raise ApiError(
                 403, "web pages from elsewhere may use this server only with an API key", "origin_not_allowed"
             )

@@ -17,6 +17,7 @@ from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.listener import HttpListener
+from tpiedge.api.origins import Origins
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.service import Service
 from tpiedge.errors import InternalError, UserError
@@ -50,17 +51,19 @@ class ApiServer:
         *,
         insecure: bool = False,
         tls: ssl.SSLContext | None = None,
+        origins: Origins | None = None,
         limits: Limits | None = None,
         records: RecordFolder | None = None,
         grace_s: float = RECOVERY_GRACE_S,
     ) -> None:
-        """`tls`: with it, clients speak https; `records`: with it, answers survive the server, and those of the one
-        before go on at once; `grace_s`: for how long its streams wait for their readers. Raises UserError for records
-        that cannot be read."""
-        check_bind(host, keys, insecure)
+        """`tls`: with it, clients speak https; `origins`: of web pages that may use it; `records`: with it, answers
+        survive the server, and those of the one before go on at once; `grace_s`: for how long its streams wait for
+        their readers. Raises UserError for records that cannot be read."""
+        pages = origins or Origins()
+        check_bind(host, keys, insecure, pages)
         found = limits or Limits.of_context(service.max_sequence)
         names = () if keys.needed or is_loopback(host) else own_names()
-        guard = Guard(host, keys, admin_secret, found.headers_bytes, names)
+        guard = Guard(host, keys, admin_secret, found.headers_bytes, names, pages)
         self._scheme = "http" if tls is None else "https"
         self._socket = _listen(host, port, found.connections, plain=tls is None)
         kept = None if records is None else KeptAnswers(records, service, grace_s)
@@ -70,7 +73,7 @@ class ApiServer:
         except BaseException:
             self._socket.close()
             raise
-        self._api = Api(service, guard, found, kept)
+        self._api = Api(service, guard, found, kept, pages)
         self._name: tuple[str, int] = self._socket.getsockname()[:2]
         self._server = _Server(
             uvicorn.Config(

@@ -12,6 +12,7 @@ import click
 from tpiedge.api.guard import check_bind
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
+from tpiedge.api.origins import Origins
 from tpiedge.api.record_folder import RecordFolder, records_in
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import serving_until_stopped
@@ -20,7 +21,7 @@ from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.serving import MasterService
-from tpiedge.cli.serving_options import kv_tokens_option, parallel_option, speculate_option
+from tpiedge.cli.serving_options import alias_option, kv_tokens_option, parallel_option, speculate_option
 from tpiedge.cli.tls_options import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
 from tpiedge.cli.token_file import invitation, offered
 from tpiedge.cli.types import Location, Number
@@ -95,6 +96,8 @@ class _Flags:
     listen: Address
     http: Address
     keys: ApiKeys
+    origins: Origins
+    aliases: tuple[str, ...]
     insecure: bool
     shares: str | None
     min_workers: int
@@ -151,6 +154,10 @@ class _Flags:
 @tls_cert_option
 @tls_key_option
 @tls_self_signed_option
+@click.option(
+    "--cors-origin", "cors_origins", multiple=True, help="Web pages that may use the API; repeatable."
+)
+@alias_option
 @click.option("--insecure", is_flag=True, help="Serve other machines without an API key.")
 @click.option(
     "--token-file",
@@ -209,6 +216,8 @@ def master(
     tls_cert: Path | None,
     tls_key: Path | None,
     tls_self_signed: bool,
+    cors_origins: tuple[str, ...],
+    aliases: tuple[str, ...],
     insecure: bool,
     token_file: Path | None,
     answer_limit: float | None,
@@ -225,6 +234,8 @@ def master(
         listen=parse_address(listen, CONTROL_PORT, _ANYWHERE),
         http=parse_address(http, _HTTP_PORT, _THIS_COMPUTER),
         keys=ApiKeys(api_keys, api_key_file),
+        origins=Origins(cors_origins),
+        aliases=aliases,
         insecure=insecure,
         shares=shares,
         min_workers=min_workers,
@@ -244,7 +255,7 @@ def master(
         descriptors=check_descriptors(),
     )
     tls = ServerTls(tls_cert, tls_key, tls_self_signed)
-    check_bind(flags.http.host, flags.keys, flags.insecure)
+    check_bind(flags.http.host, flags.keys, flags.insecure, flags.origins)
     if context is not None:
         chosen_kv_tokens(context, kv_tokens)  # before the model is prepared, which may take long
     folder = master_state(state)
@@ -373,7 +384,7 @@ def _serving(
             stock=flags.stock,
             arranges=placement,
         )
-        service = MasterService(running, entrance, model, context, supervisor)
+        service = MasterService(running, entrance, model, flags.aliases, context, supervisor)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,
@@ -383,6 +394,7 @@ def _serving(
             secret,
             insecure=flags.insecure,
             tls=None if certificate is None else certificate.context,
+            origins=flags.origins,
             limits=replace(
                 Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
             ),

@@ -28,14 +28,17 @@ class MasterService:
         master: Master,
         entrance: Entrance,
         model: PreparedModel,
+        aliases: Sequence[str],
         max_sequence: int,
         supervisor: Supervisor,
     ) -> None:
+        """`aliases`: what requests may call the model, too."""
         self._master = master
         self._supervisor = supervisor
         self._entrance = entrance
         self._model = model
-        self._info = ModelInfo(model.name, max_sequence, int(time.time()), model.also_called)
+        names = tuple(dict.fromkeys((*model.also_called, *aliases)))
+        self._info = ModelInfo(model.name, max_sequence, int(time.time()), names)
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None

@@ -8,9 +8,10 @@ from click.shell_completion import CompletionItem
 from tpiedge.wire.control import SPECULATE_AUTO
 from tpiedge.wire.limits import MAX_SEQUENCES
 
-__all__ = ["kv_tokens_option", "parallel_option", "speculate_option"]
+__all__ = ["alias_option", "kv_tokens_option", "parallel_option", "speculate_option"]
 
 _PARALLEL = 16
+_NAME_CHARACTERS = 200
 _MOST_DRAFTED = 15  # with the token before them they fill a small batch of the kernels
 _WORDS = {"auto": SPECULATE_AUTO, "off": 0}
 
@@ -35,6 +36,21 @@ class _Speculate(click.ParamType[int]):
         return [CompletionItem(word) for word in _WORDS if word.startswith(incomplete)]
 
 
+class _Alias(click.types.StringParamType):
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not text.strip() or len(text) > _NAME_CHARACTERS or not text.isprintable():
+            self.fail(f"a name has 1 to {_NAME_CHARACTERS} printable characters", param, ctx)
+        return text
+
+
+alias_option = click.option(
+    "--alias",
+    "aliases",
+    type=_Alias(),
+    multiple=True,
+    help="What clients may call the model, too; repeatable.",
+)
 parallel_option = click.option(
     "--parallel",
     type=click.IntRange(1, MAX_SEQUENCES),

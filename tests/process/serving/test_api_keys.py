@@ -1,4 +1,4 @@
-"""Real masters with a file of keys, which nobody sees and of which one is taken out, and with TLS."""
+"""Real masters with a file of keys, which nobody sees and of which one is taken out, with TLS, and with other names."""
 
 import re
 import ssl
@@ -68,5 +68,29 @@ def test_tls_with_a_certificate_of_its_own(tmp_path):
             ) as client:
                 assert client.models.list().data[0].id == "demo"
             cluster.master.end()
+    finally:
+        cluster.close()
+
+
+@pytest.mark.thin
+def test_other_names_and_a_page(tmp_path):
+    page = "https://chat.example"
+    cluster = Serving(
+        tmp_path / "cluster", "--alias", "gpt-4o-mini", "--alias", "fast", "--cors-origin", page
+    )
+    try:
+        cluster.start_master()
+        cluster.wait_ready(1)
+        with cluster.client() as client:
+            answer = client.completions.create(
+                model="gpt-4o-mini", prompt="Once", max_tokens=2, extra_headers={"Origin": page}
+            )
+            assert answer.usage.completion_tokens == 2
+            assert {"gpt-4o-mini", "fast"} <= set(client.models.list().data[0].also_called)
+            with pytest.raises(openai.PermissionDeniedError):
+                client.models.list(extra_headers={"Origin": "https://evil.example"})
+        asked = ("chat", "--url", cluster.url, "--prompt", "Hi", "--max-tokens", 2, "--model")
+        assert run_command(*asked, "fast").status == 0
+        assert "serves demo, not slow" in run_command(*asked, "slow").err
     finally:
         cluster.close()

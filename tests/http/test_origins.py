@@ -1,0 +1,179 @@
+"""Web pages in a browser: those that were named may use the API, all others can neither use nor cancel anything."""
+
+import json
+import socket
+
+import httpx
+import pytest
+
+from tests.http.conftest import SECRET
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.origins import Origins
+from tpiedge.api.server import ApiServer
+from tpiedge.errors import UserError
+
+PAGE = "https://chat.example"
+EVIL = "https://evil.example"
+LIMIT_S = 20.0
+BODY = json.dumps({"model": "babbler", "prompt": "x"})
+ASKS = {
+    "Access-Control-Request-Method": "POST",
+    "Access-Control-Request-Headers": "authorization, content-type, x-stainless-lang",
+}
+
+
+def permissions(answer):
+    return {name for name in answer.headers if name.startswith("access-control")}
+
+
+@pytest.fixture
+def open_to_page(serve):
+    """A client of a server that lets one page in, without a key."""
+    with httpx.Client(base_url=serve(origins=Origins([PAGE])).url) as http:
+        yield http
+
+
+def test_a_named_page_may_ask_and_read(open_to_page, service):
+    def script(generation):
+        generation.say(*service.tokenizer.encode("Hello", add_special=False))
+        generation.finish("stop")
+
+    service.script = script
+    asked = open_to_page.options("/v1/completions", headers={"Origin": PAGE} | ASKS)
+    assert asked.status_code == 204
+    assert asked.headers["access-control-allow-origin"] == PAGE
+    assert asked.headers["vary"] == "Origin"
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert asked.headers["access-control-allow-headers"] == ASKS["Access-Control-Request-Headers"]
+    site = {"Origin": PAGE, "Sec-Fetch-Site": "cross-site"}
+    answer = open_to_page.post("/v1/completions", headers=site, json=json.loads(BODY))
+    assert answer.status_code == 200
+    assert answer.headers["access-control-allow-origin"] == PAGE
+    assert "x-request-id" in answer.headers["access-control-expose-headers"]
+    wrong = open_to_page.post("/v1/completions", headers=site, json={})
+    assert (wrong.status_code, wrong.headers["access-control-allow-origin"]) == (400, PAGE)
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [EVIL, "null", "", "http://chat.example", PAGE + ":444", PAGE + ".evil.example", "*", f"{PAGE}, {EVIL}"],
+)
+def test_another_page_may_not(open_to_page, service, origin):
+    for method, path in (("OPTIONS", "/v1/completions"), ("POST", "/v1/completions"), ("GET", "/v1/models")):
+        answer = open_to_page.request(method, path, headers={"Origin": origin} | ASKS)
+        assert answer.status_code == 403
+        assert not permissions(answer)
+    assert service.generations.empty()
+
+
+def test_a_page_that_has_its_name_resolved_to_this_machine_may_not(open_to_page):
+    foreign = {"Host": "chat.example", "Origin": PAGE}
+    assert open_to_page.options("/v1/models", headers=foreign | ASKS).status_code == 403
+    assert open_to_page.get("/v1/models", headers=foreign).status_code == 403
+
+
+def test_with_a_key_pages_need_it_apart_from_the_preflight(serve):
+    with httpx.Client(base_url=serve(keys=["k"], origins=Origins(["*"])).url) as http:
+        assert http.options("/v1/models", headers={"Origin": EVIL} | ASKS).status_code == 204
+        refused = http.get("/v1/models", headers={"Origin": EVIL})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, EVIL)
+        right = {"Origin": EVIL, "Authorization": "Bearer k"}
+        assert http.get("/v1/models", headers=right).status_code == 200
+        assert not permissions(http.get("/v1/models", headers={"X-Api-Key": "k"}))
+
+
+def test_a_plain_question_for_options_is_no_preflight(serve):
+    with httpx.Client(base_url=serve(keys=["k"], origins=Origins([PAGE])).url) as http:
+        assert http.options("/v1/models", headers={"Origin": PAGE}).status_code == 401
+
+
+def test_no_page_is_let_in_to_administration(serve):
+    with httpx.Client(base_url=serve(keys=["k"], origins=Origins(["*"])).url) as http:
+        for path in ("/admin/nodes", "/admin"):
+            asked = http.options(path, headers={"Origin": PAGE} | ASKS)
+            assert asked.status_code == 401
+            assert not permissions(asked)
+        known = http.get("/admin/nodes", headers={"Origin": PAGE, "Authorization": f"Bearer {SECRET}"})
+        assert not permissions(known)
+
+
+def test_all_pages_without_a_key_are_refused_at_the_start(service):
+    with pytest.raises(UserError, match="lets every web page in"):
+        ApiServer(service, "127.0.0.1", 0, ApiKeys(), SECRET, insecure=True, origins=Origins(["*"]))
+
+
+@pytest.mark.parametrize(
+    "origin", ["", "null", "chat.example", PAGE + "/path", "https://*.example", "https://a b", "x\ny"]
+)
+def test_what_is_no_origin_is_one_line(origin):
+    with pytest.raises(UserError, match="is not an origin like") as raised:
+        Origins([origin])
+    assert "\n" not in str(raised.value)
+
+
+#: What a page can have a browser send without asking first: forms, images, scripts, links, beacons, WebSockets; and
+#: what it would ask for first.
+_FORM = "Content-Type: application/x-www-form-urlencoded"
+HOSTILE = [
+    ("POST", "/v1/completions", "Content-Type: text/plain", f"Origin: {EVIL}"),
+    ("POST", "/v1/completions", "Content-Type: text/plain", "Origin: null"),
+    ("POST", "/v1/completions", _FORM, f"Origin: {EVIL}"),
+    ("POST", "/v1/completions", "Content-Type: multipart/form-data; boundary=x", f"Origin: {EVIL}"),
+    ("POST", "/v1/completions", "Content-Type: application/json", f"Origin: {EVIL}"),
+    ("POST", "/v1/completions", "Content-Type: application/json", "Sec-Fetch-Site: cross-site"),
+    ("POST", "/v1/completions", "Content-Type: application/json", "Sec-Fetch-Site: same-site"),
+    ("POST", "/v1/chat/completions", "Content-Type: application/json", "Origin: http://localhost:3000"),
+    ("POST", "/admin/nodes/drain", "Content-Type: application/json", f"Origin: {EVIL}"),
+    ("GET", "/v1/models", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Mode: no-cors", "Sec-Fetch-Dest: image"),
+    ("GET", "/metrics", "Sec-Fetch-Site: cross-site", "Sec-Fetch-Dest: script"),
+    ("GET", "/v1/completions/cmpl-00", "Sec-Fetch-Site: cross-site"),
+    (
+        "GET",
+        "/v1/models",
+        f"Origin: {EVIL}",
+        "Upgrade: websocket",
+        "Connection: Upgrade",
+        "Sec-WebSocket-Key: eA==",
+    ),
+    ("DELETE", "/v1/completions/cmpl-00", f"Origin: {EVIL}"),
+    ("OPTIONS", "/v1/completions", f"Origin: {EVIL}", "Access-Control-Request-Method: POST"),
+    ("OPTIONS", "/v1/completions/cmpl-00", f"Origin: {EVIL}", "Access-Control-Request-Method: DELETE"),
+]
+
+
+@pytest.mark.fault("H5", "403")
+@pytest.mark.parametrize("request_parts", HOSTILE, ids=lambda parts: " ".join(parts[:2]) + f" {parts[-1]}")
+def test_what_a_hostile_page_can_have_sent_does_nothing(serve, service, request_parts):
+    server = serve()
+    method, path, *headers = request_parts
+    host = f"Host: 127.0.0.1:{server.address[1]}"
+    head = "\r\n".join([f"{method} {path} HTTP/1.1", host, *headers, f"Content-Length: {len(BODY)}"])
+    with socket.create_connection(server.address, timeout=LIMIT_S) as connection:
+        connection.sendall(f"{head}\r\n\r\n{BODY}".encode())
+        answer = connection.recv(65536)
+    assert answer.startswith(b"HTTP/1.1 403 ")
+    assert b"access-control" not in answer.lower()
+    assert service.generations.empty()
+
+
+@pytest.mark.parametrize(
+    "kind", ["text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""]
+)
+def test_what_looks_like_a_form_does_nothing_even_from_nowhere(serve, service, kind):
+    answer = httpx.post(f"{serve().url}/v1/completions", content=BODY, headers={"Content-Type": kind})
+    assert answer.status_code == 415
+    assert service.generations.empty()
+
+
+def test_a_person_who_types_the_address_sees_the_answer(serve):
+    typed = {"Sec-Fetch-Site": "none", "Sec-Fetch-Mode": "navigate"}
+    assert httpx.get(f"{serve().url}/v1/models", headers=typed).status_code == 200
+
+
+def test_the_card_is_found_by_every_name(serve, service):
+    service.also_called = ("gpt-4o-mini", "org/babbler")
+    with httpx.Client(base_url=serve().url) as http:
+        assert http.get("/v1/models").json()["data"][0]["also_called"] == ["gpt-4o-mini", "org/babbler"]
+        for name in ("babbler", "gpt-4o-mini", "org/babbler"):
+            assert http.get(f"/v1/models/{name}").json()["id"] == "babbler"
+        assert http.get("/v1/models/gpt-4").status_code == 404
