@@ -73,21 +73,19 @@ class ApiKeys:
                 names = ", ".join(sorted(one.name or "one without a name" for one in some))
                 _log.info("API keys that are %s in %s: %s", what, self._file, names)
         if not found:
-            _log.warning(
-                "no API key is in %s any more: nobody who comes with one of it is let in", self._file
-            )
+            _log.warning("no API key is in %s any more: those that were are refused", self._file)
         self._filed = found
 
 
 def _read(path: Path) -> tuple[_NamedKey, ...]:
     try:
-        text = private_bytes(path).decode("ascii")
+        text = private_bytes(path).decode("utf-8-sig")
     except FileNotFoundError:
         raise UserError(f"there is no file {path} with API keys: write one, and chmod 600 it") from None
     except UnicodeDecodeError:
-        raise UserError(f"{path} holds characters that no API key has: ASCII only") from None
+        raise UserError(f"{path} is no text in UTF-8") from None
     found: list[_NamedKey] = []
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         stripped = line.strip()
         if not stripped or stripped.startswith("#"):
             continue
@@ -124,7 +122,9 @@ def _signature(path: Path | None) -> tuple[int, ...] | None:
         found = os.stat(path) if path is not None else None
     except OSError:  # reading says why
         found = None
-    return None if found is None else (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+    if found is None:
+        return None
+    return found.st_ino, found.st_mode, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _digest(key: bytes) -> bytes:

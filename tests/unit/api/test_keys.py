@@ -27,6 +27,7 @@ def key_file(tmp_path):
         ("\n# a note: of many words\r\n  phone:  sk-1  \r\n", ["sk-1"]),
         ("phone:sk-1\nphone: sk-2", ["sk-1", "sk-2"]),
         ("old laptop: a:b#c", ["a:b#c"]),
+        ("\ufeff# für die Küche\nKüche: sk-1", ["sk-1"]),
     ],
 )
 def test_lines_of_a_file(key_file, text, keys):
@@ -48,7 +49,8 @@ def test_lines_of_a_file(key_file, text, keys):
         ("sk-hush:", 0o600, "line 1: an API key must have"),
         ("sk-hush" + "x" * 4096, 0o600, "line 1: an API key must have"),
         ("a: sk-hush\n\nb: sk-hush", 0o600, "line 3: this key is in an earlier line, too"),
-        ("sk-hush\u00fc", 0o600, "ASCII only"),
+        ("sk-hush\u00fc", 0o600, "line 1: an API key must have"),
+        (b"sk-hush\xff", 0o600, "no text in UTF-8"),
         (b"sk-hush\0x", 0o600, "line 1: an API key must have"),
     ],
 )
@@ -105,4 +107,4 @@ def test_a_file_whose_keys_were_all_taken_out_lets_nobody_in(key_file, caplog):
     key_file("# none\n")
     assert not keys.have(b"sk-phone")
     assert keys.needed
-    assert "nobody" in caplog.text
+    assert "those that were are refused" in caplog.text
