@@ -34,7 +34,18 @@ from tpiedge.master.journal import Paused
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
-__all__ = ["Aborted", "Answering", "BrokenOff", "Send", "ServerEnds", "Stalled", "send_json"]
+__all__ = [
+    "IGNORED",
+    "REQUEST_ID",
+    "RESUMABLE",
+    "Aborted",
+    "Answering",
+    "BrokenOff",
+    "Send",
+    "ServerEnds",
+    "Stalled",
+    "send_json",
+]
 
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any, Final
 
-from tpiedge.api.answering import IGNORED, REQUEST_ID, Send
+from tpiedge.api.answering import IGNORED, REQUEST_ID, RESUMABLE, Send
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 
@@ -58,7 +58,7 @@ class Origins:
         """`send` of the answer to a request with these headers, which lets such a page read it."""
         if not self.allow(headers):
             return send
-        shown = f"{REQUEST_ID}, {IGNORED}, retry-after".encode()
+        shown = f"{REQUEST_ID}, {RESUMABLE}, {IGNORED}, retry-after".encode()
         added = [
             (b"access-control-allow-origin", _origin(headers)),
             (b"vary", b"Origin"),
