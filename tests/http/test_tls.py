@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import shutil
 import socket
 import ssl
 
@@ -21,6 +22,10 @@ from tpiedge.host.certificate import own_certificate
 from tpiedge.host.private_file import replace_private
 
 LIMIT_S = 20.0
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("openssl") is None, reason="software: openssl is not on this computer"
+)
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,8 @@ HOSTS = ("localhost", "127.0.0.1", "::1", "pi.local", "a,DNS:evil.example", "-x"
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
+    if shutil.which("openssl") is None:
+        pytest.skip("software: openssl is not on this computer")
     folder = tmp_path_factory.mktemp("state")
     return folder, own_certificate(folder, HOSTS)
 
