@@ -1,6 +1,7 @@
 """Real masters with a file of keys, which nobody sees and of which one is taken out, with TLS, and with other names."""
 
 import re
+import shutil
 import ssl
 
 import httpx
@@ -41,6 +42,7 @@ def test_keys_in_a_file(tmp_path):
 
 
 @pytest.mark.thin
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="software: openssl is not on this computer")
 def test_tls_with_a_certificate_of_its_own(tmp_path):
     cluster = Serving(tmp_path / "cluster", "--tls-self-signed")
     url = cluster.url.replace("http:", "https:")
