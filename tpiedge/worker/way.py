@@ -4,9 +4,10 @@ The master is known by its key. Its name may mean another address after a while,
 where a part of the way has a smaller MTU and tells nobody, its small messages come and its large ones do not.
 """
 
+import logging
 import threading
 from collections.abc import Callable
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from tpiedge.errors import TpiedgeError, UserError
 from tpiedge.host.addresses import Address, resolve_all
@@ -20,8 +21,12 @@ __all__ = ["Lookout", "WayState", "look_for_master"]
 WayState: TypeAlias = Literal["moved", "narrow", "unknown"]
 """The master is at another address; large packets do not reach it; or neither is known."""
 
+_log = logging.getLogger(__name__)
+
 _ANSWER_S = 3.0
 _PACKETS_S = 2.0
+#: So many of a name's addresses are tried, which takes _ANSWER_S and a moment each.
+_MOST_ADDRESSES: Final = 4
 
 
 def look_for_master(named: Address, known: Address, key: str) -> WayState:
@@ -39,22 +44,29 @@ def _is_elsewhere(named: Address, known: Address, key: str) -> bool:
         return False
     if known in found:
         return False
+    return any(_is_at(address, key) for address in found[:_MOST_ADDRESSES])
+
+
+def _is_at(address: Address, key: str) -> bool:
     keys = CurveKeys.generate()  # this worker's own may still be taken, by the connection that is silent
     try:
-        with open_link(found[0], key, keys, peer_name(keys.public), _ANSWER_S):
+        with open_link(address, key, keys, peer_name(keys.public), _ANSWER_S):
             return True
     except TpiedgeError:  # somebody else is there, or nobody
         return False
 
 
 class Lookout:
-    """For one thread; nothing blocks. `look` is called in another one, which ends by itself."""
+    """For one thread; nothing blocks. `look` is called in another one, which ends by itself. A look that fails, or for
+    which there is no thread, is "unknown": the next one may do better."""
 
     def __init__(self, look: Callable[[], WayState]) -> None:
         self._look = look
         self._lock = threading.Lock()
         self._busy = False
         self._seen: WayState | None = None
+        #: Whether the last look failed: a machine that lacks something lacks it at the next one too, and says so once.
+        self._failed = False
 
     def begin(self) -> None:
         """Looks, unless it does already."""
@@ -62,7 +74,10 @@ class Lookout:
             if self._busy:
                 return
             self._busy = True
-        threading.Thread(target=self._run, name="look", daemon=True).start()
+        try:
+            threading.Thread(target=self._run, name="look", daemon=True).start()
+        except RuntimeError as error:  # the machine has no thread left
+            self._end("unknown", error)
 
     def seen(self) -> WayState | None:
         """What was seen since the last call, if anything."""
@@ -71,6 +86,16 @@ class Lookout:
             return seen
 
     def _run(self) -> None:
-        seen = self._look()
+        try:
+            self._end(self._look())
+        except (
+            Exception
+        ) as error:  # no descriptor left, say: less is known for a while, and the worker serves on
+            self._end("unknown", error)
+
+    def _end(self, seen: WayState, error: Exception | None = None) -> None:
+        """`error`: why nothing was seen."""
+        if error is not None and not self._failed:
+            _log.warning("cannot look where the master is: %s: %s", type(error).__name__, error)
         with self._lock:
-            self._busy, self._seen = False, seen
+            self._busy, self._seen, self._failed = False, seen, error is not None
