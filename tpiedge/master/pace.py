@@ -10,8 +10,9 @@ Laws:
 2. A worker is off its pace once AGREEING windows in a row say that it is so by the factor OFF at least, either way,
    compared with rank 0's pace (the machine that cannot be replaced) and with what is believed of it. Where rank 0 has
    no FFN, in place of its pace is that of the worker in the middle, as far as it is believed: machines get slower
-   rather than faster, so the faster one of two is.
-3. What a worker says of itself counts for itself alone; no time is no pace.
+   rather than faster, so the faster one of the two in the middle is.
+3. What one worker says of itself counts for itself alone; no time is no pace. So in place of rank 0's pace is none
+   where fewer than MIDDLE workers have one: of two, either could make the other one look slow.
 """
 
 import statistics
@@ -20,12 +21,13 @@ from typing import Final
 
 from tpiedge.wire.control import Stats
 
-__all__ = ["AGREEING", "OFF", "STEPS", "WINDOW_S", "Pace"]
+__all__ = ["AGREEING", "MIDDLE", "OFF", "STEPS", "WINDOW_S", "Pace"]
 
 WINDOW_S: Final = 8.0
 STEPS: Final = 16
 AGREEING: Final = 3
 OFF: Final = 2.0
+MIDDLE: Final = 3
 #: More tokens in a step are a prompt's, or those of so many answers that arithmetic counts, not reading weights.
 _MOST_TOKENS: Final = 4.0
 
@@ -94,6 +96,5 @@ class Pace:
         """The pace of a machine that is as fast as it measured; 0 where none is known."""
         if self._expected[0] > 0:
             return paces.get(0, 0.0)
-        return statistics.median_low(
-            [pace / believed.get(rank, 1.0) for rank, pace in paces.items() if pace > 0] or [0.0]
-        )
+        known = [pace / believed.get(rank, 1.0) for rank, pace in paces.items() if pace > 0]
+        return statistics.median_low(known) if len(known) >= MIDDLE else 0.0

@@ -58,8 +58,11 @@ class Nodes:
         ((1.0, 1.0), (0.4, 0.1), {1: 0.25}),
         ((1.0, 1.0, 1.0), (0.1, 0.1, 0.5), {2: 5.0}),
         ((1.0, 1.0, 1.0), (0.5, 0.1, 0.1), {1: 0.2, 2: 0.2}),
-        ((0.0, 1.0, 1.0), (0.0, 0.1, 0.9), {2: 9.0}),
+        ((0.0, 1.0, 1.0), (0.0, 0.1, 0.9), {}),
+        ((0.0, 1.0, 1.0, 1.0), (0.0, 0.0, 0.1, 0.9), {}),
+        ((0.0, 1.0, 1.0, 0.0), (0.0, 0.1, 0.9, 0.9), {}),
         ((0.0, 1.0, 1.0, 1.0), (0.0, 0.1, 0.3, 0.1), {2: 3.0}),
+        ((0.0, 1.0, 1.0, 1.0, 1.0), (0.0, 0.1, 0.1, 0.9, 0.9), {3: 9.0, 4: 9.0}),
         ((0.0, 1.0, 1.0, 1.0), (0.0, 0.3, 0.1, 0.3), {2: 1 / 3}),
         ((0.0, 1.0), (0.0, 0.9), {}),
         ((0.0, 1.0, 1.0), (0.0, 0.0, 0.0), {}),
@@ -89,12 +92,27 @@ def test_what_is_believed_is_not_said_again_and_the_end_of_it_is() -> None:
 
 
 def test_where_rank_0_has_no_ffn_what_is_believed_counts_for_those_it_is_compared_with() -> None:
-    nodes = Nodes((0.0, 1.0, 1.0))
-    nodes.believed = {1: 4.0}
-    assert [nodes.window((0.0, 0.4, 0.1)) for _ in range(AGREEING)] == [{}] * AGREEING
-    assert [nodes.window((0.0, 0.1, 0.1)) for _ in range(AGREEING)] == [{}] * (AGREEING - 1) + [
-        {2: pytest.approx(4.0)}
+    nodes = Nodes((0.0, 1.0, 1.0, 1.0))
+    nodes.believed = {1: 4.0, 2: 4.0}
+    assert [nodes.window((0.0, 0.4, 0.4, 0.1)) for _ in range(AGREEING)] == [{}] * AGREEING
+    assert [nodes.window((0.0, 0.1, 0.1, 0.1)) for _ in range(AGREEING)] == [{}] * (AGREEING - 1) + [
+        {3: pytest.approx(4.0)}
     ]
+
+
+@given(
+    st.lists(st.floats(1.0, 1.9), min_size=1, max_size=5),
+    st.integers(0, 5),
+    st.sampled_from((0.0, 0.01, 100.0)),
+)
+def test_one_worker_s_word_finds_no_honest_one_off_its_pace(
+    honest: list[float], place: int, said: float
+) -> None:
+    """Of workers that are about as fast as they measured, beside a rank 0 without FFN."""
+    liar = 1 + place % (len(honest) + 1)
+    nodes = Nodes([0.0] + [1.0] * (len(honest) + 1))
+    for _ in range(AGREEING):
+        assert set(nodes.window([0.0, *honest[: liar - 1], said, *honest[liar - 1 :]])) <= {liar}
 
 
 @pytest.mark.parametrize(
