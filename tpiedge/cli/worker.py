@@ -3,8 +3,8 @@
 import math
 import socket
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,7 @@ from tpiedge.cli.types import Location, Number
 from tpiedge.clock import MonotonicClock
 from tpiedge.errors import PeerError, UserError
 from tpiedge.host.address_space import LEAST_TO_COMPUTE, check_address_space
-from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve
+from tpiedge.host.addresses import CONTROL_PORT, FILES_OFFSET, Address, parse_address, resolve_all
 from tpiedge.host.descriptors import check_descriptors
 from tpiedge.host.device import default_memory_bytes, default_threads, free_disk_bytes
 from tpiedge.host.private_file import private_folder
@@ -203,42 +203,53 @@ def _joined(
 ) -> tuple[ZmqSpoke, str, Address]:
     """The link on which this worker is a member, the master's key, and its numeric address. Raises UserError,
     PeerError."""
-    waiting = False
+    waiting, tried = False, 0
     while True:
         try:
-            return _join(master, own, stack, say)
+            return _join(master, own, tried, stack, say)
         except PeerError as error:
             if time.monotonic() >= deadline:
                 raise
             if not waiting:
                 waiting = True
                 say(f"{error} (trying again)")
+            tried += 1
             time.sleep(_RETRY_S)
 
 
 def _join(
-    master: _Master, own: _Self, stack: ExitStack, say: Callable[[str], None]
+    master: _Master, own: _Self, tried: int, stack: ExitStack, say: Callable[[str], None]
 ) -> tuple[ZmqSpoke, str, Address]:
     def show(code: str) -> None:
         say(f"the code of this worker is {code}; on the master:  tpiedge nodes approve {code}")
 
-    address = _resolved(master)
+    address = _address(master, tried)
     key = master.key or pair(master.address, own.keys, own.host, show)
     with ExitStack() as attempt:  # a link that is left open would stand in the way of the next one
         name = peer_name(own.keys.public)
-        spoke = attempt.enter_context(
-            open_link(address, key, own.keys, name, shown=str(master.address), secret=master.secret)
-        )
+        with _waiting_for(master):
+            spoke = attempt.enter_context(
+                open_link(address, key, own.keys, name, shown=str(master.address), secret=master.secret)
+            )
         enrolled = enrol(spoke, own.host, master.secret)
         stack.push(attempt.pop_all())
     say(f"joined {enrolled.cluster} as {enrolled.name}")
     return spoke, key, address
 
 
-def _resolved(master: _Master) -> Address:
-    """Raises UserError for a name that means nothing, PeerError where it did before."""
+def _address(master: _Master, tried: int) -> Address:
+    """The best of its name's addresses; where it was found before, at one of them, each in turn."""
+    with _waiting_for(master):
+        addresses = resolve_all(master.address)
+    return addresses[tried % len(addresses) if master.found else 0]
+
+
+@contextmanager
+def _waiting_for(master: _Master) -> Iterator[None]:
+    """A name that means nothing, and somebody else at its address, end a worker at its start, as UserError. A master
+    that was found before may be there later, as PeerError."""
     try:
-        return resolve(master.address)
+        yield
     except UserError as error:
         raise (PeerError(str(error)) if master.found else error) from None
 
