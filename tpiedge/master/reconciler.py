@@ -130,7 +130,7 @@ class Reconciler:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
             self._drop_coming(sessions.coming)
-        if self._reputation.readmit(now):
+        if self._reputation.readmit(now, self._beginning()):
             self._debounce.again()
         self._look_for_slow(now)
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
@@ -152,6 +152,13 @@ class Reconciler:
         self._requests.explain(self._why_paused())
         self._publish()
         self._drains.tell()
+
+    def _beginning(self) -> list[tuple[str, ...]]:
+        """The workers of each session that is about to serve, while none does."""
+        serving = self._sessions.serving
+        if serving is not None and serving.phase is Phase.READY:
+            return []
+        return [session.machines for session in self._sessions.active]
 
     def _look_ahead(self) -> None:
         """While nobody asks: it takes the master's time."""

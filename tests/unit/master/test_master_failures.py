@@ -6,11 +6,12 @@ import pytest
 
 from tests.unit.master.players import FakeAgent
 from tests.unit.master.stories import Story, failure, outcome, request, two_machines
-from tpiedge.errors import ResourceError
+from tpiedge.errors import PeerLost, ResourceError
 from tpiedge.master.journal import GUILTY
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
+from tpiedge.master.quarantine import EXCLUDED_S
 from tpiedge.wire.control import Token
-from tpiedge.wire.epochs import Launch, Leaving, Prepare
+from tpiedge.wire.epochs import Launch, Leaving, NodeEnded, Prepare
 
 
 def test_a_worker_that_cannot_prepare_is_left_out_for_half_a_minute(story: Story) -> None:
@@ -74,6 +75,36 @@ def test_a_node_that_fails_twice_before_it_is_ready_is_planned_without(story: St
     assert story.ready
     assert story.members() == ("master",)
     assert agent.count(Launch) == 2
+
+
+def test_a_worker_that_gives_up_at_every_start_does_not_keep_the_others_from_serving(story: Story) -> None:
+    """They load for longer than it is left out."""
+    story.step_s = lambda machines: 1 / (1 + len(machines))
+    story.loads = False
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    waiting = story.submit()
+    began: dict[int, float] = {}
+    for _ in range(1000):
+        story.wait(0.1)
+        if story.ready:
+            break
+        loading_s = story.clock.now() - began.setdefault(story.epoch, story.clock.now())
+        if "w-1" in story.members() and loading_s >= 3.0:
+            over_rank_0 = str(PeerLost(0, "connecting", "its port cannot be reached"))
+            story.node(1, story.epoch).fail("PeerLost", over_rank_0)
+            story.turn()
+            story.agents["w-1"].say(NodeEnded(story.epoch, "", "its process ended with status 1"))
+        elif story.members() == ("master", "w-2") and loading_s >= 1.5 * EXCLUDED_S:
+            for rank in range(2):
+                story.node(rank, story.epoch).ready()
+    assert (story.epoch, story.members()) == (3, ("master", "w-2")), "after two starts with it"
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(waiting), list)
+    story.loads = True
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2"), "now it may have its part again"
 
 
 def test_too_few_workers_is_said_at_once(story: Story) -> None:
