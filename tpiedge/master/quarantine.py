@@ -15,7 +15,9 @@ Laws:
    to LONGEST_EXCLUDED_S: a plan uses it if there is no plan without it, even where it serves already; where there are
    several, the last one only if there is none with the others.
 10. Whoever is left out, for whatever reason, stays so while others begin without it, until something serves.
-11. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
+11. A worker that serves, and could not prepare another part, is bound to the one that it has for as long as one that
+   could not do its part would be left out: what serves goes on.
+12. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
 """
 
 import math
@@ -147,6 +149,7 @@ class Reputation:
         self._flapping: dict[str, Exclusion] = {}
         self._doubted: dict[str, Exclusion] = {}
         self._unfit: dict[str, Exclusion] = {}
+        self._bound: dict[str, Exclusion] = {}
         self._failures = Quarantine(EXCLUDED_S, LONGEST_EXCLUDED_S, LONGEST_S)
 
     @property
@@ -159,6 +162,11 @@ class Reputation:
         already."""
         known = self._doubted | self._flapping
         return {name: one for name, one in known.items() if name not in serving} | self._unfit
+
+    @property
+    def bound(self) -> Mapping[str, Exclusion]:
+        """The workers that serve and are to keep the part that they have, by name."""
+        return self._bound
 
     @property
     def last_unfit(self) -> tuple[str, ...]:
@@ -199,10 +207,15 @@ class Reputation:
     def unfit(self, name: str, cause: str, now: float) -> None:
         """The worker could not do its part."""
         self._unfit.pop(name, None)
-        until = max(
-            self._failures.penalise(name, now), now + EXCLUDED_S
-        )  # it was used in spite of the last one
-        self._unfit[name] = Exclusion(until, cause)
+        self._unfit[name] = self._failed(name, cause, now)
+
+    def bind(self, name: str, cause: str, now: float) -> None:
+        """The worker serves, and could not prepare another part."""
+        self._bound[name] = self._failed(name, cause, now)
+
+    def _failed(self, name: str, cause: str, now: float) -> Exclusion:
+        until = self._failures.penalise(name, now)
+        return Exclusion(max(until, now + EXCLUDED_S), cause)  # it was used in spite of the last one
 
     def _leave_out(self, name: str, exclusion: Exclusion) -> None:
         known = self._left_out.get(name)
@@ -216,7 +229,7 @@ class Reputation:
         stays out: its return would end that before anything has served.
         """
         found = False
-        for exclusions in (self._left_out, self._flapping, self._doubted, self._unfit):
+        for exclusions in (self._left_out, self._flapping, self._doubted, self._unfit, self._bound):
             over = [name for name, exclusion in exclusions.items() if exclusion.until <= now]
             for name in over:
                 if all(name in workers for workers in beginning):
@@ -233,6 +246,7 @@ class Reputation:
         self._flapping.pop(name, None)
         self._doubted.pop(name, None)
         self._unfit.pop(name, None)
+        self._bound.pop(name, None)
         self._failures.forget(name)
 
 

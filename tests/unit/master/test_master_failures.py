@@ -5,11 +5,13 @@ import itertools
 import pytest
 
 from tests.unit.master.players import FakeAgent
-from tests.unit.master.stories import Story, failure, outcome, request, two_machines
+from tests.unit.master.stories import Story, assignments_of, failure, outcome, request, two_machines
 from tpiedge.errors import PeerLost, ResourceError
+from tpiedge.master.assignments import Assignment
 from tpiedge.master.journal import GUILTY
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
 from tpiedge.master.quarantine import EXCLUDED_S
+from tpiedge.master.roster import Machine
 from tpiedge.wire.control import Token
 from tpiedge.wire.epochs import Launch, Leaving, NodeEnded, Prepare
 
@@ -44,6 +46,53 @@ def test_a_failed_preparation_does_not_disturb_what_is_served(story: Story) -> N
     story.turn()
     assert isinstance(outcome(answering), list)
     assert story.ready
+
+
+def others_share(machines: tuple[Machine, ...]) -> tuple[Assignment, ...]:
+    """The more machines there are, the further back is each one's part."""
+    return assignments_of(*(one.name for one in reversed(machines)))
+
+
+def test_what_serves_goes_on_where_a_worker_of_it_cannot_prepare_another_part(story: Story) -> None:
+    """That is tried again ever later, and at once where what serves cannot go on."""
+    story.plan = others_share
+    agent = two_machines(story)
+    epoch, answering = story.epoch, story.submit()
+    story.turn()
+    agent.prepares = False
+    story.join("w-2")
+    failed: list[float] = []
+    for _ in range(3):
+        story.wait_for(lambda: agent.count(Prepare) > 1 + len(failed), limit_s=200.0)
+        agent.failed()
+        failed.append(story.clock.now())
+        story.settle()
+        assert (story.epoch, story.members()) == (epoch, ("master", "w-1"))
+        assert "the disk is full" in story.worker("w-2").why
+        story.root.finish()
+        story.turn()
+    assert isinstance(outcome(answering), list)
+    gaps = [round(later - sooner) for sooner, later in itertools.pairwise(failed)]
+    assert gaps == [30, 60]
+
+    story.freeze("w-1", 1)
+    story.wait(10.0)
+    assert story.members() == ("master", "w-2")
+
+
+def test_a_worker_that_cannot_prepare_another_part_binds_nobody_to_a_plan_that_is_to_end(
+    story: Story,
+) -> None:
+    story.plan = others_share
+    for name in ("w-1", "w-2", "w-3"):
+        story.join(name)
+    story.settle()
+    story.agents["w-1"].prepares = False
+    story.master.drain_worker("w-3")
+    story.wait_for(lambda: story.agents["w-1"].count(Prepare) > 1)
+    story.agents["w-1"].failed()
+    story.wait(3.0)
+    assert story.members() == ("master", "w-2")
 
 
 def test_a_worker_that_lives_but_never_gets_ready_is_left_out_in_the_end(story: Story) -> None:

@@ -181,6 +181,19 @@ def test_who_is_out_stays_out_while_the_others_begin_without_it() -> None:
     assert (reputation.avoided(), reputation.left_out) == ({}, {})
 
 
+def test_who_serves_and_cannot_prepare_another_part_is_bound_to_its_own_ever_longer() -> None:
+    reputation = Reputation()
+    reputation.bind("w-1", "the disk is full", 0.0)
+    assert reputation.avoided() == {}
+    assert reputation.bound["w-1"].until == EXCLUDED_S
+    assert reputation.readmit(EXCLUDED_S)
+    assert reputation.bound == {}
+    reputation.bind("w-1", "the disk is full", EXCLUDED_S)
+    assert reputation.bound["w-1"].until == 3 * EXCLUDED_S
+    reputation.forget("w-1")
+    assert reputation.bound == {}
+
+
 def test_standing_ends_with_its_time_or_with_the_membership() -> None:
     reputation = Reputation()
     reputation.exclude("w-1", "the disk is full", 0.0)
