@@ -39,7 +39,10 @@ class Foresight:
         self._pack_id = pack_id
         self._stock = stock
         #: For whom the plans are made: what plans depend on of machines, and the workers that serve.
-        self._foreseen: object = None
+        self._facts: object = None
+        #: The losses that are still to be planned for, and by machine the shares that the plans made so far give it.
+        self._due: list[str] = []
+        self._needed: dict[str, dict[_Share, None]] = {}
         self._number = 0
         #: By machine, what it was told, and the nonce of the agent that it was told to.
         self._told: dict[str, tuple[int, Stock]] = {}
@@ -57,37 +60,41 @@ class Foresight:
             self._stocked[machine] = replace(message, complete=message.complete and bool(told.shares))
 
     def look(self, machines: Sequence[Machine], serving: Sequence[str]) -> None:
-        """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it.
+        """Makes one plan more, if one is missing, and once all are made tells each machine what they need of it. To
+        give many machines their order takes a part of a second: so no call does it twice.
 
         `machines` are those that a plan would be made for now, `serving` the workers that serve.
         """
         facts = [one.planned_by for one in machines], tuple(serving)
-        if facts == self._foreseen:
+        if facts != self._facts:
+            self._facts = facts
+            self._due = [_NOBODY, *serving[:_MOST]]
+            self._needed = {one.name: {} for one in machines}
+        if not self._due:
             return
-        self._foreseen = None  # what is asked now may take the place of what was known
-        needed: dict[str, dict[_Share, None]] = {one.name: {} for one in machines}
         try:
-            for lost in (_NOBODY, *serving[:_MOST]):
-                self._foresee(tuple(one for one in machines if one.name != lost), needed)
+            self._foresee(tuple(one for one in machines if one.name != self._due[0]))
         except StillPlanning:
             return
-        self._foreseen = facts
-        self._order(machines, needed)
+        del self._due[0]
+        if not self._due:
+            self._order(machines)
 
-    def _foresee(self, left: tuple[Machine, ...], needed: Mapping[str, dict[_Share, None]]) -> None:
+    def _foresee(self, left: tuple[Machine, ...]) -> None:
         # What other plans need of a machine will be there.
-        left = tuple(replace(one, held=_with_shares(one.held, needed[one.name])) for one in left)
+        left = tuple(replace(one, held=_with_shares(one.held, self._needed[one.name])) for one in left)
         found, _ = plan_without_breakers(self._plan, left, ())
         if isinstance(found, Assignments):
             for one in found.assignments:
                 if one.machine:  # the master's own has the whole pack
                     attention, ffn = one.share.attention, one.share.ffn
-                    needed[one.machine][(attention.start, attention.stop), (ffn.start, ffn.stop)] = None
+                    share = (attention.start, attention.stop), (ffn.start, ffn.stop)
+                    self._needed[one.machine][share] = None
 
-    def _order(self, machines: Sequence[Machine], needed: Mapping[str, dict[_Share, None]]) -> None:
+    def _order(self, machines: Sequence[Machine]) -> None:
         told, self._told = self._told, {}
         for machine in machines:
-            shares = tuple(needed[machine.name]) if self._stock else ()
+            shares = tuple(self._needed[machine.name]) if self._stock else ()
             nonce, before = told.get(machine.name, (0, None))
             if before is not None and (nonce, before.shares) == (machine.offer.nonce, shares):
                 self._told[machine.name] = nonce, before

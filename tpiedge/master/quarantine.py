@@ -11,9 +11,13 @@ Laws:
 7. A flapping worker is better than none: a plan uses it if there is no plan without it, or if it serves already.
 8. So is one that fails again under the same request: that is tried without it for EXCLUDED_S, if it can be, or until
    the request turns out to be guilty.
-9. So is one that could not do its part, for EXCLUDED_S: a plan uses it if there is no plan without it, even where it
-   serves already; where there are several, the last one only if there is none with the others.
-10. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
+9. So is one that could not do its part, for EXCLUDED_S, and after every further failure for twice as long as before, up
+   to LONGEST_EXCLUDED_S: a plan uses it if there is no plan without it, even where it serves already; where there are
+   several, the last one only if there is none with the others.
+10. Whoever is left out, for whatever reason, stays so while others begin without it, until something serves.
+11. A worker that serves, and could not prepare another part, is bound to the one that it has for as long as one that
+   could not do its part would be left out: what serves goes on.
+12. Of workers with ever new names only the last ones' breaches and losses are known (`remembered.py`).
 """
 
 import math
@@ -31,6 +35,7 @@ __all__ = [
     "FLAPS",
     "FLOOD",
     "FORGIVEN_S",
+    "LONGEST_EXCLUDED_S",
     "LONGEST_REST_S",
     "LONGEST_S",
     "REST_S",
@@ -43,8 +48,9 @@ __all__ = [
     "Traffic",
 ]
 
-#: How long a worker that could not do its part is left out.
+#: How long a worker that could not do its part is left out, the first time and at most.
 EXCLUDED_S: Final = 30.0
+LONGEST_EXCLUDED_S: Final = 600.0
 
 FIRST_S: Final = 60.0
 LONGEST_S: Final = 3600.0
@@ -143,6 +149,8 @@ class Reputation:
         self._flapping: dict[str, Exclusion] = {}
         self._doubted: dict[str, Exclusion] = {}
         self._unfit: dict[str, Exclusion] = {}
+        self._bound: dict[str, Exclusion] = {}
+        self._failures = Quarantine(EXCLUDED_S, LONGEST_EXCLUDED_S, LONGEST_S)
 
     @property
     def left_out(self) -> Mapping[str, Exclusion]:
@@ -154,6 +162,11 @@ class Reputation:
         already."""
         known = self._doubted | self._flapping
         return {name: one for name, one in known.items() if name not in serving} | self._unfit
+
+    @property
+    def bound(self) -> Mapping[str, Exclusion]:
+        """The workers that serve and are to keep the part that they have, by name."""
+        return self._bound
 
     @property
     def last_unfit(self) -> tuple[str, ...]:
@@ -194,20 +207,34 @@ class Reputation:
     def unfit(self, name: str, cause: str, now: float) -> None:
         """The worker could not do its part."""
         self._unfit.pop(name, None)
-        self._unfit[name] = Exclusion(now + EXCLUDED_S, cause)
+        self._unfit[name] = self._failed(name, cause, now)
+
+    def bind(self, name: str, cause: str, now: float) -> None:
+        """The worker serves, and could not prepare another part."""
+        self._bound[name] = self._failed(name, cause, now)
+
+    def _failed(self, name: str, cause: str, now: float) -> Exclusion:
+        until = self._failures.penalise(name, now)
+        return Exclusion(max(until, now + EXCLUDED_S), cause)  # it was used in spite of the last one
 
     def _leave_out(self, name: str, exclusion: Exclusion) -> None:
         known = self._left_out.get(name)
         if known is None or known.until < exclusion.until:
             self._left_out[name] = exclusion
 
-    def readmit(self, now: float) -> bool:
-        """Ends the exclusions whose time is over; returns whether there were any."""
+    def readmit(self, now: float, beginning: Collection[Collection[str]] = ()) -> bool:
+        """Ends the exclusions whose time is over; returns whether there were any.
+
+        `beginning`: the workers of each session that is about to serve while none does. Who is missing in one
+        stays out: its return would end that before anything has served.
+        """
         found = False
-        for exclusions in (self._left_out, self._flapping, self._doubted, self._unfit):
-            for name in [name for name, exclusion in exclusions.items() if exclusion.until <= now]:
-                del exclusions[name]
-                found = True
+        for exclusions in (self._left_out, self._flapping, self._doubted, self._unfit, self._bound):
+            over = [name for name, exclusion in exclusions.items() if exclusion.until <= now]
+            for name in over:
+                if all(name in workers for workers in beginning):
+                    del exclusions[name]
+                    found = True
         return found
 
     def forget(self, name: str) -> None:
@@ -219,6 +246,8 @@ class Reputation:
         self._flapping.pop(name, None)
         self._doubted.pop(name, None)
         self._unfit.pop(name, None)
+        self._bound.pop(name, None)
+        self._failures.forget(name)
 
 
 class Traffic:

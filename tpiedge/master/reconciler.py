@@ -14,7 +14,7 @@ from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.absent import absent_words
-from tpiedge.master.assignments import Assignments, NoPlan
+from tpiedge.master.assignments import Assignment, Assignments, NoPlan
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
@@ -130,7 +130,7 @@ class Reconciler:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
             self._drop_coming(sessions.coming)
-        if self._reputation.readmit(now):
+        if self._reputation.readmit(now, self._beginning()):
             self._debounce.again()
         self._look_for_slow(now)
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
@@ -152,6 +152,13 @@ class Reconciler:
         self._requests.explain(self._why_paused())
         self._publish()
         self._drains.tell()
+
+    def _beginning(self) -> list[tuple[str, ...]]:
+        """The workers of each session that is about to serve, while none does."""
+        serving = self._sessions.serving
+        if serving is not None and serving.phase is Phase.READY:
+            return []
+        return [session.machines for session in self._sessions.active]
 
     def _look_ahead(self) -> None:
         """While nobody asks: it takes the master's time."""
@@ -313,13 +320,39 @@ class Reconciler:
     def _apply(self, found: Assignments) -> None:
         """Makes sure that a session with these assignments serves or is coming."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
-        if serving is not None and serving.assignments == assignments:
+        bound = self._bound(assignments)
+        if bound is not None:
+            out = {one.machine for one in assignments} - {"", *self._serving_on()}
+            self._spare = {**self._spare, **dict.fromkeys(out, bound)}
+            self._sessions.abandon()
+        elif serving is not None and serving.assignments == assignments:
             self._sessions.abandon()
         elif coming is None or coming.assignments != assignments:
             self._reason = f"preparing {counted(len(assignments), 'node')}"
             self._begun = self._clock.now()
             self._retries.begun()
             self._sessions.begin(assignments, found.step_s)
+
+    def _bound(self, assignments: Sequence[Assignment]) -> SpareReason | None:
+        """Why what serves goes on instead of that plan: it gives another part to a worker that could not prepare one.
+        None where it does not, or where what serves is not to go on."""
+        if self._sessions.serving is None:
+            return None
+        parts = {one.machine: one for one in self._sessions.serving.assignments}
+        held = {name: one for name, one in self._reputation.bound.items() if name in self._serving_on()}
+        for one in assignments:
+            if one.machine in held and one != parts[one.machine]:
+                cause = held[one.machine].cause
+                return SpareReason("no plan", f"the plan with it failed, and what serves goes on ({cause})")
+        return None
+
+    def _serving_on(self) -> tuple[str, ...]:
+        """The workers of what serves, if that can go on."""
+        serving = self._sessions.serving
+        if serving is None or serving.phase is not Phase.READY:
+            return ()
+        steady = {one.name for one in self._steady(serving.machines)}
+        return serving.machines if steady.issuperset(serving.machines) else ()
 
     def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
@@ -404,10 +437,13 @@ class Reconciler:
 
     def _exclude(self, session: Session) -> None:
         """Leaves the worker that made the session fail, if there is one, for a while out of plans that can be made
-        without it."""
+        without it. If it serves meanwhile, that goes on, and only plans that would give it another part are left out.
+        """
         failure = session.failure
         if failure is not None and failure.unfit is not None:
-            self._reputation.unfit(failure.unfit, str(failure.error), self._clock.now())
+            serves = failure.unfit in self._serving_on()
+            note = self._reputation.bind if serves else self._reputation.unfit
+            note(failure.unfit, str(failure.error), self._clock.now())
 
     def _retry(self, session: Session) -> None:
         """Plans again: at once after a machine was lost, otherwise after a delay that grows with each failure."""

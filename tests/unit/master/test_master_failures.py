@@ -5,12 +5,15 @@ import itertools
 import pytest
 
 from tests.unit.master.players import FakeAgent
-from tests.unit.master.stories import Story, failure, outcome, request, two_machines
-from tpiedge.errors import ResourceError
+from tests.unit.master.stories import Story, assignments_of, failure, outcome, request, two_machines
+from tpiedge.errors import PeerLost, ResourceError
+from tpiedge.master.assignments import Assignment
 from tpiedge.master.journal import GUILTY
 from tpiedge.master.master import RECOVERY_GRACE_S, NotServing
+from tpiedge.master.quarantine import EXCLUDED_S
+from tpiedge.master.roster import Machine
 from tpiedge.wire.control import Token
-from tpiedge.wire.epochs import Launch, Leaving, Prepare
+from tpiedge.wire.epochs import Launch, Leaving, NodeEnded, Prepare
 
 
 def test_a_worker_that_cannot_prepare_is_left_out_for_half_a_minute(story: Story) -> None:
@@ -45,6 +48,53 @@ def test_a_failed_preparation_does_not_disturb_what_is_served(story: Story) -> N
     assert story.ready
 
 
+def others_share(machines: tuple[Machine, ...]) -> tuple[Assignment, ...]:
+    """The more machines there are, the further back is each one's part."""
+    return assignments_of(*(one.name for one in reversed(machines)))
+
+
+def test_what_serves_goes_on_where_a_worker_of_it_cannot_prepare_another_part(story: Story) -> None:
+    """That is tried again ever later, and at once where what serves cannot go on."""
+    story.plan = others_share
+    agent = two_machines(story)
+    epoch, answering = story.epoch, story.submit()
+    story.turn()
+    agent.prepares = False
+    story.join("w-2")
+    failed: list[float] = []
+    for _ in range(3):
+        story.wait_for(lambda: agent.count(Prepare) > 1 + len(failed), limit_s=200.0)
+        agent.failed()
+        failed.append(story.clock.now())
+        story.settle()
+        assert (story.epoch, story.members()) == (epoch, ("master", "w-1"))
+        assert "the disk is full" in story.worker("w-2").why
+        story.root.finish()
+        story.turn()
+    assert isinstance(outcome(answering), list)
+    gaps = [round(later - sooner) for sooner, later in itertools.pairwise(failed)]
+    assert gaps == [30, 60]
+
+    story.freeze("w-1", 1)
+    story.wait(10.0)
+    assert story.members() == ("master", "w-2")
+
+
+def test_a_worker_that_cannot_prepare_another_part_binds_nobody_to_a_plan_that_is_to_end(
+    story: Story,
+) -> None:
+    story.plan = others_share
+    for name in ("w-1", "w-2", "w-3"):
+        story.join(name)
+    story.settle()
+    story.agents["w-1"].prepares = False
+    story.master.drain_worker("w-3")
+    story.wait_for(lambda: story.agents["w-1"].count(Prepare) > 1)
+    story.agents["w-1"].failed()
+    story.wait(3.0)
+    assert story.members() == ("master", "w-2")
+
+
 def test_a_worker_that_lives_but_never_gets_ready_is_left_out_in_the_end(story: Story) -> None:
     """As long as its fetching moves it is waited for."""
     agent = story.join("w-1")
@@ -74,6 +124,36 @@ def test_a_node_that_fails_twice_before_it_is_ready_is_planned_without(story: St
     assert story.ready
     assert story.members() == ("master",)
     assert agent.count(Launch) == 2
+
+
+def test_a_worker_that_gives_up_at_every_start_does_not_keep_the_others_from_serving(story: Story) -> None:
+    """They load for longer than it is left out."""
+    story.step_s = lambda machines: 1 / (1 + len(machines))
+    story.loads = False
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    waiting = story.submit()
+    began: dict[int, float] = {}
+    for _ in range(1000):
+        story.wait(0.1)
+        if story.ready:
+            break
+        loading_s = story.clock.now() - began.setdefault(story.epoch, story.clock.now())
+        if "w-1" in story.members() and loading_s >= 3.0:
+            over_rank_0 = str(PeerLost(0, "connecting", "its port cannot be reached"))
+            story.node(1, story.epoch).fail("PeerLost", over_rank_0)
+            story.turn()
+            story.agents["w-1"].say(NodeEnded(story.epoch, "", "its process ended with status 1"))
+        elif story.members() == ("master", "w-2") and loading_s >= 1.5 * EXCLUDED_S:
+            for rank in range(2):
+                story.node(rank, story.epoch).ready()
+    assert (story.epoch, story.members()) == (3, ("master", "w-2")), "after two starts with it"
+    story.root.finish()
+    story.turn()
+    assert isinstance(outcome(waiting), list)
+    story.loads = True
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2"), "now it may have its part again"
 
 
 def test_too_few_workers_is_said_at_once(story: Story) -> None:

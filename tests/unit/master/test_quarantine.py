@@ -8,6 +8,7 @@ from tpiedge.master.quarantine import (
     FLAPS,
     FLOOD,
     FORGIVEN_S,
+    LONGEST_EXCLUDED_S,
     LONGEST_REST_S,
     LONGEST_S,
     REST_S,
@@ -151,6 +152,46 @@ def test_who_could_not_do_its_part_is_avoided_for_a_while_even_where_it_serves()
     assert {name: one.until for name, one in reputation.avoided().items()} == {"w-1": 2.0 + EXCLUDED_S}
     reputation.forget("w-1")
     assert reputation.avoided() == {}
+
+
+def test_who_fails_again_is_avoided_for_twice_as_long_up_to_a_limit() -> None:
+    reputation, now, lengths = Reputation(), 0.0, []
+    for _ in range(7):
+        reputation.unfit("w-1", "the disk is full", now)
+        lengths.append(reputation.avoided()["w-1"].until - now)
+        now += lengths[-1]
+        assert reputation.readmit(now)
+    assert lengths[:3] == [EXCLUDED_S, 2 * EXCLUDED_S, 4 * EXCLUDED_S]
+    assert lengths[-1] == lengths[-2] == LONGEST_EXCLUDED_S
+    reputation.forget("w-1")
+    reputation.unfit("w-1", "the disk is full", now)
+    assert reputation.avoided()["w-1"].until == now + EXCLUDED_S
+
+
+def test_who_is_out_stays_out_while_the_others_begin_without_it() -> None:
+    reputation = Reputation()
+    reputation.unfit("w-1", "the disk is full", 0.0)
+    reputation.doubt("w-2", "it died", 0.0)
+    reputation.doubt("w-3", "it died", 0.0)
+    reputation.exclude("w-4", "its numbers break the planner", 0.0)
+    assert reputation.readmit(EXCLUDED_S, [("w-2",), ("w-1", "w-2")])
+    assert (set(reputation.avoided()), set(reputation.left_out)) == ({"w-1", "w-3"}, {"w-4"})
+    assert not reputation.readmit(EXCLUDED_S, [("w-2",)])
+    assert reputation.readmit(EXCLUDED_S)
+    assert (reputation.avoided(), reputation.left_out) == ({}, {})
+
+
+def test_who_serves_and_cannot_prepare_another_part_is_bound_to_its_own_ever_longer() -> None:
+    reputation = Reputation()
+    reputation.bind("w-1", "the disk is full", 0.0)
+    assert reputation.avoided() == {}
+    assert reputation.bound["w-1"].until == EXCLUDED_S
+    assert reputation.readmit(EXCLUDED_S)
+    assert reputation.bound == {}
+    reputation.bind("w-1", "the disk is full", EXCLUDED_S)
+    assert reputation.bound["w-1"].until == 3 * EXCLUDED_S
+    reputation.forget("w-1")
+    assert reputation.bound == {}
 
 
 def test_standing_ends_with_its_time_or_with_the_membership() -> None:
