@@ -3,16 +3,18 @@
 Laws:
 1. A request that was accepted ends exactly once: with Finished, or with an error that says why.
 2. Requests start in the order in which they were accepted, and at most `parallel` of them run at once. One for which
-   nobody waits (`attend`) starts after all others, gives its place back where one of them has none, and goes on later;
-   where the queue is full, it ends for a new one, unless it has begun.
+   nobody waits (`attend`) starts after all others, gives its place back where one of them has none, and goes on later.
+   The queue is full with `limit` that have not begun, or `parallel` more with those that gave their place back; then
+   one of them for which nobody waits ends for a new one.
 3. A node's message about a request that does not run is dropped.
 4. A running request's cancellation is passed on after the request itself, and changes nothing for the others.
 5. When an epoch ends, those that run wait in front of those that never ran, whatever the limit, and go on in the next
    one: their readers see a pause. Those of which nothing is missing, or which nobody wants any more, end.
 6. Those of an earlier master (`resume`) are such that ran: whatever the limit, in front of those that never did. Nobody
    waits for them until it is said.
-7. Of those that wait, who did not get on in most losses begins first, and beside a suspect nothing begins
-   (`journal.py`): so one that ends every epoch is found, and it alone fails.
+7. Of those that wait, who did not get on in most losses begins first, suspects (`journal.py`) before all others even
+   where nobody waits for them, if nothing runs. Beside a suspect nothing begins, and it gives its place to nobody: so
+   one that ends every epoch is found, and it alone fails.
 """
 
 import queue
@@ -132,6 +134,7 @@ class RequestQueue:
         self._lock = threading.Lock()
         self._waiting: deque[PendingAnswer] = deque()
         self._running: dict[str, PendingAnswer] = {}  # by id, in the order of their start
+        self._suspected = False
         self._closed: TpiedgeError | None = None
         self._totals = Totals()
         self._rate = ReadingRate()
@@ -158,9 +161,9 @@ class RequestQueue:
 
     @property
     def suspected(self) -> bool:
-        """Whether a request that waits is a suspect."""
+        """Whether one of those that ran when an epoch ended last is a suspect."""
         with self._lock:
-            return any(one.journal.suspect for one in self._waiting)
+            return self._suspected
 
     @property
     def idle(self) -> bool:
@@ -181,8 +184,7 @@ class RequestQueue:
             if self._closed is not None:
                 self._count(refused=1)
                 raise self._closed.with_traceback(None)  # or each refusal would lengthen its traceback
-            new = [one for one in self._waiting if not one.journal.begun]
-            if len(new) >= self._limit and not self._displaced(new):
+            if not self._has_room():
                 self._count(refused=1)
                 raise QueueFull(f"{self._limit} requests are waiting already: try again later")
             answering.times.accepted = self._now()
@@ -219,7 +221,8 @@ class RequestQueue:
             ):
                 self._make_way(len(awaited))
                 return False
-            starting = next(iter(awaited or self._waiting), None)
+            suspects = [one for one in self._waiting if one.journal.suspect and not self._running]
+            starting = next(iter(suspects or awaited or self._waiting), None)
             if starting is None:
                 return False
             self._waiting.remove(starting)
@@ -285,6 +288,7 @@ class RequestQueue:
                 guilty = [one for one in going_on if one.journal.guilty]
                 self._fail(guilty, lost)
                 going_on = [one for one in going_on if one not in guilty]
+            self._suspected = any(one.journal.suspect for one in going_on)
             self._running.clear()
             self._look_at_readers()
             for one in going_on:
@@ -336,9 +340,18 @@ class RequestQueue:
 
     # --- under the lock
 
-    def _displaced(self, new: Sequence[PendingAnswer]) -> bool:
-        """Ends one of them for which nobody waits; returns whether there was one."""
-        absent = next((one for one in new if not one.attended), None)
+    def _has_room(self) -> bool:
+        """Whether one more may wait, which may end one for which nobody waits."""
+        new = [one for one in self._waiting if not one.journal.begun]
+        if len(new) >= self._limit:
+            return self._displaced(new)
+        gave_way = [one for one in reversed(self._waiting) if one.journal.begun and one.gives_way]
+        full = len(new) + len(gave_way) >= self._limit + self._parallel
+        return not full or self._displaced([*new, *gave_way])
+
+    def _displaced(self, waiting: Sequence[PendingAnswer]) -> bool:
+        """Ends the first of them for which nobody waits; returns whether there was one."""
+        absent = next((one for one in waiting if not one.attended), None)
         if absent is None:
             return False
         self._waiting.remove(absent)
@@ -352,7 +365,7 @@ class RequestQueue:
         """So many need a place: as many of those that run give it up for which nobody waits, the latest first."""
         missing = awaited - sum(one.gives_way or one.unwanted for one in self._running.values())
         absent = (one for one in reversed(self._running.values()) if not one.attended)
-        able = [one for one in absent if not one.gives_way and not one.unwanted]
+        able = [one for one in absent if not (one.gives_way or one.unwanted or one.journal.suspect)]
         for one in able[: max(0, missing)]:
             one.gives_way = True
             self._on_cancel(one.request.id)

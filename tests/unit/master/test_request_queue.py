@@ -435,6 +435,63 @@ def test_a_request_that_ends_every_epoch_is_found_beside_others_and_fails_alone(
     assert book.requests.totals.failed == 1
 
 
+def test_one_that_nobody_waits_for_and_that_ends_every_epoch_is_found_beside_one_that_always_runs() -> None:
+    """The other gets on in each epoch."""
+    book = Book(parallel=2)
+    poison = book.resume("r-0", 1)
+    other = book.requests.submit(replace(request("r-1"), max_tokens=1000))
+    told = losses = 0
+    for _ in range(50):
+        started = []
+        while (name := book.start()) is not None:
+            started.append(name)
+        if "r-1" in started:
+            for _ in range(2):
+                book.requests.tell(token("r-1", told))
+                told += 1
+        if "r-0" in started:
+            book.lose()
+            losses += 1
+            assert book.requests.suspected == (SUSPECT <= losses < GUILTY)
+    assert losses == GUILTY
+    assert isinstance(events(poison)[-1], PeerLost)
+    book.requests.tell(finished("r-1", told))
+    assert isinstance(events(other)[-1], Finished)
+
+
+def test_a_suspect_that_nobody_waits_for_keeps_its_place_until_it_gets_on() -> None:
+    book = Book(parallel=1)
+    book.resume("r-1", 1)
+    for _ in range(SUSPECT):
+        assert book.start() == "r-1"
+        book.lose()
+    book.submit("r-2")
+    assert [book.start(), book.start()] == ["r-1", None]
+    book.requests.tell(token(index=1))
+    assert book.start() is None
+    assert book.cancelled == []
+    book.requests.tell(token(index=2))
+    assert book.start() is None
+    assert book.cancelled == ["r-1"]
+
+
+def test_a_loss_beside_which_a_suspect_waited_is_not_its() -> None:
+    book = Book(parallel=2)
+    for name in ("r-1", "r-2"):
+        book.resume(name, 0)
+    for _ in range(SUSPECT):
+        assert [book.start(), book.start()].count(None) == 0
+        book.lose()
+    assert book.start() == "r-1"
+    for index in range(2):
+        book.requests.tell(token(index=index))
+    book.submit("r-3")
+    assert [book.start(), book.start()] == ["r-3", None]
+    book.lose()
+    assert not book.requests.suspected
+    assert book.start() == "r-2"
+
+
 def test_losses_for_which_a_request_is_not_to_blame_do_not_end_it() -> None:
     """It got on in between, or a plan ended the epoch."""
     book = Book()
@@ -596,6 +653,46 @@ def test_in_a_full_queue_one_that_nobody_waits_for_makes_room_for_a_new_one() ->
         book.submit("r-5")
 
 
+def test_those_that_gave_way_and_are_waited_for_again_do_not_pass_the_limit() -> None:
+    """Who asks, leaves, asks for something else and comes again for the first, many times."""
+    book = Book(limit=4, parallel=2)
+    refused = 0
+    asked: list[PendingAnswer] = []
+    for number in range(60):
+        try:
+            asked.append(book.submit(f"r-{number}"))
+        except QueueFull:
+            refused += 1
+        while book.start() is not None:
+            pass
+        for name in book.cancelled:
+            book.requests.tell(Finished(1, name, "cancel", 3, 0, 0, 0))
+        book.cancelled.clear()
+        while (name := book.start()) is not None:
+            (one,) = (one for one in asked if one.request.id == name)
+            one.attend(False)
+        for one in asked:
+            if one.request.id not in book.requests._running:
+                one.attend(True)
+        assert book.requests.waiting <= 4 + 2
+    assert refused
+
+
+def test_beyond_the_limit_of_those_that_gave_way_the_first_that_did_ends_if_nobody_waits_for_it() -> None:
+    book = Book(limit=1, parallel=1)
+    answers = []
+    for number in range(4):
+        answers.append(book.submit(f"r-{number}"))
+        if number:
+            assert book.start() is None
+            book.requests.tell(Finished(1, f"r-{number - 1}", "cancel", 3, 0, 0, 0))
+        assert book.start() == f"r-{number}"
+        answers[-1].attend(False)
+    (_, error) = events(answers[0])
+    assert isinstance(error, Cancelled)
+    assert book.requests.waiting == 2
+
+
 def test_a_resumed_request_of_which_nothing_is_missing_ends_at_once() -> None:
     book = Book()
     answering = book.resume("r-1", 4)
@@ -629,6 +726,7 @@ class Queues(RuleBasedStateMachine):
         self.ended: set[str] = set()
         self.absent: set[str] = set()
         self.giving_way: set[str] = set()
+        self.gave_way: set[str] = set()
         self.closed = False
 
     @initialize(said=st.lists(st.integers(0, 4), max_size=5))
@@ -649,13 +747,16 @@ class Queues(RuleBasedStateMachine):
         self.count += 1
         name = f"r-{self.count}"
         new = [one for one in self.waiting if one not in self.told]
-        displaced = [one for one in new if one in self.absent][:1] if len(new) == 3 else []
+        others = [one for one in reversed(self.waiting) if one in self.gave_way]
+        full = len(new) == 3 or len([*new, *others]) >= 3 + self.parallel
+        able = new if len(new) == 3 else [*new, *others]
+        displaced = [one for one in able if one in self.absent][:1] if full else []
         try:
             self.accepted[name] = self.book.submit(name)
         except NotServing:
             refused = "closed" if self.closed else "?"
         except QueueFull:
-            refused = "full" if len(new) == 3 and not displaced else "?"
+            refused = "full" if full and not displaced else "?"
         else:
             refused = ""
             for one in displaced:
@@ -669,18 +770,21 @@ class Queues(RuleBasedStateMachine):
         asked = len(self.book.cancelled)
         order = self.book.order()
         started = order.id if order is not None else None
-        suspects = any(self.losses.get(name, 0) >= SUSPECT for name in self.running)
+        suspects = {name for name in self.told if self.losses.get(name, 0) >= SUSPECT}
         awaited = [name for name in self.waiting if name not in self.absent]
-        if len(self.running) == self.parallel or not self.waiting or suspects:
+        if len(self.running) == self.parallel or not self.waiting or suspects & {*self.running}:
             assert started is None
             ending = self.giving_way | self.unwanted
             missing = max(0, len(awaited) - len(ending & {*self.running}))
-            able = [one for one in reversed(self.running) if one in self.absent and one not in ending]
+            staying = ending | suspects
+            able = [one for one in reversed(self.running) if one in self.absent and one not in staying]
             assert self.book.cancelled[asked:] == able[:missing]
             self.giving_way |= {*able[:missing]}
         else:
-            assert started == (awaited or self.waiting)[0]
+            first = [name for name in self.waiting if name in suspects and not self.running]
+            assert started == (first or awaited or self.waiting)[0]
             assert order is not None
+            self.gave_way.discard(order.id)
             self.waiting.remove(order.id)
             self.running.append(order.id)
             assert len(order.answer_ids) == self.told.setdefault(order.id, 0)
@@ -712,6 +816,7 @@ class Queues(RuleBasedStateMachine):
             self.waiting.appendleft(name)
             self.passed[name] = 0
             self.giving_way.remove(name)
+            self.gave_way.add(name)
         else:
             self._end(name)
 
@@ -753,6 +858,7 @@ class Queues(RuleBasedStateMachine):
                 again.append(name)
         order = sorted([*again, *self.waiting], key=lambda name: -self.losses.get(name, 0))
         self.waiting = deque(order)
+        assert self.book.requests.suspected == any(self.losses.get(name, 0) >= SUSPECT for name in again)
 
     @rule()
     def fail_all(self) -> None:
