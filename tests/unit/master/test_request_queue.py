@@ -653,44 +653,24 @@ def test_in_a_full_queue_one_that_nobody_waits_for_makes_room_for_a_new_one() ->
         book.submit("r-5")
 
 
-def test_those_that_gave_way_and_are_waited_for_again_do_not_pass_the_limit() -> None:
-    """Who asks, leaves, asks for something else and comes again for the first, many times."""
-    book = Book(limit=4, parallel=2)
-    refused = 0
-    asked: list[PendingAnswer] = []
-    for number in range(60):
-        try:
-            asked.append(book.submit(f"r-{number}"))
-        except QueueFull:
-            refused += 1
-        while book.start() is not None:
-            pass
-        for name in book.cancelled:
-            book.requests.tell(Finished(1, name, "cancel", 3, 0, 0, 0))
-        book.cancelled.clear()
-        while (name := book.start()) is not None:
-            (one,) = (one for one in asked if one.request.id == name)
-            one.attend(False)
-        for one in asked:
-            if one.request.id not in book.requests._running:
-                one.attend(True)
-        assert book.requests.waiting <= 4 + 2
-    assert refused
-
-
-def test_beyond_the_limit_of_those_that_gave_way_the_first_that_did_ends_if_nobody_waits_for_it() -> None:
-    book = Book(limit=1, parallel=1)
-    answers = []
-    for number in range(4):
+def test_those_that_gave_way_count_for_the_limit() -> None:
+    """Who asks, leaves, asks for something else, and comes again for all of it."""
+    book = Book(limit=2, parallel=1)
+    answers: list[PendingAnswer] = []
+    for number in range(6):
         answers.append(book.submit(f"r-{number}"))
         if number:
             assert book.start() is None
             book.requests.tell(Finished(1, f"r-{number - 1}", "cancel", 3, 0, 0, 0))
         assert book.start() == f"r-{number}"
         answers[-1].attend(False)
-    (_, error) = events(answers[0])
-    assert isinstance(error, Cancelled)
-    assert book.requests.waiting == 2
+    assert book.requests.waiting == 3
+    for gone in answers[:2]:
+        assert isinstance(events(gone)[-1], Cancelled)
+    for one in answers:
+        one.attend(True)
+    with pytest.raises(QueueFull):
+        book.submit("r-6")
 
 
 def test_a_resumed_request_of_which_nothing_is_missing_ends_at_once() -> None:
