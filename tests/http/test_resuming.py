@@ -26,6 +26,7 @@ from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, key_mark
 from tpiedge.api.schema import Reply
 from tpiedge.errors import MasterFailed, PeerLost
+from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.clock import ManualClock
 from tpiedge.testing.service import token
@@ -392,6 +393,22 @@ def test_a_stop_string_ends_the_work_though_nobody_reads(keep, service, folder, 
         choice = http.get(path).json()["choices"][0]
     assert (choice["text"], choice["finish_reason"]) == ("one two", "stop")
     assert service.generations.empty()
+
+
+def test_a_request_is_taken_up_once_it_is_asked_for(service, folder, leave):
+    """So that only those are set aside that may be what ends masters; readers hear nothing of it."""
+    leave(CHAT, WORDS, 1, rest=False)
+    for number in range(GUILTY + 2):
+        kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
+        assert kept.recover() == (number < GUILTY + 1)
+        if number == GUILTY + 1:
+            return
+        generation = service.generations.get(timeout=LIMIT_S)
+        if number:
+            generation.take_up()
+            wait_until(lambda before=number: left(folder)[0].read_bytes().count(b"taken up") == before)
+        kept.close()
+        kept.join(LIMIT_S)
 
 
 def test_an_answer_that_a_stop_string_had_ended_asks_for_nothing(keep, service, leave):

@@ -32,7 +32,7 @@ from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent, Generation, Service
 from tpiedge.api.stream_bridge import EventQueue
 from tpiedge.errors import Cancelled, InternalError, MasterFailed
-from tpiedge.master.journal import Paused
+from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.units import format_seconds
@@ -222,7 +222,9 @@ class KeptAnswer:
         error: BaseException | None = None
         try:
             for event in generation.events():
-                if not self._stopped:
+                if isinstance(event, TakenUp):
+                    self._file.take_up()
+                elif not self._stopped:
                     self._say(event)
         except BaseException as raised:  # handed to the reader
             error = raised

@@ -78,6 +78,10 @@ class RecordFile:
         """Adds what is about to be passed on."""
         self.write(token_line(token))
 
+    def take_up(self) -> None:
+        """Adds that another master asks for the rest."""
+        self.write(taken_up_line())
+
     def write(self, line: bytes) -> None:
         """Adds a line."""
         with self._lock:
@@ -283,9 +287,7 @@ class RecordFolder:
             os.ftruncate(fd, size)
         except OSError as error:
             raise _unusable(path, error) from None
-        file = RecordFile(path, fd, self._log, self._later)
-        file.write(taken_up_line())
-        return file
+        return RecordFile(path, fd, self._log, self._later)
 
 
 def records_in(folder: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import TpiedgeError
-from tpiedge.master.journal import Paused, Resumed
+from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
@@ -30,7 +30,7 @@ __all__ = [
     "Unavailable",
 ]
 
-AnswerEvent = Token | PromptScores | Paused | Resumed | Finished
+AnswerEvent = Token | PromptScores | Paused | Resumed | TakenUp | Finished
 
 
 class Busy(TpiedgeError):

@@ -17,7 +17,7 @@ from tpiedge.master.request_times import PauseCause
 from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["GUILTY", "SUSPECT", "Journal", "Paused", "Resumed"]
+__all__ = ["GUILTY", "SUSPECT", "Journal", "Paused", "Resumed", "TakenUp"]
 
 SUSPECT: Final = 2
 GUILTY: Final = 3
@@ -35,6 +35,11 @@ class Resumed:
     """The next token comes `paused_s` seconds after the pause began."""
 
     paused_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class TakenUp:
+    """Rank 0 is asked for the rest of an earlier master's answer, for the first time by this master."""
 
 
 @dataclass(eq=False)

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import Final, NoReturn
 
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
-from tpiedge.master.journal import Journal, Paused, Resumed
+from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
 from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import Totals
@@ -40,7 +40,7 @@ __all__ = ["QUEUE_LIMIT", "PendingAnswer", "QueueFull", "RequestQueue"]
 QUEUE_LIMIT: Final = 64
 
 
-_Said = Token | PromptScores | Paused | Resumed | Finished
+_Said = Token | PromptScores | Paused | Resumed | TakenUp | Finished
 _Event = _Said | TpiedgeError
 
 
@@ -60,6 +60,8 @@ class PendingAnswer:
         #: Whether somebody waits for it, and whether it gives its place to one that somebody waits for, or gave it.
         self.attended = True
         self.gives_way = False
+        #: Whether an earlier master accepted it, and this one has not asked for it yet.
+        self.inherited = False
         #: Whether the caller has all that it wanted, and whether it wants no more.
         self.whole = False
         self.unwanted = False
@@ -101,7 +103,8 @@ class PendingAnswer:
 
     def put(self, event: _Event) -> None:
         """Adds an event; for RequestQueue alone."""
-        self._told = ""
+        if not isinstance(event, TakenUp):  # it pauses on
+            self._told = ""
         self._events.put(event)
 
     def pause(self, why: str) -> None:
@@ -194,10 +197,10 @@ class RequestQueue:
 
     def resume(self, request: GenerationRequest, said: Sequence[Token], why: str) -> PendingAnswer:
         """Accepts a request that an earlier master had accepted, of whose answer `said` was passed on already: the
-        rest follows, and first of all that it pauses, and `why`. To be called in the order in which they were accepted,
-        and before anything is submitted. Raises the error that `close` was given."""
+        rest follows, and first of all that it pauses, and `why`, and TakenUp once rank 0 is asked. To be called in the
+        order in which they were accepted, and before anything is submitted. Raises the error that `close` was given."""
         answering = PendingAnswer(request, self._cancelled, self._on_submit)
-        answering.attended = False
+        answering.attended, answering.inherited = False, True
         with self._lock:
             if self._closed is not None:
                 raise self._closed.with_traceback(None)
@@ -229,6 +232,9 @@ class RequestQueue:
             starting.gives_way = False
             self._running[starting.request.id] = starting
             starting.journal.begun = True
+            if starting.inherited:
+                starting.inherited = False
+                starting.put(TakenUp())
             now = self._now()
             self._rate.begin(now)
             self._times.started(starting.times, now)

@@ -19,7 +19,7 @@ from tpiedge.api.service import (
 )
 from tpiedge.errors import UnknownWorker, UserError
 from tpiedge.master.drains import CannotDrain
-from tpiedge.master.journal import Paused, Resumed
+from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
@@ -74,6 +74,9 @@ class FakeGeneration:
 
     def pause(self, why: str) -> None:
         self._items.put(Paused(why))
+
+    def take_up(self) -> None:
+        self._items.put(TakenUp())
 
     def resume(self, paused_s: float) -> None:
         self._items.put(Resumed(paused_s))

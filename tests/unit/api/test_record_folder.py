@@ -186,18 +186,30 @@ def test_one_that_may_be_what_ends_masters_is_not_tried_for_ever(
     path = begun(folder, count=1)
     for _ in range(GUILTY - 1):
         (found,) = RecordFolder(folder, "pack-1").found()
+        found.file.take_up()
         found.file.keep()
     (found,) = RecordFolder(folder, "pack-1").found()
+    found.file.take_up()
     found.file.add(TOKENS[1])
     found.file.keep()
     for _ in range(GUILTY):
         (found,) = RecordFolder(folder, "pack-1").found()
         assert found.record.said == TOKENS[:2], "it had got on: it is tried as often again"
+        found.file.take_up()
         found.file.keep()
     assert RecordFolder(folder, "pack-1").found() == []
     assert files(folder) == [path.with_suffix(".aside").name]
     (line,) = caplog.messages
     assert f"{GUILTY} masters went on with it, and ended before it did" in line
+
+
+def test_one_that_no_master_asked_for_ends_none(folder: Path) -> None:
+    path = begun(folder, count=1)
+    written = path.read_bytes()
+    for _ in range(GUILTY + 1):
+        (found,) = RecordFolder(folder, "pack-1").found()
+        found.file.keep()
+    assert path.read_bytes() == written
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])

@@ -10,7 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
-from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed
+from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed, TakenUp
 from tpiedge.master.master import NotServing
 from tpiedge.master.request_queue import PendingAnswer, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
@@ -570,8 +570,8 @@ def test_requests_of_an_earlier_master_go_on_in_their_order_before_new_ones_what
         book.requests.tell(finished(name, tokens + 1))
     assert book.start() == "new"
     for tokens, answering in zip((2, 0, 1), resumed, strict=True):
-        first, second, third, last = events(answering)
-        assert (first, second, third) == (Paused("again"), Resumed(1.5), token(f"old-{tokens}", tokens))
+        *said, last = events(answering)
+        assert said == [Paused("again"), TakenUp(), Resumed(1.5), token(f"old-{tokens}", tokens)]
         assert last == replace(finished(f"old-{tokens}", tokens + 1), steps=0)
 
 
@@ -678,6 +678,17 @@ def test_a_resumed_request_of_which_nothing_is_missing_ends_at_once() -> None:
     answering = book.resume("r-1", 4)
     assert book.requests.idle
     assert events(answering) == [Paused("again"), Finished(0, "r-1", "length", 3, 4, 0, 0)]
+
+
+def test_that_a_request_is_taken_up_is_said_once_and_not_before_it_is_asked_for() -> None:
+    book = Book()
+    asked, waiting = book.resume("r-1", 1), book.resume("r-2", 1)
+    for _ in range(2):
+        book.start()
+        book.requests.interrupt("again")
+    book.requests.fail_all(NotServing("nobody"))
+    assert events(asked)[:-1] == [Paused("again"), TakenUp()]
+    assert events(waiting)[:-1] == [Paused("again")]
 
 
 def test_a_closed_queue_resumes_nothing() -> None:
