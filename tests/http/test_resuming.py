@@ -291,8 +291,12 @@ def test_who_wants_an_answer_no_more_deletes_it(keep, service, folder, chat):
 
 def broken(answer):
     """The events of a stream that breaks off."""
+    return broken_lines(answer.iter_lines())
+
+
+def broken_lines(lines):
     with contextlib.suppress(httpx.RemoteProtocolError):
-        yield from events_of(answer)
+        yield from events_in(lines)
 
 
 def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
@@ -518,6 +522,34 @@ def test_what_is_no_number_of_an_event_is_refused(keep, leave, given):
         assert "Last-Event-ID" in answer.json()["error"]["message"]
         assert http.head(path).status_code == 405
         assert http.get(path).status_code == 200
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["at once", "after a ping"])
+def test_who_asks_for_what_comes_after_the_end_is_refused_and_may_come_again(
+    keep, service, folder, leave, late
+):
+    path = leave(CHAT, WORDS, 1, rest=not late)
+    with connect(keep(limits=Limits(ping_s=0.05))) as http:
+        with http.stream("GET", path, headers={"Last-Event-ID": "1000"}) as answer:
+            if late:
+                lines = answer.iter_lines()
+                next(lines)
+                generation = service.generations.get(timeout=LIMIT_S)
+                generation.say(*WORDS[1:])
+                generation.finish("stop")
+                text = "".join(said for _, said in broken_lines(lines))
+            else:
+                text = answer.read().decode()
+            assert answer.status_code == (200 if late else 400)
+        assert "the header Last-Event-ID says a later one" in text
+        with http.stream("GET", path, headers={"Last-Event-ID": "0"}) as answer:
+            *_, (last, done) = events_of(answer)
+        assert done == "[DONE]"
+        wait_until(lambda: not left(folder))
+    path = leave(CHAT, WORDS, 1)
+    with connect(keep()) as http:
+        answer = http.get(path, headers={"Last-Event-ID": str(last)})
+        assert (answer.status_code, answer.content) == (200, b"")
 
 
 def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, folder):

@@ -13,7 +13,8 @@ Laws:
 5. However it ends, the generation is cancelled unless it had finished; what a stop string ends is complete.
 6. A resumable answer says so in its head, which a whole one sends early. The events of its stream are
    numbered from 1 on: they follow from its tokens and nothing else, so a later stream of it can begin after any of
-   them. Where the server ends before it, it breaks off without a word, for the next server to go on.
+   them; after one beyond its end it fails. Where the server ends before it, it breaks off without a word, for the next
+   server to go on.
 """
 
 import asyncio
@@ -40,6 +41,7 @@ __all__ = [
     "RESUMABLE",
     "Aborted",
     "Answering",
+    "BeyondEnd",
     "BrokenOff",
     "Send",
     "ServerEnds",
@@ -78,6 +80,17 @@ class Aborted(Exception):
 
 class BrokenOff(Aborted):
     """The next server goes on with the answer."""
+
+
+class BeyondEnd(ApiError):
+    """The rest of a stream is wanted after an event that it does not have: nobody got anything of the answer."""
+
+    def __init__(self, last: int) -> None:
+        super().__init__(
+            400,
+            f"the answer's last event is {last}, the header Last-Event-ID says a later one: send the last that came",
+            "invalid_value",
+        )
 
 
 class Stalled(Exception):
@@ -184,7 +197,7 @@ class Answering:
         started, number = False, 0
         try:
             async for event in self._events():
-                if not started:
+                if not started and (event is None or number >= self.after - 1):
                     started = True
                     await self._start(send, _STREAM_HEADERS)
                 if event is None:
@@ -193,6 +206,8 @@ class Answering:
                 number += 1
                 if number > self.after:
                     await self._write(send, self._numbered(number, event))
+            if number < self.after:
+                raise BeyondEnd(number)
         except (Disconnected, Stalled):
             raise
         except Exception as error:

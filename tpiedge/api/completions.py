@@ -11,7 +11,16 @@ from typing import Any
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from tpiedge.api.answering import Answering, BrokenOff, Send, ServerEnds, Stalled, send_json
+from tpiedge.api.answering import (
+    Aborted,
+    Answering,
+    BeyondEnd,
+    BrokenOff,
+    Send,
+    ServerEnds,
+    Stalled,
+    send_json,
+)
 from tpiedge.api.body import Disconnected, Receive, parse_object
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
@@ -128,8 +137,12 @@ class Deliveries:
             if work.resumable:
                 await _sent(scope, limits.write_s)
             parting = Parting.SERVED
-        except (asyncio.CancelledError, Disconnected, Stalled, BrokenOff, ServerEnds):
+        except (asyncio.CancelledError, Disconnected, Stalled, BrokenOff, ServerEnds, BeyondEnd):
             parting = Parting.LOST if named else Parting.FOR_GOOD
+            raise
+        except Aborted as error:
+            if isinstance(error.__cause__, BeyondEnd):
+                parting = Parting.LOST
             raise
         finally:
             work.leave(parting)
