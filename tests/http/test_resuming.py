@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import threading
+import time
 from dataclasses import replace
 
 import httpx
@@ -36,6 +37,7 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 LIMIT_S = 20.0
 BODY = {"model": "babbler", "prompt": "x"}
 PACK = "pack-1"
+CREATED = int(time.time())
 WORDS = tuple(Tokenizer.open(DEMO).encode("the fox", add_special=False)[:2])
 CHAT = Reply(True, True, True, None, (), False)
 TEXT = Reply(False, True, True, 2, (), True)
@@ -93,13 +95,13 @@ class Left:
         self._folder = folder
         self._service = service
 
-    def __call__(self, reply, ids, told, *, rest=True, key=b""):
+    def __call__(self, reply, ids, told, *, rest=True, key=b"", number=1):
         """Of the tokens `ids` so many are told; with `rest` the cluster says the others, and that it ends. Returns the
         path of the answer."""
-        name = "chatcmpl-1" if reply.chat else "cmpl-1"
+        name = f"chatcmpl-{number}" if reply.chat else f"cmpl-{number}"
         sampling = Sampling(logprobs=reply.logprobs or 0)
         request = GenerationRequest(name, (1, 2), 100, sampling, (2,), keep_prefix=True)
-        accepted = AcceptedRequest(request, reply, 1_700_000_000, "babbler", PACK, key_mark(key))
+        accepted = AcceptedRequest(request, reply, CREATED, "babbler", PACK, key_mark(key))
         file = RecordFolder(self._folder, PACK).begin(accepted)
         for index, one in enumerate(ids[:told]):
             scores = tuple((one + i, -0.5 - i) for i in range(sampling.logprobs))
@@ -372,7 +374,7 @@ def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
         assert len(left(folder)) == 1
         answer = http.get(path, headers={"Last-Event-ID": "1"})
         assert answer.json()["usage"]["completion_tokens"] == 2
-        assert answer.json()["created"] == 1_700_000_000
+        assert answer.json()["created"] == CREATED
         assert not generation.cancelled.is_set()
         wait_until(lambda: not left(folder))
 
@@ -473,6 +475,37 @@ def test_for_how_long_an_answer_waits(folder, service, reply, over):
     assert answer.ended
     records.close(LIMIT_S)
     assert not left(folder)
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_whole_answer_waits_for_a_day_through_any_number_of_servers(folder, service, leave, caplog, over):
+    """From the request on, not anew from each start."""
+    ids = service.tokenizer.encode("one two three four", add_special=False)
+    path = leave(replace(WHOLE, stops=(" three",)), ids, len(ids) if over else 1, rest=False)
+    for age_s, waits in ((UNFINISHED_S - 1.0, True), (UNFINISHED_S + COLLECTED_WITHIN_S + 1.0, False)):
+        records, today = RecordFolder(folder, PACK), CREATED + age_s
+        kept = KeptAnswers(records, service, 1.0, ManualClock().now, lambda today=today: today)
+        assert kept.recover() == 1
+        kept.sweep()
+        found = kept.find(path.rpartition("/")[2], chat=False, key=b"")
+        assert (found is not None) == waits
+        kept.close()
+        kept.join(LIMIT_S)
+    assert not left(folder)
+    assert "nobody came for the answer cmpl-1" in caplog.text
+
+
+def test_of_the_answers_of_servers_before_only_so_many_go_on(folder, service, leave, monkeypatch, caplog):
+    monkeypatch.setattr("tpiedge.api.kept_answers.MOST_RECOVERED", 2)
+    for number in range(3):
+        leave(WHOLE, WORDS, 1, rest=False, number=number)
+    newest = sorted(path.name for path in left(folder))[1:]
+    kept = KeptAnswers(RecordFolder(folder, PACK), service, 1.0)
+    assert kept.recover() == 2
+    kept.close()
+    kept.join(LIMIT_S)
+    assert sorted(path.name for path in left(folder)) == newest
+    assert "deleted 1 answer: nobody came for them" in caplog.text
 
 
 @pytest.mark.parametrize("stream", [True, False])

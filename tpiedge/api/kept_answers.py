@@ -9,7 +9,8 @@ Laws:
    came for the whole of it, as those of law 4. Then it is cancelled; at once, where its client says so or cannot come
    again, and the oldest of those that wait where they are more than MOST_LEFT.
 4. An answer of the master before this one goes on without a reader. As a stream it waits for one for the grace, as a
-   whole for COLLECTED_WITHIN_S after its end, and for UNFINISHED_S at most; then it is cancelled.
+   whole for COLLECTED_WITHIN_S after its end, and for that UNFINISHED_S at most; then it is cancelled. The latter
+   counts from the request on, however many masters there were since. Of more than MOST_RECOVERED the latest go on.
 5. What nobody reads gives way to what somebody waits for (`Generation.attend`).
 6. A stop string ends the work also where nobody reads.
 7. A record lasts until its answer was delivered, failed, was cancelled, or its client was told of an error, and beyond
@@ -35,7 +36,7 @@ from tpiedge.errors import Cancelled, InternalError, MasterFailed
 from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.units import format_seconds
+from tpiedge.units import counted, format_seconds
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 
@@ -43,6 +44,7 @@ __all__ = [
     "COLLECTED_WITHIN_S",
     "LEFT_S",
     "MOST_LEFT",
+    "MOST_RECOVERED",
     "UNFINISHED_S",
     "AnswerReader",
     "KeptAnswer",
@@ -59,6 +61,8 @@ UNFINISHED_S: Final = 24 * 3600.0
 LEFT_S: Final = 60.0
 """For how long an answer waits for a client whose connection ended."""
 MOST_LEFT: Final = 64
+MOST_RECOVERED: Final = 256
+"""More than one master has: those that wait and run in full queues, and MOST_LEFT."""
 
 Now = Callable[[], float]
 
@@ -101,9 +105,10 @@ class KeptAnswer:
         now: Now,
         said: Sequence[Token] = (),
         grace_s: float = 0.0,
+        age_s: float = 0.0,
     ) -> None:
         """`said`: what `file` holds already; `grace_s`: for how long it waits for its first reader, if it is a stream
-        of the master before."""
+        of the master before; `age_s`: how long ago that accepted it."""
         self.accepted = accepted
         self._file = file
         self._now = now
@@ -116,6 +121,7 @@ class KeptAnswer:
         self._reader: AnswerReader | None = None
         self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
         self._unread_since = now()
+        self._accepted_at: float | None = self._unread_since - age_s  # until it has a reader
         self._left_at: float | None = None
         self._generation: Generation | None = None
         self._thread: threading.Thread | None = None
@@ -143,7 +149,7 @@ class KeptAnswer:
         """A new reader, who takes the place of the one before. `collects`: by GET, for the whole of the answer."""
         reader = AnswerReader(self, collects=collects)
         with self._lock:
-            before, self._reader = self._reader, reader
+            before, self._reader, self._accepted_at = self._reader, reader, None
             if before is not None:
                 before.supersede(_superseded())
             self._attend(True)
@@ -159,9 +165,14 @@ class KeptAnswer:
     def waited_s(self) -> float | None:
         """For how long it waited for a reader, where that is too long."""
         with self._lock:
+            if self._reader is not None:
+                return None
             limit_s = self._patience.limit_s(self._over)
-            waited = self._reader is None and self._now() - self._unread_since > limit_s
-            return limit_s if waited else None
+            if self._now() - self._unread_since > limit_s:
+                return limit_s
+            in_all_s = UNFINISHED_S + (COLLECTED_WITHIN_S if self._over else 0.0)
+            late = self._accepted_at is not None and self._now() - self._accepted_at > in_all_s
+            return in_all_s if late else None
 
     def delete(self) -> None:
         """Its client wants it no more, whoever reads it."""
@@ -330,13 +341,20 @@ class KeptAnswers:
     """All of them, with the folder of their records. For any thread."""
 
     def __init__(
-        self, folder: RecordFolder, service: Service, grace_s: float, now: Now = time.monotonic
+        self,
+        folder: RecordFolder,
+        service: Service,
+        grace_s: float,
+        now: Now = time.monotonic,
+        today: Now = time.time,
     ) -> None:
-        """`grace_s`: for how long a stream of the master before waits for its reader."""
+        """`grace_s`: for how long a stream of the master before waits for its reader; `today`: in seconds since 1970,
+        as requests' times are."""
         self._folder = folder
         self._service = service
         self._grace_s = grace_s
         self._now = now
+        self._today = today
         self._lock = threading.Lock()
         self._answers: dict[str, KeptAnswer] = {}
 
@@ -346,10 +364,18 @@ class KeptAnswers:
         Raises UserError for records that cannot be read.
         """
         found = self._folder.found()
+        many, found = found[:-MOST_RECOVERED], found[-MOST_RECOVERED:]
+        for one in many:
+            one.file.delete()
+        if many:
+            _log.warning(
+                "deleted %s: nobody came for them, and more are recorded", counted(len(many), "answer")
+            )
         for one in found:
             record = one.record
             tokenizer, said = self._service.tokenizer, record.said
-            answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s)
+            age_s = max(0.0, self._today() - record.accepted.created)
+            answer = KeptAnswer(record.accepted, one.file, tokenizer, self._now, said, self._grace_s, age_s)
             self._add(answer)
             if not answer.whole:
                 answer.follow(self._service.resume(record.accepted.request, said))
