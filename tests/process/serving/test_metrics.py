@@ -89,7 +89,7 @@ def test_every_node_tells_what_it_did(cluster: Serving) -> None:
 
 def test_a_loss_its_recovery_and_the_pause_are_counted(cluster: Serving) -> None:
     before = look(cluster)
-    with cluster.streaming("Once upon a time", 200) as stream:
+    with cluster.streaming("Once upon a time", 900) as stream:
         cluster.workers["ann"].node.kill()
         stream.join(LIMIT_S * 3)
     assert stream.error is None
