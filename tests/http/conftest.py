@@ -26,6 +26,17 @@ class InstantTemplate(ChatTemplate):
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
+def answers(service, text):
+    """The cluster says `text`, which is returned as its tokens say it."""
+
+    def script(generation):
+        generation.say(*service.tokenizer.encode(text, add_special=False))
+        generation.finish("stop")
+
+    service.script = script
+    return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))
+
+
 @pytest.fixture(scope="session")
 def tokenizer():
     return Tokenizer.open(DEMO)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from tests.http.conftest import SECRET
+from tests.http.conftest import SECRET, answers
 from tpiedge.api import admin
 from tpiedge.api.service import NodeStatus
 from tpiedge.cli.chat_client import chat
@@ -38,15 +38,6 @@ def command(tmp_path, service, serve):
         return result.stdout
 
     return run
-
-
-def answers(service, text):
-    def script(generation):
-        generation.say(*service.tokenizer.encode(text, add_special=False))
-        generation.finish("stop")
-
-    service.script = script
-    return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))
 
 
 def test_one_prompt(command, service):

@@ -12,7 +12,7 @@ import openai
 import pytest
 from click.testing import CliRunner
 
-from tests.http.conftest import SECRET
+from tests.http.conftest import SECRET, answers
 from tpiedge.api.connection import below_tls
 from tpiedge.api.limits import Limits
 from tpiedge.cli.chat_client import chat
@@ -47,15 +47,6 @@ def trusting(folder, certificate):
 def secure(serve, certificate):
     """Start a server that speaks TLS."""
     return lambda **options: serve(tls=certificate.context, **options)
-
-
-def answers(service, text):
-    def script(generation):
-        generation.say(*service.tokenizer.encode(text, add_special=False))
-        generation.finish("stop")
-
-    service.script = script
-    return service.tokenizer.decode(service.tokenizer.encode(text, add_special=False))
 
 
 def test_openai_streams_over_tls(secure, service, trusting):

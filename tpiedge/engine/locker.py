@@ -110,10 +110,8 @@ class LeftFile:
             self._parts += len(parts)
 
     def discard(self) -> None:
-        """Nobody will take it."""
-        with contextlib.suppress(
-            OSError
-        ):  # the next node here clears the locker, and says what it cannot delete
+        """Nobody will take it. What cannot be deleted the next node here finds and tells: it clears the locker."""
+        with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)
 
     def _write(self, data: bytes | memoryview) -> None:

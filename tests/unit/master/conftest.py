@@ -14,3 +14,13 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
     yield found
     found.master.close()
     found.hub.close()
+
+
+@pytest.fixture
+def trio(story: Story) -> Story:
+    """The master and two workers serve."""
+    for name in ("w-1", "w-2"):
+        story.join(name)
+    story.settle()
+    assert story.members() == ("master", "w-1", "w-2")
+    return story

@@ -14,16 +14,6 @@ from tpiedge.wire.control import Finished, Shutdown
 from tpiedge.wire.epochs import Leaving, Prepare, Spare
 
 
-@pytest.fixture
-def trio(story: Story) -> Story:
-    """The master and two workers serve."""
-    for name in ("w-1", "w-2"):
-        story.join(name)
-    story.settle()
-    assert story.members() == ("master", "w-1", "w-2")
-    return story
-
-
 def refusal(ordered: Future[str]) -> str:
     """Why it was not carried out."""
     error = ordered.exception(0.0)

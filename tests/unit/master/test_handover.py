@@ -24,16 +24,6 @@ def story(request: pytest.FixtureRequest) -> Iterator[Story]:
     found.hub.close()
 
 
-@pytest.fixture
-def trio(story: Story) -> Story:
-    """The master and two workers serve."""
-    for name in ("w-1", "w-2"):
-        story.join(name)
-    story.settle()
-    assert story.members() == ("master", "w-1", "w-2")
-    return story
-
-
 def ask(story: Story):
     running = story.submit()
     story.turn()
