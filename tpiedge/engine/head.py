@@ -3,6 +3,8 @@
 Shapes: M positions of a text, V the vocabulary, R rows of it that a tile holds.
 """
 
+from typing import TypeAlias
+
 import torch
 from torch import Tensor
 
@@ -13,9 +15,13 @@ from tpiedge.kernels.panel_matrix import Weight
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
-__all__ = ["Head"]
+__all__ = ["Head", "Scored"]
 
 _ROWS = 64  # whose logits of a tile exist at a time
+
+
+Scored: TypeAlias = tuple[tuple[int, float], ...]
+"""Tokens with their log probabilities, the likeliest first."""
 
 
 class Head:
@@ -43,13 +49,14 @@ class Head:
                     logits_MR.copy_(self._of_tile(h_MH[row : row + rows], first, tile_RH))
         return logits_MV
 
-    def scores(self, x_MH: Tensor, ids_M: Tensor) -> Tensor:
-        """[M] f32: the log probability of one token at each of M positions.
+    def scores(self, x_MH: Tensor, ids_M: Tensor, likeliest: int = 0) -> tuple[list[float], list[Scored]]:
+        """The log probability of one token at each of M positions, and at each so many of the likeliest tokens.
 
         Every tile is asked for once, whatever M is, since it may have to be read from disk.
         """
         total_M = torch.full((len(ids_M),), -torch.inf)  # the logarithm of the sum of exponentials so far
         own_M = torch.empty(len(ids_M))
+        best = _Best(len(ids_M), min(likeliest, self._config.vocab_size))
         for first, tile_RH in self._weights.head_tiles():
             for rows in (slice(row, row + _ROWS) for row in range(0, len(ids_M), _ROWS)):
                 logits_MR = self._of_tile(self._norm(x_MH[rows]), first, tile_RH)
@@ -57,7 +64,8 @@ class Head:
                 places_M = ids_M[rows] - first
                 here = torch.nonzero((places_M >= 0) & (places_M < logits_MR.shape[1]))[:, 0]
                 own_M[rows][here] = logits_MR[here, places_M[here]]
-        return own_M - total_M
+                best.take(rows, first, logits_MR)
+        return (own_M - total_M).tolist(), best.scored(total_M)
 
     def _norm(self, x_MH: Tensor) -> Tensor:
         weight = self._weights.head_vectors()["final_norm"]
@@ -66,3 +74,30 @@ class Head:
     def _of_tile(self, h_MH: Tensor, first: int, tile_RH: Weight) -> Tensor:
         rows = min(tile_RH.shape[0], self._config.vocab_size - first)
         return self._linear.project(h_MH, tile_RH)[:, :rows]
+
+
+class _Best:
+    """The K largest of the logits that came, at each of M positions."""
+
+    def __init__(self, positions: int, count: int) -> None:
+        self._logits_MK = torch.full((positions, count), -torch.inf)
+        self._ids_MK = torch.zeros(positions, count, dtype=torch.long)
+        self._count = count
+
+    def take(self, rows: slice, first: int, logits_MR: Tensor) -> None:
+        """Those of the vocabulary's rows from `first` on, at some positions."""
+        if not self._count:
+            return
+        new_MK, places_MK = logits_MR.topk(min(self._count, logits_MR.shape[1]))
+        logits_ML = torch.cat([self._logits_MK[rows], new_MK], dim=1)
+        ids_ML = torch.cat([self._ids_MK[rows], places_MK + first], dim=1)
+        self._logits_MK[rows], places_MK = logits_ML.topk(self._count)
+        self._ids_MK[rows] = ids_ML.gather(1, places_MK)
+
+    def scored(self, total_M: Tensor) -> list[Scored]:
+        """`total_M` is the logarithm of the sum of all exponentials."""
+        scores = (self._logits_MK - total_M[:, None]).tolist()
+        return [
+            tuple(zip(ids, values, strict=True))
+            for ids, values in zip(self._ids_MK.tolist(), scores, strict=True)
+        ]

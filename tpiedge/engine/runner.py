@@ -4,6 +4,7 @@ Rank 0's `step` is one sweep over the model for all requests that run: pieces of
 answers, and guesses of what comes after them. The other nodes never see a token id, only hidden states and positions.
 """
 
+import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -374,13 +375,15 @@ class Leader:
         following = live.sequence.request.prompt_ids[piece.start + 1 + told : piece.stop + 1]
         if not following:
             return
+        request = live.sequence.request
         with self._meter.head_span():
             x_MH = x_TH[told : told + len(following)]
-            scores = self._head.scores(x_MH, torch.tensor(following)).tolist()
+            scores, best = self._head.scores(x_MH, torch.tensor(following), request.sampling.logprobs)
         for row in range(0, len(scores), _SCORE_ROWS):
-            part = tuple(scores[row : row + _SCORE_ROWS])
-            live.emit(PromptScores(self._epoch, live.sequence.request.id, live.scored, part))
-            live.scored += len(part)
+            part = slice(row, row + _SCORE_ROWS)
+            likeliest = tuple(itertools.chain.from_iterable(best[part]))
+            live.emit(PromptScores(self._epoch, request.id, live.scored, tuple(scores[part]), likeliest))
+            live.scored += len(scores[part])
 
 
 def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:

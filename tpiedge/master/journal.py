@@ -143,9 +143,6 @@ class Journal:
         known = self._scored - message.first
         if not 0 <= known < len(message.scores):
             return None
-        self._scored += len(message.scores) - known
-        return (
-            message
-            if known == 0
-            else replace(message, first=message.first + known, scores=message.scores[known:])
-        )
+        new = message.since(self._scored)
+        self._scored += len(new.scores)
+        return new

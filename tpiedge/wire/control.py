@@ -1,6 +1,6 @@
 """Messages of the control plane: the master and each node."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final, Literal
 
 from tpiedge.wire.fields import (
@@ -256,12 +256,22 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Rank 0 to master: log probabilities of the prompt's own tokens, from position `first` on."""
+    """Rank 0 to master: log probabilities of the prompt's own tokens, from position `first` on, and at each position
+    the likeliest (id, log probability), as many at one as at another."""
 
     epoch: U32
     request: Name
     first: U32
     scores: Annotated[tuple[float, ...], MaxItems(MAX_ARRAY)]
+    likeliest: Annotated[tuple[tuple[int, float], ...], Packed("<Id", 32 * MAX_ARRAY)] = ()
+
+    def since(self, position: int) -> "PromptScores":
+        """The part from that position on, which is one of these."""
+        known = position - self.first
+        each = len(self.likeliest) // len(self.scores)
+        return replace(
+            self, first=position, scores=self.scores[known:], likeliest=self.likeliest[known * each :]
+        )
 
 
 @dataclass(frozen=True, slots=True)

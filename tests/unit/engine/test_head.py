@@ -17,6 +17,7 @@ from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 
 VOCABULARY, HIDDEN, TILE = 150, 32, 64
+LIKELIEST = 30  # more than the rows of the last tile
 
 
 class Tiles:
@@ -52,11 +53,17 @@ def test_the_scores_of_a_text(positions: int, bits: int | None) -> None:
     head = Head(config, cast(Weights, tiles), Linear(Arithmetic.F32, 1, None))
     x_MH, ids_M = torch.randn(positions, HIDDEN), torch.randint(VOCABULARY, (positions,))
     ids_M[0] = VOCABULARY - 1
-    found_M = head.scores(x_MH, ids_M)
+    scores, best = head.scores(x_MH, ids_M, LIKELIEST)
     assert tiles.passes == 1
+    found_M = torch.tensor(scores)
     logits_MV = head.logits(x_MH).double()
     expected_M = torch.log_softmax(logits_MV, dim=-1).gather(1, ids_M[:, None])[:, 0]
     torch.testing.assert_close(found_M.double(), expected_M, rtol=1e-6, atol=1e-5)
+    for pairs, logits_V in zip(best, logits_MV, strict=True):
+        most = torch.log_softmax(logits_V, dim=-1).topk(LIKELIEST)
+        assert [score for _, score in pairs] == pytest.approx(most.values.tolist(), rel=1e-6, abs=1e-5)
+        assert {token for token, _ in pairs} == set(most.indices.tolist())
+    assert head.scores(x_MH, ids_M) == (scores, [()] * positions)
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.02), (4, 0.2)])

@@ -41,9 +41,11 @@ def test_scores_come_once_and_in_their_order_whatever_is_said(said: list[tuple[i
     passed: list[float] = []
     for first, count in said:
         scores = tuple(float(first + n) for n in range(count))
-        new = journal.take(PromptScores(1, "r-1", first, scores))
+        likeliest = tuple((7 + which, score) for score in scores for which in range(2))
+        new = journal.take(PromptScores(1, "r-1", first, scores, likeliest))
         if isinstance(new, PromptScores):
             assert new.first == len(passed) + 1
+            assert new.likeliest == tuple((7 + which, score) for score in new.scores for which in range(2))
             passed += new.scores
     assert passed == [float(n) for n in range(1, len(passed) + 1)]
 
