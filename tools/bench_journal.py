@@ -15,16 +15,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from tpiedge.api.asked import Reply
 from tpiedge.api.kept_answers import KeptAnswer, Parting
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest
-from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
-_REPLY = Reply(chat=True, stream=True, include_usage=False, logprobs=None, stops=(), token_ids=False)
+_REPLY = Reply(format="chat", stream=True, include_usage=False, logprobs=None, stops=(), token_ids=False)
 _ACCEPTED = AcceptedRequest(GenerationRequest("bench", (1,), 1), _REPLY, 0, "bench", "bench")
 _LATE_S = 30.0
 #: As of fast decoding: without a pause the threads would hand over many tokens at a time.
@@ -93,7 +93,7 @@ def _token_us(folder: RecordFolder | None, tokens: int) -> float:
 async def _read(folder: RecordFolder | None, tokens: int) -> None:
     generation = _Tokens(tokens)
     if folder is None:
-        await _hear(StreamBridge(generation, "bench"))
+        await _hear(StreamBridge("bench", [generation]))
         return
     answer = KeptAnswer(_ACCEPTED, folder.begin(_ACCEPTED), None, time.monotonic)
     reader = answer.read(collects=False)
@@ -103,8 +103,10 @@ async def _read(folder: RecordFolder | None, tokens: int) -> None:
 
 
 async def _hear(feed: AnswerFeed) -> None:
-    while not isinstance(await feed.next(_LATE_S), Finished):
-        pass
+    while True:
+        event = await feed.next(_LATE_S)
+        if event is not None and isinstance(event[1], Finished):
+            return
 
 
 if __name__ == "__main__":

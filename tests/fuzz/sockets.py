@@ -39,9 +39,10 @@ def _message_seeds() -> list[bytes]:
 def _body(folder: Path) -> Read:
     from tests.http.conftest import InstantTemplate
     from tpiedge.api.body import parse_object
+    from tpiedge.api.chat_request import read_chat
+    from tpiedge.api.completion_request import read_completion
     from tpiedge.api.errors import ApiError
     from tpiedge.api.limits import Limits
-    from tpiedge.api.schema import read_chat, read_completion
     from tpiedge.model.tokenizer import Tokenizer
     from tpiedge.testing.service import FakeService
 

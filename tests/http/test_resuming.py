@@ -12,6 +12,7 @@ import pytest
 
 from tests.http.conftest import DEMO, SECRET
 from tpiedge.api.app import Api
+from tpiedge.api.asked import Reply
 from tpiedge.api.guard import Guard
 from tpiedge.api.kept_answers import (
     COLLECTED_WITHIN_S,
@@ -25,7 +26,6 @@ from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.api.records import AcceptedRequest, key_mark
-from tpiedge.api.schema import Reply
 from tpiedge.errors import MasterFailed, PeerLost
 from tpiedge.master.journal import GUILTY
 from tpiedge.model.tokenizer import Tokenizer
@@ -39,9 +39,9 @@ BODY = {"model": "babbler", "prompt": "x"}
 PACK = "pack-1"
 CREATED = int(time.time())
 WORDS = tuple(Tokenizer.open(DEMO).encode("the fox", add_special=False)[:2])
-CHAT = Reply(True, True, True, None, (), False)
-TEXT = Reply(False, True, True, 2, (), True)
-WHOLE = Reply(False, False, False, None, (), False)
+CHAT = Reply("chat", True, True, None, (), False)
+TEXT = Reply("completion", True, True, 2, (), True)
+WHOLE = Reply("completion", False, False, None, (), False)
 STOPPED = replace(CHAT, stops=(" three", "never"))
 
 
@@ -98,7 +98,7 @@ class Left:
     def __call__(self, reply, ids, told, *, rest=True, key=b"", number=1):
         """Of the tokens `ids` so many are told; with `rest` the cluster says the others, and that it ends. Returns the
         path of the answer."""
-        name = f"chatcmpl-{number}" if reply.chat else f"cmpl-{number}"
+        name = f"chatcmpl-{number}" if reply.format == "chat" else f"cmpl-{number}"
         sampling = Sampling(logprobs=reply.logprobs or 0)
         request = GenerationRequest(name, (1, 2), 100, sampling, (2,), keep_prefix=True)
         accepted = AcceptedRequest(request, reply, CREATED, "babbler", PACK, key_mark(key))
@@ -114,7 +114,7 @@ class Left:
                 generation.finish("stop")
 
         self._service.script = script
-        return f"/v1/chat/completions/{name}" if reply.chat else f"/v1/completions/{name}"
+        return f"/v1/chat/completions/{name}" if reply.format == "chat" else f"/v1/completions/{name}"
 
 
 @pytest.fixture
@@ -311,7 +311,7 @@ def test_those_that_left_are_only_so_many(folder, service, monkeypatch):
         request = GenerationRequest(f"cmpl-{number}", (1,), 9)
         readers.append(kept.accept(request, CHAT, 0, "m", b""))
     generations = [service.generations.get_nowait() for _ in readers]
-    readers[0] = kept.find("cmpl-0", chat=True, key=b"").read(collects=True)
+    readers[0] = kept.find("cmpl-0", "chat", b"").read(collects=True)
     for number in (2, 0, 1):
         clock.advance(1.0)
         readers[number].leave(Parting.LOST)
@@ -365,7 +365,7 @@ def test_who_collects_may_leave_and_come_again(keep, service, folder, leave):
     with connect(server) as http:
         with http.stream("GET", path) as answer:
             assert answer.headers["x-request-id"] == "cmpl-1"
-        kept = server._api._kept.find("cmpl-1", chat=False, key=b"")
+        kept = server._api._kept.find("cmpl-1", "completion", b"")
         wait_until(lambda: kept._reader is None)  # it is known there that the client has gone
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(WORDS[1])
@@ -487,7 +487,7 @@ def test_a_whole_answer_waits_for_a_day_through_any_number_of_servers(folder, se
         kept = KeptAnswers(records, service, 1.0, ManualClock().now, lambda today=today: today)
         assert kept.recover() == 1
         kept.sweep()
-        found = kept.find(path.rpartition("/")[2], chat=False, key=b"")
+        found = kept.find(path.rpartition("/")[2], "completion", b"")
         assert (found is not None) == waits
         kept.close()
         kept.join(LIMIT_S)

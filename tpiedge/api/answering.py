@@ -1,9 +1,10 @@
-"""One accepted request: its events become the answer, streamed or whole; a client that leaves ends the work.
+"""One accepted request: its events become the answer, streamed or whole; a client that leaves ends the work. The answer
+has one or more choices, which end each by itself, and one form.
 
 Laws:
 
 1. A stream that fails ends with an error event and an unfinished body: no finish reason, no [DONE]. So no client can
-   take a part for the whole.
+   take a part for the whole. What fails one choice fails all.
 2. A stream begins with its first event or, `_OPEN_S` after the request, with a ping; a whole answer with its end or,
    where that takes long, with blank lines: what fails earlier has a status of its own, what fails later is the one
    value of the body. The ping of an answer that pauses says why.
@@ -20,19 +21,18 @@ Laws:
 import asyncio
 import contextlib
 import itertools
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.errors import ApiError, of_exception
+from tpiedge.api.formats import AnswerFormat
+from tpiedge.api.frames import json_bytes, numbered
 from tpiedge.api.limits import Limits
-from tpiedge.api.replies import ReplyFormatter
 from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.master.journal import Paused
-from tpiedge.sanitise import sanitised_line
 from tpiedge.units import format_seconds
 
 __all__ = [
@@ -58,7 +58,6 @@ RESUMABLE = "x-resumable"
 IGNORED = "x-ignored-fields"
 """The header that lists the fields of the request which have no effect."""
 
-_DONE = b"data: [DONE]\n\n"
 #: Errors that are known at once come before it.
 _OPEN_S = 0.25
 #: After so many events others have their turn.
@@ -66,11 +65,6 @@ _TURN = 64
 _BLANK = b"\n"  # JSON may begin with it
 _NO_SNIFF = (b"x-content-type-options", b"nosniff")
 _UNBUFFERED = (b"x-accel-buffering", b"no")
-_STREAM_HEADERS = (
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    _NO_SNIFF,
-)
 _JSON_HEADERS = ((b"content-type", b"application/json"), (b"cache-control", b"no-store"), _NO_SNIFF)
 
 
@@ -106,12 +100,15 @@ class ServerEnds(ApiError):
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """Runs once. `resumable`: whether a client that comes again can have the rest; `after`: the number of the event
-    that a stream of it begins after; `ignored`: names of the request's fields that have no effect."""
+    """Runs once, for an answer with a transcript for each of its choices. `name`: of its request; `resumable`: whether
+    a client that comes again can have the rest; `after`: the number of the event that a stream of it begins after;
+    `ignored`: names of the request's fields that have no effect."""
 
-    envelope: ReplyFormatter
+    name: str
+    form: AnswerFormat
+    stream: bool
     feed: AnswerFeed
-    transcript: Transcript
+    transcripts: Sequence[Transcript]
     limits: Limits
     resumable: bool = False
     after: int = 0
@@ -122,7 +119,7 @@ class Answering:
         watcher = asyncio.create_task(self._watch(receive))
         timer = self._timer()
         try:
-            await (self._stream(send) if self.envelope.reply.stream else self._whole(send))
+            await (self._stream(send) if self.stream else self._whole(send))
         finally:
             if timer is not None:
                 timer.cancel()
@@ -146,66 +143,75 @@ class Answering:
         self.feed.cancel()
         self.feed.end(Disconnected())
 
-    async def _pieces(self, quiet_s: float) -> AsyncIterator[TextPiece | None]:
-        """The pieces of the answer; None where the client is to hear that we live: after `quiet_s`, then every
-        `ping_s`. The pieces themselves, and that a pause begins, it hears in a stream only."""
+    async def _pieces(self, quiet_s: float) -> AsyncIterator[tuple[int, TextPiece] | None]:
+        """The pieces of the answer with the numbers of their choices; None where the client is to hear that we live:
+        after `quiet_s`, then every `ping_s`. The pieces themselves, and that a pause begins, it hears in a stream
+        only."""
         now = asyncio.get_running_loop().time
         due = now() + quiet_s
+        open_choices = set(range(len(self.transcripts)))
         for number in itertools.count():
             if number % _TURN == 0:  # where all is there already, nothing else waits
                 await asyncio.sleep(0)
-            event = await self.feed.next(max(0.0, due - now()))
-            piece = None if event is None else self.transcript.feed(event)
-            if isinstance(event, Paused) and self.envelope.reply.stream:
+            found = await self.feed.next(max(0.0, due - now()))
+            if found is not None and found[0] not in open_choices:
+                continue
+            choice, event = (0, None) if found is None else found
+            piece = None if event is None else self.transcripts[choice].feed(event)
+            if isinstance(event, Paused) and self.stream:
                 event = None
-            if event is None or (piece is not None and self.envelope.reply.stream):
+            if event is None or (piece is not None and self.stream):
                 due = now() + self.limits.ping_s
             if piece is not None and piece.last is not None:
-                self.feed.complete()
-            if piece is not None or event is None:
-                yield piece
-            if piece is not None and piece.last is not None:
+                open_choices.remove(choice)
+                self.feed.complete(choice)
+            if piece is not None:
+                yield choice, piece
+            elif event is None:
+                yield None
+            if not open_choices:
                 return
 
     async def _whole(self, send: Send) -> None:
         started = False
-        pieces = []
+        pieces: list[list[TextPiece]] = [[] for _ in self.transcripts]
         try:
             quiet_s = self.limits.quiet_s
-            async for piece in self._pieces(min(_OPEN_S, quiet_s) if self.resumable else quiet_s):
-                if piece is not None:
-                    pieces.append(piece)
+            async for found in self._pieces(min(_OPEN_S, quiet_s) if self.resumable else quiet_s):
+                if found is not None:
+                    choice, piece = found
+                    pieces[choice].append(piece)
                     continue
                 if not started:
                     started = True
                     await self._start(send, _JSON_HEADERS)
                 await self._write(send, _BLANK)
-            answer = self.envelope.whole(pieces, self.transcript)
+            answer = self.form.whole(pieces, self.transcripts)
         except (Disconnected, Stalled):
             raise
         except Exception as error:
             if not started:
                 raise of_exception(error) from error
             self._break_off(error)
-            answer = self._failure(of_exception(error))
+            answer = self.form.failure(of_exception(error), self._tokens)
         if started:
-            await self._guarded(send({"type": "http.response.body", "body": _json(answer)}))
+            await self._guarded(send({"type": "http.response.body", "body": json_bytes(answer)}))
         else:
             await self._guarded(send_json(send, 200, answer, dict(self._named())))
 
     async def _stream(self, send: Send) -> None:
         started, number = False, 0
         try:
-            async for event in self._events():
-                if not started and (event is None or number >= self.after - 1):
+            async for frame in self._frames():
+                if not started and (frame is None or number >= self.after - 1):
                     started = True
-                    await self._start(send, _STREAM_HEADERS)
-                if event is None:
-                    await self._write(send, _comment(self.transcript.paused or "ping"))
+                    await self._start(send, self._stream_headers())
+                if frame is None:
+                    await self._write(send, self.form.alive(self._why))
                     continue
                 number += 1
                 if number > self.after:
-                    await self._write(send, self._numbered(number, event))
+                    await self._write(send, numbered(number, frame) if self.resumable else frame)
             if number < self.after:
                 raise BeyondEnd(number)
         except (Disconnected, Stalled):
@@ -214,24 +220,37 @@ class Answering:
             if not started:
                 raise of_exception(error) from error
             self._break_off(error)
-            await self._write(send, _event(self._failure(of_exception(error))))
+            await self._write(send, self.form.broken(of_exception(error), self._tokens))
             raise Aborted from error
         await self._guarded(send({"type": "http.response.body", "body": b""}))
 
-    async def _events(self) -> AsyncIterator[bytes | None]:
+    async def _frames(self) -> AsyncIterator[bytes | None]:
         """What the stream consists of; None as of `_pieces`."""
-        opening = self.envelope.opening()
-        async for piece in self._pieces(min(_OPEN_S, self.limits.ping_s)):
-            if opening is not None:
-                yield _event(opening)
-                opening = None
-            yield None if piece is None else _event(self.envelope.chunk(piece))
-        if self.envelope.reply.include_usage:
-            yield _event(self.envelope.closing(self.transcript))
-        yield _DONE
+        opened = False
+        async for found in self._pieces(min(_OPEN_S, self.limits.ping_s)):
+            if not opened:
+                opened = True
+                for frame in self.form.opening():
+                    yield frame
+            if found is None:
+                yield None
+                continue
+            for frame in self.form.frames(*found):
+                yield frame
+        for frame in self.form.closing(self.transcripts):
+            yield frame
 
-    def _numbered(self, number: int, event: bytes) -> bytes:
-        return b"id: %d\n%b" % (number, event) if self.resumable else event
+    @property
+    def _tokens(self) -> int:
+        return sum(transcript.count for transcript in self.transcripts)
+
+    @property
+    def _why(self) -> str:
+        """Why the answer pauses, if it does."""
+        return next((one.paused for one in self.transcripts if one.paused), "")
+
+    def _stream_headers(self) -> Sequence[tuple[bytes, bytes]]:
+        return (b"content-type", self.form.stream_type), (b"cache-control", b"no-cache"), _NO_SNIFF
 
     def _break_off(self, error: Exception) -> None:
         """Raises BrokenOff where the next server goes on with the answer."""
@@ -239,7 +258,7 @@ class Answering:
             raise BrokenOff from error
 
     def _named(self) -> Iterator[tuple[str, str]]:
-        yield REQUEST_ID, self.envelope.id
+        yield REQUEST_ID, self.name
         if self.resumable:
             yield RESUMABLE, "yes"
         if self.ignored:
@@ -261,31 +280,13 @@ class Answering:
         except TimeoutError:
             raise Stalled from None
 
-    def _failure(self, error: ApiError) -> dict[str, object]:
-        """What a client needs to report it: the request and how far it came."""
-        return error.body() | {"id": self.envelope.id, "tokens": self.transcript.count}
-
 
 async def send_json(
     send: Send, status: int, value: object, headers: MutableMapping[str, str] | None = None
 ) -> None:
     """A whole response."""
-    body = _json(value)
+    body = json_bytes(value)
     found = [*_JSON_HEADERS, (b"content-length", str(len(body)).encode())]
     found += [(name.lower().encode(), text.encode()) for name, text in (headers or {}).items()]
     await send({"type": "http.response.start", "status": status, "headers": found})
     await send({"type": "http.response.body", "body": body})
-
-
-def _comment(text: str) -> bytes:
-    """What clients do not take for a part of the answer."""
-    return f": {sanitised_line(text)}\n\n".encode()
-
-
-def _event(value: object) -> bytes:
-    return b"data: " + _json(value) + b"\n\n"
-
-
-def _json(value: object) -> bytes:
-    # ASCII only: a line separator within the text cannot end an event early.
-    return json.dumps(value).encode("ascii")

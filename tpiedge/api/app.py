@@ -11,8 +11,10 @@ from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.api.admin import Admin
 from tpiedge.api.answering import Aborted, Send, Stalled, send_json
+from tpiedge.api.asked import FormatName
 from tpiedge.api.body import Disconnected, Receive, discard
-from tpiedge.api.completions import Completions, Deliveries, Resumptions, RunningAnswers
+from tpiedge.api.completions import Completions, Resumptions
+from tpiedge.api.deliveries import Deliveries, RunningAnswers
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard, is_admin
 from tpiedge.api.intake import Intake
@@ -59,8 +61,8 @@ class Api:
             Route("/metrics", self._metrics, methods=["GET"]),
             Route("/v1/models", self._models, methods=["GET"]),
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
-            *self._answers("/v1/completions", chat=False),
-            *self._answers("/v1/chat/completions", chat=True),
+            *self._answers("/v1/completions", "completion"),
+            *self._answers("/v1/chat/completions", "chat"),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
         ]
@@ -119,7 +121,7 @@ class Api:
             self._kept.join(limit_s)
         self._intake.close()
 
-    def _answers(self, path: str, *, chat: bool) -> list[Route]:
+    def _answers(self, path: str, form: FormatName) -> list[Route]:
         completions = Completions(
             self._service,
             self._intake,
@@ -128,9 +130,9 @@ class Api:
             self._guard,
             self._limits,
             self._vain,
-            chat=chat,
+            form,
         )
-        resumptions = Resumptions(self._deliveries, self._kept, chat=chat)
+        resumptions = Resumptions(self._deliveries, self._kept, form)
         return [
             Route(path, completions, methods=["POST"]),
             Route(f"{path}/{{id}}", resumptions, methods=["GET", "DELETE"]),

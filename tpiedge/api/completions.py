@@ -1,151 +1,44 @@
 """POST /v1/completions and /v1/chat/completions, and GET of the answers that clients may come again for."""
 
-import asyncio
-import contextlib
 import secrets
 import time
-from collections.abc import Callable, MutableMapping
-from dataclasses import dataclass, replace
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
+from typing import Any, Final, TypeAlias
 
 from starlette.datastructures import Headers
 from starlette.requests import Request
 
-from tpiedge.api.answering import (
-    Aborted,
-    Answering,
-    BeyondEnd,
-    BrokenOff,
-    Send,
-    ServerEnds,
-    Stalled,
-    send_json,
-)
-from tpiedge.api.body import Disconnected, Receive, parse_object
+from tpiedge.api.answering import Send, send_json
+from tpiedge.api.asked import Asked, Choice, FormatName
+from tpiedge.api.body import Receive, parse_object
+from tpiedge.api.chat_request import read_chat
+from tpiedge.api.completion_request import read_completion
+from tpiedge.api.deliveries import Deliveries, Work
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
 from tpiedge.api.limits import Limits
-from tpiedge.api.replies import ReplyFormatter
-from tpiedge.api.schema import Reply, read_chat, read_completion
-from tpiedge.api.service import Service
+from tpiedge.api.service import Busy, Generation, Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
-from tpiedge.api.transcript import Transcript
 from tpiedge.api.vain_fields import VainFields
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["Completions", "Deliveries", "Resumptions", "RunningAnswers", "Work"]
+__all__ = ["Completions", "Resumptions"]
 
 _EVENT_DIGITS = 18
-#: How often it is looked whether all was sent, which it nearly always is at once.
-_UNSENT_S = 0.02
+_AT_ONCE = 16
+"""So many choices of one request are asked for at a time."""
 
-_PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
-"""Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
-
-
-class RunningAnswers:
-    """The answers that are being sent, so that the end of the server can end them."""
-
-    def __init__(self) -> None:
-        self._feeds: set[AnswerFeed] = set()
-        self._aborted = False
-
-    def add(self, feed: AnswerFeed) -> None:
-        self._feeds = {running for running in self._feeds if not running.join(0)}
-        self._feeds.add(feed)
-        if self._aborted:
-            _abort(feed)
-
-    def abort(self) -> None:
-        """Cancel all, those that are still added, too. On their event loop."""
-        self._aborted = True
-        for feed in self._feeds:
-            _abort(feed)
-
-    def join(self, limit_s: float) -> None:
-        """Wait for their threads, in all at most that long."""
-        deadline = time.monotonic() + limit_s
-        for feed in self._feeds:
-            feed.join(max(0.0, deadline - time.monotonic()))
-
-
-def _abort(feed: AnswerFeed) -> None:
-    feed.cancel()
-    feed.end(ServerEnds())
-
-
-@dataclass(frozen=True, slots=True)
-class Work:
-    """A request that was taken, and how its client gets the answer.
-
-    `open` is called on the event loop, `leave` once the client has gone. `resumable` and `after` as of Answering;
-    `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it sent in vain.
-    """
-
-    request: GenerationRequest
-    reply: Reply
-    created: int
-    model: str
-    open: Callable[[], AnswerFeed]
-    leave: Callable[[Parting], None]
-    resumable: bool = False
-    after: int = 0
-    named: bool = False
-    ignored: tuple[str, ...] = ()
-
-
-class Deliveries:
-    """Brings answers to clients. For one event loop."""
-
-    def __init__(self, service: Service, running: RunningAnswers, limits: Limits) -> None:
-        self._service = service
-        self._running = running
-        self._limits = limits
-
-    async def deliver(
-        self, work: Work, scope: MutableMapping[str, Any], receive: Receive, send: Send
-    ) -> None:
-        """Send the answer. Raises as Answering.run."""
-        tokenizer = self._service.tokenizer
-        envelope = ReplyFormatter(
-            id=work.request.id,
-            created=work.created,
-            model=work.model,
-            reply=work.reply,
-            prompt_tokens=len(work.request.prompt_ids),
-            tokenizer=tokenizer,
-        )
-        limits = _patient(self._limits, Headers(scope=scope))
-        parting, named = Parting.FOR_GOOD, work.named
-
-        async def send_named(message: MutableMapping[str, Any]) -> None:
-            nonlocal named
-            await send(message)
-            named = True
-
-        try:
-            # Where the system has no thread left, the work is not left alone.
-            feed = work.open()
-            self._running.add(feed)
-            transcript = Transcript(tokenizer, work.reply.stops)
-            answering = Answering(
-                envelope, feed, transcript, limits, work.resumable, work.after, work.ignored
-            )
-            await answering.run(receive, send_named)
-            if work.resumable:
-                await _sent(scope, limits.write_s)
-            parting = Parting.SERVED
-        except (asyncio.CancelledError, Disconnected, Stalled, BrokenOff, ServerEnds, BeyondEnd):
-            parting = Parting.LOST if named else Parting.FOR_GOOD
-            raise
-        except Aborted as error:
-            if isinstance(error.__cause__, BeyondEnd):
-                parting = Parting.LOST
-            raise
-        finally:
-            work.leave(parting)
+_FORMS: Final[Mapping[FormatName, tuple[str, Callable[[dict[str, object], Service, str], Asked]]]] = {
+    "completion": ("cmpl", read_completion),
+    "chat": ("chatcmpl", read_chat),
+}
+"""What answers' names begin with, and what reads their requests."""
+_Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]
+"""What opens the answer, and what leaves it."""
+_KINDS: Final[Mapping[FormatName, str]] = {"completion": "text_completion", "chat": "chat.completion"}
 
 
 class Completions:
@@ -160,8 +53,7 @@ class Completions:
         guard: Guard,
         limits: Limits,
         vain: VainFields,
-        *,
-        chat: bool,
+        form: FormatName,
     ) -> None:
         """`kept`: where clients may come again for their answers."""
         self._service = service
@@ -171,7 +63,7 @@ class Completions:
         self._guard = guard
         self._limits = limits
         self._vain = vain
-        self._chat = chat
+        self._form = form
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         key = self._guard.key_needed(scope["headers"])
@@ -185,26 +77,49 @@ class Completions:
     def _accept(self, body: bytearray, key: bytes) -> Work:
         """Parse, check, tokenize, submit: in a thread."""
         values = parse_object(body, self._limits.body_values)
-        kind, read = ("chatcmpl", read_chat) if self._chat else ("cmpl", read_completion)
-        asked = read(values, self._service, f"{kind}-{secrets.token_hex(12)}")
-        request, reply, ignored = asked.request, asked.reply, asked.ignored
-        self._vain.say(ignored)
+        prefix, read = _FORMS[self._form]
+        name = f"{prefix}-{secrets.token_hex(12)}"
+        asked = read(values, self._service, name)
+        self._vain.say(asked.ignored)
         created, model = int(time.time()), self._service.model().name
-        if self._kept is not None:
-            reader = self._kept.accept(request, reply, created, model, key)
-            return Work(
-                request, reply, created, model, reader.open, reader.leave, resumable=True, ignored=ignored
-            )
-        generation = self._service.submit(request)
+        only = asked.choices[0] if len(asked.choices) == 1 else None
+        kept = self._kept if only is not None and only.echo is None else None
+        if only is not None and kept is not None:
+            reader = kept.accept(only.request, asked.reply, created, model, key)
+            opened: _Opened = reader.open, reader.leave
+        else:
+            opened = self._submitted(name, [choice.request for choice in asked.choices])
+        return Work(
+            name,
+            asked.choices,
+            asked.reply,
+            created,
+            model,
+            *opened,
+            resumable=kept is not None,
+            ignored=asked.ignored,
+        )
+
+    def _submitted(self, name: str, requests: Sequence[GenerationRequest]) -> _Opened:
+        """The first choices are asked for, the others have their turn later.
+
+        Raises as Service.submit where not even one is taken."""
+        generations: list[Generation] = []
 
         def leave(parting: Parting) -> None:
             if parting is not Parting.SERVED:
-                generation.cancel()
+                for generation in generations:
+                    generation.cancel()
 
-        def open_feed() -> AnswerFeed:
-            return StreamBridge(generation, request.id)
-
-        return Work(request, reply, created, model, open_feed, leave, ignored=ignored)
+        try:
+            for request in requests[:_AT_ONCE]:
+                generations.append(self._service.submit(request))
+        except Exception as error:
+            if not (isinstance(error, Busy) and generations):
+                leave(Parting.FOR_GOOD)
+                raise
+        waiting = requests[len(generations) :]
+        return lambda: StreamBridge(name, generations, waiting, self._service.submit), leave
 
 
 class Resumptions:
@@ -214,10 +129,10 @@ class Resumptions:
     Whoever may not have an answer is told what is told of one that does not exist.
     """
 
-    def __init__(self, deliveries: Deliveries, kept: KeptAnswers | None, *, chat: bool) -> None:
+    def __init__(self, deliveries: Deliveries, kept: KeptAnswers | None, form: FormatName) -> None:
         self._deliveries = deliveries
         self._kept = kept
-        self._chat = chat
+        self._form = form
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         if scope["method"] == "HEAD":  # which would take the reader's place and nothing else
@@ -225,8 +140,8 @@ class Resumptions:
         name, key = scope["path_params"]["id"], key_of(scope["headers"])
         if scope["method"] == "DELETE":
             self._found(name, key).delete()
-            kind = "chat.completion" if self._chat else "text_completion"
-            await send_json(send, 200, {"id": name, "object": f"{kind}.deleted", "deleted": True})
+            kind = f"{_KINDS[self._form]}.deleted"
+            await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return
         after = _last_event(Headers(scope=scope).get("last-event-id"))
         found = self._found(name, key)
@@ -234,7 +149,8 @@ class Resumptions:
         stream = accepted.reply.stream and after is not None
         reader = found.read(collects=not stream)
         work = Work(
-            accepted.request,
+            accepted.request.id,
+            (Choice(accepted.request),),
             replace(accepted.reply, stream=stream),
             accepted.created,
             accepted.model,
@@ -247,7 +163,7 @@ class Resumptions:
         await self._deliveries.deliver(work, scope, receive, send)
 
     def _found(self, name: str, key: bytes) -> KeptAnswer:
-        found = None if self._kept is None else self._kept.find(name, chat=self._chat, key=key)
+        found = None if self._kept is None else self._kept.find(name, self._form, key)
         if found is None:
             raise ApiError(404, "there is no such answer, or no longer", "answer_not_found")
         return found
@@ -260,26 +176,3 @@ def _last_event(text: str | None) -> int | None:
     if not (text.isascii() and text.isdigit() and len(text) <= _EVENT_DIGITS):
         raise refused("the header Last-Event-ID is not the id of an event: send the last one that came")
     return int(text)
-
-
-async def _sent(scope: MutableMapping[str, Any], limit_s: float) -> None:
-    """Waits until the connection has handed everything to the system, which sends it whatever becomes of us. Raises
-    Stalled, Disconnected."""
-    unsent: Callable[[], int | None] = scope["state"]["unsent"]
-    deadline = time.monotonic() + limit_s
-    while (left := unsent()) != 0:
-        if left is None:
-            raise Disconnected
-        if time.monotonic() > deadline:
-            raise Stalled
-        await asyncio.sleep(_UNSENT_S)
-
-
-def _patient(limits: Limits, headers: Headers) -> Limits:
-    """`limits` for a client that says when it gives up, as OpenAI's do."""
-    for name in _PATIENCE:
-        with contextlib.suppress(ValueError):
-            wait_s = float(headers.get(name, ""))
-            if wait_s > 0:  # NaN is not
-                return limits.heard_within(wait_s)
-    return limits

@@ -26,12 +26,12 @@ from dataclasses import dataclass
 from typing import Final, Self
 
 from tpiedge.api.answering import ServerEnds
+from tpiedge.api.asked import FormatName, Reply
 from tpiedge.api.errors import ApiError
 from tpiedge.api.record_folder import RecordFile, RecordFolder
 from tpiedge.api.records import AcceptedRequest, key_mark, marks
-from tpiedge.api.schema import Reply
 from tpiedge.api.service import AnswerEvent, Generation, Service
-from tpiedge.api.stream_bridge import EventQueue
+from tpiedge.api.stream_bridge import ChoiceEvent, EventQueue
 from tpiedge.errors import Cancelled, InternalError, MasterFailed
 from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.model.text import TextWriter
@@ -295,7 +295,7 @@ class AnswerReader:
         self._answer.attach(self, EventQueue())
         return self
 
-    async def next(self, within_s: float) -> AnswerEvent | None:
+    async def next(self, within_s: float) -> ChoiceEvent | None:
         if self.events is None:
             raise InternalError("an answer is read that was not opened: report it")
         return await self.events.next(within_s)
@@ -308,7 +308,7 @@ class AnswerReader:
         self._gone = True
         self._answer.detach(self, collects=self._collects)
 
-    def complete(self) -> None:
+    def complete(self, _choice: int) -> None:
         self._answer.complete()
 
     def join(self, _limit_s: float) -> bool:
@@ -325,7 +325,7 @@ class AnswerReader:
     def tell(self, item: AnswerEvent | BaseException) -> None:
         """What comes next. Before `open` it needs not be told: everything is told then."""
         if self.events is not None:
-            self.events.post(item)
+            self.events.post(item if isinstance(item, BaseException) else (0, item))
 
     def supersede(self, why: Exception) -> None:
         """It has the place no more, and is told why."""
@@ -394,11 +394,11 @@ class KeptAnswers:
         self._add(answer)
         return reader
 
-    def find(self, name: str, *, chat: bool, key: bytes) -> KeptAnswer | None:
-        """The answer with this id, if the client with that API key may have it."""
+    def find(self, name: str, form: FormatName, key: bytes) -> KeptAnswer | None:
+        """The answer with this id and in that form, if the client with that API key may have it."""
         with self._lock:
             answer = self._answers.get(name)
-        if answer is None or answer.ended or answer.accepted.reply.chat != chat:
+        if answer is None or answer.ended or answer.accepted.reply.format != form:
             return None
         return answer if marks(answer.accepted.key, key) else None
 

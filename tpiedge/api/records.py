@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Annotated, Any, Final
 
-from tpiedge.api.schema import Reply
+from tpiedge.api.asked import Reply
 from tpiedge.wire.control import Token
 from tpiedge.wire.fields import U64, MaxLength, Name, Text
 from tpiedge.wire.requests import GenerationRequest, Sampling
@@ -42,7 +42,7 @@ __all__ = [
     "token_line",
 ]
 
-RECORD_VERSION: Final = 2
+RECORD_VERSION: Final = 3
 HEAD_BYTES: Final = 4096
 """The first line is shorter, however its weights are called."""
 

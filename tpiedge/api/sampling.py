@@ -26,7 +26,6 @@ def read_sampling(fields: BodyFields, vocab_size: int, logprobs: int | None, def
     Raises ApiError."""
     top_k = fields.integer("top_k", default.top_k, -1, MAX_TOP_K) or 0
     seed = fields.integer("seed", None, -(2**63), MAX_SEED)
-    _ = fields.integer("n", 1, 1, 1)
     return Sampling(
         temperature=fields.number("temperature", default.temperature, Range(0.0, 2.0)),  # OpenAI's range
         top_k=max(top_k, 0),

@@ -1,32 +1,41 @@
 """From the threads of the cluster to asyncio: the events of one answer, for the coroutine that sends them.
 
-A generation is a blocking iterator, which has a thread of its own here (`StreamBridge`).
+A generation is a blocking iterator, which has a thread of its own here. An answer has one for each of its choices
+(`StreamBridge`).
 
 Laws:
 
 1. The thread ends when the iterator does, and the iterator ends soon after `cancel` or `complete`.
-2. No more than `_AHEAD` events wait for the client: a slow reader holds the thread back, not memory.
+2. No more than `_AHEAD` events of a choice wait for the client: a slow reader holds the thread back, not memory.
 3. Everything that can end an answer (an error, a deadline, a client that leaves) comes through the same queue.
+4. A client's choices take turns: a further one is asked for when one has ended, and again and again where the queue is
+   full, so that no request takes every place.
 """
 
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
-from typing import Protocol
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeAlias
 
-from tpiedge.api.service import AnswerEvent, Generation
-from tpiedge.errors import InternalError
+from tpiedge.api.service import AnswerEvent, Busy, Generation
+from tpiedge.errors import InternalError, TpiedgeError
+from tpiedge.wire.control import Finished
+from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["AnswerFeed", "EventQueue", "StreamBridge"]
+__all__ = ["AnswerFeed", "ChoiceEvent", "EventQueue", "StreamBridge"]
 
 _AHEAD = 256
+
+ChoiceEvent: TypeAlias = tuple[int, AnswerEvent]
+"""An event with the number of the choice that it is of."""
 
 
 class AnswerFeed(Protocol):
     """For one event loop, on which all methods but `join` are called."""
 
-    async def next(self, within_s: float) -> AnswerEvent | None:
+    async def next(self, within_s: float) -> ChoiceEvent | None:
         """The next event; None if there is none `within_s`. Raises what ended the answer."""
         ...
 
@@ -38,12 +47,12 @@ class AnswerFeed(Protocol):
         """Stop the work; nothing more is passed on. Idempotent."""
         ...
 
-    def complete(self) -> None:
-        """As `cancel`, because the answer is whole."""
+    def complete(self, choice: int) -> None:
+        """Stop the work on that choice because it is whole. Idempotent."""
         ...
 
     def join(self, limit_s: float) -> bool:
-        """Whether its thread, if it has one, has ended within the time."""
+        """Whether its threads, if it has any, have ended within the time."""
         ...
 
 
@@ -52,9 +61,9 @@ class EventQueue:
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._queue: asyncio.Queue[AnswerEvent | BaseException] = asyncio.Queue()
+        self._queue: asyncio.Queue[ChoiceEvent | BaseException] = asyncio.Queue()
 
-    async def next(self, within_s: float) -> AnswerEvent | None:
+    async def next(self, within_s: float) -> ChoiceEvent | None:
         """As AnswerFeed.next."""
         try:
             async with asyncio.timeout(within_s):
@@ -65,35 +74,103 @@ class EventQueue:
             raise item
         return item
 
-    def put(self, item: AnswerEvent | BaseException) -> None:
+    def put(self, item: ChoiceEvent | BaseException) -> None:
         """On the event loop."""
         self._queue.put_nowait(item)
 
-    def post(self, item: AnswerEvent | BaseException) -> None:
+    def post(self, item: ChoiceEvent | BaseException) -> None:
         """From any thread."""
         with contextlib.suppress(RuntimeError):  # the loop has closed: nobody listens
             self._loop.call_soon_threadsafe(self._queue.put_nowait, item)
 
 
 class StreamBridge:
-    """An `AnswerFeed` of a generation."""
+    """An `AnswerFeed` of generations."""
 
-    def __init__(self, generation: Generation, name: str) -> None:
-        self._generation = generation
+    def __init__(
+        self,
+        name: str,
+        generations: Sequence[Generation],
+        waiting: Sequence[GenerationRequest] = (),
+        submit: Callable[[GenerationRequest], Generation] | None = None,
+    ) -> None:
+        """`generations`: of the first choices; `waiting`: the requests of those for which `submit` asks in their turn,
+        which raises as Service.submit. `name`: of the threads."""
+        self._name = name
         self._events = EventQueue()
-        self._room = threading.Semaphore(_AHEAD)
-        self._cancelled = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"answer {name}", daemon=True)
-        self._thread.start()
+        self._waiting = list(waiting)
+        self._submit = submit
+        self._listeners: list[_Listener] = []
+        self._over = False
+        for generation in generations:
+            self._listen(generation)
 
-    async def next(self, within_s: float) -> AnswerEvent | None:
+    async def next(self, within_s: float) -> ChoiceEvent | None:
         event = await self._events.next(within_s)
         if event is not None:
-            self._room.release()
+            self._listeners[event[0]].took()
         return event
 
     def end(self, error: BaseException) -> None:
         self._events.put(error)
+
+    def cancel(self) -> None:
+        self._over = True
+        for listener in self._listeners:
+            listener.cancel()
+
+    def complete(self, choice: int) -> None:
+        self._listeners[choice].complete()
+        self._ask()
+
+    def join(self, limit_s: float) -> bool:
+        deadline = time.monotonic() + limit_s
+        return all(listener.join(max(0.0, deadline - time.monotonic())) for listener in self._listeners)
+
+    def _ask(self) -> None:
+        """For the next choice, if one waits."""
+        if self._over or not self._waiting or self._submit is None:
+            return
+        try:
+            generation = self._submit(self._waiting[0])
+        except Busy as busy:
+            asyncio.get_running_loop().call_later(busy.retry_after_s, self._ask)
+        except TpiedgeError as error:
+            self._events.put(error)
+        else:
+            del self._waiting[0]
+            try:
+                self._listen(generation)
+            except RuntimeError as error:  # the system has no thread left
+                generation.cancel()
+                self._events.put(error)
+
+    def _listen(self, generation: Generation) -> None:
+        choice = len(self._listeners)
+        self._listeners.append(_Listener(generation, f"answer {self._name}", choice, self._events.post))
+
+
+class _Listener:
+    """The thread that hears a generation."""
+
+    def __init__(
+        self,
+        generation: Generation,
+        name: str,
+        choice: int,
+        post: Callable[[ChoiceEvent | BaseException], None],
+    ) -> None:
+        self._generation = generation
+        self._choice = choice
+        self._post = post
+        self._room = threading.Semaphore(_AHEAD)
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def took(self) -> None:
+        """One of its events was taken."""
+        self._room.release()
 
     def cancel(self) -> None:
         self._stop(self._generation.cancel)
@@ -102,22 +179,25 @@ class StreamBridge:
         self._stop(self._generation.complete)
 
     def join(self, limit_s: float) -> bool:
+        """Whether its thread has ended within the time."""
         self._thread.join(limit_s)
         return not self._thread.is_alive()
 
     def _stop(self, tell: Callable[[], None]) -> None:
-        if not self._cancelled.is_set():
-            self._cancelled.set()
+        if not self._stopped.is_set():
+            self._stopped.set()
             tell()
             self._room.release()  # the thread may wait for a reader that is gone
 
     def _run(self) -> None:
-        error: BaseException = InternalError("the answer ended without its end: report it")
+        ended = False
         try:
             for event in self._generation.events():
-                if not self._cancelled.is_set():
+                ended = isinstance(event, Finished)
+                if not self._stopped.is_set():
                     self._room.acquire()
-                    self._events.post(event)
-        except BaseException as raised:  # handed to the client's coroutine
-            error = raised
-        self._events.post(error)
+                    self._post((self._choice, event))
+            if not ended and not self._stopped.is_set():
+                raise InternalError("the answer ended without its end: report it")
+        except BaseException as error:  # handed to the client's coroutine
+            self._post(error)

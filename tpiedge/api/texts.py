@@ -9,12 +9,13 @@ from starlette.routing import Route
 
 from tpiedge import __version__
 from tpiedge.api.answering import IGNORED
+from tpiedge.api.asked import check_model, read_token_ids
+from tpiedge.api.chat_request import read_variables, render_chat
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.intake import Intake
 from tpiedge.api.messages import read_messages
-from tpiedge.api.schema import check_model, read_token_ids, read_variables, render_chat
 from tpiedge.api.service import Service
 from tpiedge.api.vain_fields import VainFields
 

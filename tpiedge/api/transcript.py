@@ -3,12 +3,13 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tpiedge.api.prompt_echo import PromptEcho
 from tpiedge.api.service import AnswerEvent
 from tpiedge.errors import Cancelled
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.control import Finished, PromptScores, Token
 
 __all__ = ["TextPiece", "Transcript"]
 
@@ -28,9 +29,14 @@ class Transcript:
     """Laws: the texts of all pieces, joined, are those of the whole answer; so are the tokens; after the piece
     with `last` there is none. A token whose text is not certain yet waits for the piece that shows it."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
-        self._writer = TextWriter(tokenizer, stops)
+    def __init__(
+        self, tokenizer: Tokenizer | None, stops: Sequence[str], echo: PromptEcho | None = None
+    ) -> None:
+        """`echo`: the prompt, where the answer begins with it. No stop string is looked for in it."""
+        self._writer = TextWriter(tokenizer, stops, echo.ids if echo else ())
         self._tokenizer = tokenizer
+        self._echo = echo
+        self._begun = len(echo.text) if echo else 0
         self._held: list[tuple[Token, int]] = []
         self.count = 0
         """Tokens of the answer so far."""
@@ -44,7 +50,22 @@ class Transcript:
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
+        piece = self._fed(event)
+        if self._echo is None or not isinstance(event, Token | Finished):
+            return piece
+        echo, self._echo = self._echo, None
+        own = piece or TextPiece("", (), ())
+        return TextPiece(
+            echo.text + own.text,
+            (*echo.tokens, *own.tokens),
+            (*echo.offsets(self._tokenizer), *own.offsets),
+            own.last,
+        )
+
+    def _fed(self, event: AnswerEvent) -> TextPiece | None:
         match event:
+            case PromptScores() if self._echo is not None:
+                self._echo.take(event)
             case Token(token=token, logprobs=logprobs):
                 self.count += 1
                 before = self._writer.length
@@ -78,4 +99,5 @@ class Transcript:
 
     def _piece(self, text: str, last: str | None) -> TextPiece:
         held, self._held = self._held, []
-        return TextPiece(text, tuple(token for token, _ in held), tuple(offset for _, offset in held), last)
+        tokens, offsets = (token for token, _ in held), (self._begun + offset for _, offset in held)
+        return TextPiece(text, tuple(tokens), tuple(offsets), last)

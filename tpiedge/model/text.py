@@ -8,12 +8,19 @@ from tpiedge.model.tokenizer import Tokenizer
 
 __all__ = ["TextWriter"]
 
+#: More than a character has tokens, or a text's beginning that is written in another way than the same in the middle.
+_CONTEXT = 32
+
 
 class TextWriter:
     """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], after: Sequence[int] = ()) -> None:
+        """`after`: the tokens that the text goes on after; without any it begins."""
         self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+        if self._detokenizer is not None:
+            for token in after[-_CONTEXT:]:
+                self._detokenizer.push(token)
         self._matcher = StopMatcher(stops)
         #: Characters of the text so far, those included that are held back.
         self.length = 0

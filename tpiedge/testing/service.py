@@ -69,17 +69,20 @@ class FakeGeneration:
             self._items.put(token(self.request.id, self._count, token_id, scores))
             self._count += 1
 
+    def tell(self, event: AnswerEvent) -> None:
+        self._items.put(event)
+
     def finish(self, reason: str = "length", *, cached: int = 0, steps: int | None = None) -> None:
         self._items.put(finished(self.request, self._count, reason, cached=cached, steps=steps))
 
     def pause(self, why: str) -> None:
-        self._items.put(Paused(why))
+        self.tell(Paused(why))
 
     def take_up(self) -> None:
-        self._items.put(TakenUp())
+        self.tell(TakenUp())
 
     def resume(self, paused_s: float) -> None:
-        self._items.put(Resumed(paused_s))
+        self.tell(Resumed(paused_s))
 
     def fail(self, error: BaseException) -> None:
         self._items.put(error)
@@ -139,6 +142,7 @@ class FakeService:
         self.unavailable = ""
         self.failed = ""
         self.generations: queue.Queue[FakeGeneration] = queue.Queue()
+        self.retry_after_s = 2.0
         self.approved: list[str] = []
         self.revoked: list[str] = []
         #: Why no worker can be drained; "" where each can. Whether one that is has no part after the next look.
@@ -169,7 +173,7 @@ class FakeService:
             if self.unavailable:
                 raise Unavailable(self.unavailable)
             if len(self._running) >= self._places:
-                raise Busy("the queue is full", retry_after_s=2.0)
+                raise Busy("the queue is full", self.retry_after_s)
             generation = FakeGeneration(request)
             self._running.append(generation)
         self.script(generation)

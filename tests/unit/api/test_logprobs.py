@@ -1,10 +1,13 @@
 """Log probabilities as clients see them: tokens written as they stand in a text, and where in the answer they begin."""
 
+import json
+
 import pytest
 
 from tests.unit.model.vocabularies import TOKENIZERS
-from tpiedge.api.replies import ReplyFormatter
-from tpiedge.api.schema import Reply
+from tpiedge.api.asked import FormatName, Reply
+from tpiedge.api.formats import AnswerHead
+from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Finished, Token
@@ -35,14 +38,17 @@ def pieces_of(
     return [*found, last]
 
 
-def envelope(tokenizer: Tokenizer | None, *, chat: bool = False, top: int = 2) -> ReplyFormatter:
-    return ReplyFormatter("r-1", 0, "babbler", Reply(chat, False, False, top, (), False), 1, tokenizer)
+def openai(tokenizer: Tokenizer | None, form: FormatName = "completion", top: int = 2) -> OpenAIFormat:
+    reply = Reply(form, False, False, top, (), False)
+    return OpenAIFormat(AnswerHead("r-1", 0, "babbler", reply, (1,), (0,), tokenizer))
 
 
 def scores_of(tokenizer: Tokenizer, ids: list[int], *others: int, chat: bool = False) -> tuple[str, dict]:
     """(the answer's text, its log probabilities)."""
     pieces = pieces_of(tokenizer, ids, *others)
-    whole: dict = envelope(tokenizer, chat=chat).whole(pieces, Transcript(tokenizer, ()))
+    whole: dict = openai(tokenizer, "chat" if chat else "completion").whole(
+        [pieces], [Transcript(tokenizer, ())]
+    )
     (choice,) = whole["choices"]
     return choice["message"]["content"] if chat else choice["text"], choice["logprobs"]
 
@@ -68,8 +74,11 @@ def test_a_stream_tells_the_same_offsets_as_the_whole_answer(tokenizer: Tokenize
     ids = tokenizer.encode(TEXT, add_special=False)
     _, whole = scores_of(tokenizer, ids)
     for stops in ((), ("e house or",)):
-        made = envelope(tokenizer)
-        chunks: list[dict] = [made.chunk(piece) for piece in pieces_of(tokenizer, ids, stops=stops)]
+        made = openai(tokenizer)
+        frames = [
+            frame for piece in pieces_of(tokenizer, ids, stops=stops) for frame in made.frames(0, piece)
+        ]
+        chunks = [json.loads(frame.removeprefix(b"data: ")) for frame in frames]
         told = [chunk["choices"][0]["logprobs"]["text_offset"] for chunk in chunks]
         assert [offset for offsets in told for offset in offsets] == whole["text_offset"]
 

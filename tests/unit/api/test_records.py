@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tpiedge.api.asked import Reply
 from tpiedge.api.records import (
     HEAD_BYTES,
     RECORD_VERSION,
@@ -20,7 +21,6 @@ from tpiedge.api.records import (
     read_record,
     token_line,
 )
-from tpiedge.api.schema import Reply
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
@@ -33,7 +33,7 @@ ACCEPTED = AcceptedRequest(
         (2, 9),
         keep_prefix=True,
     ),
-    Reply(True, True, True, 2, ("\n\n", "half a pair \ud83d"), False),
+    Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False),
     1_700_000_000,
     "babbler",
     "pack-1",
@@ -113,7 +113,7 @@ def checked(text: bytes) -> bytes:
 HEAD = checked(b'{"version":%d,"pack":"pack-1"}' % RECORD_VERSION)
 
 
-@pytest.mark.parametrize("line", [b"nothing", b"[]", b"{}", b'{"version":2}', b'{"version":2,"pack":5}'])
+@pytest.mark.parametrize("line", [b"nothing", b"[]", b"{}", b'{"version":3}', b'{"version":3,"pack":5}'])
 def test_a_first_line_that_names_no_weights_is_damage(line: bytes) -> None:
     for read in (read_head, read_record):
         with pytest.raises(DamagedRecord, match="line 1"):
@@ -144,10 +144,10 @@ def test_a_line_that_is_no_token_is_damage(line: bytes) -> None:
 
 
 def test_another_version_is_told_from_damage() -> None:
-    assert RECORD_VERSION == 2, "the record below must still be read, or its version be refused"
+    assert RECORD_VERSION == 3, "the record below must still be read, or its version be refused"
     for read in (read_head, read_record):
-        with pytest.raises(UnknownRecordVersion, match="3"):
-            read(checked(b'{"version":3,"more":"whatever"}') + checked(b"{}"))
+        with pytest.raises(UnknownRecordVersion, match="4"):
+            read(checked(b'{"version":4,"more":"whatever"}') + checked(b"{}"))
 
 
 def test_a_mark_tells_its_key_and_does_not_show_it() -> None:

@@ -9,8 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tpiedge.api.body import parse_object
+from tpiedge.api.chat_request import read_chat
+from tpiedge.api.completion_request import read_completion
 from tpiedge.api.errors import ApiError
-from tpiedge.api.schema import read_chat, read_completion
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.testing.service import FakeService
@@ -41,13 +42,15 @@ def service():
 def completion(service, **fields):
     values = {"model": "babbler", "prompt": "hello"} | fields
     asked = read_completion(values, service, "cmpl-1")
-    return asked.request, asked.reply
+    (choice,) = asked.choices
+    return choice.request, asked.reply
 
 
 def chat(service, **fields):
     values = {"model": "babbler", "messages": [{"role": "user", "content": "hello"}]} | fields
     asked = read_chat(values, service, "chatcmpl-1")
-    return asked.request, asked.reply
+    (choice,) = asked.choices
+    return choice.request, asked.reply
 
 
 def vain(service, **fields):
@@ -70,7 +73,7 @@ def test_a_plain_completion(service):
 def test_a_plain_chat_may_use_the_whole_context(service):
     request, reply = chat(service)
     assert request.max_tokens == service.max_sequence - len(request.prompt_ids)
-    assert reply.chat
+    assert reply.format == "chat"
 
 
 @pytest.mark.parametrize("ask", [completion, chat])
@@ -216,11 +219,10 @@ BOTH = [
     ("model", None),
     ("model", 5),
     ("model", "other"),
-    ("n", 2),
+    ("n", 129),
     ("n", 0),
     ("n", 10**6),
     ("n", True),
-    ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", 2**63),
     ("max_tokens", BIG),
@@ -279,8 +281,10 @@ def test_refused_by_both(service, param, value):
         ("prompt", []),
         ("prompt", 5),
         ("prompt", {"a": 1}),
-        ("prompt", ["a", "b"]),
-        ("prompt", [[1], [2]]),
+        ("prompt", ["a", [2]]),
+        ("prompt", [[1], "b"]),
+        ("prompt", [["a"]]),
+        ("prompt", ["a"] * 129),
         ("prompt", [1, "a"]),
         ("prompt", [1, True]),
         ("prompt", [-1]),
@@ -294,7 +298,7 @@ def test_refused_by_both(service, param, value):
         ("logprobs", 21),
         ("logprobs", True),
         ("best_of", 2),
-        ("echo", True),
+        ("echo", 1),
         ("suffix", "x"),
         ("messages", [{"role": "user", "content": "hi"}]),
     ],
@@ -332,6 +336,7 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
         ("top_logprobs", {"top_logprobs": 21, "logprobs": True}),
         ("logprobs", {"logprobs": 1}),
         ("max_tokens", {"max_tokens": 3, "max_completion_tokens": 4}),
+        ("max_tokens", {"max_tokens": 0}),
         ("tools", {"tools": [{"type": "function"}]}),
         ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
         ("modalities", {"modalities": ["audio"]}),
@@ -355,6 +360,76 @@ def test_harmless_forms_are_taken(service):
     answered = {"role": "assistant", "content": "x", "tool_calls": None, "refusal": None, "annotations": []}
     chat(service, messages=[USER, answered, USER])
     completion(service, best_of=1, suffix="", echo=False)
+    read_completion({"model": "babbler", "prompt": "x", "n": 3, "best_of": 3}, service, "cmpl-1")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "prompts"),
+    [
+        ("a", ["a"]),
+        (["a"], ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([5, 6], [(5, 6)]),
+        ([[5, 6]], [(5, 6)]),
+        ([[5, 6], [7]], [(5, 6), (7,)]),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_prompt_has_as_many_choices_as_are_wanted(service, prompt, prompts, count):
+    values = {"model": "babbler", "prompt": prompt, "n": count, "seed": 2**64 - 2}
+    asked = read_completion(values, service, "cmpl-1")
+    ids = [tuple(service.tokenizer.encode(one)) if isinstance(one, str) else one for one in prompts]
+    assert [choice.request.prompt_ids for choice in asked.choices] == [
+        one for one in ids for _ in range(count)
+    ]
+    assert [choice.prompt for choice in asked.choices] == [
+        one for one in range(len(prompts)) for _ in range(count)
+    ]
+    assert [choice.request.sampling.seed for choice in asked.choices] == [
+        2**64 - 2,
+        2**64 - 1,
+        0,
+    ][:count] * len(prompts)
+    names = [choice.request.id for choice in asked.choices]
+    assert len(set(names)) == len(names)
+    assert all(name.startswith("cmpl-1") for name in names)
+
+
+def test_the_choices_of_a_chat(service):
+    values = {"model": "babbler", "messages": [USER], "n": 2, "seed": 7}
+    first, second = read_chat(values, service, "chatcmpl-1").choices
+    assert first.request.prompt_ids == second.request.prompt_ids
+    assert [one.request.sampling.seed for one in (first, second)] == [7, 8]
+
+
+@pytest.mark.parametrize("fields", [{"n": 128, "prompt": ["a", "b"]}, {"n": 65, "prompt": [[1], [2]]}])
+def test_choices_are_only_so_many(service, fields):
+    with pytest.raises(ApiError, match="at most 128 in all"):
+        read_completion({"model": "babbler"} | fields, service, "cmpl-1")
+
+
+@pytest.mark.parametrize(("logprobs", "scored"), [(None, False), (0, True), (5, True)])
+def test_an_echo_is_scored_where_scores_are_wanted(service, logprobs, scored):
+    values = {"model": "babbler", "prompt": "hello", "echo": True, "max_tokens": 0, "logprobs": logprobs}
+    (choice,) = read_completion(values, service, "cmpl-1").choices
+    assert choice.echo == "hello"
+    assert choice.request.max_tokens == 0
+    assert choice.request.prompt_scores == scored
+
+
+def test_the_echo_of_tokens_is_their_text(service):
+    ids = service.tokenizer.encode("hello there")
+    values = {"model": "babbler", "prompt": ids, "echo": True}
+    (choice,) = read_completion(values, service, "cmpl-1").choices
+    assert choice.echo == service.tokenizer.decode(ids, skip_special=False)
+
+
+def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
+    prompt = [5] * service.max_sequence
+    assert completion(service, prompt=prompt, max_tokens=0)[0].max_tokens == 0
+    with pytest.raises(ApiError, match="the context has"):
+        completion(service, prompt=prompt, max_tokens=1)
 
 
 @pytest.mark.parametrize(

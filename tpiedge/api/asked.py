@@ -1,0 +1,199 @@
+"""What requests of all forms come to: what the cluster is asked for, and how the answer is to be given.
+
+Clients of other servers send fields that are not known here. They are accepted, and told back as ignored.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.service import Service
+from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
+from tpiedge.wire.fields import MaxItems, MaxLength, Range
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
+from tpiedge.wire.requests import GenerationRequest, Sampling
+
+__all__ = [
+    "ANSWER_TOKENS",
+    "MAX_CHOICES",
+    "MAX_TOKENS",
+    "Asked",
+    "Choice",
+    "FormatName",
+    "Reply",
+    "answer_limit",
+    "check_model",
+    "named_choices",
+    "read_reply",
+    "read_token_ids",
+    "request_of",
+    "rest_of",
+]
+
+MAX_TOKENS = 2**32 - 1
+ANSWER_TOKENS = 2048
+"""Of an answer for which nobody says how long it may be: a model that never comes to an end is stopped."""
+MAX_CHOICES = 128
+"""That one request may have: as many as OpenAI's."""
+
+_MAX_STOPS = 16
+_MAX_STOP_CHARACTERS = 256
+_IGNORED = (
+    "user",
+    "store",
+    "metadata",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+    "reasoning_effort",
+    "verbosity",
+)
+
+FormatName = Literal["completion", "chat"]
+"""The form of an answer; `formats` has what makes it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """How the answer is to be given.
+
+    `logprobs`: how many alternatives to report per token; None reports nothing.
+    """
+
+    format: FormatName
+    stream: bool
+    include_usage: bool
+    logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None
+    stops: Annotated[tuple[Annotated[str, MaxLength(_MAX_STOP_CHARACTERS)], ...], MaxItems(_MAX_STOPS)]
+    token_ids: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One of the answers that a request asks for. `prompt`: the number of the prompt that it continues; `echo`: the
+    text of the prompt, where the answer is to begin with it."""
+
+    request: GenerationRequest
+    prompt: int = 0
+    echo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a client wants, at least one choice, and the names of the fields that it sent in vain."""
+
+    choices: tuple[Choice, ...]
+    reply: Reply
+    ignored: tuple[str, ...]
+
+
+def check_model(fields: BodyFields, service: Service, *, needed: bool = True) -> None:
+    """Raises ApiError where the request names another model, or none although one is `needed`."""
+    model = fields.text("model")
+    if model is None and not needed:
+        return
+    if model is None:
+        raise refused("you must provide a 'model'", "model", "missing_required_parameter")
+    served = service.model()
+    if model not in (served.name, *served.also_called):
+        message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
+        raise ApiError(404, message, "model_not_found", param="model")
+
+
+def read_reply(fields: BodyFields, form: FormatName, logprobs: int | None) -> Reply:
+    """How the answer is to be given, in the words of OpenAI. Raises ApiError."""
+    stream = fields.flag("stream")
+    options = fields.nested("stream_options")
+    include_usage = False
+    if options is not None:
+        if not stream:
+            raise refused("'stream_options' needs 'stream': true", "stream_options")
+        include_usage = options.flag("include_usage")
+        options.ignore(("include_obfuscation",))
+        options.overlook()
+    return Reply(form, stream, include_usage, logprobs, _stops(fields), fields.flag("return_token_ids"))
+
+
+def _stops(fields: BodyFields) -> tuple[str, ...]:
+    value = fields.raw("stop")
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) for stop in stops):
+        raise fields.wrong_type("stop", "a string or an array of strings", value)
+    if len(stops) > _MAX_STOPS:
+        raise refused(f"'stop' has {len(stops)} strings: at most {_MAX_STOPS}", "stop")
+    if not all(0 < len(stop) <= _MAX_STOP_CHARACTERS for stop in stops):
+        raise refused(f"a string of 'stop' must have 1 to {_MAX_STOP_CHARACTERS} characters", "stop")
+    return tuple(stops)
+
+
+def rest_of(fields: BodyFields) -> bool:
+    """`ignore_eos`; whatever else is left has no effect. To be called when everything else was read."""
+    ignore_eos = fields.flag("ignore_eos")
+    fields.ignore(_IGNORED)
+    fields.overlook()
+    return ignore_eos
+
+
+def read_token_ids(value: Sequence[object], param: str, service: Service) -> tuple[int, ...]:
+    """Raises ApiError where one is no token's."""
+    ids = [token for token in value if type(token) is int and 0 <= token < service.vocab_size]
+    if len(ids) < len(value):
+        raise refused(f"'{param}' holds what is not a token id below {service.vocab_size}", param)
+    return tuple(ids)
+
+
+def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: Service) -> int:
+    """Tokens of the answer: what was asked for, or the usual number, as far as they fit and another epoch could go on
+    with them. `prompt` names a field. Raises ApiError."""
+    if not prompt_tokens:
+        raise refused("the prompt is empty: give at least one token", prompt)
+    if prompt_tokens > MAX_PROMPT_TOKENS:
+        message = f"the prompt has {prompt_tokens} tokens; a request may have {MAX_PROMPT_TOKENS}"
+        raise refused(message, prompt, "context_length_exceeded")
+    room = service.max_sequence - prompt_tokens
+    if room < (0 if maximum == 0 else 1):
+        message = f"the context has {service.max_sequence} tokens; the prompt needs {prompt_tokens}"
+        raise refused(message, prompt, "context_length_exceeded")
+    return min(room, ANSWER_TOKENS if maximum is None else maximum, MAX_ANSWER_TOKENS)
+
+
+def request_of(
+    prompt_ids: tuple[int, ...], limit: int, sampling: Sampling, service: Service, *, ignore_eos: bool
+) -> GenerationRequest:
+    """For the cluster, still without an id."""
+    return GenerationRequest(
+        id="",
+        prompt_ids=prompt_ids,
+        max_tokens=limit,
+        sampling=sampling,
+        stop_ids=service.eos_ids,
+        ignore_eos=ignore_eos,
+        keep_prefix=True,
+    )
+
+
+def named_choices(choices: Sequence[Choice], count: int, name: str) -> tuple[Choice, ...]:
+    """`count` of each, with requests that have the answer's name, and a number where they are several.
+
+    The first one of each is drawn with its seed, the second one with the next, and so on: so that a seed gives the
+    same answers again, and not the same answer `count` times.
+    """
+    every = [
+        replace(choice, request=_reseeded(choice.request, n)) for choice in choices for n in range(count)
+    ]
+    names = [name] if len(every) == 1 else [f"{name}-{number}" for number in range(len(every))]
+    return tuple(
+        replace(choice, request=replace(choice.request, id=own))
+        for choice, own in zip(every, names, strict=True)
+    )
+
+
+def _reseeded(request: GenerationRequest, number: int) -> GenerationRequest:
+    seed = (request.sampling.seed + number) % (MAX_SEED + 1)
+    return replace(request, sampling=replace(request.sampling, seed=seed))

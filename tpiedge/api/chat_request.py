@@ -1,0 +1,98 @@
+"""Requests of /v1/chat/completions: every field is checked before any work is done for it."""
+
+from collections.abc import Sequence
+
+from tpiedge.api.asked import (
+    MAX_CHOICES,
+    MAX_TOKENS,
+    Asked,
+    Choice,
+    answer_limit,
+    check_model,
+    named_choices,
+    read_reply,
+    request_of,
+    rest_of,
+)
+from tpiedge.api.encoding import check_characters, encode
+from tpiedge.api.errors import refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.messages import read_messages
+from tpiedge.api.sampling import read_sampling
+from tpiedge.api.service import Service
+from tpiedge.engine.sampling import MAX_LOGPROBS
+from tpiedge.errors import UserError
+
+__all__ = ["read_chat", "read_variables", "render_chat"]
+
+_SWITCHES = ("enable_thinking", "thinking")
+
+
+def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values)
+    check_model(fields, service)
+    top = fields.integer("top_logprobs", None, 0, MAX_LOGPROBS)
+    wanted = fields.flag("logprobs")
+    if top is not None and not wanted:
+        raise refused("'top_logprobs' needs 'logprobs': true", "top_logprobs")
+    logprobs = (top or 0) if wanted else None
+    reply = read_reply(fields, "chat", logprobs)
+    maximum = _max_tokens(fields)
+    sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
+    count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
+    _only_text(fields)
+    variables = read_variables(fields)
+    messages = read_messages(fields)
+    ignore_eos = rest_of(fields)
+    check_characters("messages", sum(len(message["content"]) for message in messages), service)
+    ids = render_chat(messages, variables, service)
+    request = request_of(
+        ids, answer_limit("messages", maximum, len(ids), service), sampling, service, ignore_eos=ignore_eos
+    )
+    return Asked(named_choices([Choice(request)], count, name), reply, fields.ignored)
+
+
+def _max_tokens(fields: BodyFields) -> int | None:
+    """The limit of the answer, by the old or the new name of the field."""
+    old = fields.integer("max_tokens", None, 1, MAX_TOKENS)
+    new = fields.integer("max_completion_tokens", None, 1, MAX_TOKENS)
+    if old is not None and new is not None and old != new:
+        raise refused("'max_tokens' and 'max_completion_tokens' differ: give one", "max_tokens")
+    return old if new is None else new
+
+
+def _only_text(fields: BodyFields) -> None:
+    fields.unsupported(
+        ("tools", "functions", "function_call", "audio", "prediction", "web_search_options"), "none"
+    )
+    fields.unsupported(("prompt",))
+    fields.unsupported(("tool_choice",), "none", "auto")
+    fields.unsupported(("modalities",), ["text"])
+    fields.unsupported(("response_format",), {"type": "text"})
+
+
+def read_variables(fields: BodyFields) -> dict[str, object]:
+    """The switches of a model's template that a client may set; no other variable of it. Raises ApiError."""
+    switches = fields.nested("chat_template_kwargs")
+    if switches is None:
+        return {}
+    variables: dict[str, object] = {
+        key: switches.flag(key) for key in _SWITCHES if switches.raw(key) is not None
+    }
+    switches.overlook()
+    return variables
+
+
+def render_chat(
+    messages: Sequence[dict[str, str]], variables: dict[str, object], service: Service
+) -> tuple[int, ...]:
+    """The prompt's token ids. Raises ApiError."""
+    if service.template is None:
+        raise refused("the model has no chat template: use /v1/completions", "messages")
+    try:
+        text = service.template.render(messages, variables=variables)
+    except UserError as error:
+        raise refused(str(error), "messages") from None
+    check_characters("messages", len(text), service)
+    return encode(text, service, "messages", add_special=False)

@@ -1,0 +1,86 @@
+"""Requests of /v1/completions: every field is checked before any work is done for it."""
+
+from dataclasses import replace
+
+from tpiedge.api.asked import (
+    MAX_CHOICES,
+    MAX_TOKENS,
+    Asked,
+    Choice,
+    answer_limit,
+    check_model,
+    named_choices,
+    read_reply,
+    read_token_ids,
+    request_of,
+    rest_of,
+)
+from tpiedge.api.encoding import check_characters, encode
+from tpiedge.api.errors import refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.sampling import read_sampling
+from tpiedge.api.service import Service
+from tpiedge.engine.sampling import MAX_LOGPROBS
+
+__all__ = ["read_completion"]
+
+_TOKENS = 16  # OpenAI's default
+
+
+def read_completion(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values)
+    check_model(fields, service)
+    logprobs = fields.integer("logprobs", None, 0, MAX_LOGPROBS)
+    reply = read_reply(fields, "completion", logprobs)
+    maximum = fields.integer("max_tokens", _TOKENS, 0, MAX_TOKENS)
+    sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
+    count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
+    echo = fields.flag("echo")
+    fields.unsupported(("suffix",), "")
+    fields.unsupported(("messages",))
+    fields.unsupported(("best_of",), count)
+    given = fields.raw("prompt")
+    ignore_eos = rest_of(fields)
+    prompts = _prompts(given, fields)
+    if count * len(prompts) > MAX_CHOICES:
+        raise refused(
+            f"{len(prompts)} prompts with {count} answers each: at most {MAX_CHOICES} in all", "prompt"
+        )
+    choices = []
+    for number, prompt in enumerate(prompts):
+        ids = _prompt_ids(prompt, service)
+        request = request_of(
+            ids, answer_limit("prompt", maximum, len(ids), service), sampling, service, ignore_eos=ignore_eos
+        )
+        scored = echo and logprobs is not None
+        text = _echo(prompt, ids, service) if echo else None
+        choices.append(Choice(replace(request, prompt_scores=scored), number, text))
+    return Asked(named_choices(choices, count, name), reply, fields.ignored)
+
+
+def _prompts(value: object, fields: BodyFields) -> list[str | list[object]]:
+    """A text or a list of token ids each."""
+    if value is None:
+        raise refused("you must provide a 'prompt'", "prompt", "missing_required_parameter")
+    if isinstance(value, list) and value and isinstance(value[0], str | list):
+        kind = str if isinstance(value[0], str) else list
+        if not all(isinstance(one, kind) for one in value):
+            raise refused("'prompt' mixes strings and arrays of token ids", "prompt")
+        return value
+    if not isinstance(value, str | list):
+        raise fields.wrong_type("prompt", "a string, an array of token ids, or an array of either", value)
+    return [value]
+
+
+def _prompt_ids(prompt: str | list[object], service: Service) -> tuple[int, ...]:
+    if isinstance(prompt, str):
+        check_characters("prompt", len(prompt), service)
+        return encode(prompt, service, "prompt", add_special=True)
+    return read_token_ids(prompt, "prompt", service)
+
+
+def _echo(prompt: str | list[object], ids: tuple[int, ...], service: Service) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return service.tokenizer.decode(ids, skip_special=False) if service.tokenizer else ""

@@ -1,0 +1,182 @@
+"""Brings the answers of accepted requests to their clients."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from starlette.datastructures import Headers
+
+from tpiedge.api.answering import (
+    Aborted,
+    Answering,
+    BeyondEnd,
+    BrokenOff,
+    Send,
+    ServerEnds,
+    Stalled,
+)
+from tpiedge.api.asked import Choice, FormatName, Reply
+from tpiedge.api.body import Disconnected, Receive
+from tpiedge.api.formats import AnswerFormat, AnswerHead
+from tpiedge.api.kept_answers import Parting
+from tpiedge.api.limits import Limits
+from tpiedge.api.openai_format import OpenAIFormat
+from tpiedge.api.prompt_echo import PromptEcho
+from tpiedge.api.service import Service
+from tpiedge.api.stream_bridge import AnswerFeed
+from tpiedge.api.transcript import Transcript
+
+__all__ = ["Deliveries", "RunningAnswers", "Work"]
+
+_FORMATS: Final[Mapping[FormatName, Callable[[AnswerHead], AnswerFormat]]] = {
+    "completion": OpenAIFormat,
+    "chat": OpenAIFormat,
+}
+#: How often it is looked whether all was sent, which it nearly always is at once.
+_UNSENT_S = 0.02
+
+_PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
+"""Seconds without a byte that OpenAI's client for Python, the one for JavaScript, bears before it tries again."""
+
+
+class RunningAnswers:
+    """The answers that are being sent, so that the end of the server can end them."""
+
+    def __init__(self) -> None:
+        self._feeds: set[AnswerFeed] = set()
+        self._aborted = False
+
+    def add(self, feed: AnswerFeed) -> None:
+        self._feeds = {running for running in self._feeds if not running.join(0)}
+        self._feeds.add(feed)
+        if self._aborted:
+            _abort(feed)
+
+    def abort(self) -> None:
+        """Cancel all, those that are still added, too. On their event loop."""
+        self._aborted = True
+        for feed in self._feeds:
+            _abort(feed)
+
+    def join(self, limit_s: float) -> None:
+        """Wait for their threads, in all at most that long."""
+        deadline = time.monotonic() + limit_s
+        for feed in self._feeds:
+            feed.join(max(0.0, deadline - time.monotonic()))
+
+
+def _abort(feed: AnswerFeed) -> None:
+    feed.cancel()
+    feed.end(ServerEnds())
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A request that was taken, and how its client gets the answer with this name.
+
+    `open` is called on the event loop, `leave` once the client has gone. `resumable` and `after` as of Answering;
+    `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it sent in vain.
+    """
+
+    name: str
+    choices: tuple[Choice, ...]
+    reply: Reply
+    created: int
+    model: str
+    open: Callable[[], AnswerFeed]
+    leave: Callable[[Parting], None]
+    resumable: bool = False
+    after: int = 0
+    named: bool = False
+    ignored: tuple[str, ...] = ()
+
+
+class Deliveries:
+    """Brings answers to clients. For one event loop."""
+
+    def __init__(self, service: Service, running: RunningAnswers, limits: Limits) -> None:
+        self._service = service
+        self._running = running
+        self._limits = limits
+
+    async def deliver(
+        self, work: Work, scope: MutableMapping[str, Any], receive: Receive, send: Send
+    ) -> None:
+        """Send the answer. Raises as Answering.run."""
+        tokenizer, choices = self._service.tokenizer, work.choices
+        by_prompt = {choice.prompt: len(choice.request.prompt_ids) for choice in choices}
+        head = AnswerHead(
+            id=work.name,
+            created=work.created,
+            model=work.model,
+            reply=work.reply,
+            prompt_tokens=tuple(by_prompt.values()),
+            prompts=tuple(choice.prompt for choice in choices),
+            tokenizer=tokenizer,
+        )
+        limits = _patient(self._limits, Headers(scope=scope))
+        parting, named = Parting.FOR_GOOD, work.named
+
+        async def send_named(message: MutableMapping[str, Any]) -> None:
+            nonlocal named
+            await send(message)
+            named = True
+
+        try:
+            # Where the system has no thread left, the work is not left alone.
+            feed = work.open()
+            self._running.add(feed)
+            answering = Answering(
+                work.name,
+                _FORMATS[work.reply.format](head),
+                work.reply.stream,
+                feed,
+                [Transcript(tokenizer, work.reply.stops, _echo(choice)) for choice in choices],
+                limits,
+                work.resumable,
+                work.after,
+                work.ignored,
+            )
+            await answering.run(receive, send_named)
+            if work.resumable:
+                await _sent(scope, limits.write_s)
+            parting = Parting.SERVED
+        except (asyncio.CancelledError, Disconnected, Stalled, BrokenOff, ServerEnds, BeyondEnd):
+            parting = Parting.LOST if named else Parting.FOR_GOOD
+            raise
+        except Aborted as error:
+            if isinstance(error.__cause__, BeyondEnd):
+                parting = Parting.LOST
+            raise
+        finally:
+            work.leave(parting)
+
+
+def _echo(choice: Choice) -> PromptEcho | None:
+    return None if choice.echo is None else PromptEcho(choice.echo, choice.request.prompt_ids)
+
+
+async def _sent(scope: MutableMapping[str, Any], limit_s: float) -> None:
+    """Waits until the connection has handed everything to the system, which sends it whatever becomes of us. Raises
+    Stalled, Disconnected."""
+    unsent: Callable[[], int | None] = scope["state"]["unsent"]
+    deadline = time.monotonic() + limit_s
+    while (left := unsent()) != 0:
+        if left is None:
+            raise Disconnected
+        if time.monotonic() > deadline:
+            raise Stalled
+        await asyncio.sleep(_UNSENT_S)
+
+
+def _patient(limits: Limits, headers: Headers) -> Limits:
+    """`limits` for a client that says when it gives up, as OpenAI's do."""
+    for name in _PATIENCE:
+        with contextlib.suppress(ValueError):
+            wait_s = float(headers.get(name, ""))
+            if wait_s > 0:  # NaN is not
+                return limits.heard_within(wait_s)
+    return limits

@@ -1,0 +1,175 @@
+"""Answers as OpenAI's API has them: completions and chats, whole or in chunks."""
+
+from collections.abc import Sequence
+
+from tpiedge.api.errors import ApiError
+from tpiedge.api.formats import AnswerHead
+from tpiedge.api.frames import EVENT_STREAM, comment, event
+from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.wire.control import Token
+
+__all__ = ["OpenAIFormat"]
+
+Json = dict[str, object]
+
+_DONE = b"data: [DONE]\n\n"
+
+
+class OpenAIFormat:
+    """An AnswerFormat."""
+
+    stream_type = EVENT_STREAM
+
+    def __init__(self, head: AnswerHead) -> None:
+        self._head = head
+        self._reply = head.reply
+        self._chat = head.reply.format == "chat"
+
+    def opening(self) -> Sequence[bytes]:
+        """Who speaks, in a chat."""
+        if not self._chat:
+            return ()
+        shown: Json = {"delta": {"role": "assistant", "content": ""}}
+        return [
+            event(self._chunk([self._choice(choice, shown, None)]))
+            for choice in range(len(self._head.prompts))
+        ]
+
+    def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
+        shown: Json = {"text": piece.text}
+        if self._chat:
+            shown = {"delta": {"content": piece.text} if piece.text else {}}
+        return [event(self._chunk([self._choice(choice, shown, piece)]))]
+
+    def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
+        """The usage, in a chunk that has no choice."""
+        if not self._reply.include_usage:
+            return [_DONE]
+        return [event(self._chunk([]) | {"usage": self._usage(transcripts)}), _DONE]
+
+    def alive(self, why: str) -> bytes:
+        return comment(why or "ping")
+
+    def broken(self, error: ApiError, tokens: int) -> bytes:
+        return event(self.failure(error, tokens))
+
+    def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
+        choices = [self._whole_choice(number, parts) for number, parts in enumerate(pieces)]
+        kind = "chat.completion" if self._chat else "text_completion"
+        return self._object(kind, choices) | {"usage": self._usage(transcripts)}
+
+    def failure(self, error: ApiError, tokens: int) -> Json:
+        """What a client needs to report it: the request and how far it came."""
+        return error.body() | {"id": self._head.id, "tokens": tokens}
+
+    def _whole_choice(self, number: int, pieces: Sequence[TextPiece]) -> Json:
+        text = "".join(piece.text for piece in pieces)
+        all_tokens = tuple(token for piece in pieces for token in piece.tokens)
+        offsets = tuple(offset for piece in pieces for offset in piece.offsets)
+        shown: Json = {"text": text}
+        if self._chat:
+            shown = {"message": {"role": "assistant", "content": text, "refusal": None}}
+        return self._choice(number, shown, TextPiece(text, all_tokens, offsets, pieces[-1].last))
+
+    def _chunk(self, choices: list[Json]) -> Json:
+        chunk = self._object("chat.completion.chunk" if self._chat else "text_completion", choices)
+        return chunk | {"usage": None} if self._reply.include_usage else chunk
+
+    def _object(self, kind: str, choices: list[Json]) -> Json:
+        head = self._head
+        return {
+            "id": head.id,
+            "object": kind,
+            "created": head.created,
+            "model": head.model,
+            "choices": choices,
+        }
+
+    def _choice(self, number: int, shown: Json, piece: TextPiece | None) -> Json:
+        choice: Json = {"index": number, **shown, "logprobs": None}
+        choice["finish_reason"] = piece.last if piece else None
+        if piece is not None and self._reply.logprobs is not None:
+            scores = self._chat_scores if self._chat else self._text_scores
+            choice["logprobs"] = scores(piece)
+        if piece is not None and self._reply.token_ids:
+            choice["token_ids"] = [token.token for token in piece.tokens]
+        return choice
+
+    def _usage(self, transcripts: Sequence[Transcript]) -> Json:
+        """What the answer took; without rank 0's last words, which stop strings do not wait for, only what is known
+        here. The tokens of a prompt count once, however many choices go on with it."""
+        prompt_tokens, tokens = sum(self._head.prompt_tokens), sum(one.count for one in transcripts)
+        usage: Json = {
+            "prompt_tokens": prompt_tokens,
+            "completion_tokens": tokens,
+            "total_tokens": prompt_tokens + tokens,
+        }
+        ends = [one.finished for one in transcripts if one.finished is not None]
+        # No steps are said of tokens in which other epochs had a part.
+        if len(ends) == len(transcripts) and all(end.steps or not end.tokens for end in ends):
+            cached = {
+                prompt: end.cached_tokens
+                for prompt, end in zip(reversed(self._head.prompts), reversed(ends), strict=True)
+            }
+            usage["prompt_tokens_details"] = {"cached_tokens": sum(cached.values())}
+            steps = sum(end.steps for end in ends)
+            if steps:
+                usage["tokens_per_step"] = round(sum(end.tokens for end in ends) / steps, 2)
+        pauses, paused_s = sum(one.pauses for one in transcripts), sum(one.paused_s for one in transcripts)
+        if pauses:
+            usage["pauses"] = {"count": pauses, "seconds": round(paused_s, 3)}
+        return usage
+
+    def _chat_scores(self, piece: TextPiece) -> Json:
+        content = []
+        for token in piece.tokens:
+            top = [self._scored(*pair) for pair in token.logprobs[: self._reply.logprobs or 0]]
+            content.append(self._scored(token.token, _own(token)) | {"top_logprobs": top})
+        return {"content": content, "refusal": None}
+
+    def _text_scores(self, piece: TextPiece) -> Json:
+        return {
+            "tokens": [self._text(token.token) for token in piece.tokens],
+            "token_logprobs": [_own(token) for token in piece.tokens],
+            "top_logprobs": [self._top(token) for token in piece.tokens] if self._reply.logprobs else None,
+            "text_offset": list(piece.offsets),
+        }
+
+    def _top(self, token: Token) -> dict[str, float] | None:
+        """The most probable of those that are written alike, as a letter and the token of its byte are, stands. None
+        of a prompt's first token."""
+        if not token.logprobs:
+            return None
+        found: dict[str, float] = {}
+        for other, score in token.logprobs[: self._reply.logprobs or 0]:
+            found.setdefault(self._text(other), score)
+        return found
+
+    def _scored(self, token: int, score: float | None) -> Json:
+        data = self._bytes(token)
+        return {
+            "token": _spelled(token, data),
+            "logprob": score,
+            "bytes": None if data is None else list(data),
+        }
+
+    def _text(self, token: int) -> str:
+        return _spelled(token, self._bytes(token))
+
+    def _bytes(self, token: int) -> bytes | None:
+        return self._head.tokenizer.token_bytes(token) if self._head.tokenizer else None
+
+
+def _spelled(token: int, data: bytes | None) -> str:
+    """The token's text with its leading space. A part of a character is written as OpenAI does: bytes:\\xe4\\xbd."""
+    if data is None:
+        return f"token_id:{token}"
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+def _own(token: Token) -> float | None:
+    """The log probability of the token itself, which is among those that came; None of a prompt's first token."""
+    return next((score for other, score in token.logprobs if other == token.token), None)
