@@ -76,7 +76,7 @@ def events_in(lines):
 
 
 def left(folder):
-    return [path for path in folder.iterdir() if path.suffix == ".answer"]
+    return list(folder.glob("*.answer"))
 
 
 def wait_until(condition):
@@ -268,14 +268,21 @@ def test_a_client_that_leaves_before_it_knows_the_id_cancels(keep, service, fold
         wait_until(lambda: not left(folder))
 
 
+@pytest.mark.parametrize("kept", [True, False])
 @pytest.mark.parametrize("chat", [True, False])
-def test_who_wants_an_answer_no_more_deletes_it(keep, service, folder, chat):
+@pytest.mark.parametrize("count", [1, 2])
+def test_who_wants_an_answer_no_more_deletes_it(keep, serve, service, folder, chat, kept, count):
     """At once, and whoever reads it is told."""
     where, more = ("/v1/chat/completions", {}) if chat else ("/v1/completions", BODY)
-    asked = BODY | more | {"stream": True}
+    asked = BODY | more | {"stream": True, "n": count}
     if chat:
-        asked = {"model": "babbler", "messages": [{"role": "user", "content": "x"}], "stream": True}
-    server = keep(keys=["ann", "bob"])
+        asked = {
+            "model": "babbler",
+            "messages": [{"role": "user", "content": "x"}],
+            "stream": True,
+            "n": count,
+        }
+    server = (keep if kept else serve)(keys=["ann", "bob"])
     with connect(server, "ann") as http, connect(server, "bob") as other:
         with http.stream("POST", where, json=asked) as answer:
             generation = service.generations.get(timeout=LIMIT_S)

@@ -132,7 +132,7 @@ class Api:
             self._vain,
             form,
         )
-        resumptions = Resumptions(self._deliveries, self._kept, form)
+        resumptions = Resumptions(self._deliveries, self._running, self._kept, form)
         return [
             Route(path, completions, methods=["POST"]),
             Route(f"{path}/{{id}}", resumptions, methods=["GET", "DELETE"]),

@@ -14,12 +14,13 @@ from tpiedge.api.asked import Asked, Choice, FormatName
 from tpiedge.api.body import Receive, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
-from tpiedge.api.deliveries import Deliveries, Work
+from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
 from tpiedge.api.limits import Limits
+from tpiedge.api.records import key_mark
 from tpiedge.api.service import Busy, Generation, Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.vain_fields import VainFields
@@ -98,6 +99,7 @@ class Completions:
             *opened,
             resumable=kept is not None,
             ignored=asked.ignored,
+            mark=key_mark(key),
         )
 
     def _submitted(self, name: str, requests: Sequence[GenerationRequest]) -> _Opened:
@@ -129,8 +131,11 @@ class Resumptions:
     Whoever may not have an answer is told what is told of one that does not exist.
     """
 
-    def __init__(self, deliveries: Deliveries, kept: KeptAnswers | None, form: FormatName) -> None:
+    def __init__(
+        self, deliveries: Deliveries, running: RunningAnswers, kept: KeptAnswers | None, form: FormatName
+    ) -> None:
         self._deliveries = deliveries
+        self._running = running
         self._kept = kept
         self._form = form
 
@@ -139,7 +144,8 @@ class Resumptions:
             raise ApiError(405, "Method Not Allowed", "method_not_allowed", headers={"Allow": "GET, DELETE"})
         name, key = scope["path_params"]["id"], key_of(scope["headers"])
         if scope["method"] == "DELETE":
-            self._found(name, key).delete()
+            if not self._running.delete(name, self._form, key):
+                self._found(name, key).delete()
             kind = f"{_KINDS[self._form]}.deleted"
             await send_json(send, 200, {"id": name, "object": kind, "deleted": True})
             return

@@ -25,9 +25,11 @@ from tpiedge.api.kept_answers import Parting
 from tpiedge.api.limits import Limits
 from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.api.prompt_echo import PromptEcho
+from tpiedge.api.records import marks
 from tpiedge.api.service import Service
 from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import Transcript
+from tpiedge.errors import Cancelled
 
 __all__ = ["Deliveries", "RunningAnswers", "Work"]
 
@@ -43,23 +45,40 @@ _PATIENCE = ("x-stainless-read-timeout", "x-stainless-timeout")
 
 
 class RunningAnswers:
-    """The answers that are being sent, so that the end of the server can end them."""
+    """The answers that are being sent, so that the end of the server, or their clients, can end them. On one event
+    loop, but for `join`."""
 
     def __init__(self) -> None:
         self._feeds: set[AnswerFeed] = set()
+        self._deletable: dict[tuple[str, FormatName], tuple[str, AnswerFeed]] = {}
         self._aborted = False
 
-    def add(self, feed: AnswerFeed) -> None:
+    def add(self, work: "Work", feed: AnswerFeed) -> None:
         self._feeds = {running for running in self._feeds if not running.join(0)}
         self._feeds.add(feed)
+        if not work.resumable:  # kept answers are deleted elsewhere
+            self._deletable[work.name, work.reply.format] = work.mark, feed
         if self._aborted:
-            _abort(feed)
+            _end(feed, ServerEnds())
+
+    def remove(self, work: "Work") -> None:
+        """It was sent, or is not to be. Idempotent."""
+        self._deletable.pop((work.name, work.reply.format), None)
+
+    def delete(self, name: str, form: FormatName, key: bytes) -> bool:
+        """Ends the answer with that name and form of a client with that API key; returns whether there is one."""
+        mark, feed = self._deletable.get((name, form), ("", None))
+        if feed is None or not marks(mark, key):
+            return False
+        del self._deletable[name, form]
+        _end(feed, Cancelled("the answer was deleted by its client"))
+        return True
 
     def abort(self) -> None:
-        """Cancel all, those that are still added, too. On their event loop."""
+        """Cancel all, those that are still added, too."""
         self._aborted = True
         for feed in self._feeds:
-            _abort(feed)
+            _end(feed, ServerEnds())
 
     def join(self, limit_s: float) -> None:
         """Wait for their threads, in all at most that long."""
@@ -68,9 +87,9 @@ class RunningAnswers:
             feed.join(max(0.0, deadline - time.monotonic()))
 
 
-def _abort(feed: AnswerFeed) -> None:
+def _end(feed: AnswerFeed, why: Exception) -> None:
     feed.cancel()
-    feed.end(ServerEnds())
+    feed.end(why)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +97,8 @@ class Work:
     """A request that was taken, and how its client gets the answer with this name.
 
     `open` is called on the event loop, `leave` once the client has gone. `resumable` and `after` as of Answering;
-    `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it sent in vain.
+    `named`: whether the client knows the id of the answer already; `ignored`: names of fields that it sent in vain;
+    `mark`: of the client's API key, empty where none was needed.
     """
 
     name: str
@@ -92,6 +112,7 @@ class Work:
     after: int = 0
     named: bool = False
     ignored: tuple[str, ...] = ()
+    mark: str = ""
 
 
 class Deliveries:
@@ -128,7 +149,7 @@ class Deliveries:
         try:
             # Where the system has no thread left, the work is not left alone.
             feed = work.open()
-            self._running.add(feed)
+            self._running.add(work, feed)
             answering = Answering(
                 work.name,
                 _FORMATS[work.reply.format](head),
@@ -152,6 +173,7 @@ class Deliveries:
                 parting = Parting.LOST
             raise
         finally:
+            self._running.remove(work)
             work.leave(parting)
 
 

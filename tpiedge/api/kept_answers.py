@@ -37,7 +37,7 @@ from tpiedge.master.journal import Paused, TakenUp
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.units import counted, format_seconds
-from tpiedge.wire.control import Token
+from tpiedge.wire.control import Finished, Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = [
@@ -275,7 +275,9 @@ class KeptAnswer:
             self._generation.attend(attended)
 
     def _cancel(self) -> None:
-        if self._generation is not None and not self._over and not self._stopped:
+        # Its reader may have all of it before its thread has noticed the end.
+        finished = bool(self._said) and isinstance(self._said[-1], Finished)
+        if self._generation is not None and not (self._over or self._stopped or finished):
             self._generation.cancel()
 
 
