@@ -93,9 +93,9 @@ class GivenSampler:
         self._answer_ids = answer_ids
         self._done = 0
 
-    def sample(self, logits_V: Any) -> Sampled:
+    def sample(self, logits_V: Any, allowed: Any = None) -> Sampled:
         """The next token of the answer."""
-        self._sampler.sample(logits_V)
+        self._sampler.sample(logits_V, allowed)
         return Sampled(self._answer_ids[self._done], ())
 
     def accept(self, token: int) -> None:

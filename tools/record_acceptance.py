@@ -84,9 +84,9 @@ class Replacing:
         self._replaced = replaced
         self.accept = sampler.accept
 
-    def sample(self, logits_V: Any) -> Sampled:
+    def sample(self, logits_V: Any, allowed: Any = None) -> Sampled:
         """The token, without log probabilities."""
-        token = self._sampler.sample(logits_V).token
+        token = self._sampler.sample(logits_V, allowed).token
         return Sampled(self._replaced.get(token, token), ())
 
 

@@ -26,6 +26,7 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 SCHEDULES = os.environ.get("TPIEDGE_SCHEDULES")
 LOGPROBS = 5
 PAGES = 5  # of a request at most
+GRAMMAR_S = 30.0
 
 
 Told = tuple[int, tuple[tuple[int, float], ...]]
@@ -53,10 +54,13 @@ class Run:
         self._leaving = {arrival.request.id: arrival.leaves for arrival in arrivals if arrival.leaves}
         self._known = {arrival.request.id: len(arrival.request.answer_ids) for arrival in arrivals}
         self._leader = leader
-        while waiting or not leader.idle:
+        while waiting or leader.preparing or not leader.idle:
             while waiting and waiting[0].step <= self.steps:
                 leader.submit(waiting.pop(0).request, self._take)
+            if leader.idle:
+                leader.await_grammar(GRAMMAR_S)
             for finished in leader.step():
+                assert isinstance(finished, Finished), finished
                 self.finished[finished.request] = finished
             self.steps += 1
             assert self.steps < 5000, "a request starves"

@@ -23,7 +23,7 @@ from typing import Annotated, Any, Final
 from tpiedge.api.asked import Reply
 from tpiedge.wire.control import Token
 from tpiedge.wire.fields import U64, MaxLength, Name, Text
-from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 from tpiedge.wire.schema import schema_of
 
 __all__ = [
@@ -190,7 +190,10 @@ def _pack(head: Any) -> str:
 def _accepted(value: Any, pack: str) -> AcceptedRequest:
     values = dict(value)
     asked = dict(values.pop("request"))
-    request = GenerationRequest(**{**asked, "sampling": Sampling(**asked["sampling"])})
+    asked["sampling"] = Sampling(**asked["sampling"])
+    if asked.get("grammar") is not None:
+        asked["grammar"] = Grammar(**asked["grammar"])
+    request = GenerationRequest(**asked)
     accepted = AcceptedRequest(request, Reply(**values.pop("reply")), pack=pack, **values)
     _check(accepted)
     bytes.fromhex(accepted.key)

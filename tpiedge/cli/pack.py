@@ -24,13 +24,14 @@ from tpiedge.local.packing import (
     source_precision,
 )
 from tpiedge.local.paths import packs_folder
-from tpiedge.local.text_folder import TEXT_FOLDER, keep_text_files
+from tpiedge.local.text_folder import keep_text_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import ModelConfig
 from tpiedge.model.presets import PRESETS, preset
 from tpiedge.model.source import refuse_gguf
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack, verify_pack
 from tpiedge.pack.sources.imported import ImportedTensor
 from tpiedge.pack.storage import Storage

@@ -7,6 +7,7 @@ from tpiedge.collectives.communicator import Communicator
 from tpiedge.collectives.route import Route
 from tpiedge.engine.carrying import Carrier
 from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.head import Head
 from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
@@ -81,9 +82,10 @@ class Engine:
         limits: StepLimits | None = None,
         route: Route | None = None,
         sampler_of: Callable[[GenerationRequest], Draws] | None = None,
+        grammars: Grammars | None = None,
     ) -> Leader:
         """The loop of rank 0. `route`: of its all-reduces; by the star, as they are, without one. `sampler_of`: draws
-        the tokens of a request, other than as it asks."""
+        the tokens of a request, other than as it asks. `grammars`: of requests; none are accepted without it."""
         return Leader(
             self.config,
             self.epoch,
@@ -97,6 +99,7 @@ class Engine:
             route or Route(),
             serving,
             sampler_of,
+            grammars,
         )
 
     def follower(self, carrier: Carrier) -> Follower:

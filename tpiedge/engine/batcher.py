@@ -4,8 +4,8 @@ A sequence waits, then runs: its prompt is computed in pieces (prefill), then on
 (decode). All that run share every step.
 
 Laws:
-1. Sequences begin in the order in which they came; only one whose next page another is computing just now lets those
-   behind it go first. One begins when a slot is free and pages for all its tokens are available.
+1. Sequences begin in the order in which they came; only one that is held, or whose next page another is computing just
+   now, lets those behind it go first. One begins when a slot is free and pages for all its tokens are available.
 2. Pages go to older sequences first. Where none is left the youngest gives up its own, waits in front of all others,
    and is computed anew later, from its pages that nobody has taken since.
 3. While a sequence decodes, prompts take as many tokens of a step as make it `_PATIENCE` times as long as one without;
@@ -112,8 +112,8 @@ class Batcher:
 
     @property
     def idle(self) -> bool:
-        """Whether there is nothing to compute."""
-        return not self._running and not self._waiting
+        """Whether there is nothing to compute: those that are held do not count."""
+        return not self._running and all(sequence.held for sequence in self._waiting)
 
     @property
     def sequences(self) -> tuple[RunningSequence, ...]:
@@ -224,7 +224,7 @@ class Batcher:
         pages = sum(len(sequence.pages) - sequence.told for sequence in self._running)
         while self._waiting and self._slots and not (self._short and self._running):
             sequence = self._waiting[0]
-            found = self._found(sequence)
+            found = None if sequence.held else self._found(sequence)
             if found is None:
                 passed.append(self._waiting.popleft())
                 continue
@@ -339,7 +339,10 @@ class Batcher:
     def _guess(self, sequence: RunningSequence) -> Guess:
         left = sequence.request.max_tokens - sequence.answer_tokens - 1
         most = min(self._limits.speculate, left)
-        return sequence.lookup.draft(most) if sequence.lookup is not None and most > 0 else NO_GUESS
+        if sequence.lookup is None or most <= 0:
+            return NO_GUESS
+        forced = tuple(sequence.forced()[:most]) if sequence.forced is not None else ()
+        return Guess(forced, sure=len(forced)) if forced else sequence.lookup.draft(most)
 
     def _drafted(self, sequence: RunningSequence, guess: Guess, count: int) -> StepPiece:
         while len(sequence.pages) < self._pool.pages_of(sequence.done + 1 + count) and self._pool.available:

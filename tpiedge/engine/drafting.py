@@ -8,8 +8,9 @@ Laws:
 1. Of a sequence's guess the first tokens are drafted, as many as make the expected tokens per second of the whole step
    the most; none, if that is without any.
 2. Compared with a run without drafts, a sequence has lost at no time more than `_RISK` of what that run would have
-   taken, and `_CREDIT` tokens' worth: no draft is taken that could lose more if nothing of it came true. What was
-   gained may be lost again up to `_GAINED` tokens' worth. (By `StepCost`; in a shared step each has its part.)
+   taken, and `_CREDIT` tokens' worth: no draft is taken that could lose more if nothing of it came true, but those that
+   are sure to. What was gained may be lost again up to `_GAINED` tokens' worth. (By `StepCost`; in a shared step each
+   has its part.)
 3. The decision depends on nothing but what was learnt and measured.
 """
 
@@ -67,7 +68,9 @@ class DraftLength:
 
     def chances(self, guess: Guess) -> Iterator[float]:
         """How likely it is that the guess is right up to its first, second, ... token."""
-        rates = (self._chance(guess.matched + i).rate for i in range(len(guess.ids)))
+        rates = (
+            1.0 if i < guess.sure else self._chance(guess.matched + i).rate for i in range(len(guess.ids))
+        )
         return accumulate(rates, mul)
 
     @property
@@ -86,7 +89,8 @@ class DraftLength:
     def learn(self, guess: Guess, tokens: Sequence[int]) -> None:
         """The step that was planned with the guess has brought these tokens, one at least."""
         for i, (guessed, token) in enumerate(zip(guess.ids, tokens, strict=False)):
-            self._chance(guess.matched + i).observe(guessed == token)
+            if i >= guess.sure:
+                self._chance(guess.matched + i).observe(guessed == token)
             if guessed != token:
                 break
         gained_s = (len(tokens) - 1) * self._token_s
@@ -124,7 +128,7 @@ def _likeliest(
     found: list[tuple[float, int]] = []
     for index, (drafting, guess) in enumerate(bids):
         within = cost.rows_within((cost.seconds(rows) or 0.0) + drafting.affordable_s, rows + len(guess.ids))
-        chances = islice(drafting.chances(guess), max(0, (within or 0) - rows))
+        chances = islice(drafting.chances(guess), max(guess.sure, (within or 0) - rows))
         found += ((chance, index) for chance in takewhile(_LEAST_CHANCE.__le__, chances))
     return sorted(found, key=lambda one: -one[0])
 

@@ -39,11 +39,12 @@ class Guess:
     """Tokens that may come next; none, if nothing in the text suggests any.
 
     `matched`: how many tokens before them are those before the place they are from, as far as that was counted; 0 or 1:
-    only beside a match.
+    only beside a match. `sure`: how many of them cannot but come.
     """
 
     ids: tuple[int, ...] = ()
     matched: int = 0
+    sure: int = 0
 
 
 NO_GUESS: Final = Guess()

@@ -8,8 +8,9 @@ import itertools
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, repeat
 from typing import Final, Protocol
 
 import torch
@@ -20,10 +21,11 @@ from tpiedge.collectives.route import Route
 from tpiedge.engine.batcher import Batch, Batcher, BatchLimits
 from tpiedge.engine.carrying import Carrier, Taken
 from tpiedge.engine.forward import ForwardPass
+from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
-from tpiedge.engine.sampler import Sampled, Sampler
+from tpiedge.engine.sampler import Sampled, Sampler, TokenMask
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
 from tpiedge.engine.steps import StepLimits
@@ -34,7 +36,7 @@ from tpiedge.kv.room import KVRoom
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
-from tpiedge.wire.control import Finished, FinishReason, Halt, PromptScores, Token
+from tpiedge.wire.control import Failed, Finished, FinishReason, Halt, PromptScores, Token
 from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
@@ -47,12 +49,13 @@ _KEPT_CANCELS: Final = 64
 _KEPT_LOGITS_BYTES: Final = 16 << 20
 #: The master asks at once for what it asked the epoch before, but for what was cancelled meanwhile.
 _CLAIM_S: Final = 10.0
+_PREPARING_S: Final = 0.05
 
 
 class Draws(Protocol):
     """Draws the tokens of one sequence, as `Sampler` does."""
 
-    def sample(self, logits_V: Tensor) -> Sampled: ...
+    def sample(self, logits_V: Tensor, allowed: TokenMask | None = None) -> Sampled: ...
 
     def accept(self, token: int) -> None: ...
 
@@ -73,13 +76,16 @@ class Serving:
 @dataclass(eq=False)
 class _Live:
     """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
-    was not told yet."""
+    was not told yet. `constraint`: what the answer must keep to, if anything."""
 
     sequence: RunningSequence
     sampler: Draws
     emit: Callable[[Token | PromptScores], None]
     reason: FinishReason | None = None
     scored: int = 1
+    constraint: Constraint | None = None
+    #: Why the request is refused, though it was accepted.
+    refused: UserError | None = None
 
 
 class Leader:
@@ -99,6 +105,7 @@ class Leader:
         route: Route,
         serving: Serving,
         sampler_of: Callable[[GenerationRequest], Draws] | None = None,
+        grammars: Grammars | None = None,
     ) -> None:
         self._config = config
         self._epoch = epoch
@@ -111,6 +118,7 @@ class Leader:
         self._route = route
         self._serving = serving
         self._sampler_of = sampler_of or self._sampler
+        self._grammars = grammars
         self._cost = StepCost()
         self._pool = PagePool(
             cache.pages,
@@ -141,6 +149,11 @@ class Leader:
         return self._batcher.idle
 
     @property
+    def preparing(self) -> bool:
+        """Whether a request waits for its grammar, so that a step may have something to compute soon."""
+        return any(live.sequence.held for live in self._live.values())
+
+    @property
     def pages(self) -> tuple[int, int]:
         """How many pages of the KV cache sequences hold, of how many."""
         return self._pool.held, self._pool.pages
@@ -151,7 +164,11 @@ class Leader:
         context."""
         self._check(request)
         sampler = self._sampler_of(request)
-        self._live[request.id] = _Live(self._batcher.add(request), sampler, emit)
+        constraint = self._constraint(request)
+        sequence = self._batcher.add(request)
+        if constraint is not None:
+            sequence.held, sequence.forced = True, constraint.forced
+        self._live[request.id] = _Live(sequence, sampler, emit, constraint=constraint)
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
         """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
@@ -176,8 +193,10 @@ class Leader:
         if lone == request:
             self._communicator.request_cancel(step)
 
-    def step(self) -> list[Finished]:
-        """Computes one step, and returns the requests that ended. Raises PeerLost, ProtocolError."""
+    def step(self) -> list[Finished | Failed]:
+        """Computes one step, and returns the requests that ended, or were refused after all. Raises PeerLost,
+        ProtocolError."""
+        self._release_held()
         ended = self._take_cancels()
         if self._adopted_until and time.monotonic() > self._adopted_until:
             self._adopted_until = 0.0
@@ -186,6 +205,7 @@ class Leader:
         if batch is None:
             return ended
         begun = time.perf_counter()
+        self._ask_masks(batch)
         try:
             x_TH = self._run(batch)
         except StepCancelled:
@@ -194,13 +214,17 @@ class Leader:
         self._cost.measured(len(x_TH), time.perf_counter() - begun)
         return [*ended, *self._take_ended()]
 
+    def await_grammar(self, limit_s: float) -> None:
+        """Wait until more is known of a grammar for which a request waits, at most that long."""
+        await_any([live.constraint for live in self._live.values() if live.constraint is not None], limit_s)
+
     def generate(
         self,
         request: GenerationRequest,
         emit: Callable[[Token | PromptScores], None],
         cancelled: Callable[[], bool],
     ) -> Finished:
-        """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each."""
+        """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each. Raises UserError."""
 
         def poll() -> None:
             if cancelled():
@@ -211,8 +235,12 @@ class Leader:
         try:
             while True:
                 poll()
-                for finished in self.step():
-                    return finished
+                for ended in self.step():
+                    if isinstance(ended, Failed):
+                        raise UserError(ended.message)
+                    return ended
+                if self.idle:
+                    self.await_grammar(_PREPARING_S)
         finally:
             self._poll = _nothing
 
@@ -233,6 +261,20 @@ class Leader:
     def _sampler(self, request: GenerationRequest) -> Draws:
         return Sampler(request.sampling, request.prompt_ids, self._config.vocab_size, request.answer_ids)
 
+    def _constraint(self, request: GenerationRequest) -> Constraint | None:
+        if request.grammar is None:
+            return None
+        if self._grammars is None:
+            raise UserError("answers by a grammar are not to be had here")
+        return self._grammars.begin(request)
+
+    def _release_held(self) -> None:
+        """Those whose grammar is compiled begin."""
+        for live in self._live.values():
+            if live.sequence.held and live.constraint is not None:
+                with _refusing(live):
+                    live.sequence.held = not live.constraint.ready()
+
     def _check(self, request: GenerationRequest) -> None:
         if not request.prompt_ids:
             raise UserError("the prompt is empty: give at least one token")
@@ -250,7 +292,7 @@ class Leader:
         if request.id in self._live:
             raise UserError(f"request {request.id} is running already")
 
-    def _take_cancels(self) -> list[Finished]:
+    def _take_cancels(self) -> list[Finished | Failed]:
         for request in list(self._cancels):
             if request in self._live:
                 self._live[request].reason = "cancel"
@@ -260,14 +302,19 @@ class Leader:
             del self._cancels[request]
         return self._take_ended()
 
-    def _take_ended(self) -> list[Finished]:
-        return [self._end(live) for live in list(self._live.values()) if live.reason is not None]
+    def _take_ended(self) -> list[Finished | Failed]:
+        ended = [live for live in self._live.values() if live.reason is not None or live.refused is not None]
+        return [self._end(live) for live in ended]
 
-    def _end(self, live: _Live) -> Finished:
+    def _end(self, live: _Live) -> Finished | Failed:
         sequence, reason = live.sequence, live.reason
         self._batcher.end(sequence)
+        if live.constraint is not None:
+            live.constraint.close()
         del self._live[sequence.request.id]
         self._cancels.pop(sequence.request.id, None)
+        if live.refused is not None:
+            return Failed(self._epoch, 0, sequence.request.id, type(live.refused).__name__, str(live.refused))
         return Finished(
             epoch=self._epoch,
             request=sequence.request.id,
@@ -279,6 +326,14 @@ class Leader:
         )
 
     # --- a step
+
+    def _ask_masks(self, batch: Batch) -> None:
+        """What is allowed after guesses is found out while the step is computed."""
+        for piece in batch.pieces:
+            live = self._live[piece.sequence.request.id]
+            if live.constraint is not None:
+                with _refusing(live):
+                    live.constraint.guess(piece.ids[len(piece.ids) - piece.drafted :])
 
     def _run(self, batch: Batch) -> Tensor:
         """One sweep over the model: the hidden states [T, H], of which only the wanted rows are complete."""
@@ -330,10 +385,14 @@ class Leader:
             if not piece.draws:
                 self._batcher.decided(piece, ())
                 continue
-            with self._meter.head_span():
-                tokens = list(self._drawn(live, piece, logits_MV[first:]))
+            tokens: list[int] = []
+            with self._meter.head_span(), _refusing(live):
+                tokens += self._drawn(live, piece, logits_MV[first:])
             first += piece.drafted + 1
             self._batcher.decided(piece, tokens)
+            if live.constraint is not None and live.reason is None and tokens:
+                with _refusing(live):
+                    live.constraint.accept(tokens)
             accepted = max(0, len(tokens) - 1)
             self._meter.drafted += piece.drafted
             self._meter.accepted += accepted
@@ -355,8 +414,9 @@ class Leader:
             live.reason = "length"
             return
         guesses = [*piece.ids[len(piece.ids) - piece.drafted :], None]
-        for row, guess in enumerate(guesses):
-            drawn = live.sampler.sample(logits_MV[row])
+        masks = live.constraint.masks() if live.constraint is not None else repeat(None)
+        for row, (guess, allowed) in enumerate(zip(guesses, masks, strict=False)):
+            drawn = live.sampler.sample(logits_MV[row], allowed)
             live.sampler.accept(drawn.token)
             live.emit(Token(self._epoch, request.id, index, drawn.token, drawn.logprobs))
             yield drawn.token
@@ -384,6 +444,15 @@ class Leader:
             likeliest = tuple(itertools.chain.from_iterable(best[part]))
             live.emit(PromptScores(self._epoch, request.id, live.scored, tuple(scores[part]), likeliest))
             live.scored += len(scores[part])
+
+
+@contextmanager
+def _refusing(live: _Live) -> Iterator[None]:
+    """What is wrong with one request's grammar ends that request."""
+    try:
+        yield
+    except UserError as error:
+        live.refused = live.refused or error
 
 
 def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:

@@ -7,14 +7,15 @@ One token is drawn in this order, which is that of Hugging Face's processors and
    one multiplied;
 3. presence and frequency penalty, for the tokens of the answer only (as OpenAI counts):
    score -= presence + frequency * count;
-4. temperature 0 ends here: the largest score, the lowest id among equals. Otherwise scores are divided by it;
-5. top-k: scores below the k-th largest go; what equals it stays, so more than k may be left;
-6. top-p: the smallest set of the likeliest survivors whose probability reaches p (the token that crosses p
+4. grammar: the scores of tokens that it does not allow become -inf;
+5. temperature 0 ends here: the largest score, the lowest id among equals. Otherwise scores are divided by it;
+6. top-k: scores below the k-th largest go; what equals it stays, so more than k may be left;
+7. top-p: the smallest set of the likeliest survivors whose probability reaches p (the token that crosses p
    stays; equals go by id);
-7. min-p: tokens less likely than min_p times the likeliest go;
-8. one of the rest is drawn by inverting the cumulative distribution over ascending ids, in whole numbers.
+8. min-p: tokens less likely than min_p times the likeliest go;
+9. one of the rest is drawn by inverting the cumulative distribution over ascending ids, in whole numbers.
 
-Steps 1 to 3 are here, in numpy, for the tokens that they concern; the others in `kernels/draw.py`.
+Steps 1 to 4 are here, in numpy, the first three for the tokens that they concern; the others in `kernels/draw.py`.
 
 Laws: at least one token survives every filter; a token with logit -inf is never drawn; the random number is
 a function of (seed, position) and nothing else, so the same logits give the same token whatever the number of
@@ -31,16 +32,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from tpiedge.errors import InternalError
+from tpiedge.errors import InternalError, UserError
 from tpiedge.kernels.draw import Filters, draw, likeliest
 from tpiedge.wire.requests import Sampling
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Sampled", "Sampler", "uniform"]
+__all__ = ["Sampled", "Sampler", "TokenMask", "uniform"]
 
 _F32 = NDArray[np.float32]
+TokenMask = NDArray[np.uint8]
+"""A bit for each token, the lowest first: whether a grammar allows it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,18 +95,31 @@ class Sampler:
         if self._answered is not None:
             self._answered.add(token)
 
-    def sample(self, logits_V: "Tensor") -> Sampled:
-        """Draw the token at `position` from f32 logits of shape [V], which stay as they are.
+    def sample(self, logits_V: "Tensor", allowed: TokenMask | None = None) -> Sampled:
+        """Draw the token at `position` from f32 logits of shape [V], which stay as they are; one of those `allowed`.
 
-        Raises InternalError for logits of the wrong shape, with NaN or +inf, or all -inf.
+        Raises InternalError for logits of the wrong shape, with NaN or +inf, or all -inf; UserError where they are of
+        all tokens that are allowed.
         """
         raw_V = self._checked(logits_V)
         scores_V = self._adjusted(raw_V)
+        if allowed is not None:
+            scores_V = self._masked(scores_V, allowed)
         if self._sampling.temperature == 0:
             token = int(scores_V.argmax())  # numpy promises the first of equals
         else:
             token = draw(scores_V, self._filters, uniform(self._sampling.seed, self._position))
         return Sampled(token, _logprobs(raw_V, self._sampling.logprobs, token))
+
+    def _masked(self, scores_V: _F32, allowed: TokenMask) -> _F32:
+        """Step 4."""
+        bits_V = np.unpackbits(allowed, count=self._vocab_size, bitorder="little").view(np.bool_)
+        masked_V: _F32 = np.where(bits_V, scores_V, np.float32(-np.inf))
+        if masked_V.max() == -np.inf:
+            raise UserError(
+                f"the grammar allows none of the model's tokens at position {self._position}: give another one"
+            )
+        return masked_V
 
     def _checked(self, logits_V: "Tensor") -> _F32:
         raw_V: _F32 = np.ascontiguousarray(logits_V.detach().cpu().numpy(), dtype=np.float32)

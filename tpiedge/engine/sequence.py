@@ -2,7 +2,7 @@
 
 import hashlib
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from tpiedge.engine.drafting import DraftLength
@@ -66,6 +66,10 @@ class RunningSequence:
     lookup: PromptLookup | None = None
     fed: int = 0
     drafting: DraftLength = field(default_factory=DraftLength)
+    #: Whether it does not begin yet, because what it is to be answered by is not there.
+    held: bool = False
+    #: Says the tokens that its grammar forces next.
+    forced: Callable[[], Sequence[int]] | None = None
 
     @property
     def prompt_tokens(self) -> int:

@@ -10,10 +10,11 @@ from tpiedge.errors import UserError
 from tpiedge.local.catalogue import check_free, name_pack
 from tpiedge.local.packing import run_packing
 from tpiedge.local.paths import packs_folder
-from tpiedge.local.text_folder import TEXT_FOLDER, write_files
+from tpiedge.local.text_folder import write_files
 from tpiedge.model.gguf.model import GgufModel
 from tpiedge.model.spec import model_spec
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.storage import Storage
 from tpiedge.pack.writing.child import CheckpointTensors, PackRequest
 from tpiedge.pack.writing.quality import load_quality

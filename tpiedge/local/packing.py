@@ -5,7 +5,7 @@ from pathlib import Path
 
 from tpiedge.local.catalogue import name_pack
 from tpiedge.local.paths import packs_folder
-from tpiedge.local.text_folder import TEXT_FOLDER, keep_text_files, write_files
+from tpiedge.local.text_folder import keep_text_files, write_files
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.config import MAX_CONFIG_BYTES
 from tpiedge.model.folder import read_json
@@ -15,6 +15,7 @@ from tpiedge.model.quantisation import QUANTISATION_KEY
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
 from tpiedge.pack.layout import Precision
+from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.storage import Storage, storage_of
 from tpiedge.pack.writing.child import CheckpointTensors, PackRequest
 from tpiedge.pack.writing.parent import run_pack_child

@@ -12,7 +12,6 @@ from tpiedge.local.catalogue import ModelKind, find_model
 from tpiedge.local.gguf_import import cached_gguf_pack, import_gguf_file
 from tpiedge.local.pack_label import has_label, load_label, mark_used
 from tpiedge.local.packing import cached_pack, name_checkpoint_pack, pack_checkpoint, source_precision
-from tpiedge.local.text_folder import TEXT_FOLDER
 from tpiedge.local.usual_sampling import usual_sampling
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.folder import has_file
@@ -22,7 +21,7 @@ from tpiedge.model.spec import config_of_pack
 from tpiedge.model.template import ChatTemplate, has_template
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.layout import Precision
-from tpiedge.pack.manifest import MANIFEST_NAME
+from tpiedge.pack.manifest import MANIFEST_NAME, TEXT_FOLDER
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.use import PackHold
 from tpiedge.planner.arithmetic import check_compute, usual_compute

@@ -6,9 +6,7 @@ from pathlib import Path
 
 from tpiedge.model.folder import has_file, read_bytes
 
-__all__ = ["TEXT_FOLDER", "keep_text_files", "write_files"]
-
-TEXT_FOLDER = "text"
+__all__ = ["keep_text_files", "write_files"]
 
 _MAX_BYTES = 64_000_000
 _FILES = (

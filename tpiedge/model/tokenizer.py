@@ -8,6 +8,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
 
 from tpiedge.errors import UserError
 from tpiedge.model.fields import ConfigFields
@@ -142,6 +143,20 @@ class Tokenizer:
             return exact
         # A decoder drops the space at the start of a text, which is not the token's second place.
         return (twice[len(once) :] if twice.startswith(once) else once).encode()
+
+    def all_bytes(self) -> list[bytes]:
+        """`token_bytes` of every id, empty for those without a token; special tokens as they are written. Takes seconds
+        for large vocabularies of other kinds than byte-level."""
+        added = self._backend.get_added_tokens_decoder()
+        byte_level = isinstance(self._backend.decoder, decoders.ByteLevel)
+        found = [b""] * (1 + max(self.vocabulary.values(), default=-1))
+        for token, token_id in self.vocabulary.items():
+            if token_id in added:
+                found[token_id] = added[token_id].content.encode()
+                continue
+            spelled = _spelled_bytes(token) if byte_level else None
+            found[token_id] = (self.token_bytes(token_id) or b"") if spelled is None else spelled
+        return found
 
 
 def _spelled_bytes(token: str) -> bytes | None:

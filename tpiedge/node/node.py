@@ -24,6 +24,7 @@ from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.batcher import MAX_DRAFTED
 from tpiedge.engine.carrying import Carrier
+from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Leader, Serving
@@ -43,6 +44,7 @@ from tpiedge.node.data_plane import DataPlane, DataPlaneJoin
 from tpiedge.node.liveness import ClusterLiveness
 from tpiedge.node.routing import route
 from tpiedge.pack.grids import check_exponents
+from tpiedge.pack.manifest import TEXT_FOLDER
 from tpiedge.pack.reader import Pack
 from tpiedge.pack.share import NodeShare, Share
 from tpiedge.planner.arithmetic import check_compute
@@ -73,6 +75,7 @@ __all__ = ["Node"]
 
 _ASSIGN_S = 180.0
 _IDLE_S = 0.5
+_PREPARING_S = 0.005  # how often it is looked whether a grammar is compiled, where nothing else is to be done
 _NodeCommand: TypeAlias = Assign | Connect | Generate | Halt | Resume
 
 
@@ -187,21 +190,25 @@ class Node:
 
     def _next_command(self, awaited: str, deadline: float | None = None) -> _NodeCommand:
         """Wait for the master; without a deadline as long as the master is heard."""
-        while True:
-            try:
-                command = self.link.commands.get(timeout=_IDLE_S)
-            except queue.Empty:
-                self._liveness.check_idle(0, "the master's next command")
-                if deadline is not None and self._clock.now() > deadline:
-                    raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s") from None
-                if self._engine is not None:
-                    self._engine.communicator.poll()
-                continue
-            if isinstance(command, TpiedgeError):
-                raise command
-            if isinstance(command, _NodeCommand):
-                return command
-            raise Cancelled("the master ended this node")
+        while (command := self._command(_IDLE_S)) is None:
+            if deadline is not None and self._clock.now() > deadline:
+                raise ProtocolError(f"{awaited} did not come within {_ASSIGN_S:.0f} s")
+        return command
+
+    def _command(self, limit_s: float) -> _NodeCommand | None:
+        """The master's next command, if it comes so soon."""
+        try:
+            command = self.link.commands.get(timeout=limit_s)
+        except queue.Empty:
+            self._liveness.check_idle(0, "the master's next command")
+            if self._engine is not None:
+                self._engine.communicator.poll()
+            return None
+        if isinstance(command, TpiedgeError):
+            raise command
+        if isinstance(command, _NodeCommand):
+            return command
+        raise Cancelled("the master ended this node")
 
     def _join_data_plane(self, assign: Assign) -> DataPlane:
         join = DataPlaneJoin(
@@ -217,7 +224,7 @@ class Node:
         return self._data
 
     def _build(self, assign: Assign, communicator: Communicator) -> Engine:
-        pack = Pack.open(Path(self._bootstrap.pack or assign.pack))
+        pack = Pack.open(self._pack(assign))
         check_compute(pack.precision, assign.compute)
         check_exponents(assign.grids, pack)
         share = NodeShare(Share(*assign.attention), Share(*assign.ffn))
@@ -252,6 +259,9 @@ class Node:
             self._meter.trace(self._tracer)
             self._weights.trace(self._tracer)
         return engine
+
+    def _pack(self, assign: Assign) -> Path:
+        return Path(self._bootstrap.pack or assign.pack)
 
     def _carrier(self, assign: Assign, engine: Engine, locker: Locker | None) -> Carrier:
         return engine.carrier(Share(*assign.attention), locker, (__version__, assign.kv), self._moved)
@@ -298,13 +308,17 @@ class Node:
             grain_pages=usual_grain(cache.pages, cache.page_bytes) if assign.elastic else 0,
             facts=_facts(assign),
         )
-        self._leading = engine.leader(serving, route=self._route)
+        grammars = Grammars(self._pack(assign) / TEXT_FOLDER, engine.config.vocab_size)
+        self._resources.callback(grammars.close)
+        self._leading = engine.leader(serving, route=self._route, grammars=grammars)
         return self._leading
 
     def _lead(self, leader: Leader, carrier: Carrier) -> None:
         while True:
             if leader.idle:
-                self._take(leader, carrier, self._next_command("a request"))
+                command = self._command(_PREPARING_S if leader.preparing else _IDLE_S)
+                if command is not None:
+                    self._take(leader, carrier, command)
             while not self.link.commands.empty():
                 self._take(leader, carrier, self._next_command("a request"))
             finished = leader.step()

@@ -20,6 +20,7 @@ from tpiedge.units import counted
 __all__ = [
     "BLOB_FOLDER",
     "MANIFEST_NAME",
+    "TEXT_FOLDER",
     "Manifest",
     "load_manifest",
     "manifest_text",
@@ -31,6 +32,8 @@ __all__ = [
 _VERSION, _QUANTISED_VERSION = 1, 2
 MANIFEST_NAME = "manifest.json"
 BLOB_FOLDER = "blobs"
+TEXT_FOLDER = "text"
+"""Where a pack has config, tokenizer and template of its model."""
 _FORMAT = "tpiedge-pack"
 _MAX_BYTES = 16 << 20  # 1024 layers take 3 MB
 # Parsing takes memory by the number of JSON values rather than by bytes.

@@ -18,6 +18,7 @@ from tpiedge.collectives.peer_channel import node_name
 from tpiedge.collectives.route import Route
 from tpiedge.engine.assembly import Engine, kv_cache
 from tpiedge.engine.carrying import Carrier
+from tpiedge.engine.grammars import Grammars
 from tpiedge.engine.locker import Locker
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.runner import Draws, Leader, Serving
@@ -71,15 +72,17 @@ class InProcessCluster:
         threads: int = 1,
         folders: Sequence[Path] = (),
         carried: Carried | None = None,
+        tokenizer: Path | None = None,
     ) -> None:
         """`compute` and `kv`: what is usual for the pack without them. `placement`: of every node's weights; all are
         pinned without one. With `grain_pages` they also use what the KV cache leaves free. `route`: of the
         all-reduces; by the star without one. `context_tokens`: all that the cache has room for, without it. `threads`:
-        of each node's kernels. `folders`: in which each node finds what is `carried`, and leaves it, by `leave`. The
-        others as in `Serving` and `Leader`."""
+        of each node's kernels. `folders`: in which each node finds what is `carried`, and leaves it, by `leave`.
+        `tokenizer`: the folder of that which grammars are for. The others as in `Serving` and `Leader`."""
         self._folders = folders
         self._carried = carried
         self._carriers: list[Carrier] = []
+        self._tokenizer = tokenizer
         self._placement = placement
         self._sampler_of = sampler_of
         self._threads_of_node = threads
@@ -168,7 +171,11 @@ class InProcessCluster:
             thread = threading.Thread(target=self._follow, args=(engine, carrier), name="follower")
             thread.start()
             self._threads.append(thread)
-        leader = engines[0].leader(self._serving, self._limits, self._route, self._sampler_of)
+        grammars = None
+        if self._tokenizer is not None:
+            grammars = Grammars(self._tokenizer, self._config.vocab_size)
+            self._resources.callback(grammars.close)
+        leader = engines[0].leader(self._serving, self._limits, self._route, self._sampler_of, grammars)
         if self._carried is not None:
             leader.adopt(self._carriers[0].take(self._carried), private=self._carried.private)
         return leader

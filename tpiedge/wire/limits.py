@@ -13,6 +13,7 @@ __all__ = [
     "MAX_DEPTH",
     "MAX_DIMENSIONS",
     "MAX_FILE_CHUNK",
+    "MAX_GRAMMAR",
     "MAX_ITEMS",
     "MAX_LAYERS",
     "MAX_MOVES",
@@ -30,9 +31,9 @@ __all__ = [
 MAX_TENSOR_HEADER = 64 * KIB
 """Encoded message on the tensor plane (without its tensor frames)."""
 
-MAX_CONTROL_HEADER = 1 * MIB + 64 * KIB
-"""Encoded message on the control plane: a request with MAX_PROMPT_TOKENS and MAX_ANSWER_TOKENS of its answer
-fits."""
+MAX_CONTROL_HEADER = 1 * MIB + 320 * KIB
+"""Encoded message on the control plane: a request with MAX_PROMPT_TOKENS, MAX_ANSWER_TOKENS of its answer and a
+grammar of MAX_GRAMMAR fits."""
 
 MAX_TENSOR_BYTES = 32 * MIB
 """One tensor frame. A chunk's is 1 MiB, or one row of hidden states where that is more; twice as much of wide
@@ -50,7 +51,7 @@ MAX_DEPTH = 6
 MAX_ITEMS = 2048
 """Arrays and their elements in one message, at all depths."""
 
-MAX_STRINGS = 128 * KIB
+MAX_STRINGS = 256 * KIB
 """Bytes of all strings of a message together, save the shortest: one odd character makes each take four times as much.
 """
 
@@ -73,3 +74,5 @@ MAX_PROMPT_TOKENS = 131_072
 MAX_ANSWER_TOKENS = 131_072
 """Of an answer that another epoch can be asked to go on with."""
 MAX_TEXT = 4096
+MAX_GRAMMAR = 60_000
+"""Characters of the grammar of an answer."""

@@ -7,7 +7,7 @@ from tpiedge.wire import control, data, epochs, files, join
 
 __all__ = ["PROTOCOL", "TAGS", "Message"]
 
-PROTOCOL = 14
+PROTOCOL = 15
 
 Message = (
     data.StepPlan

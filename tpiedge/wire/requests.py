@@ -1,14 +1,16 @@
 """What the master asks rank 0 to generate."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
-from tpiedge.wire.fields import U32, U64, Name, Packed, Range
-from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
+from tpiedge.wire.fields import U32, U64, MaxLength, Name, Packed, Range
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS
 
-__all__ = ["GenerationRequest", "Sampling", "TokenIds"]
+__all__ = ["GenerationRequest", "Grammar", "GrammarKind", "Sampling", "TokenIds"]
 
 TokenIds = tuple[int, ...]
+GrammarKind = Literal["json", "lark", "regex"]
+"""A JSON schema, a context-free grammar as llguidance or llama.cpp take it, or a regular expression."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +35,14 @@ class Sampling:
 
 
 @dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer may be: the texts that `text` describes. It comes from a client, and nobody has read it."""
+
+    kind: GrammarKind
+    text: Annotated[str, MaxLength(MAX_GRAMMAR)]
+
+
+@dataclass(frozen=True, slots=True)
 class GenerationRequest:
     """Continue `prompt_ids` by at most `max_tokens`, until one of `stop_ids` is drawn (unless `ignore_eos`).
 
@@ -40,6 +50,7 @@ class GenerationRequest:
     `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
     `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
     not come back.
+    `grammar`: the answer is one of its texts, or, where `max_tokens` end it, the beginning of one.
     """
 
     id: Name
@@ -51,3 +62,4 @@ class GenerationRequest:
     keep_prefix: bool = False
     prompt_scores: bool = False
     answer_ids: Annotated[TokenIds, Packed("<I", MAX_ANSWER_TOKENS)] = ()
+    grammar: Grammar | None = None

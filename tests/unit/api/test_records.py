@@ -22,7 +22,7 @@ from tpiedge.api.records import (
     token_line,
 )
 from tpiedge.wire.control import Token
-from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 ACCEPTED = AcceptedRequest(
     GenerationRequest(
@@ -32,6 +32,7 @@ ACCEPTED = AcceptedRequest(
         Sampling(temperature=0.7, seed=2**64 - 1, logit_bias=((5, -1.5),), logprobs=2),
         (2, 9),
         keep_prefix=True,
+        grammar=Grammar("json", '{"type": "object"}'),
     ),
     Reply("chat", True, True, 2, ("\n\n", "half a pair \ud83d"), False),
     1_700_000_000,

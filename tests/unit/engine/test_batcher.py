@@ -268,3 +268,32 @@ def test_every_schedule_comes_to_its_end(
             sequence.ids[sequence.prompt_tokens - 1 :], sequence.ids[sequence.prompt_tokens :], strict=False
         ):
             assert token == before % 9 + 1
+
+
+def test_a_sequence_that_is_held_lets_others_go_first() -> None:
+    world = World()
+    held = world.ask("held", [1, 2, 3])
+    held.held = True
+    assert world.batcher.idle
+    assert world.step() is None
+    world.ask("next", [4, 5, 6])
+    assert not world.batcher.idle
+    world.step()
+    assert held.slot < 0
+    held.held = False
+    world.run()
+    assert sorted(world.ended) == ["held", "next"]
+
+
+def test_what_is_forced_is_drafted_before_anything_was_won() -> None:
+    """However little a sequence may lose; a guess from its text is not."""
+    world = World(speculate=4)
+    for rows in (1, 2, 4, 8) * 3:
+        world.cost.measured(rows, 1.0 + 0.1 * rows)
+    sequence = world.ask("one", [4], 8)
+    sequence.forced = lambda: [6, 7, 8]
+    world.step()
+    batch = world.batcher.plan()
+    assert batch is not None
+    (piece,) = batch.pieces
+    assert (list(piece.ids), piece.drafted) == ([5, 6, 7, 8], 3)

@@ -347,3 +347,32 @@ class TestCheck:
         """The master checks requests, and holds no torch."""
         code = "import sys, tpiedge.engine.sampling; sys.exit('torch' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False, timeout=30).returncode == 0
+
+
+def packed(vocab: int, *allowed: int) -> np.ndarray:
+    bits = np.zeros(vocab, np.bool_)
+    bits[list(allowed)] = True
+    return np.packbits(bits, bitorder="little")
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, replace(PLAIN, top_k=1), replace(PLAIN, top_p=0.1, min_p=0.9)])
+def test_of_what_is_allowed_the_best_is_drawn(sampling: Sampling) -> None:
+    """Filters look at what is left, and log probabilities are the model's own."""
+    logits_V = torch.tensor([9.0, 1.0, 5.0, 4.0, 8.0])
+    sampler = Sampler(replace(sampling, logprobs=1), (), 5)
+    drawn = sampler.sample(logits_V, packed(5, 1, 2, 3))
+    assert drawn.token == 2
+    assert [token for token, _ in drawn.logprobs] == [0, 2]
+    assert logits_V.tolist() == [9.0, 1.0, 5.0, 4.0, 8.0]
+
+
+def test_bias_and_penalties_come_before_what_is_allowed() -> None:
+    sampling = replace(GREEDY, logit_bias=((0, 100.0), (1, 10.0)), repetition_penalty=10.0)
+    logits_V = torch.tensor([1.0, 1.0, 5.0, 4.0])
+    assert Sampler(sampling, (2,), 4).sample(logits_V, packed(4, 1, 2, 3)).token == 1
+    assert Sampler(sampling, (2,), 4).sample(logits_V, packed(4, 2, 3)).token == 3
+
+
+def test_where_nothing_is_allowed_the_request_is_refused() -> None:
+    with pytest.raises(UserError, match="the grammar allows none of the model's tokens at position 0"):
+        Sampler(PLAIN, (), 4).sample(torch.zeros(4), packed(4))

@@ -9,8 +9,8 @@ from tpiedge.errors import ProtocolError
 from tpiedge.wire.codec import decode, encode, tensors_of
 from tpiedge.wire.control import Generate, Ready, Shutdown
 from tpiedge.wire.data import Hidden, Partial, Segment, StepPlan
-from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
-from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS, MAX_TENSOR_HEADER
+from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 
 def test_whole_numbers_may_stand_for_floats_when_sending() -> None:
@@ -34,6 +34,7 @@ def test_the_longest_request_fits_with_all_of_its_answer_but_the_last_token() ->
         sampling=Sampling(logit_bias=bias, seed=2**64 - 1),
         stop_ids=tuple(range(1024)),
         answer_ids=tuple(range(MAX_ANSWER_TOKENS)),
+        grammar=Grammar("json", "\N{GRINNING FACE}" * MAX_GRAMMAR),
     )
     assert decode(encode(Generate(2**32 - 1, longest))) == Generate(2**32 - 1, longest)
 

@@ -1,0 +1,271 @@
+"""Answers that keep to a grammar: alone, in company, with guesses, after a loss; and grammars that are too much."""
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.test_batching import Arrival, Run
+from tpiedge.engine import grammars
+from tpiedge.errors import UserError
+from tpiedge.model.checkpoint import Checkpoint
+from tpiedge.model.source import DEMO, resolve_model
+from tpiedge.model.spec import model_spec
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.layout import Precision
+from tpiedge.pack.share import NodeShare
+from tpiedge.pack.sources.source import CheckpointSource
+from tpiedge.pack.writing.writer import write_pack
+from tpiedge.planner.partition import LayerShape, parse_shares, partition
+from tpiedge.testing.cluster import InProcessCluster
+from tpiedge.wire.control import Failed, Token
+from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
+
+DEMO_FOLDER = resolve_model(DEMO)
+PERSON = Grammar(
+    "json",
+    json.dumps(
+        {
+            "type": "object",
+            "properties": {
+                "name": {"type": "string", "maxLength": 12},
+                "kind": {"enum": ["a dog", "a cat with a long name"]},
+                "age": {"type": "integer", "minimum": 0, "maximum": 99},
+            },
+            "required": ["name", "kind", "age"],
+            "additionalProperties": False,
+        }
+    ),
+)
+"""Its keys and the second kind are forced."""
+DIGITS = Grammar("regex", "[0-9]{3}-[0-9]{2}")
+LARK = Grammar("lark", 'start: "yes" | "no" rest\nrest: ", because " /[a-z ]{1,20}/ "."')
+GBNF = Grammar("lark", 'root ::= ("left" | "right") " turn"')
+
+
+GREEDY = Sampling()
+WARM = Sampling(temperature=1.2, seed=5, logprobs=3)
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.open(DEMO_FOLDER)
+
+
+@pytest.fixture(scope="module")
+def demo_pack(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    checkpoint = Checkpoint.open(DEMO_FOLDER)
+    source = CheckpointSource(checkpoint.tensors)
+    folder = tmp_path_factory.mktemp("packs") / "demo"
+    write_pack(model_spec(checkpoint.config), source, Precision.Q8, folder)
+    source.close()
+    return folder
+
+
+def shares(nodes: int) -> tuple[NodeShare, ...]:
+    config = Checkpoint.open(DEMO_FOLDER).config
+    shape = LayerShape(config.num_heads, config.num_kv_heads, -(-config.intermediate_size // 128))
+    return partition(shape, parse_shares(",".join("1" * nodes), nodes))
+
+
+@pytest.fixture(scope="module")
+def demo(demo_pack: Path) -> Callable[..., InProcessCluster]:
+    def make(nodes: int = 1, **settings: int) -> InProcessCluster:
+        return InProcessCluster(
+            demo_pack,
+            shares(nodes),
+            capacity_tokens=4096,
+            context_tokens=1024,
+            tokenizer=DEMO_FOLDER,
+            **settings,
+        )
+
+    return make
+
+
+@pytest.fixture
+def ask(tokenizer: Tokenizer) -> Callable[..., GenerationRequest]:
+    def made(
+        name: str, grammar: Grammar | None, most: int = 80, sampling: Sampling = GREEDY
+    ) -> GenerationRequest:
+        prompt = tuple(tokenizer.encode(f"Once upon a time {name} went home. "))
+        stop = (tokenizer.eos_id or 0,)
+        return GenerationRequest(name, prompt, most, sampling, stop, keep_prefix=True, grammar=grammar)
+
+    return made
+
+
+def text_of(run: Run, name: str, tokenizer: Tokenizer) -> str:
+    return tokenizer.decode([token.token for token in run.tokens[name]])
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, WARM], ids=["greedy", "warm"])
+def test_answers_are_texts_of_their_grammars(
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    tokenizer: Tokenizer,
+    sampling: Sampling,
+) -> None:
+    """Each ends by itself, with an end token, and has the form."""
+    wanted = {"person": PERSON, "digits": DIGITS, "lark": LARK, "gbnf": GBNF}
+    with demo(2, sequences=4, speculate=6) as cluster:
+        arrivals = [Arrival(ask(name, one, sampling=sampling), 0) for name, one in wanted.items()]
+        run = Run(cluster.leader, arrivals)
+    texts = {name: text_of(run, name, tokenizer) for name in wanted}
+    assert {name: run.finished[name].reason for name in wanted} == dict.fromkeys(wanted, "stop")
+    assert set(json.loads(texts["person"])) == {"name", "kind", "age"}
+    assert re.fullmatch("[0-9]{3}-[0-9]{2}", texts["digits"])
+    assert re.fullmatch("yes|no, because [a-z ]{1,20}[.]", texts["lark"])
+    assert texts["gbnf"] in ("left turn", "right turn")
+
+
+def test_company_changes_no_bit_of_either(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+) -> None:
+    free = ask("free", None, 40, Sampling(logprobs=5))
+    bound = ask("bound", PERSON, sampling=WARM)
+    with demo() as cluster:
+        free_alone = Run(cluster.leader, [Arrival(free, 0)]).told("free")
+        bound_alone = Run(cluster.leader, [Arrival(bound, 0)]).told("bound")
+    with demo(2, sequences=3, speculate=6) as cluster:
+        other = Arrival(ask("other", DIGITS), 3)
+        run = Run(cluster.leader, [Arrival(free, 0), Arrival(bound, 1), other])
+    assert run.told("free") == free_alone
+    assert run.told("bound") == bound_alone
+
+
+def test_another_epoch_goes_on_anywhere_in_the_answer(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+) -> None:
+    request = ask("one", PERSON, sampling=WARM)
+    with demo() as cluster:
+        whole = Run(cluster.leader, [Arrival(request, 0)]).told("one")
+        for known in range(0, len(whole), 5):
+            answer_ids = tuple(token for token, _ in whole[:known])
+            rest = Run(cluster.leader, [Arrival(replace(request, answer_ids=answer_ids), 0)])
+            assert rest.told("one") == whole[known:]
+
+
+def test_what_the_grammar_forces_needs_no_steps_of_its_own(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+) -> None:
+    """Also nothing else is guessed here: no text repeats itself."""
+    words = "the quick brown fox jumps over a lazy dog while we all wait for tea"
+    grammar = Grammar("lark", f'start: ("A: {words}" | "B: {words}") "."')
+    with demo(speculate=8) as cluster:
+        for number in range(3):  # what a step takes is learnt
+            run = Run(cluster.leader, [Arrival(ask(f"r{number}", grammar), 0)])
+    finished = run.finished["r2"]
+    assert finished.reason == "stop"
+    assert finished.steps < finished.tokens
+
+
+def test_the_most_tokens_end_it_in_the_middle(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
+) -> None:
+    with demo() as cluster:
+        run = Run(cluster.leader, [Arrival(ask("one", PERSON, 4), 0)])
+    assert run.finished["one"].reason == "length"
+    assert '{"name": "'.startswith(text_of(run, "one", tokenizer))
+
+
+def test_bias_cannot_break_the_grammar(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
+) -> None:
+    wanted = tokenizer.encode("x", add_special=False)[0]
+    sampling = Sampling(logit_bias=((wanted, 100.0), (tokenizer.eos_id or 0, 100.0)), logprobs=2)
+    with demo() as cluster:
+        run = Run(cluster.leader, [Arrival(ask("one", DIGITS, sampling=sampling), 0)])
+    assert re.fullmatch("[0-9]{3}-[0-9]{2}", text_of(run, "one", tokenizer))
+    assert all(len(token.logprobs) >= 2 for token in run.tokens["one"])
+
+
+DEEP_CHAIN = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | "x"' for i in range(3000)) + '\nr3000: "y"'
+REFUSED = {
+    "no JSON": (Grammar("json", "{"), "the grammar is refused: "),
+    "no schema": (Grammar("json", '{"type": "strange"}'), "the grammar is refused: "),
+    "no grammar": (Grammar("lark", "start: ("), "the grammar is refused: "),
+    "no rule": (Grammar("lark", "root ::= other"), "the grammar is refused: .*'other' not found"),
+    "no expression": (Grammar("regex", "("), "the grammar is refused: "),
+    "too deep": (Grammar("json", '{"items":' * 4000 + "{}" + "}" * 4000), "the grammar is refused: "),
+    "kills its process": (Grammar("lark", DEEP_CHAIN), "too much time or memory"),
+    "too many ways": (Grammar("lark", "start: " + '"x"? ' * 5000), "the grammar is refused: "),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_grammar_that_is_too_much_hurts_nobody_else(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], case: str
+) -> None:
+    """Be it that its process dies of it."""
+    grammar, why = REFUSED[case]
+    ended: list[Failed] = []
+    told: list[Token] = []
+    with demo(2, sequences=3) as cluster:
+        leader = cluster.leader
+        leader.submit(ask("bad", grammar), lambda event: None)
+        leader.submit(ask("good", DIGITS), lambda event: told.append(event))  # type: ignore[arg-type]
+        while leader.preparing or not leader.idle:
+            if leader.idle:
+                leader.await_grammar(0.5)
+            ended += [one for one in leader.step() if isinstance(one, Failed)]
+        assert leader.pages[0] == 0
+    (failed,) = ended
+    assert (failed.request, failed.kind) == ("bad", "UserError")
+    assert re.match(why if why.startswith("the") else f".*{why}", failed.message)
+    assert "\n" not in failed.message
+    assert len(told) >= 3
+
+
+def test_a_grammar_has_only_so_long(
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(grammars, "_COMPILE_S", -1.0)
+    with demo() as cluster, pytest.raises(UserError, match="takes too much time or memory"):
+        cluster.generate(ask("one", PERSON))
+
+
+def test_a_request_may_be_cancelled_while_its_grammar_is_compiled(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+) -> None:
+    with demo() as cluster:
+        cluster.leader.submit(ask("one", PERSON), lambda event: None)
+        assert cluster.leader.preparing
+        cluster.leader.cancel("one")
+        (finished,) = cluster.leader.step()
+        assert not isinstance(finished, Failed)
+        assert finished.reason == "cancel"
+        assert cluster.leader.idle
+
+
+def test_its_process_is_started_again_where_it_has_ended(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
+) -> None:
+    with demo() as cluster:
+        Run(cluster.leader, [Arrival(ask("one", DIGITS), 0)])
+        known = cluster.leader._grammars
+        assert known is not None
+        assert known._child is not None
+        known._child.kill()
+        known._child.wait()
+        run = Run(cluster.leader, [Arrival(ask("two", DIGITS), 0)])
+    assert re.fullmatch("[0-9]{3}-[0-9]{2}", text_of(run, "two", tokenizer))
+
+
+@pytest.mark.parametrize("change", [{"ignore_eos": True}, {"stop_ids": ()}])
+def test_without_an_end_there_is_no_grammar(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], change: dict[str, object]
+) -> None:
+    request: GenerationRequest = replace(ask("one", DIGITS), **change)  # type: ignore[arg-type]
+    with demo() as cluster, pytest.raises(UserError, match="ends with an end token"):
+        cluster.generate(request)
+
+
+@pytest.fixture(autouse=True)
+def _needs_llguidance() -> None:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")

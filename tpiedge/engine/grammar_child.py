@@ -1,0 +1,236 @@
+"""Keeps answers to their grammars in processes of their own, each of which may be killed at any time.
+
+Started by `grammars.py` (`python -P -m tpiedge.engine.grammar_child FD FOLDER ROWS END`). It reads the tokenizer in
+FOLDER once, and forks for every socket that comes over FD: that child compiles one grammar and says which tokens may
+come next. A grammar is hostile until proven otherwise: a few bytes of it can exhaust a stack, a processor or a memory,
+so each child has limits of its own, and nothing but an open socket. No torch here.
+
+A frame is its length (u32), a letter and a body. The parent sends `g`, a JSON object (kind, text, the answer so far),
+then `a` (tokens that were drawn) and `d` (tokens that may follow), as u32 each. After `g` and after each `a` come `f`,
+tokens that the grammar forces, and `m`, a mask; after `d` comes `d`, a mask for every token that the grammar allows
+there. A mask is a byte that says whether the answer may end, and a bit for each token. `e` is why there is no more.
+"""
+
+import array
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tpiedge.model.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+__all__: list[str] = []
+
+#: Seconds of CPU for a grammar, and for the answer to one frame.
+_COMPILE_S = 5.0
+_FRAME_S = 1.0
+#: What the child of one grammar may take beside what it shares with the others.
+_MEMORY = 512 << 20
+#: States of a lexer, of 1 to 2 kB; symbols of a grammar; the work of a step, of which a millisecond has 14,000 and
+#: 20,000.
+_LEXER_STATES = 50_000
+_SYMBOLS = 200_000
+_LEXER_FUEL = 400_000
+_ITEMS = 50_000
+
+
+def main() -> None:
+    """Fork until the parent has ended."""
+    link, folder, rows, end = socket.socket(fileno=int(sys.argv[1])), *sys.argv[2:5]
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody asks how they ended
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    vocabulary = _vocabulary(Path(folder), int(rows), int(end))
+    while True:
+        data, fds, _, _ = socket.recv_fds(link, 1, 1)
+        if not data:
+            return
+        with socket.socket(fileno=fds[0]) as session:
+            if os.fork() == 0:
+                link.close()
+                _serve(session, vocabulary)
+                os._exit(0)
+
+
+class _TokenizerWrapper:
+    """The tokenizer as llguidance wants it: bytes of all tokens, and a text's usual tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, end: int) -> None:
+        self._tokenizer = tokenizer
+        self.tokens = tokenizer.all_bytes()
+        self.special_token_ids = sorted(tokenizer.special_ids)
+        self.eos_token_id = end
+        self.bos_token_id = tokenizer.bos_id
+
+    def __call__(self, text: str) -> list[int]:
+        ids = self._tokenizer.encode(text, add_special=False)
+        if self._spell(ids, text):
+            return ids
+        # Some put a space before a text; not so within one.
+        before = self._tokenizer.encode("\n", add_special=False)
+        ids = self._tokenizer.encode(f"\n{text}", add_special=False)[len(before) :]
+        return ids if self._spell(ids, text) else self._longest(text.encode())
+
+    def _spell(self, ids: Sequence[int], text: str) -> bool:
+        return b"".join(self.tokens[token] for token in ids) == text.encode()
+
+    def _longest(self, data: bytes) -> list[int]:
+        """The longest token that fits, one after another, for texts that the tokenizer would change."""
+        found, at = [], 0
+        while at < len(data):
+            ends = range(min(len(data), at + self._most), at, -1)
+            end = next((end for end in ends if data[at:end] in self._ids), None)
+            if end is None:
+                break
+            found.append(self._ids[data[at:end]])
+            at = end
+        return found
+
+    @cached_property
+    def _ids(self) -> dict[bytes, int]:
+        special = set(self.special_token_ids)
+        return {data: token for token, data in enumerate(self.tokens) if data and token not in special}
+
+    @cached_property
+    def _most(self) -> int:
+        return max(map(len, self._ids), default=0)
+
+
+def _vocabulary(folder: Path, rows: int, end: int) -> "LLTokenizer | str":
+    """Or why there is none. A model may have more rows than its tokenizer has tokens, or fewer."""
+    try:
+        from llguidance import LLTokenizer, TokenizerWrapper
+
+        wrapped = _TokenizerWrapper(Tokenizer.open(folder), end)
+        most = max(rows, len(wrapped.tokens))
+        return LLTokenizer(TokenizerWrapper(wrapped), n_vocab=most, slices=LLTokenizer.json_slices())
+    except Exception as error:
+        return f"the model's tokenizer cannot be used with grammars ({error})"
+
+
+def _serve(link: socket.socket, vocabulary: "LLTokenizer | str") -> None:
+    _limit()
+    try:
+        if isinstance(vocabulary, str):
+            raise ValueError(vocabulary)
+        _, body = _receive(link)
+        _within(_COMPILE_S)
+        asked = json.loads(body)
+        matcher = _matcher(vocabulary, asked["kind"], asked["text"])
+        if not matcher.consume_tokens(asked["answer"]):
+            raise ValueError(f"the answer so far is none of the grammar's: {matcher.get_error()}")
+        while True:
+            forced = matcher.compute_ff_tokens()
+            _send(link, b"f", array.array("I", forced).tobytes())
+            _send(link, b"m", _mask(matcher, forced))
+            letter, body = _receive(link)
+            while letter == b"d":
+                _within(_FRAME_S)
+                _send(link, b"d", _masks_after(matcher, array.array("I", body)))
+                letter, body = _receive(link)
+            _within(_FRAME_S)
+            matcher.consume_tokens(list(array.array("I", body)))
+            _check(matcher)
+    except (EOFError, ConnectionError):
+        return
+    except Exception as error:
+        _send(link, b"e", str(error).encode(errors="replace"))
+
+
+def _limit() -> None:
+    """Bounds this process for good. The system ends it first where memory is short."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        shared = int(file.read().split()[0]) * resource.getpagesize()
+    most = shared + _MEMORY
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
+    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+        file.write("1000")
+
+
+def _within(cpu_s: float) -> None:
+    """The signal's default ends the process, also where no line of Python runs."""
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
+
+
+def _matcher(vocabulary: "LLTokenizer", kind: str, text: str) -> "LLMatcher":
+    from llguidance import LLMatcher, LLParserLimits
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    # As Python and most models write JSON. No space is free: a model that is lost would write spaces without end.
+    spaces: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+    if kind == "json":
+        grammar = LLMatcher.grammar_from_json_schema(text, defaults=spaces)
+    elif kind == "regex":
+        grammar = LLMatcher.grammar_from_regex(text)
+    else:
+        grammar = LLMatcher.grammar_from_lark(any_to_lark(text))
+    limits = LLParserLimits(
+        step_lexer_fuel=_LEXER_FUEL,
+        step_max_items=_ITEMS,
+        max_lexer_states=_LEXER_STATES,
+        max_grammar_size=_SYMBOLS,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
+    _check(matcher)
+    return matcher
+
+
+def _mask(matcher: "LLMatcher", forced: Sequence[int]) -> bytes:
+    """Where the grammar forces a text, its usual tokens alone are allowed, not each way to spell it."""
+    mask = matcher.compute_bitmask()
+    _check(matcher)
+    if forced:
+        only = bytearray(len(mask))
+        only[forced[0] // 8] = 1 << forced[0] % 8
+        return b"\0" + only
+    return bytes((matcher.is_accepting(),)) + mask
+
+
+def _masks_after(matcher: "LLMatcher", ids: "array.array[int]") -> bytes:
+    """After each of the tokens, up to the first that is not allowed. The matcher stays where it is."""
+    allowed = matcher.validate_tokens(list(ids))
+    masks = b""
+    for token in ids[:allowed]:
+        matcher.consume_token(token)
+        masks += _mask(matcher, matcher.compute_ff_tokens())
+    if allowed and not matcher.rollback(allowed):
+        _check(matcher)
+    return masks
+
+
+def _check(matcher: "LLMatcher") -> None:
+    if matcher.is_error():
+        raise ValueError(matcher.get_error())
+
+
+def _send(link: socket.socket, letter: bytes, body: bytes) -> None:
+    link.sendall(len(body).to_bytes(4, "little") + letter + body)
+
+
+def _receive(link: socket.socket) -> tuple[bytes, bytes]:
+    head = _exactly(link, 5)
+    return head[4:], _exactly(link, int.from_bytes(head[:4], "little"))
+
+
+def _exactly(link: socket.socket, count: int) -> bytes:
+    data = bytearray()
+    while len(data) < count:
+        part = link.recv(count - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main()

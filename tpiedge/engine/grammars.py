@@ -1,0 +1,248 @@
+"""What grammars allow of answers, asked of `grammar_child.py`, a process beside rank 0.
+
+A request's grammar is compiled while other requests go on. While a step is computed, the child finds out which tokens
+may come next, also after each token that the step guesses, so that a step rarely waits for it.
+
+Laws:
+1. An answer that ends by itself is a text of its grammar; one that ends otherwise is the beginning of one.
+2. A request whose grammar is wrong, or takes more time or memory than it may, is refused, and no other is hurt.
+3. What is allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
+"""
+
+import json
+import select
+import socket
+import subprocess
+import sys
+import time
+from array import array
+from collections.abc import Callable, Iterator, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from tpiedge.engine.sampler import TokenMask
+from tpiedge.errors import UserError
+from tpiedge.sanitise import sanitised_line
+from tpiedge.wire.requests import GenerationRequest
+
+__all__ = ["MISSING", "Constraint", "Grammars", "await_any", "grammars_installed"]
+
+MISSING: Final = (
+    "answers by a grammar need llguidance: pip install 'tpiedge[grammar]' on the master's machine"
+)
+
+_CHILD: Final = "tpiedge.engine.grammar_child"
+#: How long a grammar may take until its first mask, the tokenizer's reading included; and an answer of the child.
+_COMPILE_S: Final = 20.0
+_ANSWER_S: Final = 10.0
+#: How long a step waits for the tokens that a grammar forces, which save steps.
+_FORCED_S: Final = 0.002
+_HEAD: Final = 5
+_RECEIVED: Final = 1 << 18
+_MAX_WHY: Final = 400
+
+
+def grammars_installed() -> bool:
+    """Whether the library is there that keeps answers to grammars."""
+    return find_spec("llguidance") is not None
+
+
+class Grammars:
+    """Of one model with `rows` tokens, whose tokenizer is in `folder`. Starts its process with the first grammar. For
+    one thread."""
+
+    def __init__(self, folder: Path, rows: int) -> None:
+        self._folder = folder
+        self._rows = rows
+        self._child: subprocess.Popen[bytes] | None = None
+        self._link: socket.socket | None = None
+        self._end = 0
+
+    def begin(self, request: GenerationRequest) -> "Constraint":
+        """Has the grammar of the request compiled. Raises UserError where that cannot be."""
+        if request.grammar is None:
+            raise UserError("the request has no grammar")
+        if not grammars_installed():
+            raise UserError(MISSING)
+        if not (self._folder / "tokenizer.json").is_file():
+            raise UserError("the model has no tokenizer beside its weights: pack it again to use grammars")
+        if not request.stop_ids or request.ignore_eos:
+            raise UserError("an answer by a grammar ends with an end token: do not ignore it")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                self._hand_over(theirs, request.stop_ids[0])
+            except OSError:  # it has ended since
+                self.close()
+                self._hand_over(theirs, request.stop_ids[0])
+        asked = {"kind": request.grammar.kind, "text": request.grammar.text, "answer": request.answer_ids}
+        return Constraint(ours, json.dumps(asked).encode("ascii"), request.stop_ids, self._end, self._rows)
+
+    def close(self) -> None:
+        """Ends the process; those of grammars that are still in use end with their constraints."""
+        if self._link is not None:
+            self._link.close()
+        if self._child is not None:
+            try:
+                self._child.wait(_ANSWER_S)
+            except subprocess.TimeoutExpired:
+                self._child.kill()
+                self._child.wait()
+        self._link = self._child = None
+
+    def _hand_over(self, session: socket.socket, end: int) -> None:
+        self._link = self._link or self._start(end)
+        socket.send_fds(self._link, [b"s"], [session.fileno()])
+
+    def _start(self, end: int) -> socket.socket:
+        ours, theirs = socket.socketpair()
+        self._end = end
+        fd = theirs.fileno()
+        arguments = [str(fd), str(self._folder), str(self._rows), str(end)]
+        with theirs:
+            self._child = subprocess.Popen(
+                [sys.executable, "-P", "-m", _CHILD, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(fd,),
+            )
+        return ours
+
+
+class Constraint:
+    """Keeps one answer to its grammar. All methods raise UserError where the grammar is refused."""
+
+    def __init__(
+        self, link: socket.socket, asked: bytes, stop_ids: Sequence[int], child_end: int, rows: int
+    ) -> None:
+        """`asked`: what the child is to compile. `child_end`: the token that it takes for the answer's end, in place of
+        `stop_ids`."""
+        self._link = link
+        self._rows = rows
+        self._stop_ids = frozenset(stop_ids)
+        self._end_ids = self._stop_ids | {child_end}
+        self._received = bytearray()
+        self._forced: tuple[int, ...] | None = None
+        self._mask: TokenMask | None = None
+        self._following: list[TokenMask] | None = []
+        self._deadline = time.monotonic() + _COMPILE_S
+        self._send(b"g", asked)
+
+    def fileno(self) -> int:
+        """Of what is readable when there is something to take."""
+        return self._link.fileno()
+
+    def ready(self) -> bool:
+        """Whether the grammar is compiled."""
+        return self._mask is not None or self._await(lambda: self._mask is not None, 0.0)
+
+    def forced(self) -> Sequence[int]:
+        """The tokens that come next whatever the model says, as far as that is known."""
+        self._await(lambda: self._forced is not None, _FORCED_S)
+        return self._forced or ()
+
+    def guess(self, ids: Sequence[int]) -> None:
+        """These tokens may be drawn one after the other: what is allowed after each of them will be asked."""
+        if ids:
+            self._following = None
+            self._send(b"d", array("I", ids).tobytes())
+
+    def masks(self) -> Iterator[TokenMask]:
+        """What may be drawn next; then after each token that was guessed, up to one that is not allowed."""
+        done = self._await(lambda: self._mask is not None and self._following is not None, _ANSWER_S)
+        if not done or self._mask is None or self._following is None:
+            raise _too_much()
+        yield self._mask
+        yield from self._following
+
+    def accept(self, tokens: Sequence[int]) -> None:
+        """These tokens were drawn."""
+        self._forced = self._mask = None
+        self._following = []
+        self._deadline = time.monotonic() + _ANSWER_S
+        self._send(b"a", array("I", tokens).tobytes())
+
+    def close(self) -> None:
+        """Ends its process."""
+        self._link.close()
+
+    def _send(self, letter: bytes, body: bytes) -> None:
+        self._link.settimeout(_ANSWER_S)
+        try:
+            self._link.sendall(len(body).to_bytes(4, "little") + letter + body)
+        except OSError:
+            # Why it has ended may have come before.
+            self._await(lambda: False, 0.0)
+            raise _too_much() from None
+
+    def _await(self, enough: Callable[[], bool], limit_s: float) -> bool:
+        """Whether there is `enough`, within that time."""
+        until = time.monotonic() + limit_s
+        while not enough():
+            now = time.monotonic()
+            readable, _, _ = select.select([self._link], [], [], max(0.0, until - now))
+            if readable:
+                self._take()
+            elif self._mask is None and now > self._deadline:
+                raise _too_much()
+            elif now >= until:
+                return False
+        return True
+
+    def _take(self) -> None:
+        try:
+            part = self._link.recv(_RECEIVED)
+        except OSError:
+            part = b""
+        if not part:
+            raise _too_much()
+        self._received += part
+        while len(self._received) >= _HEAD:
+            end = _HEAD + int.from_bytes(self._received[:4], "little")
+            if len(self._received) < end:
+                return
+            letter, body = self._received[4:_HEAD], bytes(self._received[_HEAD:end])
+            del self._received[:end]
+            self._understand(bytes(letter), body)
+
+    def _understand(self, letter: bytes, body: bytes) -> None:
+        match letter:
+            case b"f":
+                forced = array("I", body).tolist()
+                within = next((i for i, token in enumerate(forced) if token >= self._rows), len(forced))
+                self._forced = tuple(forced[:within])
+            case b"m":
+                self._mask = self._mask_of(np.frombuffer(body, np.uint8))
+            case b"d":
+                size = 1 + len(self._mask) if self._mask is not None else 1
+                following = np.frombuffer(body, np.uint8).reshape(-1, size)
+                self._following = [self._mask_of(one) for one in following]
+            case _:
+                why = sanitised_line(body.decode(errors="replace"), _MAX_WHY)
+                raise UserError(f"the grammar is refused: {why}")
+
+    def _mask_of(self, said: TokenMask) -> TokenMask:
+        """With the request's own end tokens, where the answer may end."""
+        mask = said[1:].copy()
+        for token in self._end_ids:
+            _set(mask, token, bool(said[0]) and token in self._stop_ids)
+        return mask
+
+
+def await_any(constraints: Sequence[Constraint], limit_s: float) -> None:
+    """Returns when there is something to take for one of them, or after that time."""
+    select.select(constraints, [], [], limit_s)
+
+
+def _set(mask: TokenMask, token: int, allowed: bool) -> None:
+    if token // 8 < len(mask):
+        bit = np.uint8(1 << token % 8)
+        mask[token // 8] = mask[token // 8] | bit if allowed else mask[token // 8] & ~bit
+
+
+def _too_much() -> UserError:
+    return UserError("the grammar is refused: it takes too much time or memory; give a smaller one")
