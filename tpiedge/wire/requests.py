@@ -1,14 +1,16 @@
 """What the master asks rank 0 to generate."""
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 from tpiedge.wire.fields import U32, U64, Name, Packed, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 
-__all__ = ["GenerationRequest", "Sampling", "TokenIds"]
+__all__ = ["GenerationRequest", "Pooling", "Sampling", "TokenIds"]
 
 TokenIds = tuple[int, ...]
+Pooling = Literal["none", "mean", "last"]
+"""What becomes of the final hidden states of a prompt's positions: nothing, their mean, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,7 @@ class GenerationRequest:
     `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
     `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
     not come back.
+    `pooling`: in place of an answer, of which there is no token, a vector made of the prompt comes back (`Embedding`).
     """
 
     id: Name
@@ -51,3 +54,4 @@ class GenerationRequest:
     keep_prefix: bool = False
     prompt_scores: bool = False
     answer_ids: Annotated[TokenIds, Packed("<I", MAX_ANSWER_TOKENS)] = ()
+    pooling: Pooling = "none"
