@@ -49,13 +49,14 @@ class Unavailable(TpiedgeError):
 class ModelInfo:
     """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together.
 
-    Requests may name the model by any of `also_called`, too.
+    Requests may name the model by any of `also_called`, too. `width`: numbers of an embedding.
     """
 
     name: str
     context_tokens: int
     created: int
     also_called: tuple[str, ...] = ()
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)
