@@ -19,7 +19,7 @@ from tests.reference.cases import Case
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-__all__ = ["GENERATED", "Reference", "build", "logits", "reference"]
+__all__ = ["GENERATED", "Reference", "build", "hidden_states", "logits", "reference"]
 
 GENERATED = 24
 
@@ -82,6 +82,14 @@ def logits(folder: Path, ids: tuple[int, ...], changes: Mapping[str, object]) ->
     """Logits [T, V] of transformers for `ids`, with the configuration changed by `changes`."""
     with _one_thread(), torch.inference_mode():
         return _load(folder, changes)(torch.tensor([ids]), use_cache=False).logits[0].numpy()
+
+
+def hidden_states(folder: Path, ids: tuple[int, ...]) -> NDArray[np.float32]:
+    """[T, H] after the final norm."""
+    with _one_thread(), torch.inference_mode():
+        model = _load(folder).base_model
+        states: NDArray[np.float32] = model(torch.tensor([ids]), use_cache=False).last_hidden_state[0].numpy()
+    return states
 
 
 def _draw_parameters(model: "PreTrainedModel", seed: int) -> None:

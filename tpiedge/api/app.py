@@ -63,6 +63,7 @@ class Api:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             *self._answers("/v1/completions", "completion"),
             *self._answers("/v1/chat/completions", "chat"),
+            Route("/v1/embeddings", self._completions("embeddings", None), methods=["POST"]),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
         ]
@@ -121,20 +122,15 @@ class Api:
             self._kept.join(limit_s)
         self._intake.close()
 
-    def _answers(self, path: str, form: FormatName) -> list[Route]:
-        completions = Completions(
-            self._service,
-            self._intake,
-            self._deliveries,
-            self._kept,
-            self._guard,
-            self._limits,
-            self._vain,
-            form,
+    def _completions(self, form: FormatName, kept: KeptAnswers | None) -> Completions:
+        return Completions(
+            self._service, self._intake, self._deliveries, kept, self._guard, self._limits, self._vain, form
         )
+
+    def _answers(self, path: str, form: FormatName) -> list[Route]:
         resumptions = Resumptions(self._deliveries, self._running, self._kept, form)
         return [
-            Route(path, completions, methods=["POST"]),
+            Route(path, self._completions(form, self._kept), methods=["POST"]),
             Route(f"{path}/{{id}}", resumptions, methods=["GET", "DELETE"]),
         ]
 

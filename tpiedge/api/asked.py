@@ -53,7 +53,7 @@ _IGNORED = (
     "verbosity",
 )
 
-FormatName = Literal["completion", "chat"]
+FormatName = Literal["completion", "chat", "embeddings", "embeddings-base64"]
 """The form of an answer; `formats` has what makes it."""
 
 

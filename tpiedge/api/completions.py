@@ -1,4 +1,4 @@
-"""POST /v1/completions and /v1/chat/completions, and GET of the answers that clients may come again for."""
+"""POST of what is answered, as /v1/chat/completions, and GET of the answers that clients may come again for."""
 
 import secrets
 import time
@@ -15,6 +15,7 @@ from tpiedge.api.body import Receive, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
 from tpiedge.api.deliveries import Deliveries, RunningAnswers, Work
+from tpiedge.api.embedding_request import read_embeddings
 from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
@@ -35,6 +36,7 @@ _AT_ONCE = 16
 _FORMS: Final[Mapping[FormatName, tuple[str, Callable[[dict[str, object], Service, str], Asked]]]] = {
     "completion": ("cmpl", read_completion),
     "chat": ("chatcmpl", read_chat),
+    "embeddings": ("embd", read_embeddings),
 }
 """What answers' names begin with, and what reads their requests."""
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]

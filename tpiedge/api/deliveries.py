@@ -20,6 +20,7 @@ from tpiedge.api.answering import (
 )
 from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.body import Disconnected, Receive
+from tpiedge.api.embedding_format import EmbeddingFormat
 from tpiedge.api.formats import AnswerFormat, AnswerHead
 from tpiedge.api.kept_answers import Parting
 from tpiedge.api.limits import Limits
@@ -36,6 +37,8 @@ __all__ = ["Deliveries", "RunningAnswers", "Work"]
 _FORMATS: Final[Mapping[FormatName, Callable[[AnswerHead], AnswerFormat]]] = {
     "completion": OpenAIFormat,
     "chat": OpenAIFormat,
+    "embeddings": EmbeddingFormat,
+    "embeddings-base64": EmbeddingFormat,
 }
 #: How often it is looked whether all was sent, which it nearly always is at once.
 _UNSENT_S = 0.02

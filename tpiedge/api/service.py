@@ -14,7 +14,7 @@ from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.master.status import ClusterStatus, NodeStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
     "Unavailable",
 ]
 
-AnswerEvent = Token | PromptScores | Paused | Resumed | TakenUp | Finished
+AnswerEvent = AnswerPart | Paused | Resumed | TakenUp | Finished
 
 
 class Busy(TpiedgeError):
@@ -49,13 +49,14 @@ class Unavailable(TpiedgeError):
 class ModelInfo:
     """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together.
 
-    Requests may name the model by any of `also_called`, too.
+    Requests may name the model by any of `also_called`, too. `width`: numbers of an embedding.
     """
 
     name: str
     context_tokens: int
     created: int
     also_called: tuple[str, ...] = ()
+    width: int = 0
 
 
 @dataclass(frozen=True, slots=True)

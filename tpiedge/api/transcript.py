@@ -9,7 +9,7 @@ from tpiedge.errors import Cancelled
 from tpiedge.master.journal import Paused, Resumed
 from tpiedge.model.text import TextWriter
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, PromptScores, Token
+from tpiedge.wire.control import Embedding, Finished, PromptScores, Token
 
 __all__ = ["TextPiece", "Transcript"]
 
@@ -17,12 +17,13 @@ __all__ = ["TextPiece", "Transcript"]
 @dataclass(frozen=True, slots=True)
 class TextPiece:
     """A part of the answer: its text and the tokens that came with it, each with the character of the whole answer that
-    it begins at. `last` says why it is the last one."""
+    it begins at. `last` says why it is the last one. `embedding`: the vector, in place of an answer."""
 
     text: str
     tokens: tuple[Token, ...]
     offsets: tuple[int, ...]
     last: str | None = None
+    embedding: tuple[float, ...] = ()
 
 
 class Transcript:
@@ -38,6 +39,7 @@ class Transcript:
         self._echo = echo
         self._begun = len(echo.text) if echo else 0
         self._held: list[tuple[Token, int]] = []
+        self._embedding: tuple[float, ...] = ()
         self.count = 0
         """Tokens of the answer so far."""
         self.finished: Finished | None = None
@@ -74,6 +76,8 @@ class Transcript:
                 if stopped:
                     return self._piece(text, "stop")
                 return self._piece(text, None) if text or self._tokenizer is None else None
+            case Embedding(values=values):
+                self._embedding = values
             case Paused(why=why):
                 self.paused = why
             case Resumed(paused_s=paused_s):
@@ -100,4 +104,4 @@ class Transcript:
     def _piece(self, text: str, last: str | None) -> TextPiece:
         held, self._held = self._held, []
         tokens, offsets = (token for token, _ in held), (self._begun + offset for _, offset in held)
-        return TextPiece(text, tuple(tokens), tuple(offsets), last)
+        return TextPiece(text, tuple(tokens), tuple(offsets), last, self._embedding)

@@ -38,7 +38,7 @@ class MasterService:
         self._entrance = entrance
         self._model = model
         names = tuple(dict.fromkeys((*model.also_called, *aliases)))
-        self._info = ModelInfo(model.name, max_sequence, int(time.time()), names)
+        self._info = ModelInfo(model.name, max_sequence, int(time.time()), names, model.config.hidden_size)
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None

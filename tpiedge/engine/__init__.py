@@ -2,8 +2,8 @@
 
 `steps` cuts a step into chunks; `forward` is the forward pass, in which every product is followed by its all-reduce;
 `overlap` lets chunks compute while others travel; `fused_blocks` computes a block in one native call where it can.
-`head` makes logits, `sampler` draws from them as `sampling` says. `runner` is the loop of a node, `meter` measures it,
-`assembly` puts it together.
+`head` makes logits, `sampler` draws from them as `sampling` says; `pooling` makes embeddings of hidden states.
+`runner` is the loop of a node, `meter` measures it, `assembly` puts it together.
 
 `batcher` (pure) says which tokens of which requests a step computes, each of them a `sequence`.
 

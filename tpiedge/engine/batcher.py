@@ -135,11 +135,11 @@ class Batcher:
 
     def leave(self, most_pages: int) -> tuple[tuple[int, ...], tuple[CarriedSequence, ...]]:
         """What those that run have in the cache, the oldest first, in at most so many pages: these, and who has which.
-        Of a prompt that is scored the hidden states would be missing."""
+        Of a prompt that is scanned the hidden states would be missing."""
         places: dict[int, int] = {}
         left: list[CarriedSequence] = []
         for one in self._running:
-            if not one.done or (one.request.prompt_scores and one.answer_tokens == 0):
+            if not one.done or one.scanned:
                 continue
             pages = one.pages[: self._pool.pages_of(one.done)]
             new = [page for page in pages if page not in places]
@@ -291,7 +291,7 @@ class Batcher:
     def _shares(self, sequence: RunningSequence) -> bool:
         request = sequence.request
         kept = request.keep_prefix and not sequence.private
-        return kept and not request.prompt_scores and not self._turning
+        return kept and not (request.prompt_scores or sequence.scanned or self._turning)
 
     def _publish(self, sequence: RunningSequence) -> None:
         if not self._shares(sequence):
@@ -359,10 +359,8 @@ class Batcher:
         if sequence.slot < 0 or tokens <= 0:
             return []
         stop = sequence.done + tokens
-        every = sequence.request.prompt_scores and sequence.answer_tokens == 0
-        return [
-            StepPiece(sequence, sequence.done, sequence.ids[sequence.done : stop], tokens if every else 1)
-        ]
+        wanted = tokens if sequence.scanned else 1
+        return [StepPiece(sequence, sequence.done, sequence.ids[sequence.done : stop], wanted)]
 
     def _secure(self, sequence: RunningSequence, positions: int, pieces: Sequence[StepPiece]) -> bool:
         """Pages for so many positions. Whoever is younger and not part of the step yet gives up its own for it, and the

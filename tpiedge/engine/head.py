@@ -67,6 +67,10 @@ class Head:
                 best.take(rows, first, logits_MR)
         return (own_M - total_M).tolist(), best.scored(total_M)
 
+    def states(self, x_MH: Tensor) -> Tensor:
+        """[M, H]: the hidden states after the final norm, of which the logits are made."""
+        return self._norm(x_MH)
+
     def _norm(self, x_MH: Tensor) -> Tensor:
         weight = self._weights.head_vectors()["final_norm"]
         return rms_norm(x_MH, weight, self._config.rms_norm_eps, self._linear.pool)

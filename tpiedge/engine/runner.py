@@ -25,6 +25,7 @@ from tpiedge.engine.grammars import Constraint, Grammars, await_any
 from tpiedge.engine.head import Head
 from tpiedge.engine.meter import Meter
 from tpiedge.engine.overlap import StepCancelled
+from tpiedge.engine.pooling import MeanState
 from tpiedge.engine.sampler import Sampled, Sampler, TokenMask
 from tpiedge.engine.sequence import CarriedSequence, RunningSequence, StepPiece
 from tpiedge.engine.step_cost import StepCost
@@ -36,7 +37,16 @@ from tpiedge.kv.room import KVRoom
 from tpiedge.memory.weights import Weights
 from tpiedge.model.config import ModelConfig
 from tpiedge.units import counted
-from tpiedge.wire.control import Failed, Finished, FinishReason, Halt, PromptScores, Token
+from tpiedge.wire.control import (
+    AnswerPart,
+    Embedding,
+    Failed,
+    Finished,
+    FinishReason,
+    Halt,
+    PromptScores,
+    Token,
+)
 from tpiedge.wire.data import LeavePages, StepPlan
 from tpiedge.wire.limits import MAX_PAGES
 from tpiedge.wire.requests import GenerationRequest
@@ -76,11 +86,13 @@ class Serving:
 @dataclass(eq=False)
 class _Live:
     """A request that has not ended, and what becomes of its tokens. `scored`: the first position whose log probability
-    was not told yet. `constraint`: what the answer must keep to, if anything."""
+    was not told yet. `pooled`: of a request for an embedding. `constraint`: what the answer must keep to, if
+    anything."""
 
     sequence: RunningSequence
     sampler: Draws
-    emit: Callable[[Token | PromptScores], None]
+    emit: Callable[[AnswerPart], None]
+    pooled: MeanState | None = None
     reason: FinishReason | None = None
     scored: int = 1
     constraint: Constraint | None = None
@@ -158,17 +170,18 @@ class Leader:
         """How many pages of the KV cache sequences hold, of how many."""
         return self._pool.held, self._pool.pages
 
-    def submit(self, request: GenerationRequest, emit: Callable[[Token | PromptScores], None]) -> None:
+    def submit(self, request: GenerationRequest, emit: Callable[[AnswerPart], None]) -> None:
         """Accepts a request; its tokens go to `emit` as soon as they are drawn, but for `answer_ids`, which were told
         before. Raises UserError where it cannot be answered, for example because prompt + max_tokens exceed the
         context."""
         self._check(request)
         sampler = self._sampler_of(request)
+        pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
         constraint = self._constraint(request)
         sequence = self._batcher.add(request)
         if constraint is not None:
             sequence.held, sequence.forced = True, constraint.forced
-        self._live[request.id] = _Live(sequence, sampler, emit, constraint=constraint)
+        self._live[request.id] = _Live(sequence, sampler, emit, pooled, constraint=constraint)
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
         """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
@@ -221,7 +234,7 @@ class Leader:
     def generate(
         self,
         request: GenerationRequest,
-        emit: Callable[[Token | PromptScores], None],
+        emit: Callable[[AnswerPart], None],
         cancelled: Callable[[], bool],
     ) -> Finished:
         """Runs a request, alone, to its end. `cancelled` is asked between steps, and once in each. Raises UserError."""
@@ -372,7 +385,8 @@ class Leader:
         """Draws the next tokens of all sequences whose last position the step has computed."""
         ends = accumulate(len(piece.ids) for piece in batch.pieces)
         pieces = list(zip(batch.pieces, ends, strict=True))
-        rows = [row for piece, end in pieces if piece.draws for row in range(end - 1 - piece.drafted, end)]
+        answers = [one for one in pieces if one[0].draws and one[0].sequence.request.pooling == "none"]
+        rows = [row for piece, end in answers for row in range(end - 1 - piece.drafted, end)]
         with self._meter.head_span():
             logits_MV = self._room(len(rows))
             if rows:
@@ -382,7 +396,9 @@ class Leader:
             live = self._live[piece.sequence.request.id]
             if piece.sequence.request.prompt_scores and piece.sequence.answer_tokens == 0:
                 self._score(live, piece, x_TH[end - len(piece.ids) : end])
-            if not piece.draws:
+            if live.pooled is not None:
+                self._embed(live, live.pooled, piece, x_TH[end - len(piece.ids) : end])
+            if not piece.draws or live.pooled is not None:
                 self._batcher.decided(piece, ())
                 continue
             tokens: list[int] = []
@@ -444,6 +460,18 @@ class Leader:
             likeliest = tuple(itertools.chain.from_iterable(best[part]))
             live.emit(PromptScores(self._epoch, request.id, live.scored, tuple(scores[part]), likeliest))
             live.scored += len(scores[part])
+
+    def _embed(self, live: _Live, pooled: MeanState, piece: StepPiece, x_TH: Tensor) -> None:
+        """The hidden states of the piece's positions, but for those that were taken before the sequence gave up its
+        pages, or its last one; after the prompt's last position the request has ended."""
+        sequence = live.sequence
+        first = max(0, pooled.count - piece.start) if sequence.scanned else len(x_TH) - int(piece.draws)
+        with self._meter.head_span():
+            for row in range(first, len(x_TH), _SCORE_ROWS):
+                pooled.add(self._head.states(x_TH[row : row + _SCORE_ROWS]))
+        if piece.draws:
+            live.emit(Embedding(self._epoch, sequence.request.id, pooled.values))
+            live.reason = "stop"
 
 
 @contextmanager

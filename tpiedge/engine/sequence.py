@@ -85,6 +85,12 @@ class RunningSequence:
         return len(self.ids) - self.done
 
     @property
+    def scanned(self) -> bool:
+        """Whether the hidden states of all positions of its prompt are still wanted."""
+        every = self.request.prompt_scores or self.request.pooling == "mean"
+        return every and self.answer_tokens == 0
+
+    @property
     def decodes(self) -> bool:
         """Whether all but the latest token of its answer are computed."""
         return self.remaining == 1 and self.answer_tokens > 0

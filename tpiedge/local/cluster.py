@@ -24,8 +24,10 @@ from tpiedge.transport.framing import CONTROL
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqHub
 from tpiedge.wire.control import (
+    AnswerPart,
     AskStats,
     Cancel,
+    Embedding,
     Failed,
     Finished,
     Generate,
@@ -168,7 +170,7 @@ class LocalCluster:
             self.close()
             raise
 
-    def generate(self, request: GenerationRequest) -> Generator[Token | PromptScores | Finished]:
+    def generate(self, request: GenerationRequest) -> Generator[AnswerPart | Finished]:
         """The request's events, up to Finished; blocks between them. Closing the iterator early cancels the request.
 
         Raises UserError for what rank 0 refuses and PeerError for a failure of the cluster.
@@ -182,7 +184,11 @@ class LocalCluster:
                     case Failed(request=request.id):
                         ended = True
                         raise UserError(message.message)
-                    case Token(request=request.id) | PromptScores(request=request.id):
+                    case (
+                        Token(request=request.id)
+                        | PromptScores(request=request.id)
+                        | Embedding(request=request.id)
+                    ):
                         yield message
                     case Finished(request=request.id):
                         ended = True

@@ -27,6 +27,7 @@ from tpiedge.wire.control import (
     Accused,
     Assign,
     Connect,
+    Embedding,
     Failed,
     Finished,
     Halted,
@@ -183,7 +184,7 @@ class Epoch:
                 self._tell(message)
             case Accused(accused=accused, cause=cause) if rank == 0:
                 self.broke_protocol(accused, cause)
-            case Failed() | Token() | PromptScores() | Finished() | Halted() if rank == 0:
+            case Failed() | Token() | PromptScores() | Embedding() | Finished() | Halted() if rank == 0:
                 self._tell(message)
             case _:
                 raise ProtocolError(f"it sent {type(message).__name__}, which is not a node's to send")

@@ -1,7 +1,7 @@
 """What was said of one request's answer, so that another epoch can go on with it: a machine without clock or threads.
 
 Laws:
-1. A token and a score are passed on once, in their order, whatever the epochs say of them twice.
+1. A token, a score and an embedding are passed on once, in their order, whatever the epochs say of them twice.
 2. What another epoch is asked continues prompt and answer exactly: the next token has the next position, whose random
    number depends on nothing but the seed and that position (`engine/sampler.py`).
 3. A request is a suspect after SUSPECT losses in a row in which it did not get on, and guilty after GUILTY, one of
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from tpiedge.master.request_times import PauseCause
-from tpiedge.wire.control import Finished, FinishReason, PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Embedding, Finished, FinishReason, PromptScores, Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["GUILTY", "SUSPECT", "Journal", "Paused", "Resumed", "TakenUp"]
@@ -56,6 +56,7 @@ class Journal:
     #: Why the latest pause began.
     paused_by: PauseCause = "plan"
     _scored: int = 1  # the first position of the prompt without a score
+    _embedded: bool = False  # whether its embedding was passed on
     _passed_on: int = 0  # in this epoch
     _losses: int = 0
     _lost_alone: bool = False
@@ -96,6 +97,8 @@ class Journal:
     def complete(self) -> FinishReason | None:
         """Why no token is missing, where only rank 0's last word is."""
         request = self.request
+        if request.pooling != "none":
+            return "stop" if self._embedded else None
         if self.answer_ids and self.answer_ids[-1] in request.stop_ids and not request.ignore_eos:
             return "stop"
         return "length" if self.answer_ids and len(self.answer_ids) >= request.max_tokens else None
@@ -120,9 +123,9 @@ class Journal:
         self._losses += 1
         self._lost_alone |= alone
 
-    def take(self, message: Token | PromptScores) -> Token | PromptScores | None:
+    def take(self, message: AnswerPart) -> AnswerPart | None:
         """What of the message is to be passed on, if anything."""
-        new = self._next_token(message) if isinstance(message, Token) else self._next_scores(message)
+        new = self._next(message)
         if new is not None:
             self._passed_on += 1
             if self._passed_on > 1:
@@ -131,7 +134,18 @@ class Journal:
 
     def agrees(self, finished: Finished) -> bool:
         """Whether the answer that ended is the one that was passed on."""
-        return finished.tokens == len(self.answer_ids)
+        embedded = self._embedded or self.request.pooling == "none"
+        return finished.tokens == len(self.answer_ids) and embedded
+
+    def _next(self, message: AnswerPart) -> AnswerPart | None:
+        match message:
+            case Token():
+                return self._next_token(message)
+            case PromptScores():
+                return self._next_scores(message)
+            case Embedding():
+                known, self._embedded = self._embedded, True
+                return None if known else message
 
     def _next_token(self, message: Token) -> Token | None:
         if message.index != len(self.answer_ids):

@@ -30,7 +30,7 @@ from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
 from tpiedge.master.reading_rate import ReadingRate
 from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import Totals
-from tpiedge.wire.control import Failed, Finished, PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
@@ -40,7 +40,7 @@ __all__ = ["QUEUE_LIMIT", "PendingAnswer", "QueueFull", "RequestQueue"]
 QUEUE_LIMIT: Final = 64
 
 
-_Said = Token | PromptScores | Paused | Resumed | TakenUp | Finished
+_Said = AnswerPart | Paused | Resumed | TakenUp | Finished
 _Event = _Said | TpiedgeError
 
 
@@ -252,7 +252,7 @@ class RequestQueue:
             if running is None:
                 return
             match message:
-                case Token() | PromptScores():
+                case Token() | PromptScores() | Embedding():
                     self._pass_on(message, running)
                 case Finished():
                     self._finish(message, running)
@@ -386,7 +386,7 @@ class RequestQueue:
         answering.pause("requests that somebody waits for come first")
         self._waiting.appendleft(answering)
 
-    def _pass_on(self, message: Token | PromptScores, answering: PendingAnswer) -> None:
+    def _pass_on(self, message: AnswerPart, answering: PendingAnswer) -> None:
         journal = answering.journal
         reading, positions = journal.reading, journal.positions
         new = journal.take(message)

@@ -25,6 +25,7 @@ from tpiedge.transport.keys import is_key
 from tpiedge.wire.control import (
     AskStats,
     Carried,
+    Embedding,
     Failed,
     Finished,
     Generate,
@@ -301,7 +302,7 @@ class Session:
                 return
             case Loading() | Ready():
                 self._loads(event)
-            case Token() | PromptScores() if self._watch.watches(event.request):
+            case Token() | PromptScores() | Embedding() if self._watch.watches(event.request):
                 self._watch.advance(self._clock.now())
                 self._gets_on(event.request)
             case Halted():

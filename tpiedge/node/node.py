@@ -54,6 +54,7 @@ from tpiedge.transport.keys import CurveKeys
 from tpiedge.transport.zeromq import ZmqSpoke
 from tpiedge.wire.control import (
     Accused,
+    AnswerPart,
     Assign,
     Connect,
     Failed,
@@ -63,11 +64,9 @@ from tpiedge.wire.control import (
     Heartbeat,
     Hello,
     Loading,
-    PromptScores,
     Ready,
     Resume,
     Stats,
-    Token,
 )
 from tpiedge.wire.messages import PROTOCOL
 
@@ -101,7 +100,7 @@ class Node:
         self._loaded: tuple[int, int] | None = 0, 0
         self._carried_bytes = 0
         #: What the step under way has for the master.
-        self._drawn: list[Token | PromptScores] = []
+        self._drawn: list[AnswerPart] = []
         self._resources = ExitStack()
         control = ZmqSpoke(
             address=bootstrap.control_address,

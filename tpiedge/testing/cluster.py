@@ -35,7 +35,7 @@ from tpiedge.pack.share import NodeShare
 from tpiedge.planner.arithmetic import usual_compute
 from tpiedge.transport.endpoint import EndpointClosed
 from tpiedge.transport.inprocess import InProcessPeer
-from tpiedge.wire.control import Carried, Halt, PromptScores, Token
+from tpiedge.wire.control import AnswerPart, Carried, Halt, Token
 from tpiedge.wire.fields import Compute, KVPrecision
 from tpiedge.wire.requests import GenerationRequest
 
@@ -110,9 +110,9 @@ class InProcessCluster:
         self.endpoints = InProcessPeer.group([node_name(rank) for rank in range(len(shares))])
         self.leader = self._start()
 
-    def generate(self, request: GenerationRequest) -> list[Token | PromptScores]:
+    def generate(self, request: GenerationRequest) -> list[AnswerPart]:
         """Every event of the request but the last."""
-        events: list[Token | PromptScores] = []
+        events: list[AnswerPart] = []
         self.leader.generate(request, events.append, lambda: False)
         return events
 

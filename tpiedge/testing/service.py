@@ -22,10 +22,13 @@ from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed, TakenUp
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
-from tpiedge.wire.control import Finished, Token
+from tpiedge.wire.control import Embedding, Finished, Token
 from tpiedge.wire.requests import GenerationRequest, Sampling
 
-__all__ = ["FakeGeneration", "FakeService", "finished", "token"]
+__all__ = ["WIDTH", "FakeGeneration", "FakeService", "finished", "token"]
+
+WIDTH = 4
+"""Numbers of an embedding."""
 
 _LIMIT_S = 30.0
 
@@ -74,6 +77,9 @@ class FakeGeneration:
 
     def finish(self, reason: str = "length", *, cached: int = 0, steps: int | None = None) -> None:
         self._items.put(finished(self.request, self._count, reason, cached=cached, steps=steps))
+
+    def embed(self, *values: float) -> None:
+        self._items.put(Embedding(1, self.request.id, values))
 
     def pause(self, why: str) -> None:
         self.tell(Paused(why))
@@ -155,7 +161,7 @@ class FakeService:
         self.also_called: tuple[str, ...] = ()
 
     def model(self) -> ModelInfo:
-        return ModelInfo("babbler", self.max_sequence, int(time.time()), self.also_called)
+        return ModelInfo("babbler", self.max_sequence, int(time.time()), self.also_called, WIDTH)
 
     def status(self) -> ClusterStatus:
         ready, running = not (self.unavailable or self.failed), len(self._running)

@@ -21,18 +21,20 @@ from tpiedge.wire.fields import (
     UnitRange,
     WirePrecision,
 )
-from tpiedge.wire.limits import MAX_ARRAY, MAX_LAYERS, MAX_MOVES, MAX_NODES, MAX_SEQUENCES
+from tpiedge.wire.limits import MAX_ARRAY, MAX_HIDDEN, MAX_LAYERS, MAX_MOVES, MAX_NODES, MAX_SEQUENCES
 from tpiedge.wire.requests import GenerationRequest
 from tpiedge.wire.weights import WeightMemory
 
 __all__ = [
     "SPECULATE_AUTO",
     "Accused",
+    "AnswerPart",
     "AskStats",
     "Assign",
     "Cancel",
     "Carried",
     "Connect",
+    "Embedding",
     "Failed",
     "FinishReason",
     "Finished",
@@ -272,6 +274,19 @@ class PromptScores:
         return replace(
             self, first=position, scores=self.scores[known:], likeliest=self.likeliest[known * each :]
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    """Rank 0 to master: what the request's pooling makes of the hidden states of its prompt, after the final norm."""
+
+    epoch: U32
+    request: Name
+    values: Annotated[tuple[float, ...], Packed("<f", MAX_HIDDEN)]
+
+
+AnswerPart = Token | PromptScores | Embedding
+"""What comes of a request before its end."""
 
 
 @dataclass(frozen=True, slots=True)

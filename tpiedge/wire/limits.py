@@ -14,6 +14,7 @@ __all__ = [
     "MAX_DIMENSIONS",
     "MAX_FILE_CHUNK",
     "MAX_GRAMMAR",
+    "MAX_HIDDEN",
     "MAX_ITEMS",
     "MAX_LAYERS",
     "MAX_MOVES",
@@ -70,6 +71,8 @@ MAX_MOVES = 1024
 """Pairs of a rank and a KV head that one message names."""
 
 MAX_DIMENSIONS = 4
+MAX_HIDDEN = 131_072
+"""Numbers of a position's hidden state; no model has more (`model/config.py`)."""
 MAX_PROMPT_TOKENS = 131_072
 MAX_ANSWER_TOKENS = 131_072
 """Of an answer that another epoch can be asked to go on with."""

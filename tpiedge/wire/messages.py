@@ -37,6 +37,7 @@ Message = (
     | control.Stats
     | control.Shutdown
     | control.PromptScores
+    | control.Embedding
     | control.Accused
     | control.Halt
     | control.Halted
@@ -103,6 +104,7 @@ TAGS: dict[int, type[Message]] = {
     51: control.Halt,
     52: control.Halted,
     53: control.Resume,
+    54: control.Embedding,
     64: join.Enrol,
     65: join.Enrolled,
     66: join.Refused,

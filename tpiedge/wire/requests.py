@@ -6,11 +6,13 @@ from typing import Annotated, Literal
 from tpiedge.wire.fields import U32, U64, MaxLength, Name, Packed, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_GRAMMAR, MAX_PROMPT_TOKENS
 
-__all__ = ["GenerationRequest", "Grammar", "GrammarKind", "Sampling", "TokenIds"]
+__all__ = ["GenerationRequest", "Grammar", "GrammarKind", "Pooling", "Sampling", "TokenIds"]
 
 TokenIds = tuple[int, ...]
 GrammarKind = Literal["json", "lark", "regex"]
 """A JSON schema, a context-free grammar as llguidance or llama.cpp take it, or a regular expression."""
+Pooling = Literal["none", "mean", "last"]
+"""What becomes of the final hidden states of a prompt's positions: nothing, their mean, or the last one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class GenerationRequest:
     `prompt_scores`: the log probabilities of the prompt's own tokens come back too.
     `answer_ids`: the first tokens of the answer, which an earlier epoch drew; they count as part of `max_tokens` and do
     not come back.
+    `pooling`: in place of an answer, of which there is no token, a vector made of the prompt comes back (`Embedding`).
     `grammar`: the answer is one of its texts, or, where `max_tokens` end it, the beginning of one.
     """
 
@@ -62,4 +65,5 @@ class GenerationRequest:
     keep_prefix: bool = False
     prompt_scores: bool = False
     answer_ids: Annotated[TokenIds, Packed("<I", MAX_ANSWER_TOKENS)] = ()
+    pooling: Pooling = "none"
     grammar: Grammar | None = None

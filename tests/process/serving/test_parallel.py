@@ -4,6 +4,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
+import numpy as np
 import pytest
 
 from tests.process.serving.conftest import PROMPT, TOKENS
@@ -81,3 +82,26 @@ def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Ser
         assert usage["pauses"]["count"] == 1
         assert usage["pauses"]["seconds"] > 0
         assert "tokens_per_step" not in usage
+
+
+@pytest.mark.fault("P1", "embeddings under way are computed anew and are the same")
+def test_embeddings_go_on_after_a_loss(cluster: Serving) -> None:
+    texts = [" ".join([text] * 30) for text in PROMPTS * 10]
+
+    def embed() -> np.ndarray:
+        with cluster.client() as client:
+            answer = client.embeddings.create(model="demo", input=texts)
+        return np.array([one.embedding for one in answer.data])
+
+    undisturbed = embed()
+    with ThreadPoolExecutor(1) as threads:
+        node = cluster.workers["ann"].node
+        with slowed_down(node):
+            running = threads.submit(embed)
+            cluster.wait_until(lambda status: status["running"] > 0)
+        node.kill()
+        found = running.result(LIMIT_S)
+    assert np.allclose(found, undisturbed, atol=1e-5)
+    assert np.allclose(np.linalg.norm(found, axis=1), 1)
+    similar = undisturbed @ undisturbed.T
+    assert np.allclose(similar[: len(PROMPTS), len(PROMPTS) : 2 * len(PROMPTS)].diagonal(), 1, atol=1e-5)

@@ -2,6 +2,8 @@
 for, whoever comes for it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -135,10 +137,10 @@ def test_one_that_ends_before_it_begins_gives_its_pages_back() -> None:
     assert after.pool.held == 0
 
 
-def test_a_prompt_that_is_scored_is_computed_anew() -> None:
+@pytest.mark.parametrize("wish", [{"prompt_scores": True}, {"max_tokens": 0, "pooling": "mean"}])
+def test_a_prompt_that_is_scanned_is_computed_anew(wish: dict[str, Any]) -> None:
     world = World()
-    scored = GenerationRequest("a", tuple(range(1, 10)), 3, prompt_scores=True)
-    world.batcher.add(scored)
+    world.batcher.add(replace(GenerationRequest("a", tuple(range(1, 10)), 3), **wish))
     world.ask("b", range(20, 29))
     batch = world.batcher.plan()
     assert batch is not None

@@ -15,7 +15,7 @@ from tpiedge.master.master import NotServing
 from tpiedge.master.request_queue import PendingAnswer, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
 from tpiedge.testing.clock import ManualClock
-from tpiedge.wire.control import Failed, Finished, PromptScores, Ready, Token
+from tpiedge.wire.control import Embedding, Failed, Finished, PromptScores, Ready, Token
 from tpiedge.wire.requests import GenerationRequest
 
 WAIT_S = 10.0
@@ -378,6 +378,35 @@ def test_an_answer_that_lacks_only_the_last_word_of_a_lost_rank_0_is_whole(
     book.lose()
     assert events(answering)[-1] == Finished(0, "r-1", reason, 3, tokens, 0, 0)  # type: ignore[arg-type]
     assert book.requests.idle
+
+
+@pytest.mark.parametrize("told", [False, True])
+def test_an_embedding_comes_once_whenever_the_epoch_ends(told: bool) -> None:
+    """Before it, the request is done again; after it, nothing is missing."""
+    book = Book()
+    asked = replace(request("r-1"), max_tokens=0, pooling="mean")
+    answering = book.requests.submit(asked)
+    book.start()
+    if told:
+        book.requests.tell(Embedding(1, "r-1", (0.5,)))
+    book.lose("gone")
+    if not told:
+        assert book.order() == asked
+        book.requests.tell(Embedding(2, "r-1", (0.5,)))
+        book.requests.tell(Embedding(2, "r-1", (0.5,)))
+        book.requests.tell(Finished(2, "r-1", "stop", 3, 0, 0, 0))
+    said = [event for event in events(answering) if not isinstance(event, Paused | Resumed)]
+    ended = Finished(0 if told else 2, "r-1", "stop", 3, 0, 0, 0)
+    assert said == [Embedding(1 if told else 2, "r-1", (0.5,)), ended]
+    assert book.requests.totals.finished == 1
+
+
+def test_an_embedding_that_never_came_is_no_success() -> None:
+    book = Book()
+    answering = book.requests.submit(replace(request("r-1"), max_tokens=0, pooling="last"))
+    book.start()
+    book.requests.tell(Finished(1, "r-1", "stop", 3, 0, 0, 0))
+    assert isinstance(events(answering)[-1], InternalError)
 
 
 def test_an_answer_is_never_shorter_than_rank_0_says() -> None:

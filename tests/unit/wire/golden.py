@@ -9,6 +9,7 @@ from tpiedge.wire.control import (
     Cancel,
     Carried,
     Connect,
+    Embedding,
     Failed,
     Finished,
     Generate,
@@ -87,7 +88,9 @@ __all__ = [
 
 GREEDY = Sampling(0.0, 0, 1.0, 0.0, 1.0, 0.0, 0.0, ((5, -1.5),), 2**64 - 1, 2)
 GRAMMAR = Grammar("regex", "a|b")
-REQUEST = GenerationRequest("r1", (1, 2, 70000), 16, GREEDY, (2,), False, True, False, (7, 8), GRAMMAR)
+REQUEST = GenerationRequest(
+    "r1", (1, 2, 70000), 16, GREEDY, (2,), False, True, False, (7, 8), "mean", GRAMMAR
+)
 ROW = TensorHeader("f32", (1, 2048))
 
 GOLDEN: list[tuple[Message, str]] = [
@@ -220,9 +223,10 @@ GOLDEN: list[tuple[Message, str]] = [
     ),
     (
         Generate(1, REQUEST),
-        "940f28019aa27231c40c010000000200000070110100109acb000000000000000000cb3ff0000000000000cb"
+        "940f28019ba27231c40c010000000200000070110100109acb000000000000000000cb3ff0000000000000cb"
         "0000000000000000cb3ff0000000000000cb0000000000000000cb0000000000000000c40c05000000000000"
-        "000000f8bfcfffffffffffffffff02c40402000000c2c3c2c408070000000800000092a57265676578a3617c62",
+        "000000f8bfcfffffffffffffffff02c40402000000c2c3c2c4080700000008000000a46d65616e92a5726567"
+        "6578a3617c62",
     ),
     (
         Token(1, "r1", 0, 70000, ((70000, -0.5), (3, -2.0))),
@@ -232,6 +236,10 @@ GOLDEN: list[tuple[Message, str]] = [
         PromptScores(1, "r1", 1, (-0.5, -2.0), ((7, -0.25), (9, -1.0))),
         "970f3001a272310192cbbfe0000000000000cbc000000000000000c41807000000000000000000d0bf090000"
         "00000000000000f0bf",
+    ),
+    (
+        Embedding(1, "r1", (0.5, -2.0)),
+        "950f3601a27231c4080000003f000000c0",
     ),
     (
         Finished(1, "r1", "length", 3, 16, 2, 9),

@@ -1,0 +1,32 @@
+"""What every driver in Python needs: where the server is, and to say what is used next."""
+
+import os
+import urllib.request
+
+__all__ = ["QUESTION", "SCHEMA", "TOOL", "URL", "use"]
+
+URL = os.environ["RECORD_URL"]
+QUESTION = "Tell me a story"
+SCHEMA = {
+    "type": "object",
+    "properties": {"answer": {"type": "string", "maxLength": 40}},
+    "required": ["answer"],
+    "additionalProperties": False,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "get_weather",
+        "description": "The weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "description": "The city's name"}},
+            "required": ["city"],
+        },
+    },
+}
+
+
+def use(name: str) -> None:
+    """What is sent from now on is sent for this."""
+    urllib.request.urlopen(f"{URL}/record/{name.replace(' ', '_')}").read()
