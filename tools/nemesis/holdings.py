@@ -1,6 +1,7 @@
 """What master and workers hold: before, and afterwards, when it must be no more."""
 
 import os
+import stat
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -46,14 +47,22 @@ def held(stage: Stage) -> dict[str, Held]:
 
 
 def _of(process: psutil.Process, *folders: Path) -> Held:
-    files = [file for folder in folders for file in folder.rglob("*") if file.is_file()]
     return Held(
         process.num_fds(),
         process.num_threads(),
         len(process.children(recursive=True)),
         process.memory_info().rss >> 20,
-        sum(512 * file.stat().st_blocks for file in files) >> 20,
+        sum(_blocks(file) for folder in folders for file in folder.rglob("*")) * 512 >> 20,
     )
+
+
+def _blocks(path: Path) -> int:
+    """Of 512 bytes that a file has on disk; none where it was deleted just now."""
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        return 0
+    return found.st_blocks if stat.S_ISREG(found.st_mode) else 0
 
 
 def left_over(
