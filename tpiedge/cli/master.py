@@ -401,9 +401,9 @@ def _serving(
             records=RecordFolder(folder / _RECORDS, served.pack_id) if flags.journal else None,
             grace_s=max(flags.recovery_grace_s, _LEAST_GRACE_S),
         )
-        stack.callback(api.close)
-        running.start(int(time.time()))
         stack.callback(running.close)
+        stack.callback(api.close)  # before the other: what answers still lack is left to the next master
+        running.start(int(time.time()))
         # Before anybody is answered: the file of a master that was killed has another secret.
         admin = folder / "admin.json"
         workers = str(Address(_lan_host(listen), listen.port))

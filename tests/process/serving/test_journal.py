@@ -302,6 +302,45 @@ def test_what_a_master_does_not_finish_in_time_the_next_one_does(clusters, expec
     assert stream.text == expected
 
 
+def test_a_master_that_cannot_begin_leaves_what_it_found_to_the_next_one(
+    cluster: Serving, expected: str, tmp_path: Path
+):
+    """It had read the records already, and accepted the requests."""
+    stream = Stream()
+    with client(cluster) as http:
+        path = stream.begin(http, lambda: kill(cluster))
+        left = records(cluster)
+        cluster.options = (*OPTIONS, "--token-file", tmp_path / "none" / "token")
+        assert cluster.start_master(wait=False).wait() == 2
+        assert "cannot write the token" in cluster.master.log
+        assert records(cluster) == left
+        cluster.options = OPTIONS
+        cluster.start_master()
+        stream.go_on(http, path)
+    assert stream.text == expected
+
+
+@pytest.mark.fault("P7", "asked twice to end with --journal: what it does not finish, the next master does")
+def test_what_a_master_does_not_wait_for_any_more_the_next_one_finishes(clusters, expected: str):
+    cluster = clusters(*OPTIONS, "--drain", 600)
+    cluster.start_master()
+    cluster.wait_ready(1)
+    rank_zero, stream = cluster.rank_zero(), Stream()
+
+    def end_twice() -> None:
+        rank_zero.suspend()
+        cluster.master.popen.terminate()
+        wait_for(lambda: "finishing what is under way" in cluster.master.log, START_S)
+        cluster.master.popen.terminate()
+
+    with client(cluster) as http:
+        path = stream.begin(http, end_twice)
+        assert cluster.master.wait() == 0
+        cluster.start_master()
+        stream.go_on(http, path)
+    assert stream.text == expected
+
+
 def test_a_record_of_another_version_is_refused(clusters):
     cluster = clusters("--journal")
     folder = cluster.state / "master" / "answers"
