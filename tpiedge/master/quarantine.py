@@ -207,6 +207,7 @@ class Reputation:
     def unfit(self, name: str, cause: str, now: float) -> None:
         """The worker could not do its part."""
         self._unfit.pop(name, None)
+        self._bound.pop(name, None)
         self._unfit[name] = self._failed(name, cause, now)
 
     def bind(self, name: str, cause: str, now: float) -> None:

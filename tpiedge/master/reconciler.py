@@ -101,6 +101,7 @@ class Reconciler:
         self._foresight = foresight
         self._notices = Notices()
         self._retries = Retries()
+        self._changes = Retries()  # of what is to take the place of what serves, which goes on meanwhile
         self._debounce = Debounce(roster)
         self._resting: tuple[str, ...] = ()  # avoided workers that the last plan leaves out
         self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
@@ -137,7 +138,7 @@ class Reconciler:
             note_speeds(self._roster, sessions.serving, now)
         self._drains.settle(lambda name: self._find(without=[name])[0])
         newest = max((one.since for one in self._steady(())), default=0.0)
-        if self._retries.may_try(now, newest) and self._debounce.due(now):
+        if self._attempts.may_try(now, newest) and self._debounce.due(now):
             self._replan()
         begun = self._handover.begun(sessions.serving, sessions.coming)
         if sessions.coming is not None and (
@@ -152,6 +153,12 @@ class Reconciler:
         self._requests.explain(self._why_paused())
         self._publish()
         self._drains.tell()
+
+    @property
+    def _attempts(self) -> Retries:
+        """Those that failed in the present situation: what serves proves nothing of what is to take its place."""
+        serving = self._sessions.serving
+        return self._changes if serving is not None and serving.phase is Phase.READY else self._retries
 
     def _beginning(self) -> list[tuple[str, ...]]:
         """The workers of each session that is about to serve, while none does."""
@@ -183,6 +190,7 @@ class Reconciler:
             carried = self._handover.carried(serving)
             self._requests.interrupt(self._pauses.planned(), since=self._handover.since)
         self._reason = "loading the weights"
+        self._changes.succeeded()
         self._sessions.switch(coming, carried)
         self._history.begun(replaces=serving is not None)
         self._notify()  # the plan was made while those it leaves out still had a part
@@ -446,14 +454,16 @@ class Reconciler:
             note(failure.unfit, str(failure.error), self._clock.now())
 
     def _retry(self, session: Session) -> None:
-        """Plans again: at once after a machine was lost, otherwise after a delay that grows with each failure."""
+        """Plans again: at once after a machine was lost, or where a worker is bound to its part now, otherwise after a
+        delay that grows with each failure."""
         self._debounce.again()
         self._again, self._planless = "", None
-        if session.failure is None or not session.failure.machine_lost:
-            now = self._clock.now()
-            self._retries.failed(now)
-            if self._retries.due > now:
-                self._again = f"; it is tried again after {format_seconds(self._retries.due - now)}"
+        failure = session.failure
+        if failure is None or not (failure.machine_lost or failure.unfit in self._reputation.bound):
+            now, attempts = self._clock.now(), self._attempts
+            attempts.failed(now)
+            if attempts.due > now:
+                self._again = f"; it is tried again after {format_seconds(attempts.due - now)}"
                 self._reason += self._again
         if self._retries.hopeless:
             self._is_stuck(True)

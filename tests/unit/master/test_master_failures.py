@@ -95,6 +95,35 @@ def test_a_worker_that_cannot_prepare_another_part_binds_nobody_to_a_plan_that_i
     assert story.members() == ("master", "w-2")
 
 
+def test_a_plan_that_fails_is_tried_ever_later_while_another_serves_and_at_once_after_a_loss(
+    story: Story,
+) -> None:
+    """A drained worker computes until the others can do without it, and one of them cannot prepare its part."""
+    story.min_workers = 2
+    for name in ("w-1", "w-2", "w-3"):
+        story.join(name)
+    story.settle()
+    story.answer()
+    epoch, agent = story.epoch, story.agents["w-1"]
+    agent.prepares = False
+    story.master.drain_worker("w-3")
+    failed: list[float] = []
+    for _ in range(300):
+        if agent.count(Prepare) > 1 + len(failed):
+            agent.failed()
+            failed.append(story.clock.now())
+        story.wait(0.1)
+    gaps = [later - sooner for sooner, later in itertools.pairwise(failed)]
+    assert gaps == sorted(gaps)
+    assert [round(gap) for gap in gaps[:5]] == [0, 1, 2, 5, 10]
+    assert (story.epoch, story.ready) == (epoch, True)
+
+    agent.prepares = True
+    story.rank_zero.cause = "its process ended with status 1"
+    story.settle()
+    assert (story.ready, story.members()) == (True, ("master", "w-1", "w-2"))
+
+
 def test_a_worker_that_lives_but_never_gets_ready_is_left_out_in_the_end(story: Story) -> None:
     """As long as its fetching moves it is waited for."""
     agent = story.join("w-1")

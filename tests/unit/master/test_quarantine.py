@@ -190,6 +190,9 @@ def test_who_serves_and_cannot_prepare_another_part_is_bound_to_its_own_ever_lon
     assert reputation.bound == {}
     reputation.bind("w-1", "the disk is full", EXCLUDED_S)
     assert reputation.bound["w-1"].until == 3 * EXCLUDED_S
+    reputation.unfit("w-1", "the disk is full", EXCLUDED_S + 1.0)
+    assert (set(reputation.avoided()), reputation.bound) == ({"w-1"}, {}), "what serves is not to go on"
+    reputation.bind("w-1", "the disk is full", EXCLUDED_S + 2.0)
     reputation.forget("w-1")
     assert reputation.bound == {}
 
