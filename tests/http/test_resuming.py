@@ -502,6 +502,22 @@ def test_a_whole_answer_waits_for_a_day_through_any_number_of_servers(folder, se
     assert "nobody came for the answer cmpl-1" in caplog.text
 
 
+def test_a_stream_waits_for_its_reader_however_long_ago_it_began(folder, service, leave):
+    """Its answer may have taken more than a day, all of which somebody read."""
+    path, clock = leave(CHAT, WORDS, 1, rest=False), ManualClock()
+    kept = KeptAnswers(
+        RecordFolder(folder, PACK), service, 5.0, clock.now, lambda: CREATED + 3 * UNFINISHED_S
+    )
+    assert kept.recover() == 1
+    found = []
+    for _ in range(2):
+        kept.sweep()
+        found.append(kept.find(path.rpartition("/")[2], "chat", b"") is not None)
+        clock.advance(6.0)
+    assert found == [True, False]
+    kept.join(LIMIT_S)
+
+
 def test_of_the_answers_of_servers_before_only_so_many_go_on(folder, service, leave, monkeypatch, caplog):
     monkeypatch.setattr("tpiedge.api.kept_answers.MOST_RECOVERED", 2)
     for number in range(3):

@@ -121,7 +121,8 @@ class KeptAnswer:
         self._reader: AnswerReader | None = None
         self._patience = _Patience(grace_s) if accepted.reply.stream else _COLLECTED
         self._unread_since = now()
-        self._accepted_at: float | None = self._unread_since - age_s  # until it has a reader
+        #: Of a whole answer, until it has a reader.
+        self._accepted_at = None if accepted.reply.stream else self._unread_since - age_s
         self._left_at: float | None = None
         self._generation: Generation | None = None
         self._thread: threading.Thread | None = None
