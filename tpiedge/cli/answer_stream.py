@@ -24,6 +24,7 @@ _RETRY_S = 0.5
 _DELETE_S = 2.0
 _MAX_ERROR = 65_536
 _MOST_DIGITS = 18
+_SOON = (b'"shutting_down"', b'"too_many_connections"')
 _BROKEN = (httpx.NetworkError, httpx.RemoteProtocolError, httpx.TimeoutException)
 
 
@@ -46,8 +47,8 @@ class HttpRefusal(Exception):
     def starting(self) -> bool:
         """Whether the master ends, or has too many guests: another one, or it itself, will answer. What else it says of
         an answer is the end of that."""
-        ends = self.status == httpx.codes.SERVICE_UNAVAILABLE and b'"shutting_down"' in self.data
-        return ends or self.status == httpx.codes.TOO_MANY_REQUESTS
+        soon = self.status == httpx.codes.SERVICE_UNAVAILABLE and any(code in self.data for code in _SOON)
+        return soon or self.status == httpx.codes.TOO_MANY_REQUESTS
 
 
 class AnswerStream:

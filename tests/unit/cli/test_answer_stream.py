@@ -89,11 +89,12 @@ def test_each_break_is_mended_after_the_last_whole_event() -> None:
         unreachable,
         begun(3, 5),
         refusal(429),
+        refusal(503, "too_many_connections"),
         begun(5, 6),
     )
     assert master.events() == list(EVENTS[:-1])
     path = f"{PATH}/cmpl-1"
-    assert master.asked[1:] == [("GET", path, "2")] * 5 + [("GET", path, "4")] * 2
+    assert master.asked[1:] == [("GET", path, "2")] * 5 + [("GET", path, "4")] * 3
     assert master.notes == [BROKE, AGAIN, AGAIN, BROKE, AGAIN], "said again where it had got on"
 
 
