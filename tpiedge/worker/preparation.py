@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Protocol
 
-from tpiedge.errors import PeerError, TpiedgeError
+from tpiedge.errors import PeerError, ResourceError, TpiedgeError
 from tpiedge.transport.keys import CurveKeys
 from tpiedge.wire.epochs import Prepare
 
-__all__ = ["FetchShards", "Preparation", "Preparations", "Shards"]
+__all__ = ["NO_THREAD", "FetchShards", "Preparation", "Preparations", "Shards"]
+
+NO_THREAD: Final = "cannot start a thread: is this machine short of memory or of threads?"
 
 _FETCH_END_S: Final = 5.0
 
@@ -74,10 +76,15 @@ class Preparations:
         """Starts a preparation and cancels the one before. Does not block."""
         self.cancel()
         self._current = Preparation(order, CurveKeys.generate())
-        self._fetcher = threading.Thread(
+        fetcher = threading.Thread(
             target=self._run, args=(self._current, self._fetcher, verify), name="fetch", daemon=True
         )
-        self._fetcher.start()
+        try:
+            fetcher.start()
+        except RuntimeError:  # the machine has no thread left, and may have one for the next attempt
+            self._results.put((self._current, ResourceError(NO_THREAD)))
+        else:
+            self._fetcher = fetcher
 
     def finished(self) -> Iterator[tuple[Preparation, TpiedgeError | None]]:
         """The preparations that ended since the last call, each with its error or None. Does not wait."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tpiedge.clock import Clock
-from tpiedge.errors import Cancelled, InternalError, TpiedgeError
+from tpiedge.errors import Cancelled, InternalError, ResourceError, TpiedgeError
 from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.epochs import Stock, Stocked
+from tpiedge.worker.preparation import NO_THREAD
 
 __all__ = ["Stocking", "Stockroom"]
 
@@ -76,11 +77,17 @@ class Stocking:
     def go_on(self) -> None:
         """Nobody is busy: fetches what is missing, if anything is."""
         if self._order is not None and self._run is None and self._clock.now() >= self._due:
-            self._run = _Run(self._order.number)
-            self._thread = threading.Thread(
-                target=self._fetched, args=(self._order, self._run), name="stock", daemon=True
+            run = self._run = _Run(self._order.number)
+            thread = threading.Thread(
+                target=self._fetched, args=(self._order, run), name="stock", daemon=True
             )
-            self._thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the machine has no thread left
+                run.error = ResourceError(NO_THREAD)
+                run.ended.set()
+            else:
+                self._thread = thread
 
     def finished(self) -> Stocked | None:
         """What came of the order since the last call, if it came to an end."""

@@ -520,6 +520,29 @@ def test_a_fetch_that_fails_is_told_with_its_kind(worker: Worker, error: Excepti
     worker.prepared(6)
 
 
+def test_a_machine_without_threads_says_so_and_goes_on_once_it_has_some(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_thread(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as short:
+        short.setattr(threading.Thread, "start", no_thread)
+        worker.say(order(5))
+        ended = worker.expect(NodeEnded)
+        assert (ended.epoch, ended.kind) == (5, "ResourceError")
+        assert "cannot start a thread" in ended.cause
+        worker.say(STOCK)
+        worker.say(MasterPulse(5, "serving", False))
+        assert worker.expect(Stocked).why == ended.cause
+    worker.prepared(6)
+    worker.say(Release(6))
+    worker.clock.advance(61.0)
+    worker.stockroom.let.set()
+    worker.say(MasterPulse(5, "serving", False))
+    assert worker.expect(Stocked).complete
+
+
 def test_a_cause_longer_than_a_message_is_cut(worker: Worker) -> None:
     worker.fetch.errors[5] = DiskFull("x" * 9000)
     worker.fetch.let(5)
