@@ -140,7 +140,7 @@ def test_http_spoken_to_tls_ends_at_once(secure, caplog):
 
 @pytest.mark.fault("H1", "TLS: closed at their deadlines")
 def test_a_handshake_that_does_not_end_has_a_deadline(secure, trusting):
-    server = secure(limits=Limits(headers_s=0.3))
+    server = secure(limits=Limits(headers_s=2.0))
     with (
         socket.create_connection(server.address, LIMIT_S) as silent,
         socket.create_connection(server.address, LIMIT_S) as begun,
