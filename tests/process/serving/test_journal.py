@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import threading
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from tests.process.command import COMMAND, wait_for
 from tests.process.serving.serving import START_S, Serving
 from tests.process.serving.test_faults import slowed_down
+from tpiedge.api.records import RECORD_VERSION
 
 KEY, OTHER_KEY = "key-of-ann", "key-of-bob"
 OPTIONS = ("--journal", "--precision", "q4", "--api-key", KEY, "--api-key", OTHER_KEY)
@@ -347,10 +349,12 @@ def test_a_record_of_another_version_is_refused(clusters):
     folder.mkdir(mode=0o700)
     record = folder / "000000000001-cmpl-1.answer"
     record.touch(mode=0o600)
-    record.write_bytes(b'4306f8b1 {"version":3}\n')
+    head = b'{"version":%d}' % (RECORD_VERSION + 1)
+    record.write_bytes(b"%08x %b\n" % (zlib.crc32(head), head))
     assert cluster.start_master(wait=False).wait() == 2
     (line,) = [line for line in cluster.master.log.splitlines() if str(record) in line]
-    assert "is a record of version 3, this tpiedge reads version 2: start the tpiedge that wrote it" in line
+    versions = f"is a record of version {RECORD_VERSION + 1}, this tpiedge reads version {RECORD_VERSION}"
+    assert f"{versions}: start the tpiedge that wrote it" in line
     assert "Traceback" not in cluster.master.log
     cluster.options = ()
     cluster.start_master()
