@@ -6,8 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from tests.cluster.schemas import schemas
 from tests.cluster.test_batching import Arrival, Run
 from tpiedge.engine import grammars
 from tpiedge.errors import UserError
@@ -120,6 +124,30 @@ def test_answers_are_texts_of_their_grammars(
     assert re.fullmatch("[0-9]{3}-[0-9]{2}", texts["digits"])
     assert re.fullmatch("yes|no, because [a-z ]{1,20}[.]", texts["lark"])
     assert texts["gbnf"] in ("left turn", "right turn")
+
+
+def test_answers_that_end_by_themselves_are_of_their_schemas(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest], tokenizer: Tokenizer
+) -> None:
+    """What a hot model writes, with any schema; few are cut off."""
+    ended: list[bool] = []
+    with demo(sequences=1, speculate=4) as cluster:
+
+        @settings(max_examples=40, deadline=None, database=None, derandomize=True)
+        @given(schemas(), st.integers(0, 2**32))
+        def check(schema: dict[str, object], seed: int) -> None:
+            sampling = Sampling(temperature=1.5, seed=seed)
+            run = Run(
+                cluster.leader,
+                [Arrival(ask("one", Grammar("json", json.dumps(schema)), 400, sampling=sampling), 0)],
+            )
+            ended.append(run.finished["one"].reason == "stop")
+            if ended[-1]:
+                value = json.loads(text_of(run, "one", tokenizer))
+                jsonschema.validate(value, schema)
+
+        check()
+    assert sum(ended) > len(ended) // 2
 
 
 def test_company_changes_no_bit_of_either(

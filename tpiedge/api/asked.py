@@ -13,7 +13,7 @@ from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
 from tpiedge.wire.fields import MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
-from tpiedge.wire.requests import GenerationRequest, Sampling
+from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
 
 __all__ = [
     "ANSWER_TOKENS",
@@ -164,9 +164,17 @@ def answer_limit(prompt: str, maximum: int | None, prompt_tokens: int, service: 
 
 
 def request_of(
-    prompt_ids: tuple[int, ...], limit: int, sampling: Sampling, service: Service, *, ignore_eos: bool
+    prompt_ids: tuple[int, ...],
+    limit: int,
+    sampling: Sampling,
+    service: Service,
+    *,
+    ignore_eos: bool,
+    grammar: Grammar | None = None,
 ) -> GenerationRequest:
-    """For the cluster, still without an id."""
+    """For the cluster, still without an id. Raises ApiError."""
+    if grammar is not None and ignore_eos:
+        raise refused("'ignore_eos' cannot be kept where a grammar says where the answer ends", "ignore_eos")
     return GenerationRequest(
         id="",
         prompt_ids=prompt_ids,
@@ -175,6 +183,7 @@ def request_of(
         stop_ids=service.eos_ids,
         ignore_eos=ignore_eos,
         keep_prefix=True,
+        grammar=grammar,
     )
 
 

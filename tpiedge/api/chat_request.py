@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from tpiedge.api.answer_grammar import read_grammar
 from tpiedge.api.asked import (
     MAX_CHOICES,
     MAX_TOKENS,
@@ -42,14 +43,14 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
     _only_text(fields)
+    grammar = read_grammar(fields, service)
     variables = read_variables(fields)
     messages = read_messages(fields)
     ignore_eos = rest_of(fields)
     check_characters("messages", sum(len(message["content"]) for message in messages), service)
     ids = render_chat(messages, variables, service)
-    request = request_of(
-        ids, answer_limit("messages", maximum, len(ids), service), sampling, service, ignore_eos=ignore_eos
-    )
+    limit = answer_limit("messages", maximum, len(ids), service)
+    request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
     return Asked(named_choices([Choice(request)], count, name), reply, fields.ignored)
 
 
@@ -69,7 +70,6 @@ def _only_text(fields: BodyFields) -> None:
     fields.unsupported(("prompt",))
     fields.unsupported(("tool_choice",), "none", "auto")
     fields.unsupported(("modalities",), ["text"])
-    fields.unsupported(("response_format",), {"type": "text"})
 
 
 def read_variables(fields: BodyFields) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from tpiedge.api.answer_grammar import read_grammar
 from tpiedge.api.asked import (
     MAX_CHOICES,
     MAX_TOKENS,
@@ -40,6 +41,7 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     fields.unsupported(("suffix",), "")
     fields.unsupported(("messages",))
     fields.unsupported(("best_of",), count)
+    grammar = read_grammar(fields, service)
     given = fields.raw("prompt")
     ignore_eos = rest_of(fields)
     prompts = _prompts(given, fields)
@@ -50,9 +52,8 @@ def read_completion(values: dict[str, object], service: Service, name: str) -> A
     choices = []
     for number, prompt in enumerate(prompts):
         ids = _prompt_ids(prompt, service)
-        request = request_of(
-            ids, answer_limit("prompt", maximum, len(ids), service), sampling, service, ignore_eos=ignore_eos
-        )
+        limit = answer_limit("prompt", maximum, len(ids), service)
+        request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
         scored = echo and logprobs is not None
         text = _echo(prompt, ids, service) if echo else None
         choices.append(Choice(replace(request, prompt_scores=scored), number, text))

@@ -17,22 +17,18 @@ import sys
 import time
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
 import numpy as np
 
 from tpiedge.engine.sampler import TokenMask
+from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.errors import UserError
 from tpiedge.sanitise import sanitised_line
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["MISSING", "Constraint", "Grammars", "await_any", "grammars_installed"]
-
-MISSING: Final = (
-    "answers by a grammar need llguidance: pip install 'tpiedge[grammar]' on the master's machine"
-)
+__all__ = ["Constraint", "Grammars", "await_any"]
 
 _CHILD: Final = "tpiedge.engine.grammar_child"
 #: How long a grammar may take until its first mask, the tokenizer's reading included; and an answer of the child.
@@ -43,11 +39,6 @@ _FORCED_S: Final = 0.002
 _HEAD: Final = 5
 _RECEIVED: Final = 1 << 18
 _MAX_WHY: Final = 400
-
-
-def grammars_installed() -> bool:
-    """Whether the library is there that keeps answers to grammars."""
-    return find_spec("llguidance") is not None
 
 
 class Grammars:
@@ -66,7 +57,7 @@ class Grammars:
         if request.grammar is None:
             raise UserError("the request has no grammar")
         if not grammars_installed():
-            raise UserError(MISSING)
+            raise UserError(NO_GRAMMARS)
         if not (self._folder / "tokenizer.json").is_file():
             raise UserError("the model has no tokenizer beside its weights: pack it again to use grammars")
         if not request.stop_ids or request.ignore_eos:

@@ -1,5 +1,7 @@
 """The ranges of what a request may ask of the sampler: flags are checked here, the API's fields take them from here."""
 
+from importlib.util import find_spec
+
 from tpiedge.errors import UserError
 from tpiedge.wire.fields import Range
 from tpiedge.wire.requests import Sampling
@@ -11,11 +13,13 @@ __all__ = [
     "MAX_SEED",
     "MAX_TOP_K",
     "MIN_P",
+    "NO_GRAMMARS",
     "PENALTY",
     "REPETITION_PENALTY",
     "TEMPERATURE",
     "TOP_P",
     "check_sampling",
+    "grammars_installed",
 ]
 
 TEMPERATURE = Range(0.0, 100.0)
@@ -28,6 +32,7 @@ MAX_TOP_K = 2**32 - 1
 MAX_SEED = 2**64 - 1
 MAX_LOGPROBS = 20
 MAX_BIASES = 1024
+NO_GRAMMARS = "answers by a grammar need llguidance: pip install 'tpiedge[grammar]' on the master's machine"
 
 _RANGES = {
     "temperature": TEMPERATURE,
@@ -52,6 +57,11 @@ def check_sampling(sampling: Sampling, vocab_size: int) -> None:
         _check(f"the --logit-bias of token {token}", bias, BIAS)
     if len({token for token, _ in sampling.logit_bias}) < len(sampling.logit_bias):
         raise UserError("--logit-bias names a token id twice: give each id once")
+
+
+def grammars_installed() -> bool:
+    """Whether the library is there that keeps answers to grammars."""
+    return find_spec("llguidance") is not None
 
 
 def _check(what: str, value: float, allowed: Range) -> None:

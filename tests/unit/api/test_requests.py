@@ -338,7 +338,7 @@ MESSAGE_FIELDS = ("messages[].refusal", "messages[].colour")
         ("max_tokens", {"max_tokens": 3, "max_completion_tokens": 4}),
         ("max_tokens", {"max_tokens": 0}),
         ("tools", {"tools": [{"type": "function"}]}),
-        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {}}}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema", "json_schema": {}}}),
         ("modalities", {"modalities": ["audio"]}),
         ("prompt", {"prompt": "x"}),
     ],

@@ -1,0 +1,132 @@
+"""How long it takes to find out what a grammar allows, and whether answers keep to it, without a model.
+
+    python -m tools.bench_grammars MODEL [--schemas 1000] [--seed 1]
+
+Draws answers at random from what is allowed, for JSON schemas at random, with the tokenizer of MODEL (a file, a folder
+or a name, as in `tpiedge run`). Prints what a schema takes until its first mask, what a token takes from the moment it
+is drawn until the next mask has come, and how many answers that ended by themselves are of their schemas.
+"""
+
+import argparse
+import json
+import random
+import statistics
+import sys
+import time
+from contextlib import closing
+from pathlib import Path
+
+import jsonschema
+import numpy as np
+from hypothesis import HealthCheck, given, settings
+from hypothesis import seed as seeded
+
+from tests.cluster.schemas import schemas
+from tpiedge.engine.grammars import Constraint, Grammars
+from tpiedge.errors import UserError
+from tpiedge.local.prepare import prepare
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.manifest import TEXT_FOLDER
+from tpiedge.wire.requests import GenerationRequest, Grammar
+
+MOST_TOKENS = 400
+
+
+class Bench:
+    """What was measured, in milliseconds."""
+
+    def __init__(self, grammars: Grammars, tokenizer: Tokenizer, rows: int, chance: random.Random) -> None:
+        self._grammars = grammars
+        self._tokenizer = tokenizer
+        self._rows = rows
+        self._chance = chance
+        self.begin_ms: list[float] = []
+        self.token_ms: list[float] = []
+        self.answers = self.ended = self.valid = self.forced = 0
+
+    def answer(self, schema: dict[str, object]) -> None:
+        """One answer, of at most MOST_TOKENS."""
+        end = self._tokenizer.eos_id or 0
+        grammar = Grammar("json", json.dumps(schema))
+        began = time.perf_counter()
+        request = GenerationRequest("bench", (1,), MOST_TOKENS, stop_ids=(end,), grammar=grammar)
+        self.answers += 1
+        ids: list[int] = []
+        with closing(self._grammars.begin(request)) as constraint:
+            allowed = self._allowed(constraint)
+            self.begin_ms.append(1e3 * (time.perf_counter() - began))
+            while len(ids) < MOST_TOKENS:
+                ids.append(int(self._chance.choice(allowed)))
+                if ids[-1] == end:
+                    break
+                began = time.perf_counter()
+                constraint.accept(ids[-1:])
+                allowed = self._allowed(constraint)
+                self.token_ms.append(1e3 * (time.perf_counter() - began))
+                self.forced += len(allowed) == 1
+        if ids[-1] == end:
+            self.ended += 1
+            text = b"".join(self._tokenizer.token_bytes(token) or b"" for token in ids[:-1])
+            try:
+                jsonschema.validate(json.loads(text), schema)
+                self.valid += 1
+            except (ValueError, jsonschema.ValidationError) as error:
+                print(f"not of its schema: {text!r}: {schema}: {error}", file=sys.stderr)
+
+    def _allowed(self, constraint: Constraint) -> np.ndarray:
+        (mask,) = constraint.masks()
+        return np.flatnonzero(np.unpackbits(mask, count=self._rows, bitorder="little"))
+
+
+def quantiles(times_ms: list[float]) -> str:
+    cuts = statistics.quantiles(times_ms, n=100)
+    return f"median {statistics.median(times_ms):.2f} ms, p99 {cuts[98]:.2f} ms, most {max(times_ms):.2f} ms"
+
+
+def main() -> int:
+    """Status 1 where an answer is not of its schema, or the model cannot be used."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("model", help="a file, a folder or a name")
+    parser.add_argument("--schemas", type=int, default=1000)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--cache", type=Path, help="folder for the pack [default: the user's]")
+    arguments = parser.parse_args()
+    try:
+        model = prepare(arguments.model, None, None, arguments.cache)
+        tokenizer = model.tokenizer
+    except UserError as error:
+        print(error, file=sys.stderr)
+        return 1
+    rows = model.config.vocab_size
+    with closing(Grammars(model.pack.path / TEXT_FOLDER, rows)) as grammars:
+        bench = Bench(grammars, tokenizer, rows, random.Random(arguments.seed))
+        bench.answer({"type": "null"})  # starts the process
+        print(f"{rows} tokens; the first grammar after {bench.begin_ms.pop():.0f} ms")
+        bench.answers = bench.ended = bench.valid = bench.forced = 0
+        bench.token_ms.clear()
+
+        @seeded(arguments.seed)
+        @settings(
+            max_examples=arguments.schemas,
+            deadline=None,
+            database=None,
+            suppress_health_check=list(HealthCheck),
+        )
+        @given(schemas())
+        def check(schema: dict[str, object]) -> None:
+            bench.answer(schema)
+
+        check()
+    print(f"a grammar until its first mask: {quantiles(bench.begin_ms)}")
+    print(f"a token until the next mask: {quantiles(bench.token_ms)}, of {len(bench.token_ms)}")
+    print(
+        f"{bench.answers} schemas: {bench.ended} answers ended by themselves, {bench.valid} of their schemas"
+    )
+    print(f"{100 * bench.forced / len(bench.token_ms):.0f} % of the tokens were the only ones allowed")
+    return int(bench.valid < bench.ended)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
