@@ -4,9 +4,9 @@
 `keys` and `origins`, `app` routes: `completions` answers, `texts` counts tokens, `admin` manages workers, `metrics`
 counts. A request: `body` reads it, `fields` checks each field of it, by way of `completion_request`, `chat_request` or
 `embedding_request`, `vain_fields` says what has no effect, `messages` and `encoding` make token ids of it, `sampling`
-its sampling, `answer_grammar` its grammar, `asked` is what comes of it, `intake` limits it by `limits`. Its answer:
-`deliveries` brings it, `answering` sends what `stream_bridge` brings from the cluster's iterators, `transcript` makes
-text of tokens, after a `prompt_echo`, and one of the `formats`, `openai_format` or `embedding_format`, makes `frames`
-of it. Where answers are to survive the server, `kept_answers` outlive their connections, and a `record_folder` has
-their `records`. `errors` are OpenAI's; `service` is what a cluster must offer.
+its sampling, `answer_grammar` its grammar, `tools` what it may call, `asked` is what comes of it, `intake` limits it
+by `limits`. Its answer: `deliveries` brings it, `answering` sends what `stream_bridge` brings from the cluster's
+iterators, `transcript` makes text of tokens, after a `prompt_echo`, and one of the `formats`, `openai_format` or
+`embedding_format`, makes `frames` of it. Where answers are to survive the server, `kept_answers` outlive their
+connections, and a `record_folder` has their `records`. `errors` are OpenAI's; `service` is what a cluster must offer.
 """

@@ -11,6 +11,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.engine.sampling import MAX_LOGPROBS, MAX_SEED
+from tpiedge.model.speech import CallForm, SpeechForm, Thinking
 from tpiedge.wire.fields import MaxItems, MaxLength, Range
 from tpiedge.wire.limits import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS
 from tpiedge.wire.requests import GenerationRequest, Grammar, Sampling
@@ -19,6 +20,8 @@ __all__ = [
     "ANSWER_TOKENS",
     "MAX_CHOICES",
     "MAX_TOKENS",
+    "MAX_TOOLS",
+    "MAX_TOOL_NAME",
     "Asked",
     "Choice",
     "FormatName",
@@ -37,6 +40,8 @@ ANSWER_TOKENS = 2048
 """Of an answer for which nobody says how long it may be: a model that never comes to an end is stopped."""
 MAX_CHOICES = 128
 """That one request may have: as many as OpenAI's."""
+MAX_TOOLS = 128
+MAX_TOOL_NAME = 64
 
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
@@ -48,7 +53,6 @@ _IGNORED = (
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
     "reasoning_effort",
     "verbosity",
 )
@@ -61,7 +65,8 @@ FormatName = Literal["completion", "chat", "embeddings", "embeddings-base64"]
 class Reply:
     """How the answer is to be given.
 
-    `logprobs`: how many alternatives to report per token; None reports nothing.
+    `logprobs`: how many alternatives to report per token; None reports nothing. `calls`, `tools`, `several` and
+    `thinking` are those of its SpeechForm.
     """
 
     format: FormatName
@@ -70,6 +75,15 @@ class Reply:
     logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None
     stops: Annotated[tuple[Annotated[str, MaxLength(_MAX_STOP_CHARACTERS)], ...], MaxItems(_MAX_STOPS)]
     token_ids: bool
+    calls: CallForm = ""
+    tools: Annotated[tuple[Annotated[str, MaxLength(MAX_TOOL_NAME)], ...], MaxItems(MAX_TOOLS)] = ()
+    several: bool = True
+    thinking: Thinking = ""
+
+    @property
+    def speech(self) -> SpeechForm:
+        """What is looked for in the text."""
+        return SpeechForm(self.calls, self.tools, self.several, self.thinking)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,8 @@
 """Requests of /v1/chat/completions: every field is checked before any work is done for it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 from tpiedge.api.answer_grammar import read_grammar
 from tpiedge.api.asked import (
@@ -18,11 +20,14 @@ from tpiedge.api.asked import (
 from tpiedge.api.encoding import check_characters, encode
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
-from tpiedge.api.messages import read_messages
+from tpiedge.api.messages import message_characters, read_messages
 from tpiedge.api.sampling import read_sampling
 from tpiedge.api.service import Service
+from tpiedge.api.tools import read_tools, tool_form, tool_grammar
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
+from tpiedge.model.speech import Thinking, thinking_after
+from tpiedge.wire.requests import Grammar
 
 __all__ = ["read_chat", "read_variables", "render_chat"]
 
@@ -43,12 +48,17 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     sampling = read_sampling(fields, service.vocab_size, logprobs, service.usual_sampling)
     count = fields.integer("n", 1, 1, MAX_CHOICES) or 1
     _only_text(fields)
+    tools = read_tools(fields)
     grammar = read_grammar(fields, service)
     variables = read_variables(fields)
     messages = read_messages(fields)
     ignore_eos = rest_of(fields)
-    check_characters("messages", sum(len(message["content"]) for message in messages), service)
-    ids = render_chat(messages, variables, service)
+    calls = tool_form(tools, service)
+    grammar = _one_grammar(grammar, tool_grammar(tools, calls, service))
+    ids, thinking = _prompt(messages, variables, service, tools.shown)
+    # An answer that must have a form has it from its beginning on.
+    thinking = "" if grammar is not None else thinking
+    reply = replace(reply, calls=calls, tools=tools.names, several=tools.several, thinking=thinking)
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
     return Asked(named_choices([Choice(request)], count, name), reply, fields.ignored)
@@ -64,11 +74,8 @@ def _max_tokens(fields: BodyFields) -> int | None:
 
 
 def _only_text(fields: BodyFields) -> None:
-    fields.unsupported(
-        ("tools", "functions", "function_call", "audio", "prediction", "web_search_options"), "none"
-    )
+    fields.unsupported(("functions", "function_call", "audio", "prediction", "web_search_options"), "none")
     fields.unsupported(("prompt",))
-    fields.unsupported(("tool_choice",), "none", "auto")
     fields.unsupported(("modalities",), ["text"])
 
 
@@ -85,14 +92,33 @@ def read_variables(fields: BodyFields) -> dict[str, object]:
 
 
 def render_chat(
-    messages: Sequence[dict[str, str]], variables: dict[str, object], service: Service
+    messages: Sequence[dict[str, Any]], variables: dict[str, object], service: Service
 ) -> tuple[int, ...]:
     """The prompt's token ids. Raises ApiError."""
+    ids, _ = _prompt(messages, variables, service, ())
+    return ids
+
+
+def _prompt(
+    messages: Sequence[dict[str, Any]],
+    variables: dict[str, object],
+    service: Service,
+    tools: Sequence[Mapping[str, Any]],
+) -> tuple[tuple[int, ...], Thinking]:
+    """The prompt's token ids, and how the answer to it may begin with thoughts. Raises ApiError."""
+    check_characters("messages", message_characters(messages), service)
     if service.template is None:
         raise refused("the model has no chat template: use /v1/completions", "messages")
     try:
-        text = service.template.render(messages, variables=variables)
+        text = service.template.render(messages, variables=variables, tools=tools or None)
     except UserError as error:
         raise refused(str(error), "messages") from None
     check_characters("messages", len(text), service)
-    return encode(text, service, "messages", add_special=False)
+    thinking = thinking_after(text, service.template.source(tools=bool(tools)))
+    return encode(text, service, "messages", add_special=False), thinking
+
+
+def _one_grammar(form: Grammar | None, calls: Grammar | None) -> Grammar | None:
+    if form is not None and calls is not None:
+        raise refused("an answer cannot be a call of a tool and have another form, too", "tool_choice")
+    return form or calls

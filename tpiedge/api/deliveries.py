@@ -158,7 +158,10 @@ class Deliveries:
                 _FORMATS[work.reply.format](head),
                 work.reply.stream,
                 feed,
-                [Transcript(tokenizer, work.reply.stops, _echo(choice)) for choice in choices],
+                [
+                    Transcript(tokenizer, work.reply.stops, _echo(choice), work.reply.speech.marks)
+                    for choice in choices
+                ],
                 limits,
                 work.resumable,
                 work.after,

@@ -112,7 +112,11 @@ class KeptAnswer:
         self.accepted = accepted
         self._file = file
         self._now = now
-        self._stops = TextWriter(tokenizer, accepted.reply.stops) if accepted.reply.stops else None
+        self._stops = (
+            TextWriter(tokenizer, accepted.reply.stops, marks=accepted.reply.speech.marks)
+            if accepted.reply.stops
+            else None
+        )
         self._said: list[AnswerEvent] = list(said)
         self._lock = threading.Lock()
         self._stopped = any(self._stops_at(event) for event in said)

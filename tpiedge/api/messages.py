@@ -1,18 +1,24 @@
-"""The messages of a chat: text only."""
+"""The messages of a chat: text, calls of tools, and what these gave."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
 
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 
-__all__ = ["read_messages"]
+__all__ = ["message_characters", "read_messages"]
 
 _MAX_MESSAGES = 4096
 _MAX_NAME = 64
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
-_IGNORED = ("refusal", "annotations", "reasoning", "reasoning_content")
+_MAX_CALLS = 128
+_ROLES = {role: role for role in ("system", "user", "assistant", "tool")} | {"developer": "system"}
+_IGNORED = ("refusal", "annotations")
 
 
-def read_messages(fields: BodyFields) -> list[dict[str, str]]:
-    """{"role", "content"} and, where given, "name" of every message. Raises ApiError that names the field."""
+def read_messages(fields: BodyFields) -> list[dict[str, Any]]:
+    """{"role", "content"} and, where given, "name", "reasoning_content", "tool_calls" and "tool_call_id" of every
+    message, as chat templates take them. Raises ApiError that names the field."""
     value = fields.raw("messages")
     if value is None:
         raise refused("you must provide 'messages'", "messages", "missing_required_parameter")
@@ -23,7 +29,17 @@ def read_messages(fields: BodyFields) -> list[dict[str, str]]:
     return [_message(item, index, fields) for index, item in enumerate(value)]
 
 
-def _message(item: object, index: int, fields: BodyFields) -> dict[str, str]:
+def message_characters(messages: Sequence[dict[str, Any]]) -> int:
+    """Of all texts in them; of calls about as many."""
+    return sum(
+        len(message["content"])
+        + len(message.get("reasoning_content", ""))
+        + sum(len(str(call)) for call in message.get("tool_calls", ()))
+        for message in messages
+    )
+
+
+def _message(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
     where = f"messages[{index}]"
     if not isinstance(item, dict):
         raise fields.wrong_type(where, "an object", item)
@@ -32,16 +48,66 @@ def _message(item: object, index: int, fields: BodyFields) -> dict[str, str]:
     if role not in _ROLES:
         known = ", ".join(_ROLES)
         raise refused(f"'{where}.role' must be one of {known}", f"{where}.role")
-    found = {"role": _ROLES[role], "content": _content(message, optional=role == "assistant")}
+    found: dict[str, Any] = {
+        "role": _ROLES[role],
+        "content": _content(message, optional=role == "assistant"),
+    }
     name = message.text("name")
     if name is not None:
         if len(name) > _MAX_NAME:
             raise refused(f"'{where}.name' has more than {_MAX_NAME} characters", f"{where}.name")
         found["name"] = name
-    message.unsupported(("tool_calls", "function_call", "tool_call_id", "audio"))
+    if role == "assistant":
+        found |= _assistant(message)
+    elif role == "tool":
+        found["tool_call_id"] = message.text("tool_call_id") or ""
+    else:
+        message.unsupported(("tool_calls", "tool_call_id"))
+    message.unsupported(("function_call", "audio"))
     message.ignore(_IGNORED)
     message.overlook()
     return found
+
+
+def _assistant(message: BodyFields) -> dict[str, Any]:
+    """Its thoughts and its calls."""
+    found: dict[str, Any] = {}
+    thoughts = message.text("reasoning_content") or message.text("reasoning")
+    if thoughts:
+        found["reasoning_content"] = thoughts
+    calls = message.raw("tool_calls")
+    if calls is not None and not (isinstance(calls, list) and len(calls) <= _MAX_CALLS):
+        raise message.wrong_type("tool_calls", f"an array of at most {_MAX_CALLS}", calls)
+    if calls:
+        found["tool_calls"] = [_call(call, index, message) for index, call in enumerate(calls)]
+    return found
+
+
+def _call(item: object, index: int, message: BodyFields) -> dict[str, Any]:
+    key = f"tool_calls[{index}]"
+    if not isinstance(item, dict):
+        raise message.wrong_type(key, "an object", item)
+    call = message.inner(item, key)
+    function = call.nested("function")
+    if function is None or call.raw("type") not in (None, "function"):
+        raise refused(f"'{call.name('function')}' is missing", call.name("function"))
+    name, text = function.text("name"), function.text("arguments")
+    if not name:
+        raise refused(f"'{function.name('name')}' is missing", function.name("name"))
+    call.ignore(("index",))
+    identity = call.text("id") or ""
+    function.overlook()
+    call.overlook()
+    return {"id": identity, "type": "function", "function": {"name": name, "arguments": _arguments(text)}}
+
+
+def _arguments(text: str | None) -> object:
+    """As an object, which templates write as they like it; what is none stays a text."""
+    try:
+        value = json.loads(text or "{}")
+    except (ValueError, RecursionError):
+        return text
+    return value if isinstance(value, dict) else text
 
 
 def _content(message: BodyFields, *, optional: bool) -> str:

@@ -1,18 +1,23 @@
 """Answers as OpenAI's API has them: completions and chats, whole or in chunks."""
 
+import hashlib
+import string
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import EVENT_STREAM, comment, event
 from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.model.speech import Said, SpeechReader, SpokenText, ToolCall
 from tpiedge.wire.control import Token
 
-__all__ = ["OpenAIFormat"]
+__all__ = ["OpenAIFormat", "call_id"]
 
 Json = dict[str, object]
 
 _DONE = b"data: [DONE]\n\n"
+_ID_MARKS = string.ascii_letters + string.digits
 
 
 class OpenAIFormat:
@@ -24,6 +29,7 @@ class OpenAIFormat:
         self._head = head
         self._reply = head.reply
         self._chat = head.reply.format == "chat"
+        self._speech = [SpeechReader(head.reply.speech) for _ in head.prompts]
 
     def opening(self) -> Sequence[bytes]:
         """Who speaks, in a chat."""
@@ -36,10 +42,20 @@ class OpenAIFormat:
         ]
 
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
-        shown: Json = {"text": piece.text}
-        if self._chat:
-            shown = {"delta": {"content": piece.text} if piece.text else {}}
-        return [event(self._chunk([self._choice(choice, shown, piece)]))]
+        if not self._chat:
+            return [event(self._chunk([self._choice(choice, {"text": piece.text}, piece)]))]
+        deltas = [self._delta(choice, said) for said in self._said(choice, piece)]
+        told = self._reply.logprobs is not None or self._reply.token_ids
+        if not deltas and piece.last is None and not told:
+            return ()
+        last = self._last(choice, piece)
+        parts = [TextPiece("", (), ()) for _ in deltas[1:]]
+        pieces = [replace(piece, last=None), *parts]
+        pieces[-1] = replace(pieces[-1], last=last)
+        return [
+            event(self._chunk([self._choice(choice, {"delta": delta}, part)]))
+            for delta, part in zip(deltas or [{}], pieces, strict=True)
+        ]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
         """The usage, in a chunk that has no choice."""
@@ -66,10 +82,48 @@ class OpenAIFormat:
         text = "".join(piece.text for piece in pieces)
         all_tokens = tuple(token for piece in pieces for token in piece.tokens)
         offsets = tuple(offset for piece in pieces for offset in piece.offsets)
-        shown: Json = {"text": text}
-        if self._chat:
-            shown = {"message": {"role": "assistant", "content": text, "refusal": None}}
-        return self._choice(number, shown, TextPiece(text, all_tokens, offsets, pieces[-1].last))
+        piece = TextPiece(text, all_tokens, offsets, pieces[-1].last)
+        if not self._chat:
+            return self._choice(number, {"text": text}, piece)
+        message = self._message(number, self._said(number, piece))
+        return self._choice(number, {"message": message}, replace(piece, last=self._last(number, piece)))
+
+    def _said(self, choice: int, piece: TextPiece) -> list[Said]:
+        """What is certain with the piece."""
+        reader = self._speech[choice]
+        said = reader.feed(piece.text)
+        return said if piece.last is None else said + reader.finish()
+
+    def _last(self, choice: int, piece: TextPiece) -> str | None:
+        """An answer that ends with calls waits for what they give."""
+        return "tool_calls" if piece.last == "stop" and self._speech[choice].calls else piece.last
+
+    def _delta(self, choice: int, said: Said) -> Json:
+        match said:
+            case ToolCall():
+                return {"tool_calls": [{"index": said.index} | self._call(choice, said)]}
+            case SpokenText(thought=True):
+                return {"reasoning_content": said.text}
+        return {"content": said.text}
+
+    def _message(self, choice: int, said: Sequence[Said]) -> Json:
+        calls = [self._call(choice, one) for one in said if isinstance(one, ToolCall)]
+        texts = [one for one in said if isinstance(one, SpokenText)]
+        content = "".join(one.text for one in texts if not one.thought)
+        message: Json = {"role": "assistant", "content": content, "refusal": None}
+        if self._reply.thinking:
+            message["reasoning_content"] = "".join(one.text for one in texts if one.thought) or None
+        if calls:
+            message |= {"content": content or None, "tool_calls": calls}
+        return message
+
+    def _call(self, choice: int, call: ToolCall) -> Json:
+        identity = call_id(self._head.id, choice, call.index)
+        return {
+            "id": identity,
+            "type": "function",
+            "function": {"name": call.name, "arguments": call.arguments},
+        }
 
     def _chunk(self, choices: list[Json]) -> Json:
         chunk = self._object("chat.completion.chunk" if self._chat else "text_completion", choices)
@@ -158,6 +212,12 @@ class OpenAIFormat:
 
     def _bytes(self, token: int) -> bytes | None:
         return self._head.tokenizer.token_bytes(token) if self._head.tokenizer else None
+
+
+def call_id(answer: str, choice: int, call: int) -> str:
+    """Of a call: the same whenever it is told, and in the nine letters and digits that Mistral's templates want."""
+    digest = hashlib.blake2b(f"{answer}/{choice}/{call}".encode(), digest_size=9).digest()
+    return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
 
 def _spelled(token: int, data: bytes | None) -> str:

@@ -31,10 +31,15 @@ class Transcript:
     with `last` there is none. A token whose text is not certain yet waits for the piece that shows it."""
 
     def __init__(
-        self, tokenizer: Tokenizer | None, stops: Sequence[str], echo: PromptEcho | None = None
+        self,
+        tokenizer: Tokenizer | None,
+        stops: Sequence[str],
+        echo: PromptEcho | None = None,
+        marks: Sequence[str] = (),
     ) -> None:
-        """`echo`: the prompt, where the answer begins with it. No stop string is looked for in it."""
-        self._writer = TextWriter(tokenizer, stops, echo.ids if echo else ())
+        """`echo`: the prompt, where the answer begins with it. No stop string is looked for in it. `marks`: special
+        tokens that are not left out."""
+        self._writer = TextWriter(tokenizer, stops, echo.ids if echo else (), marks)
         self._tokenizer = tokenizer
         self._echo = echo
         self._begun = len(echo.text) if echo else 0

@@ -21,11 +21,14 @@ _BYTE_TOKEN = re.compile(r"<0x..>", re.DOTALL)
 
 
 class Detokenizer:
-    """The text of one growing sequence of ids. Special tokens are left out unless `skip_special` is False."""
+    """The text of one growing sequence of ids. Special tokens are left out unless `skip_special` is False, or they are
+    `shown`."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, shown: frozenset[int] = frozenset()
+    ) -> None:
         self._tokenizer = tokenizer
-        self._skipped = tokenizer.special_ids if skip_special else frozenset()
+        self._skipped = tokenizer.special_ids - shown if skip_special else frozenset()
         self._context: list[int] = []  # the ids of the last piece
         self._pending: list[int] = []  # ids since then
 

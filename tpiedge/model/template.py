@@ -96,6 +96,11 @@ class ChatTemplate:
         }
         return _run(_encode(job), self._limits.wall_s)
 
+    def source(self, *, tools: bool) -> str:
+        """The text of the template for chats with or without tools; "" where there is none."""
+        usual = self._templates.get("default", "")
+        return self._templates.get("tool_use", usual) if tools else usual
+
     def _choose(self, tools: object) -> str:
         if tools is not None and "tool_use" in self._templates:
             return self._templates["tool_use"]

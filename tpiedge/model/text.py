@@ -15,9 +15,18 @@ _CONTEXT = 32
 class TextWriter:
     """Never gives half a character nor part of a stop string; without a tokenizer there is no text at all."""
 
-    def __init__(self, tokenizer: Tokenizer | None, stops: Sequence[str], after: Sequence[int] = ()) -> None:
-        """`after`: the tokens that the text goes on after; without any it begins."""
-        self._detokenizer = Detokenizer(tokenizer) if tokenizer else None
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        stops: Sequence[str],
+        after: Sequence[int] = (),
+        marks: Sequence[str] = (),
+    ) -> None:
+        """`after`: the tokens that the text goes on after; without any it begins. `marks`: special tokens that are not
+        left out."""
+        ids = (tokenizer.token_id(mark) for mark in marks) if tokenizer else ()
+        shown = frozenset(token for token in ids if token is not None)
+        self._detokenizer = Detokenizer(tokenizer, shown=shown) if tokenizer else None
         if self._detokenizer is not None:
             for token in after[-_CONTEXT:]:
                 self._detokenizer.push(token)

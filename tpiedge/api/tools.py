@@ -1,0 +1,157 @@
+"""The fields of tools that a model may call, and the grammar of an answer that must call one."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tpiedge.api.answer_grammar import grammar_of
+from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
+from tpiedge.api.errors import refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.service import Service
+from tpiedge.model.speech import CallForm, call_form
+from tpiedge.wire.requests import Grammar
+
+__all__ = ["AskedTools", "read_tools", "tool_form", "tool_grammar"]
+
+_NAME = re.compile(rf"[A-Za-z0-9_.:-]{{1,{MAX_TOOL_NAME}}}")
+_MAX_CALLS = 16
+#: Within a grammar of another kind, JSON is to be written as in answers that are nothing else.
+_SPACES = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+
+
+@dataclass(frozen=True, slots=True)
+class AskedTools:
+    """What the model may call. `shown`: as its template is told; `required`: the names of which the answer must call
+    one; `several`: whether it may call more."""
+
+    shown: tuple[Mapping[str, Any], ...] = ()
+    required: tuple[str, ...] = ()
+    several: bool = True
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(tool["function"]["name"] for tool in self.shown)
+
+
+def read_tools(fields: BodyFields) -> AskedTools:
+    """None where the model is to call none of them. Raises ApiError."""
+    value = fields.raw("tools")
+    several = fields.flag("parallel_tool_calls", True)
+    if value is not None and not isinstance(value, list):
+        raise fields.wrong_type("tools", "an array", value)
+    if value and len(value) > MAX_TOOLS:
+        raise refused(f"'tools' has {len(value)} tools: at most {MAX_TOOLS}", "tools")
+    shown = tuple(_tool(item, index, fields) for index, item in enumerate(value or ()))
+    names = [tool["function"]["name"] for tool in shown]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise refused(f"'tools' has two of the name {twice!r}", "tools")
+    required = _required(fields, names)
+    return AskedTools() if required is None else AskedTools(shown, required, several)
+
+
+def tool_form(tools: AskedTools, service: Service) -> CallForm:
+    """How the model writes calls; "" where it has nothing to call. Raises ApiError where it cannot be told of tools."""
+    if not tools.shown:
+        return ""
+    template = service.template.source(tools=True) if service.template is not None else ""
+    if "tools" not in template:
+        raise refused("the model's chat template knows no tools: use another model", "tools")
+    form = call_form(template)
+    if not form:
+        raise refused("the model writes calls of tools in a form that is not known here", "tools")
+    return form
+
+
+def tool_grammar(tools: AskedTools, form: CallForm, service: Service) -> Grammar | None:
+    """Of an answer that is a call, or several; None where it need not be. Raises ApiError."""
+    if not tools.required:
+        return None
+    key = "parameters" if form == "llama3" else "arguments"
+    chosen = [tool["function"] for tool in tools.shown if tool["function"]["name"] in tools.required]
+    calls: dict[str, Any] = {"anyOf": [_call_schema(tool, at, key, form) for at, tool in enumerate(chosen)]}
+    most = _MAX_CALLS if tools.several else 1
+    if form == "hermes":
+        call = f"%json {json.dumps(calls | {'x-guidance': _SPACES})}"
+        more = ' ("\\n" call)*' if tools.several else ""
+        text = f'start: call{more}\ncall: "<tool_call>\\n" body "\\n</tool_call>"\nbody: {call}'
+        return grammar_of("lark", text, "tools", service)
+    if form == "mistral":
+        calls = {"type": "array", "items": calls, "minItems": 1, "maxItems": most}
+    return grammar_of("json", json.dumps(calls), "tools", service)
+
+
+def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
+    where = f"tools[{index}]"
+    if not isinstance(item, dict):
+        raise fields.wrong_type(where, "an object", item)
+    tool = fields.inner(item, where)
+    if tool.text("type") != "function":
+        raise refused(f"'{where}.type' must be 'function'", f"{where}.type", "unsupported_value")
+    function = tool.nested("function")
+    if function is None:
+        raise refused(f"'{where}.function' is missing", f"{where}.function", "missing_required_parameter")
+    name = function.text("name") or ""
+    if not _NAME.fullmatch(name):
+        raise refused(
+            f"'{where}.function.name' must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'",
+            f"{where}.function.name",
+        )
+    found: dict[str, Any] = {"name": name, "description": function.text("description") or ""}
+    parameters = function.raw("parameters")
+    if parameters is not None and not isinstance(parameters, dict):
+        raise function.wrong_type("parameters", "an object", parameters)
+    found["parameters"] = parameters or {"type": "object", "properties": {}}
+    function.flag("strict")  # where a call is required, always
+    function.overlook()
+    tool.overlook()
+    return {"type": "function", "function": found}
+
+
+def _required(fields: BodyFields, names: Sequence[str]) -> tuple[str, ...] | None:
+    """Of which one must be called; None where none may be."""
+    value = fields.raw("tool_choice")
+    if value in (None, "auto"):
+        return ()
+    if value == "none":
+        return None
+    if value == "required":
+        if not names:
+            raise refused("'tool_choice' is 'required', but there are no 'tools'", "tool_choice")
+        return tuple(names)
+    if not isinstance(value, dict):
+        raise refused("'tool_choice' must be 'none', 'auto', 'required' or a function", "tool_choice")
+    choice = fields.inner(value, "tool_choice")
+    choice.unsupported(("allowed_tools", "custom"))
+    function = choice.nested("function")
+    name = None if function is None else function.text("name")
+    if choice.text("type") != "function" or name is None or name not in names:
+        raise refused("'tool_choice' names no function of 'tools'", "tool_choice")
+    return (name,)
+
+
+def _call_schema(tool: Mapping[str, Any], at: int, key: str, form: CallForm) -> dict[str, Any]:
+    place = f"#/{'items/' if form == 'mistral' else ''}anyOf/{at}/properties/{key}"
+    parameters = _moved(tool["parameters"], place)
+    return {
+        "type": "object",
+        "properties": {"name": {"const": tool["name"]}, key: parameters},
+        "required": ["name", key],
+        "additionalProperties": False,
+    }
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """The schema, whose references to parts of itself stay so at another place."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    reference = schema.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved
