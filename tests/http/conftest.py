@@ -26,6 +26,13 @@ class InstantTemplate(ChatTemplate):
         return "".join(f"<{message['role']}>{message['content']}" for message in messages)
 
 
+class KnowingTemplate(InstantTemplate):
+    """Of a model that thinks and calls tools."""
+
+    def source(self, *, tools):
+        return "{{ tools }}<tool_call></tool_call><think></think>"
+
+
 def answers(service, text):
     """The cluster says `text`, which is returned as its tokens say it."""
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from tests.http.conftest import SECRET, answers
+from tests.http.conftest import SECRET, KnowingTemplate, answers
 from tpiedge.api import admin
 from tpiedge.api.service import NodeStatus
 from tpiedge.cli.chat_client import chat
@@ -54,6 +54,14 @@ def test_one_prompt_as_json(command, service):
     assert record["usage"]["completion_tokens"] > 0
     request = service.generations.get(timeout=5).request
     assert (request.max_tokens, request.sampling.temperature) == (20, 0.0)
+
+
+def test_thoughts_are_shown_and_are_no_part_of_the_answer(command, service):
+    service.template = KnowingTemplate()
+    answers(service, "<think>Hm, well.</think>Hello there")
+    assert command(chat, "--prompt", "hi") == "Hm, well.\n\nHello there\n"
+    answers(service, "<think>Hm, well.</think>Hello there")
+    assert json.loads(command(chat, "--prompt", "hi", "--json"))["text"] == "Hello there"
 
 
 def test_what_is_not_said_of_sampling_is_the_models_own(command, service):

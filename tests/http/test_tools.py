@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.http.conftest import InstantTemplate, answers
+from tests.http.conftest import KnowingTemplate, answers
 
 USER = [{"role": "user", "content": "How is the weather in Paris, and what is 1 and 2?"}]
 TOOLS = [
@@ -16,13 +16,6 @@ CALLS = (
     '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
 )
 WANTED = [("weather", {"city": "Paris"}), ("add", {"a": 1})]
-
-
-class KnowingTemplate(InstantTemplate):
-    """Of a model that thinks and calls tools."""
-
-    def source(self, *, tools):
-        return "{{ tools }}<tool_call></tool_call><think></think>"
 
 
 @pytest.fixture

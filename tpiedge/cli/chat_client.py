@@ -30,6 +30,7 @@ class _Answer:
     text: str = ""
     finish_reason: str | None = None
     usage: dict[str, object] = field(default_factory=dict)
+    thinking: bool = False  # what was shown last is no part of it
 
 
 @click.command()
@@ -180,7 +181,8 @@ def _names(wanted: str, cache: Path | None) -> set[str]:
 
 
 def _take(event: str, answer: _Answer) -> str:
-    """The text of one event, added to the answer. Raises PeerError for an error event."""
+    """The text of one event, added to the answer; thoughts before it are only shown. Raises PeerError for an error
+    event."""
     try:
         value = json.loads(event)
     except (ValueError, RecursionError):
@@ -192,8 +194,12 @@ def _take(event: str, answer: _Answer) -> str:
             answer.usage = usage
         case {"choices": [{"delta": dict(delta), "finish_reason": reason}]}:
             answer.finish_reason = reason or answer.finish_reason
-            text = delta.get("content")
-            if isinstance(text, str):
+            thought, text = delta.get("reasoning_content"), delta.get("content")
+            if isinstance(thought, str) and thought:
+                answer.thinking = True
+                return thought
+            if isinstance(text, str) and text:
                 answer.text += text
-                return text
+                answer.thinking, after_thoughts = False, answer.thinking
+                return f"\n\n{text}" if after_thoughts else text
     return ""

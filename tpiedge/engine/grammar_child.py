@@ -19,6 +19,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,7 +153,8 @@ def _limit() -> None:
     most = shared + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
-    with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+    # A system that does not allow this has the other limits.
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
         file.write("1000")
 
 

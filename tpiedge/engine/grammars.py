@@ -77,11 +77,8 @@ class Grammars:
         if self._link is not None:
             self._link.close()
         if self._child is not None:
-            try:
-                self._child.wait(_ANSWER_S)
-            except subprocess.TimeoutExpired:
-                self._child.kill()
-                self._child.wait()
+            self._child.kill()
+            self._child.wait()
         self._link = self._child = None
 
     def _hand_over(self, session: socket.socket, end: int) -> None:
@@ -116,6 +113,8 @@ class Constraint:
         self._rows = rows
         self._stop_ids = frozenset(stop_ids)
         self._end_ids = self._stop_ids | {child_end}
+        self._link.setblocking(False)
+        self._unsent = b""
         self._received = bytearray()
         self._forced: tuple[int, ...] | None = None
         self._mask: TokenMask | None = None
@@ -162,12 +161,17 @@ class Constraint:
         self._link.close()
 
     def _send(self, letter: bytes, body: bytes) -> None:
-        self._link.settimeout(_ANSWER_S)
+        """What does not fit on the way at once, as a long answer so far, goes later: the child may not have begun."""
+        self._unsent += len(body).to_bytes(4, "little") + letter + body
+        self._flush()
+
+    def _flush(self) -> None:
         try:
-            self._link.sendall(len(body).to_bytes(4, "little") + letter + body)
+            self._unsent = self._unsent[self._link.send(self._unsent) :]
+        except BlockingIOError:
+            return
         except OSError:
-            # Why it has ended may have come before.
-            self._await(lambda: False, 0.0)
+            self._take()  # why it has ended may have come before
             raise _too_much() from None
 
     def _await(self, enough: Callable[[], bool], limit_s: float) -> bool:
@@ -175,9 +179,12 @@ class Constraint:
         until = time.monotonic() + limit_s
         while not enough():
             now = time.monotonic()
-            readable, _, _ = select.select([self._link], [], [], max(0.0, until - now))
+            unsent = [self._link] if self._unsent else []
+            readable, writable, _ = select.select([self._link], unsent, [], max(0.0, until - now))
             if readable:
                 self._take()
+            elif writable:
+                self._flush()
             elif self._mask is None and now > self._deadline:
                 raise _too_much()
             elif now >= until:
@@ -187,6 +194,8 @@ class Constraint:
     def _take(self) -> None:
         try:
             part = self._link.recv(_RECEIVED)
+        except BlockingIOError:
+            return
         except OSError:
             part = b""
         if not part:

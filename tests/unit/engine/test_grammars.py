@@ -134,6 +134,15 @@ def test_an_answer_that_is_none_of_the_grammar_s_is_refused(walker: Walker) -> N
         walker.allowed(constraint)
 
 
+def test_a_long_answer_so_far_holds_nobody(walker: Walker) -> None:
+    """It is more than fits on the way to a process that has not begun to read."""
+    one = next(token for token in range(400) if walker.tokenizer.token_bytes(token) == b"a")
+    with closing(walker.begin(Grammar("regex", "a*"), [one] * 60_000)) as constraint:
+        assert not constraint.ready()
+        (allowed,) = walker.allowed(constraint)
+        assert {one, END} <= allowed
+
+
 def test_a_model_without_a_tokenizer_has_no_grammars(tmp_path: Path) -> None:
     grammars = Grammars(tmp_path, 100)
     request = GenerationRequest("r", (1,), 9, stop_ids=(END,), grammar=Grammar("regex", "a"))

@@ -1,0 +1,143 @@
+"""Answers of a form, and calls of tools, by a real cluster: through a loss, and beside a grammar that is too much."""
+
+import json
+import shutil
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
+import jsonschema
+import openai
+import pytest
+
+from tests.process.serving.serving import Serving
+from tests.process.serving.test_faults import slowed_down
+from tpiedge.model.source import DEMO, resolve_model
+
+LIMIT_S = 60.0
+USER = [{"role": "user", "content": "Tell me a story"}]
+ROWS = {
+    "type": "array",
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 6}, "age": {"enum": [1, 2, 3]}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    },
+    "minItems": 12,
+    "maxItems": 12,
+}
+TOOL = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"type": "string", "maxLength": 8}, "days": {"enum": [1, 2]}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+    },
+}
+KILLS_ITS_PROCESS = "start: r0\n" + "\n".join(f'r{i}: r{i + 1} | "x"' for i in range(3000)) + '\nr3000: "y"'
+#: Of the demo model, which was not taught to call tools.
+TEMPLATE = """{{- bos_token -}}
+{%- if tools -%}{{- '<|system|>Write <tool_call>{"name", "arguments"}</tool_call>: ' + tools | tojson -}}{%- endif -%}
+{%- for message in messages -%}
+{{- '<|' + message['role'] + '|>' + message['content'] | trim -}}
+{%- for call in message.tool_calls or [] -%}{{- call.function.name + call.function.arguments | tojson -}}{%- endfor -%}
+{{- '<|end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters: Callable[..., Serving], tmp_path_factory: pytest.TempPathFactory) -> Serving:
+    pytest.importorskip("llguidance", reason="software: llguidance is not installed")
+    model = tmp_path_factory.mktemp("model") / "demo"
+    shutil.copytree(resolve_model(DEMO), model)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    cluster = clusters("--min-workers", 1, "--parallel", 4, "--context", 1024, model=str(model))
+    cluster.start_master()
+    cluster.start_worker("ann")
+    cluster.wait_ready(2)
+    return cluster
+
+
+def rows(cluster: Serving) -> tuple[str, dict]:
+    with cluster.client() as client:
+        answer = client.chat.completions.create(
+            model=cluster.model,
+            messages=USER,
+            max_tokens=700,
+            seed=1,
+            response_format={"type": "json_schema", "json_schema": {"name": "rows", "schema": ROWS}},
+        )
+    assert answer.choices[0].finish_reason == "stop"
+    return answer.choices[0].message.content, answer.usage.model_dump()
+
+
+def test_an_answer_keeps_to_its_schema_through_a_loss(cluster: Serving) -> None:
+    """The machines that are left go on within the JSON, and it is what it would have been."""
+    undisturbed, _ = rows(cluster)
+    jsonschema.validate(json.loads(undisturbed), ROWS)
+    node = cluster.workers["ann"].node
+    with ThreadPoolExecutor(1) as threads:
+        with slowed_down(node):
+            asked = threads.submit(rows, cluster)
+            cluster.wait_until(lambda status: status["running"] == 1)
+        node.kill()
+        text, usage = asked.result(LIMIT_S)
+    assert text == undisturbed
+    assert usage["pauses"]["count"] == 1
+
+
+def test_a_grammar_that_kills_its_process_is_refused_and_others_are_answered(cluster: Serving) -> None:
+    cluster.wait_ready(2)
+    before = cluster.rank_zero().pid
+    with ThreadPoolExecutor(1) as threads, cluster.client() as client:
+        other = threads.submit(rows, cluster)
+        with pytest.raises(openai.BadRequestError, match="too much time or memory"):
+            client.chat.completions.create(
+                model=cluster.model, messages=USER, extra_body={"grammar": KILLS_ITS_PROCESS}
+            )
+        jsonschema.validate(json.loads(other.result(LIMIT_S)[0]), ROWS)
+    assert cluster.rank_zero().pid == before
+
+
+def test_a_call_that_is_required_and_its_result(cluster: Serving) -> None:
+    cluster.wait_ready(2)
+    with cluster.client() as client:
+        choice = client.chat.completions.create(
+            model=cluster.model,
+            messages=USER,
+            tools=[TOOL],
+            tool_choice="required",
+            parallel_tool_calls=False,
+        ).choices[0]
+        assert choice.finish_reason == "tool_calls"
+        (call,) = choice.message.tool_calls
+        jsonschema.validate(json.loads(call.function.arguments), TOOL["function"]["parameters"])
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        said = [*USER, choice.message.model_dump(exclude_none=True), result]
+        again = client.chat.completions.create(model=cluster.model, messages=said, tools=[TOOL], max_tokens=8)
+    assert again.choices[0].message.role == "assistant"
+
+
+def test_what_is_not_supported_of_a_schema_is_one_clear_line(cluster: Serving) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "integer"}}
+    answer = httpx.post(
+        f"{cluster.url}/v1/chat/completions",
+        json={
+            "model": cluster.model,
+            "messages": USER,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}},
+        },
+        timeout=LIMIT_S,
+        trust_env=False,
+    )
+    assert answer.status_code == 400
+    message = answer.json()["error"]["message"]
+    assert "uniqueItems" in message
+    assert "\n" not in message
