@@ -15,6 +15,7 @@ from tests.cluster.schemas import schemas
 from tests.cluster.test_batching import Arrival, Run
 from tpiedge.engine import grammars
 from tpiedge.errors import UserError
+from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
 from tpiedge.model.source import DEMO, resolve_model
 from tpiedge.model.spec import model_spec
@@ -78,13 +79,12 @@ def shares(nodes: int) -> tuple[NodeShare, ...]:
 @pytest.fixture(scope="module")
 def demo(demo_pack: Path) -> Callable[..., InProcessCluster]:
     def make(nodes: int = 1, **settings: int) -> InProcessCluster:
+        usual = {"capacity_tokens": 4096, "context_tokens": 1024}
         return InProcessCluster(
             demo_pack,
             shares(nodes),
-            capacity_tokens=4096,
-            context_tokens=1024,
             tokenizer=DEMO_FOLDER,
-            **settings,
+            **(usual | settings),
         )
 
     return make
@@ -163,6 +163,23 @@ def test_company_changes_no_bit_of_either(
         run = Run(cluster.leader, [Arrival(free, 0), Arrival(bound, 1), other])
     assert run.told("free") == free_alone
     assert run.told("bound") == bound_alone
+
+
+def test_one_that_gives_up_its_pages_goes_on_where_it_was(
+    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+) -> None:
+    """Each needs a second page in its answer, and there are three."""
+    page = KVFormat("bf16", Checkpoint.open(DEMO_FOLDER).config.head_dim).page_positions
+    asked = []
+    for name in ("one", "two"):
+        request = ask(name, PERSON, 60, sampling=WARM)
+        asked.append(replace(request, prompt_ids=(request.prompt_ids * page)[-page + 4 :]))
+    with demo(capacity_tokens=2 * page, context_tokens=2 * page) as cluster:
+        alone = [Run(cluster.leader, [Arrival(one, 0)]).told(one.id) for one in asked]
+    assert all(len(told) > 8 for told in alone)
+    with demo(sequences=2, speculate=4, capacity_tokens=3 * page, context_tokens=2 * page) as cluster:
+        run = Run(cluster.leader, [Arrival(one, 0) for one in asked])
+    assert [run.told(one.id) for one in asked] == alone
 
 
 def test_another_epoch_goes_on_anywhere_in_the_answer(

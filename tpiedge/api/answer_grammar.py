@@ -1,6 +1,7 @@
 """The fields that say which form an answer must have: OpenAI's `response_format`, `grammar`, and vLLM's names."""
 
 import json
+from collections.abc import Iterable
 
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
@@ -9,9 +10,10 @@ from tpiedge.engine.sampling import NO_GRAMMARS, grammars_installed
 from tpiedge.wire.limits import MAX_GRAMMAR
 from tpiedge.wire.requests import Grammar, GrammarKind
 
-__all__ = ["grammar_of", "read_grammar", "schema_grammar"]
+__all__ = ["check_schema", "grammar_of", "read_grammar", "schema_grammar"]
 
 _MAX_CHOICES = 1024
+_MAX_DEPTH = 64
 _MAX_NAME = 64
 _GUIDED = {
     "guided_json": "json",
@@ -48,9 +50,19 @@ def read_grammar(fields: BodyFields, service: Service) -> Grammar | None:
 
 def schema_grammar(schema: object, param: str, service: Service) -> Grammar:
     """Of a JSON schema, which came as the field `param`. Raises ApiError."""
+    return grammar_of("json", json.dumps(check_schema(schema, param)), param, service)
+
+
+def check_schema(schema: object, param: str) -> dict[str, object]:
+    """The schema, if it can be one. Raises ApiError."""
     if not isinstance(schema, dict):
         raise refused(f"'{param}' must be a JSON schema: an object", param, "invalid_type")
-    return grammar_of("json", json.dumps(schema), param, service)
+    level: list[object] = [schema]
+    for _ in range(_MAX_DEPTH):
+        level = [inner for one in level for inner in _inner(one)]
+        if not level:
+            return schema
+    raise refused(f"'{param}' is nested more than {_MAX_DEPTH} deep", param)
 
 
 def grammar_of(kind: GrammarKind, text: str, param: str, service: Service) -> Grammar:
@@ -112,6 +124,12 @@ def _parsed(value: object) -> object:
         return json.loads(value)
     except (ValueError, RecursionError):
         return value
+
+
+def _inner(value: object) -> Iterable[object]:
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list) else ()
 
 
 def _alternatives(value: object, param: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tpiedge.api.answer_grammar import grammar_of
+from tpiedge.api.answer_grammar import check_schema, grammar_of
 from tpiedge.api.asked import MAX_TOOL_NAME, MAX_TOOLS
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
@@ -100,11 +100,11 @@ def _tool(item: object, index: int, fields: BodyFields) -> dict[str, Any]:
             f"'{where}.function.name' must have 1 to {MAX_TOOL_NAME} letters, digits and '_', '-', '.', ':'",
             f"{where}.function.name",
         )
-    found: dict[str, Any] = {"name": name, "description": function.text("description") or ""}
+    description = function.text("description")
+    found: dict[str, Any] = {"name": name} | ({"description": description} if description else {})
     parameters = function.raw("parameters")
-    if parameters is not None and not isinstance(parameters, dict):
-        raise function.wrong_type("parameters", "an object", parameters)
-    found["parameters"] = parameters or {"type": "object", "properties": {}}
+    usual = {"type": "object", "properties": {}}
+    found["parameters"] = check_schema(parameters, function.name("parameters")) if parameters else usual
     function.flag("strict")  # where a call is required, always
     function.overlook()
     tool.overlook()

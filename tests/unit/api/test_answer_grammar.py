@@ -5,6 +5,7 @@ import importlib.util
 import pytest
 
 from tests.unit.api.test_requests import VOCABULARY, chat, completion, service
+from tests.unit.api.test_tools import DEEP
 from tpiedge.api.errors import ApiError
 from tpiedge.testing.service import FakeService
 from tpiedge.wire.limits import MAX_GRAMMAR
@@ -63,6 +64,7 @@ def test_what_the_answer_must_be(service, ask, fields, grammar):
             "'response_format.json_schema.name' must have",
         ),
         ("response_format.json_schema.schema", {"response_format": described([1])}, "must be a JSON schema"),
+        ("response_format.json_schema.schema", {"response_format": described(DEEP)}, "more than 64 deep"),
         ("grammar", {"grammar": " "}, "is empty"),
         ("grammar", {"grammar": "x" * (MAX_GRAMMAR + 1)}, f"at most {MAX_GRAMMAR}"),
         ("grammar", {"grammar": "\ud800"}, "no Unicode"),

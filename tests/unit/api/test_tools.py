@@ -1,5 +1,6 @@
 """Tools that a model may call: what a client may say of them, what the template is told, and what an answer must be."""
 
+import functools
 import json
 
 import jsonschema
@@ -18,6 +19,7 @@ LINKED = {
     "properties": {"a": {"$ref": "#/$defs/kind"}, "b": {"$ref": "#/properties/a"}},
     "$defs": {"kind": {"enum": ["x", "y"]}},
 }
+DEEP = functools.reduce(lambda inner, _: {"items": inner}, range(900), {})
 TEMPLATES = {
     "hermes": "{{ tools }}<tool_call></tool_call>",
     "llama3": '{{ tools }}{"name": function name, "parameters": ...}',
@@ -62,7 +64,10 @@ def test_the_template_is_told_of_tools_and_the_reply_of_their_names(knowing):
         "description": "Of a city.",
         "parameters": CITY,
     }
-    assert knowing.template.tools[1]["function"]["parameters"] == {"type": "object", "properties": {}}
+    assert knowing.template.tools[1]["function"] == {
+        "name": "time",
+        "parameters": {"type": "object", "properties": {}},
+    }
     assert (reply.calls, reply.tools, reply.several) == (knowing.form, ("weather", "time"), True)
     assert request.grammar is None
 
@@ -116,7 +121,8 @@ def test_a_call_that_is_required_is_a_grammar(knowing, choice, name, several):
         ("tools", {"tools": [tool(), tool()]}, "two of the name"),
         ("tools[0].type", {"tools": [{"type": "web"}]}, "must be 'function'"),
         ("tools[0].function.name", {"tools": [tool("a b")]}, "letters, digits"),
-        ("tools[0].function.parameters", {"tools": [tool("a", [])]}, "must be an object"),
+        ("tools[0].function.parameters", {"tools": [tool("a", [1])]}, "must be a JSON schema"),
+        ("tools[0].function.parameters", {"tools": [tool("a", DEEP)]}, "more than 64 deep"),
         ("tool_choice", {"tool_choice": "required"}, "there are no 'tools'"),
         ("tool_choice", {"tool_choice": "must", "tools": [tool()]}, "must be 'none', 'auto'"),
         (

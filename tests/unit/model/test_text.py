@@ -43,3 +43,10 @@ def test_text_ends_at_the_first_stop_string(tokenizer, stops, expected):
 
 def test_without_a_tokenizer_there_is_no_text():
     assert write(TextWriter(None, ()), [1, 2, 3]) == ("", False)
+
+
+def test_special_tokens_that_are_marks_are_shown(tokenizer):
+    ids = tokenizer.encode("one<|end|> two", add_special=False)
+    assert "<|end|>" in {tokenizer.token(token) for token in tokenizer.special_ids}
+    assert write(TextWriter(tokenizer, ()), ids)[0] == "one two"
+    assert write(TextWriter(tokenizer, (), marks=("<|end|>", "no token")), ids)[0] == "one<|end|> two"
