@@ -1,10 +1,13 @@
 """Calls of tools and thoughts as OpenAI's client gets them, streamed and whole."""
 
 import json
+import threading
 
+import httpx
 import pytest
 
 from tests.http.conftest import KnowingTemplate, answers
+from tpiedge.api.limits import Limits
 
 USER = [{"role": "user", "content": "How is the weather in Paris, and what is 1 and 2?"}]
 TOOLS = [
@@ -107,3 +110,32 @@ def test_scores_and_ids_of_all_tokens_are_told(client, model):
         scored += len(choice.logprobs.content) if choice.logprobs else 0
     assert told == ids
     assert scored == len(ids)
+
+
+def test_who_waits_for_a_long_call_hears_that_we_live(serve, model):
+    """Its arguments come as a whole, however long they take."""
+    over, server = threading.Event(), serve(limits=Limits(ping_s=0.05))
+    begin = model.tokenizer.encode('<tool_call>{"name": "weather", "arguments": {"x": "', add_special=False)
+    more = model.tokenizer.encode(" a", add_special=False)
+
+    def script(generation):
+        def speak():
+            generation.say(*begin)
+            while not over.wait(0.01):
+                generation.say(*more)
+            generation.finish("stop")
+
+        threading.Thread(target=speak).start()
+
+    model.script = script
+    body = {"model": "babbler", "messages": USER, "stream": True, "tools": TOOLS}
+    with httpx.stream(
+        "POST", f"{server.url}/v1/chat/completions", json=body, timeout=20, trust_env=False
+    ) as answer:
+        lines = answer.iter_lines()
+        try:
+            assert next(line for line in lines if line.startswith(":")) == ": ping"
+        finally:
+            over.set()
+        *_, last = (line for line in lines if line)
+    assert last == "data: [DONE]"

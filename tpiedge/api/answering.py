@@ -225,8 +225,9 @@ class Answering:
         await self._guarded(send({"type": "http.response.body", "body": b""}))
 
     async def _frames(self) -> AsyncIterator[bytes | None]:
-        """What the stream consists of; None as of `_pieces`."""
-        opened = False
+        """What the stream consists of; None as of `_pieces`, and where pieces come of which nothing is told yet."""
+        now = asyncio.get_running_loop().time
+        opened, told = False, now()
         async for found in self._pieces(min(_OPEN_S, self.limits.ping_s)):
             if not opened:
                 opened = True
@@ -235,8 +236,14 @@ class Answering:
             if found is None:
                 yield None
                 continue
-            for frame in self.form.frames(*found):
+            frames = self.form.frames(*found)
+            for frame in frames:
                 yield frame
+            if frames:
+                told = now()
+            elif now() - told > self.limits.ping_s:
+                told = now()
+                yield None
         for frame in self.form.closing(self.transcripts):
             yield frame
 

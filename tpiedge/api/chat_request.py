@@ -26,7 +26,7 @@ from tpiedge.api.service import Service
 from tpiedge.api.tools import read_tools, tool_form, tool_grammar
 from tpiedge.engine.sampling import MAX_LOGPROBS
 from tpiedge.errors import UserError
-from tpiedge.model.speech import Thinking, thinking_after
+from tpiedge.model.speech import NO_THOUGHTS, Thinking, thinking_after
 from tpiedge.wire.requests import Grammar
 
 __all__ = ["read_chat", "read_variables", "render_chat"]
@@ -55,9 +55,7 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
     grammar = _one_grammar(grammar, tool_grammar(tools, calls, service))
-    ids, thinking = _prompt(messages, variables, service, tools.shown)
-    # An answer that must have a form has it from its beginning on.
-    thinking = "" if grammar is not None else thinking
+    ids, thinking = _prompt(messages, variables, service, tools.shown, formed=grammar is not None)
     reply = replace(reply, calls=calls, tools=tools.names, several=tools.several, thinking=thinking)
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
@@ -95,7 +93,7 @@ def render_chat(
     messages: Sequence[dict[str, Any]], variables: dict[str, object], service: Service
 ) -> tuple[int, ...]:
     """The prompt's token ids. Raises ApiError."""
-    ids, _ = _prompt(messages, variables, service, ())
+    ids, _ = _prompt(messages, variables, service, (), formed=False)
     return ids
 
 
@@ -104,8 +102,11 @@ def _prompt(
     variables: dict[str, object],
     service: Service,
     tools: Sequence[Mapping[str, Any]],
+    *,
+    formed: bool,
 ) -> tuple[tuple[int, ...], Thinking]:
-    """The prompt's token ids, and how the answer to it may begin with thoughts. Raises ApiError."""
+    """The prompt's token ids, and how the answer to it may begin with thoughts: not at all where it must have a form,
+    which it has from its beginning on. Raises ApiError."""
     check_characters("messages", message_characters(messages), service)
     if service.template is None:
         raise refused("the model has no chat template: use /v1/completions", "messages")
@@ -115,6 +116,8 @@ def _prompt(
         raise refused(str(error), "messages") from None
     check_characters("messages", len(text), service)
     thinking = thinking_after(text, service.template.source(tools=bool(tools)))
+    if formed:
+        text, thinking = (text + NO_THOUGHTS if thinking == "begun" else text), ""
     return encode(text, service, "messages", add_special=False), thinking
 
 

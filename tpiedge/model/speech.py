@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 __all__ = [
+    "NO_THOUGHTS",
     "CallForm",
     "Said",
     "SpeechForm",
@@ -38,6 +39,8 @@ Thinking = Literal["", "marked", "begun"]
 
 _OPEN_THOUGHT: Final = "<think>"
 _CLOSE_THOUGHT: Final = "</think>"
+NO_THOUGHTS: Final = f"{_CLOSE_THOUGHT}\n\n"
+"""What a prompt that begins the thoughts goes on with where there are to be none."""
 _OPENERS: Final = {"hermes": "<tool_call>", "llama3": "<|python_tag|>", "mistral": "[TOOL_CALLS]"}
 #: What a call may end with that says nothing.
 _CLOSERS: Final = {"hermes": "</tool_call>", "llama3": ";", "mistral": ""}

@@ -201,7 +201,13 @@ def test_thoughts_are_looked_for_where_the_template_knows_them(service, template
 def test_an_answer_of_a_form_has_no_thoughts(service):
     pytest.importorskip("llguidance", reason="software: llguidance is not installed")
     made = FakeService(service.tokenizer, TellingTemplate("opens <think>"), vocab_size=VOCABULARY)
-    assert chat(made, response_format={"type": "json_object"})[1].thinking == ""
+    free, formed = chat(made), chat(made, response_format={"type": "json_object"})
+    assert formed[1].thinking == ""
+    begun, closed = (
+        service.tokenizer.decode(one.prompt_ids, skip_special=False) for one, _ in (free, formed)
+    )
+    assert closed.startswith(begun)
+    assert closed.removeprefix(begun) == "</think>\n\n"
 
 
 def test_the_template_s_own_text_says_what_it_knows():
