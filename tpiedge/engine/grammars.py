@@ -234,8 +234,9 @@ class Constraint:
 
 
 def await_any(constraints: Sequence[Constraint], limit_s: float) -> None:
-    """Returns when there is something to take for one of them, or after that time."""
-    select.select(constraints, [], [], limit_s)
+    """Returns when there is something to take for one of them, or after that time; at once where there are none."""
+    if constraints:
+        select.select(constraints, [], [], limit_s)
 
 
 def _set(mask: TokenMask, token: int, allowed: bool) -> None:

@@ -228,8 +228,10 @@ class Leader:
         return [*ended, *self._take_ended()]
 
     def await_grammar(self, limit_s: float) -> None:
-        """Wait until more is known of a grammar for which a request waits, at most that long."""
-        await_any([live.constraint for live in self._live.values() if live.constraint is not None], limit_s)
+        """Wait until more is known of a grammar for which a request waits, at most that long; not at all where none
+        does."""
+        held = (live.constraint for live in self._live.values() if live.sequence.held)
+        await_any([constraint for constraint in held if constraint is not None], limit_s)
 
     def generate(
         self,
