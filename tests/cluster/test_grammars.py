@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.cluster.schemas import schemas
 from tests.cluster.test_batching import Arrival, Run
 from tpiedge.engine import grammars
+from tpiedge.engine.step_cost import StepCost
 from tpiedge.errors import UserError
 from tpiedge.kernels.kv_format import KVFormat
 from tpiedge.model.checkpoint import Checkpoint
@@ -195,17 +196,22 @@ def test_another_epoch_goes_on_anywhere_in_the_answer(
 
 
 def test_what_the_grammar_forces_needs_no_steps_of_its_own(
-    demo: Callable[..., InProcessCluster], ask: Callable[..., GenerationRequest]
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Also nothing else is guessed here: no text repeats itself."""
+    """Where a guess costs nothing, and there is time to hear what is forced. No text repeats itself here."""
+    monkeypatch.setattr(grammars, "_FORCED_S", 30.0)
     words = "the quick brown fox jumps over a lazy dog while we all wait for tea"
     grammar = Grammar("lark", f'start: ("A: {words}" | "B: {words}") "."')
     with demo(speculate=8) as cluster:
-        for number in range(3):  # what a step takes is learnt
-            run = Run(cluster.leader, [Arrival(ask(f"r{number}", grammar), 0)])
-    finished = run.finished["r2"]
+        for rows in (1, 2, 4, 8, 16) * 3:
+            cluster.leader._cost.measured(rows, 1.0)
+        monkeypatch.setattr(StepCost, "measured", lambda self, rows, seconds: None)
+        run = Run(cluster.leader, [Arrival(ask("one", grammar), 0)])
+    finished = run.finished["one"]
     assert finished.reason == "stop"
-    assert finished.steps < finished.tokens
+    assert finished.steps < finished.tokens / 3
 
 
 def test_the_most_tokens_end_it_in_the_middle(

@@ -36,6 +36,7 @@ _COMPILE_S = 5.0
 _FRAME_S = 1.0
 #: What the child of one grammar may take beside what it shares with the others.
 _MEMORY = 512 << 20
+_STACK = 8 << 20
 #: States of a lexer, of 1 to 2 kB; symbols of a grammar; the work of a step, of which a millisecond has 14,000 and
 #: 20,000.
 _LEXER_STATES = 50_000
@@ -152,6 +153,7 @@ def _limit() -> None:
         shared = int(file.read().split()[0]) * resource.getpagesize()
     most = shared + _MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_STACK, (_STACK, _STACK))
     resource.setrlimit(resource.RLIMIT_NOFILE, (16, 16))
     # A system that does not allow this has the other limits.
     with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
