@@ -7,14 +7,12 @@ from dataclasses import replace
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
-from tpiedge.api.frames import EVENT_STREAM, comment, event
+from tpiedge.api.frames import EVENT_STREAM, Json, comment, event
 from tpiedge.api.transcript import TextPiece, Transcript
 from tpiedge.model.speech import Said, SpeechReader, SpokenText, ToolCall
 from tpiedge.wire.control import Token
 
 __all__ = ["OpenAIFormat", "call_id"]
-
-Json = dict[str, object]
 
 _DONE = b"data: [DONE]\n\n"
 _ID_MARKS = string.ascii_letters + string.digits
