@@ -83,6 +83,7 @@ def _turn(message: BodyFields, role: str) -> list[Chat]:
     if isinstance(content, str):
         return [{"role": role, "content": content}]
     texts: list[str] = []
+    thoughts: list[str] = []
     calls: list[Chat] = []
     results: list[Chat] = []
     for block in objects(message, "content", content):
@@ -95,7 +96,8 @@ def _turn(message: BodyFields, role: str) -> list[Chat]:
         elif kind == "tool_result" and role == "user":
             results.append(_result(block))
         elif kind in _THOUGHTS and role == "assistant":
-            block.ignore(("thinking", "signature", "data"))
+            thoughts.append(block.text("thinking") or "")
+            block.ignore(("signature", "data"))
         else:
             where = block.name("type")
             raise refused(f"'{where}' must be 'text': nothing else is read here", where, "unsupported_value")
@@ -103,6 +105,8 @@ def _turn(message: BodyFields, role: str) -> list[Chat]:
     said: Chat = {"role": role, "content": "\n".join(texts)}
     if calls:
         said["tool_calls"] = calls
+    if any(thoughts):
+        said["reasoning_content"] = "".join(thoughts)
     return [*results, said] if texts or calls or not results else results
 
 

@@ -1,5 +1,6 @@
 """Answers as Ollama's API has them: whole, or as lines of JSON."""
 
+import json
 import time
 from collections.abc import Sequence
 
@@ -8,7 +9,9 @@ from tpiedge.api.error_shapes import ollama_error
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
 from tpiedge.api.frames import JSON_LINES, Json, json_bytes, json_line
+from tpiedge.api.spoken import SpokenChoice, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
+from tpiedge.model.speech import Said, SpokenText, ToolCall
 
 __all__ = ["OllamaEmbedFormat", "OllamaFormat", "moment"]
 
@@ -21,6 +24,7 @@ class OllamaFormat:
     def __init__(self, head: AnswerHead) -> None:
         self._head = head
         self._chat = head.reply.format == "ollama-chat"
+        self._spoken = SpokenChoice(head.reply.speech)
         self._begun_s = time.monotonic()
         self._last = ""
 
@@ -29,31 +33,41 @@ class OllamaFormat:
 
     def frames(self, _choice: int, piece: TextPiece) -> Sequence[bytes]:
         self._last = piece.last or ""
-        return (json_line(self._said(piece.text) | {"done": False}),) if piece.text else ()
+        return [json_line(self._shown([said]) | {"done": False}) for said in self._spoken.take(piece)]
 
     def closing(self, transcripts: Sequence[Transcript]) -> Sequence[bytes]:
-        return (json_line(self._said("") | self._end(self._last, transcripts[0])),)
+        return (json_line(self._shown([]) | self._end(self._last, transcripts[0])),)
 
     def alive(self, _why: str) -> bytes:
         """A line that says nothing: an empty one is an error to their clients."""
-        return json_line(self._said("") | {"done": False})
+        return json_line(self._shown([]) | {"done": False})
 
     def broken(self, error: ApiError, _tokens: int) -> bytes:
         return json_line(ollama_error(error))
 
     def whole(self, pieces: Sequence[Sequence[TextPiece]], transcripts: Sequence[Transcript]) -> Json:
         (parts,), (only,) = pieces, transcripts
-        text = "".join(piece.text for piece in parts)
-        return self._said(text) | self._end(parts[-1].last or "", only)
+        said = [one for piece in parts for one in self._spoken.take(piece)]
+        return self._shown(said) | self._end(parts[-1].last or "", only)
 
     def failure(self, error: ApiError, _tokens: int) -> Json:
         return ollama_error(error)
 
-    def _said(self, text: str) -> Json:
-        shown: Json = (
-            {"message": {"role": "assistant", "content": text}} if self._chat else {"response": text}
-        )
+    def _shown(self, said: Sequence[Said]) -> Json:
+        texts = [one for one in said if isinstance(one, SpokenText)]
+        text = "".join(one.text for one in texts if not one.thought)
+        thoughts = "".join(one.text for one in texts if one.thought)
+        more: Json = {"thinking": thoughts} if thoughts else {}
+        shown: Json = {"response": text, **more}
+        if self._chat:
+            calls = [self._call(one) for one in said if isinstance(one, ToolCall)]
+            more |= {"tool_calls": calls} if calls else {}
+            shown = {"message": {"role": "assistant", "content": text, **more}}
         return {"model": self._head.model, "created_at": moment(time.time()), **shown}
+
+    def _call(self, call: ToolCall) -> Json:
+        function = {"name": call.name, "arguments": json.loads(call.arguments), "index": call.index}
+        return {"id": call_id(self._head.id, 0, call.index), "function": function}
 
     def _end(self, last: str, transcript: Transcript) -> Json:
         """In nanoseconds: from the acceptance to the first token, which includes a wait for others, and from there."""

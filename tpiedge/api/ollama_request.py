@@ -172,7 +172,9 @@ def _messages(fields: BodyFields) -> list[Chat]:
             ]
         if role == "tool":
             said["tool_call_id"] = message.text("tool_call_id") or _called(found, message.text("tool_name"))
-        message.ignore(("thinking",))
+        thoughts = message.text("thinking")
+        if thoughts:
+            said["reasoning_content"] = thoughts
         message.overlook()
         found.append(said)
     return found

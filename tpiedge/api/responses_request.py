@@ -97,15 +97,13 @@ def _message(item: BodyFields) -> Chat:
 
 
 def _add_call(found: list[Chat], item: BodyFields) -> None:
-    """A call of a function is the assistant's; several in a row are in one message."""
+    """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
     function = {"name": _needed(item, "name"), "arguments": _needed(item, "arguments")}
     call: Chat = {"id": _needed(item, "call_id"), "type": "function", "function": function}
-    last = found[-1] if found else {}
-    calls = last.get("tool_calls")
-    if isinstance(calls, list):
-        calls.append(call)
-    else:
-        found.append({"role": "assistant", "content": None, "tool_calls": [call]})
+    if not found or found[-1]["role"] != "assistant":
+        found.append({"role": "assistant", "content": None})
+    before = found[-1].get("tool_calls")
+    found[-1]["tool_calls"] = [*(before if isinstance(before, list) else []), call]
 
 
 def _needed(item: BodyFields, key: str) -> str:
