@@ -36,7 +36,7 @@ def test_the_model_is_found(llama, service):
     for name in ("babbler", "babbler:latest"):
         shown = llama.show(name)
         assert shown.modelinfo["llama.context_length"] == service.max_sequence
-        assert "completion" in shown.capabilities
+        assert shown.capabilities == ["completion", "embedding"]
     with pytest.raises(ollama.ResponseError) as raised:
         llama.show("other")
     assert raised.value.status_code == 404

@@ -137,6 +137,10 @@ def test_what_functions_gave_goes_back_in_a_response(client, model):
     assert [one["tool_call_id"] for one in gave] == [call["id"] for call in said["tool_calls"]]
 
 
+def test_ollama_s_clients_see_what_the_model_can(llama, model):
+    assert llama.show("babbler").capabilities == ["completion", "embedding", "tools", "thinking"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 def test_ollama_s_chats_have_thoughts_and_calls(llama, model, stream):
     answers(model, THOUGHTS)

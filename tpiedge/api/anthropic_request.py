@@ -7,7 +7,7 @@ from tpiedge.api.asked import MAX_TOKENS, Asked, check_model
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, copied, objects, read_translated, text_parts
+from tpiedge.api.translation import Chat, copied, needed, objects, read_translated, text_parts
 
 __all__ = ["count_tokens", "read_messages_request"]
 
@@ -90,7 +90,7 @@ def _turn(message: BodyFields, role: str) -> list[Chat]:
         kind = block.text("type")
         block.ignore(("cache_control", "citations"))
         if kind == "text":
-            texts.append(_needed(block, "text"))
+            texts.append(needed(block, "text"))
         elif kind == "tool_use" and role == "assistant":
             calls.append(_call(block))
         elif kind == "tool_result" and role == "user":
@@ -113,21 +113,14 @@ def _turn(message: BodyFields, role: str) -> list[Chat]:
 def _call(block: BodyFields) -> Chat:
     arguments = block.nested("input")
     text = json.dumps(dict(arguments.items()) if arguments else {})
-    function = {"name": _needed(block, "name"), "arguments": text}
-    return {"id": _needed(block, "id"), "type": "function", "function": function}
+    function = {"name": needed(block, "name"), "arguments": text}
+    return {"id": needed(block, "id"), "type": "function", "function": function}
 
 
 def _result(block: BodyFields) -> Chat:
     block.flag("is_error")
     content = "" if block.raw("content") is None else text_parts(block, "content", ("text",))
-    return {"role": "tool", "tool_call_id": _needed(block, "tool_use_id"), "content": content}
-
-
-def _needed(block: BodyFields, key: str) -> str:
-    text = block.text(key)
-    if text is None:
-        raise refused(f"'{block.name(key)}' is missing", block.name(key))
-    return text
+    return {"role": "tool", "tool_call_id": needed(block, "tool_use_id"), "content": content}
 
 
 def _read_thinking(fields: BodyFields, chat: Chat) -> None:
@@ -151,7 +144,7 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
         return
     kind = choice.text("type")
     if kind == "tool":
-        chat["tool_choice"] = {"type": "function", "function": {"name": _needed(choice, "name")}}
+        chat["tool_choice"] = {"type": "function", "function": {"name": needed(choice, "name")}}
     elif kind in _CHOICES:
         chat["tool_choice"] = _CHOICES[kind]
     else:
@@ -167,7 +160,7 @@ def _tool(tool: BodyFields) -> Chat:
         where = tool.name("type")
         raise refused(f"'{where}' must be 'custom': no tools run here", where, "unsupported_value")
     schema = tool.nested("input_schema")
-    function: Chat = {"name": _needed(tool, "name"), "parameters": dict(schema.items()) if schema else {}}
+    function: Chat = {"name": needed(tool, "name"), "parameters": dict(schema.items()) if schema else {}}
     copied(tool, function, {"description": "description", "strict": "strict"})
     tool.ignore(("cache_control",))
     tool.overlook()

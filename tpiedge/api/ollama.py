@@ -1,6 +1,7 @@
 """What Ollama's clients ask about models, of which there is one: GET /api/tags, /api/ps and /api/version, POST
 /api/show."""
 
+from collections.abc import Iterator
 from typing import Final
 
 from starlette.requests import Request
@@ -14,6 +15,7 @@ from tpiedge.api.frames import Json
 from tpiedge.api.intake import Intake
 from tpiedge.api.ollama_format import moment
 from tpiedge.api.service import Service
+from tpiedge.model.speech import call_form, thinking_after
 
 __all__ = ["ollama_routes"]
 
@@ -80,7 +82,6 @@ def _shown(values: dict[str, object], service: Service) -> Json:
     fields.ignore(("name", "verbose", "system", "template", "options"))
     fields.overlook()
     model = service.model()
-    capabilities = ["completion", "embedding"] if service.tokenizer is not None else []
     return {
         "modelfile": "",
         "parameters": "",
@@ -92,5 +93,16 @@ def _shown(values: dict[str, object], service: Service) -> Json:
             f"{model.family}.context_length": model.context_tokens,
             f"{model.family}.embedding_length": model.width,
         },
-        "capabilities": capabilities,
+        "capabilities": list(_capabilities(service)),
     }
+
+
+def _capabilities(service: Service) -> Iterator[str]:
+    """As far as a client that offers tools, or shows thoughts, asks for them."""
+    if service.tokenizer is not None:
+        yield from ("completion", "embedding")
+    template = "" if service.template is None else service.template.source(tools=True)
+    if "tools" in template and call_form(template):
+        yield "tools"
+    if thinking_after("", template):
+        yield "thinking"

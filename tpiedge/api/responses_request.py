@@ -6,7 +6,7 @@ from tpiedge.api.asked import Asked, check_model
 from tpiedge.api.errors import refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
-from tpiedge.api.translation import Chat, copied, objects, read_translated, text_parts
+from tpiedge.api.translation import Chat, copied, needed, objects, read_translated, text_parts
 
 __all__ = ["read_response"]
 
@@ -75,7 +75,7 @@ def _input(fields: BodyFields) -> list[Chat]:
         elif kind == "function_call":
             _add_call(found, item)
         elif kind == "function_call_output":
-            call, output = _needed(item, "call_id"), text_parts(item, "output", _TEXTS)
+            call, output = needed(item, "call_id"), text_parts(item, "output", _TEXTS)
             found.append({"role": "tool", "tool_call_id": call, "content": output})
         elif kind == "reasoning":
             item.ignore(("summary", "content", "encrypted_content"))
@@ -98,19 +98,12 @@ def _message(item: BodyFields) -> Chat:
 
 def _add_call(found: list[Chat], item: BodyFields) -> None:
     """A call of a function is the assistant's, in one message with what it said before, and with its other calls."""
-    function = {"name": _needed(item, "name"), "arguments": _needed(item, "arguments")}
-    call: Chat = {"id": _needed(item, "call_id"), "type": "function", "function": function}
+    function = {"name": needed(item, "name"), "arguments": needed(item, "arguments")}
+    call: Chat = {"id": needed(item, "call_id"), "type": "function", "function": function}
     if not found or found[-1]["role"] != "assistant":
         found.append({"role": "assistant", "content": None})
     before = found[-1].get("tool_calls")
     found[-1]["tool_calls"] = [*(before if isinstance(before, list) else []), call]
-
-
-def _needed(item: BodyFields, key: str) -> str:
-    text = item.text(key)
-    if text is None:
-        raise refused(f"'{item.name(key)}' is missing", item.name(key))
-    return text
 
 
 def _read_text(fields: BodyFields, chat: Chat) -> None:
@@ -153,7 +146,7 @@ def _read_tools(fields: BodyFields, chat: Chat) -> None:
         named = fields.inner(choice, "tool_choice")
         if named.text("type") != "function":
             raise refused("'tool_choice.type' must be 'function'", "tool_choice.type", "unsupported_value")
-        chat["tool_choice"] = {"type": "function", "function": {"name": _needed(named, "name")}}
+        chat["tool_choice"] = {"type": "function", "function": {"name": needed(named, "name")}}
         named.overlook()
     elif choice is not None:
         chat["tool_choice"] = choice
@@ -163,7 +156,7 @@ def _tool(tool: BodyFields) -> Chat:
     if tool.text("type") != "function":
         where = tool.name("type")
         raise refused(f"'{where}' must be 'function': no tools run here", where, "unsupported_value")
-    function: Chat = {"name": _needed(tool, "name")}
+    function: Chat = {"name": needed(tool, "name")}
     copied(tool, function, {key: key for key in ("description", "parameters", "strict")})
     tool.overlook()
     return {"type": "function", "function": function}

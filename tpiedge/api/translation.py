@@ -9,7 +9,7 @@ from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 
-__all__ = ["MAX_PARTS", "Chat", "copied", "objects", "read_translated", "renamed", "text_parts"]
+__all__ = ["MAX_PARTS", "Chat", "copied", "needed", "objects", "read_translated", "renamed", "text_parts"]
 
 Chat = dict[str, object]
 """The JSON of a chat request."""
@@ -79,13 +79,19 @@ def text_parts(fields: BodyFields, key: str, kinds: Sequence[str]) -> str:
     return "\n".join(_text(part, kinds) for part in objects(fields, key, value))
 
 
+def needed(fields: BodyFields, key: str) -> str:
+    """A text that must be there. Raises ApiError."""
+    text = fields.text(key)
+    if text is None:
+        raise refused(f"'{fields.name(key)}' is missing", fields.name(key))
+    return text
+
+
 def _text(part: BodyFields, kinds: Sequence[str]) -> str:
     kind = part.text("type")
     if kind not in kinds:
         name = part.name("type")
         raise refused(f"'{name}' must be '{kinds[0]}': only text is read here", name, "unsupported_value")
-    text = part.text("text")
-    if text is None:
-        raise refused(f"'{part.name('text')}' is missing", part.name("text"))
+    text = needed(part, "text")
     part.overlook()
     return text
