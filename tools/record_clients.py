@@ -6,8 +6,9 @@ Every client talks to a server that answers plausibly and knows no model. What i
 each request once: without secrets, hosts, and versions of anything but the client. tests/process/serving/test_corpus.py
 asks a real cluster the same.
 
-Open WebUI is not among them: its server needs gigabytes of packages. Of Continue it is what its editors' extensions
-call other servers of OpenAI's and Anthropic's API with; what it asks Ollama with is in no package.
+Of Open WebUI, whose server needs gigabytes of packages, it is the code that sends requests, without what calls it. Of
+Continue it is what its editors' extensions call servers of OpenAI's and Anthropic's API with; what it asks Ollama with
+is in no package.
 """
 
 import argparse

@@ -91,17 +91,23 @@ def test_a_client_that_waits_hears_something_that_is_no_part_of_the_answer(serve
     assert whole["data"][0]["embedding"] == pytest.approx(UNIT)
 
 
-def test_one_that_fails_later_breaks_off(client, service):
-    def script(generation):
-        if generation.request.id.endswith("-1"):
-            generation.fail(PeerLost(1, "the work", "gone"))
-        else:
-            generation.embed(*VECTOR)
-            generation.finish("stop")
-
-    service.script = script
-    with pytest.raises(openai.APIConnectionError):
-        client.embeddings.create(model="babbler", input=["a", "b"])
+def test_one_that_fails_later_breaks_off(serve, service):
+    server = serve()
+    asked = {"model": "babbler", "input": ["a", "b"]}
+    with httpx.stream("POST", f"{server.url}/v1/embeddings", json=asked, trust_env=False) as answer:
+        first, second = (service.generations.get(timeout=20) for _ in range(2))
+        first.embed(*VECTOR)
+        first.finish("stop")
+        parts = answer.iter_raw()
+        said = b""
+        while b"index" not in said:
+            said += next(parts)
+        second.fail(PeerLost(1, "the work", "gone"))
+        rest = []
+        with pytest.raises(httpx.RemoteProtocolError):
+            rest.extend(parts)
+    with pytest.raises(ValueError):
+        json.loads(said + b"".join(rest))
 
 
 def test_one_that_fails_at_once_has_its_status(client, service):

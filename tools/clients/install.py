@@ -1,4 +1,4 @@
-"""The clients, in a folder of their own: some 600 MB, fetched from PyPI and npm by their usual programs."""
+"""The clients, in a folder of their own: some 900 MB, fetched from PyPI and npm by their usual programs."""
 
 import shutil
 import subprocess
@@ -18,8 +18,8 @@ class Client:
     package: str
     version: str
     driver: str
-    #: What else it is used with.
-    beside: tuple[str, ...] = ()
+    #: What is installed of all that it needs, where that is gigabytes.
+    only: tuple[str, ...] = ()
 
     @property
     def node(self) -> bool:
@@ -34,6 +34,25 @@ CLIENTS = {
     "langchain": Client("langchain-openai", "1.7.4", "langchain.py"),
     "litellm": Client("litellm", "1.110.2", "litellm_python.py"),
     "llm": Client("llm", "0.36", "llm_cli.py"),
+    "open-webui": Client(
+        "open-webui",
+        "0.12.4",
+        "web_ui.py",
+        (
+            "aiocache",
+            "aiofiles",
+            "aiohttp",
+            "beautifulsoup4",
+            "cryptography",
+            "fastapi",
+            "markdown",
+            "PyJWT",
+            "python-engineio",
+            "python-mimeparse",
+            "python-multipart",
+            "sqlalchemy[asyncio]",
+        ),
+    ),
     "openai-node": Client("openai", "6.49.0", "openai_node.mjs"),
     "ollama-node": Client("ollama", "0.6.4", "ollama_node.mjs"),
     "continue": Client("@continuedev/openai-adapters", "1.37.0", "continue.mjs"),
@@ -46,9 +65,13 @@ def install(folder: Path) -> None:
     python = folder / "python"
     if not python.is_dir():
         subprocess.run([sys.executable, "-m", "venv", python], check=True)
-    wanted = [f"{one.package}=={one.version}" for one in CLIENTS.values() if not one.node]
+    clients = [one for one in CLIENTS.values() if not one.node]
+    wanted = [f"{one.package}=={one.version}" for one in clients if not one.only]
+    wanted += [package for one in clients for package in one.only]
     pip = [python / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, *wanted], check=True)
+    alone = [f"{one.package}=={one.version}" for one in clients if one.only]
+    subprocess.run([*pip, "--no-deps", *alone], check=True)
     node = folder / "node"
     node.mkdir(exist_ok=True)
     wanted = [f"{one.package}@{one.version}" for one in CLIENTS.values() if one.node]

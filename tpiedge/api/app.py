@@ -1,8 +1,8 @@
 """The HTTP application: routes, the guard before them, and one shape for every error."""
 
 import asyncio
-from collections.abc import Callable, MutableMapping
-from typing import Any
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Final
 
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -15,12 +15,14 @@ from tpiedge.api.asked import FormatName
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
 from tpiedge.api.deliveries import Deliveries, RunningAnswers
+from tpiedge.api.error_shapes import error_body
 from tpiedge.api.errors import ApiError, of_exception
 from tpiedge.api.guard import Guard, is_admin
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
+from tpiedge.api.ollama import ollama_routes
 from tpiedge.api.origins import Origins
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
@@ -31,6 +33,15 @@ __all__ = ["Api"]
 _TOO_LARGE = 413
 _SWEEP_S = 1.0
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
+_OTHERS: Final[Mapping[str, FormatName]] = {
+    "/v1/embeddings": "embeddings",
+    "/v1/responses": "response",
+    "/v1/messages": "message",
+    "/api/chat": "ollama-chat",
+    "/api/generate": "ollama-generate",
+    "/api/embed": "ollama-embed",
+    "/api/embeddings": "ollama-embeddings",
+}
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
 
@@ -63,7 +74,8 @@ class Api:
             Route("/v1/models/{name:path}", self._model, methods=["GET"]),
             *self._answers("/v1/completions", "completion"),
             *self._answers("/v1/chat/completions", "chat"),
-            Route("/v1/embeddings", self._completions("embeddings", None), methods=["POST"]),
+            *(self._other(path, form) for path, form in _OTHERS.items()),
+            *ollama_routes(service, self._intake),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
         ]
@@ -91,15 +103,16 @@ class Api:
             _drop(scope)
         except HTTPException as error:
             code = _CODES.get(error.status_code, "invalid_request")
-            await _refuse(send, ApiError(error.status_code, error.detail, code, headers=error.headers))
+            refusal = ApiError(error.status_code, error.detail, code, headers=error.headers)
+            await _refuse(send, refusal, path)
         except Exception as error:
-            await self._fail(receive, send, of_exception(error))
+            await self._fail(receive, send, of_exception(error), path)
 
-    async def _fail(self, receive: Receive, send: Send, error: ApiError) -> None:
+    async def _fail(self, receive: Receive, send: Send, error: ApiError, path: str) -> None:
         if error.status == _TOO_LARGE:
-            await _refuse(_lingering(receive, send, self._limits.linger_s), error)
+            await _refuse(_lingering(receive, send, self._limits.linger_s), error, path)
         else:
-            await _refuse(send, error)
+            await _refuse(send, error, path)
 
     def sweep(self) -> None:
         """Forget the answers that nobody came for; and again every second, on the event loop."""
@@ -126,6 +139,10 @@ class Api:
         return Completions(
             self._service, self._intake, self._deliveries, kept, self._guard, self._limits, self._vain, form
         )
+
+    def _other(self, path: str, form: FormatName) -> Route:
+        """Answers of other APIs, for which nobody comes again."""
+        return Route(path, self._completions(form, None), methods=["POST"])
 
     def _answers(self, path: str, form: FormatName) -> list[Route]:
         resumptions = Resumptions(self._deliveries, self._running, self._kept, form)
@@ -180,8 +197,8 @@ async def _permit(send: Send, headers: list[tuple[bytes, bytes]]) -> None:
     await send({"type": "http.response.body"})
 
 
-async def _refuse(send: Send, error: ApiError) -> None:
-    await send_json(send, error.status, error.body(), error.headers)
+async def _refuse(send: Send, error: ApiError, path: str) -> None:
+    await send_json(send, error.status, error_body(error, path), error.headers)
 
 
 def _lingering(receive: Receive, send: Send, limit_s: float) -> Send:

@@ -22,6 +22,7 @@ __all__ = [
     "MAX_TOKENS",
     "MAX_TOOLS",
     "MAX_TOOL_NAME",
+    "AnsweredAtOnce",
     "Asked",
     "Choice",
     "FormatName",
@@ -43,6 +44,7 @@ MAX_CHOICES = 128
 MAX_TOOLS = 128
 MAX_TOOL_NAME = 64
 
+_LATEST = ":latest"  # which Ollama's clients write after a name
 _MAX_STOPS = 16
 _MAX_STOP_CHARACTERS = 256
 _IGNORED = (
@@ -57,7 +59,18 @@ _IGNORED = (
     "verbosity",
 )
 
-FormatName = Literal["completion", "chat", "embeddings", "embeddings-base64"]
+FormatName = Literal[
+    "completion",
+    "chat",
+    "embeddings",
+    "embeddings-base64",
+    "message",
+    "response",
+    "ollama-chat",
+    "ollama-generate",
+    "ollama-embed",
+    "ollama-embeddings",
+]
 """The form of an answer; `formats` has what makes it."""
 
 
@@ -105,6 +118,14 @@ class Asked:
     ignored: tuple[str, ...]
 
 
+class AnsweredAtOnce(Exception):
+    """In place of an Asked: nothing is wanted of the model, and the client is told `body`."""
+
+    def __init__(self, body: dict[str, object]) -> None:
+        super().__init__("answered at once")
+        self.body = body
+
+
 def check_model(fields: BodyFields, service: Service, *, needed: bool = True) -> None:
     """Raises ApiError where the request names another model, or none although one is `needed`."""
     model = fields.text("model")
@@ -113,7 +134,8 @@ def check_model(fields: BodyFields, service: Service, *, needed: bool = True) ->
     if model is None:
         raise refused("you must provide a 'model'", "model", "missing_required_parameter")
     served = service.model()
-    if model not in (served.name, *served.also_called):
+    names = (served.name, *served.also_called)
+    if model not in names and model.removesuffix(_LATEST) not in names:
         message = f"the model {model[:100]!r} is not served here; {served.name!r} is"
         raise ApiError(404, message, "model_not_found", param="model")
 

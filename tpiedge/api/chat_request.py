@@ -52,10 +52,13 @@ def read_chat(values: dict[str, object], service: Service, name: str) -> Asked:
     grammar = read_grammar(fields, service)
     variables = read_variables(fields)
     messages = read_messages(fields)
+    goes_on = _goes_on(fields, messages)
     ignore_eos = rest_of(fields)
     calls = tool_form(tools, service)
     grammar = _one_grammar(grammar, tool_grammar(tools, calls, service))
-    ids, thinking = _prompt(messages, variables, service, tools.shown, formed=grammar is not None)
+    ids, thinking = _prompt(
+        messages, variables, service, tools.shown, goes_on=goes_on, formed=grammar is not None
+    )
     reply = replace(reply, calls=calls, tools=tools.names, several=tools.several, thinking=thinking)
     limit = answer_limit("messages", maximum, len(ids), service)
     request = request_of(ids, limit, sampling, service, ignore_eos=ignore_eos, grammar=grammar)
@@ -89,6 +92,16 @@ def read_variables(fields: BodyFields) -> dict[str, object]:
     return variables
 
 
+def _goes_on(fields: BodyFields, messages: Sequence[dict[str, Any]]) -> bool:
+    """Whether the answer goes on with what the last message has begun to say, in the words of vLLM."""
+    wanted = fields.flag("continue_final_message")
+    if wanted and messages[-1]["role"] != "assistant":
+        raise refused(
+            "'continue_final_message' needs a last message of the assistant", "continue_final_message"
+        )
+    return wanted
+
+
 def render_chat(
     messages: Sequence[dict[str, Any]], variables: dict[str, object], service: Service
 ) -> tuple[int, ...]:
@@ -103,17 +116,20 @@ def _prompt(
     service: Service,
     tools: Sequence[Mapping[str, Any]],
     *,
+    goes_on: bool = False,
     formed: bool,
 ) -> tuple[tuple[int, ...], Thinking]:
     """The prompt's token ids, and how the answer to it may begin with thoughts: not at all where it must have a form,
-    which it has from its beginning on. Raises ApiError."""
+    which it has from its beginning on. `goes_on`: the prompt ends with the last message's own text. Raises ApiError."""
     check_characters("messages", message_characters(messages), service)
     if service.template is None:
         raise refused("the model has no chat template: use /v1/completions", "messages")
     try:
-        text = service.template.render(messages, variables=variables, tools=tools or None)
+        whole = messages[:-1] if goes_on else messages
+        text = service.template.render(whole, variables=variables, tools=tools or None)
     except UserError as error:
         raise refused(str(error), "messages") from None
+    text += messages[-1]["content"] if goes_on else ""
     check_characters("messages", len(text), service)
     thinking = thinking_after(text, service.template.source(tools=bool(tools)))
     if formed:

@@ -10,7 +10,8 @@ from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from tpiedge.api.answering import Send, send_json
-from tpiedge.api.asked import Asked, Choice, FormatName
+from tpiedge.api.anthropic_request import read_messages_request
+from tpiedge.api.asked import AnsweredAtOnce, Asked, Choice, FormatName
 from tpiedge.api.body import Receive, parse_object
 from tpiedge.api.chat_request import read_chat
 from tpiedge.api.completion_request import read_completion
@@ -21,7 +22,9 @@ from tpiedge.api.guard import Guard, key_of
 from tpiedge.api.intake import Intake
 from tpiedge.api.kept_answers import KeptAnswer, KeptAnswers, Parting
 from tpiedge.api.limits import Limits
+from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embeddings, read_ollama_chat
 from tpiedge.api.records import key_mark
+from tpiedge.api.responses_request import read_response
 from tpiedge.api.service import Busy, Generation, Service
 from tpiedge.api.stream_bridge import AnswerFeed, StreamBridge
 from tpiedge.api.vain_fields import VainFields
@@ -37,6 +40,12 @@ _FORMS: Final[Mapping[FormatName, tuple[str, Callable[[dict[str, object], Servic
     "completion": ("cmpl", read_completion),
     "chat": ("chatcmpl", read_chat),
     "embeddings": ("embd", read_embeddings),
+    "message": ("msg", read_messages_request),
+    "response": ("resp", read_response),
+    "ollama-chat": ("chat", read_ollama_chat),
+    "ollama-generate": ("generate", read_generate),
+    "ollama-embed": ("embed", read_embed),
+    "ollama-embeddings": ("embed", read_old_embeddings),
 }
 """What answers' names begin with, and what reads their requests."""
 _Opened: TypeAlias = tuple[Callable[[], AnswerFeed], Callable[[Parting], None]]
@@ -72,9 +81,13 @@ class Completions:
         key = self._guard.key_needed(scope["headers"])
         with self._intake.place() as take:
             body = await self._intake.body(Request(scope, receive), take)
-            work = await self._intake.run(
-                lambda: self._accept(body, key), lambda late: late.leave(Parting.FOR_GOOD)
-            )
+            try:
+                work = await self._intake.run(
+                    lambda: self._accept(body, key), lambda late: late.leave(Parting.FOR_GOOD)
+                )
+            except AnsweredAtOnce as known:
+                await send_json(send, 200, known.body)
+                return
         await self._deliveries.deliver(work, scope, receive, send)
 
     def _accept(self, body: bytearray, key: bytes) -> Work:

@@ -18,15 +18,18 @@ from tpiedge.api.answering import (
     ServerEnds,
     Stalled,
 )
+from tpiedge.api.anthropic_format import AnthropicFormat
 from tpiedge.api.asked import Choice, FormatName, Reply
 from tpiedge.api.body import Disconnected, Receive
 from tpiedge.api.embedding_format import EmbeddingFormat
 from tpiedge.api.formats import AnswerFormat, AnswerHead
 from tpiedge.api.kept_answers import Parting
 from tpiedge.api.limits import Limits
+from tpiedge.api.ollama_format import OllamaEmbedFormat, OllamaFormat
 from tpiedge.api.openai_format import OpenAIFormat
 from tpiedge.api.prompt_echo import PromptEcho
 from tpiedge.api.records import marks
+from tpiedge.api.responses_format import ResponsesFormat
 from tpiedge.api.service import Service
 from tpiedge.api.stream_bridge import AnswerFeed
 from tpiedge.api.transcript import Transcript
@@ -39,6 +42,12 @@ _FORMATS: Final[Mapping[FormatName, Callable[[AnswerHead], AnswerFormat]]] = {
     "chat": OpenAIFormat,
     "embeddings": EmbeddingFormat,
     "embeddings-base64": EmbeddingFormat,
+    "message": AnthropicFormat,
+    "response": ResponsesFormat,
+    "ollama-chat": OllamaFormat,
+    "ollama-generate": OllamaFormat,
+    "ollama-embed": OllamaEmbedFormat,
+    "ollama-embeddings": OllamaEmbedFormat,
 }
 #: How often it is looked whether all was sent, which it nearly always is at once.
 _UNSENT_S = 0.02

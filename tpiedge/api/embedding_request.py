@@ -20,7 +20,7 @@ from tpiedge.api.fields import BodyFields
 from tpiedge.api.service import Service
 from tpiedge.wire.requests import Pooling, Sampling
 
-__all__ = ["MAX_INPUTS", "check_dimensions", "embedding_choices", "read_embeddings"]
+__all__ = ["MAX_INPUTS", "check_dimensions", "embedding_choices", "embedding_inputs", "read_embeddings"]
 
 MAX_INPUTS: Final = 2048
 """That one request may have: as many as OpenAI's."""
@@ -45,7 +45,7 @@ def read_embeddings(values: dict[str, object], service: Service, name: str) -> A
     fields.overlook()
     # As a stream, each part of which is an embedding: the whole of many would take much memory.
     reply = Reply(_FORMS[encoding], True, False, None, (), False)
-    choices = embedding_choices(_inputs(given, fields), service, cast(Pooling, pooling), name)
+    choices = embedding_choices(embedding_inputs(given, fields), service, cast(Pooling, pooling), name)
     return Asked(choices, reply, fields.ignored)
 
 
@@ -73,8 +73,8 @@ def embedding_choices(
     return named_choices(choices, 1, name)
 
 
-def _inputs(given: object, fields: BodyFields) -> list[object]:
-    """One text or list of token ids each."""
+def embedding_inputs(given: object, fields: BodyFields) -> list[object]:
+    """Of an `input`: one text or list of token ids each. Raises ApiError."""
     if given is None:
         raise refused("you must provide an 'input'", "input", "missing_required_parameter")
     if isinstance(given, str):

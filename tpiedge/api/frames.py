@@ -4,9 +4,22 @@ import json
 
 from tpiedge.sanitise import sanitised_line
 
-__all__ = ["EVENT_STREAM", "comment", "event", "json_bytes", "numbered"]
+__all__ = [
+    "EVENT_STREAM",
+    "JSON_LINES",
+    "Json",
+    "comment",
+    "event",
+    "json_bytes",
+    "json_line",
+    "named_event",
+    "numbered",
+]
 
+Json = dict[str, object]
+"""An object of JSON."""
 EVENT_STREAM = b"text/event-stream; charset=utf-8"
+JSON_LINES = b"application/x-ndjson"
 
 
 def json_bytes(value: object) -> bytes:
@@ -17,6 +30,16 @@ def json_bytes(value: object) -> bytes:
 def event(value: object) -> bytes:
     """A server-sent event."""
     return b"data: " + json_bytes(value) + b"\n\n"
+
+
+def named_event(name: str, value: object) -> bytes:
+    """A server-sent event that has a name."""
+    return b"event: " + name.encode("ascii") + b"\n" + event(value)
+
+
+def json_line(value: object) -> bytes:
+    """A value of a stream of JSON."""
+    return json_bytes(value) + b"\n"
 
 
 def numbered(number: int, frame: bytes) -> bytes:

@@ -16,6 +16,9 @@ from tpiedge.api.service import Busy
 __all__ = ["Intake"]
 
 _THREADS = 4
+_JSON = "application/json"
+_CURL_S = ("", "application/x-www-form-urlencoded")
+_OLLAMA = "/api/"
 _T = TypeVar("_T")
 
 
@@ -56,7 +59,7 @@ class Intake:
         """The body of JSON. Raises ApiError, Busy or Disconnected."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         # A web page can send other types across origins without asking; this one it cannot.
-        if kind != "application/json":
+        if kind != _JSON and not _is_a_program_s(request, kind):
             raise ApiError(415, "send 'Content-Type: application/json'", "unsupported_media_type")
         announced = request.headers.get("content-length")
         limits = self._limits
@@ -85,6 +88,13 @@ class Intake:
     def close(self) -> None:
         """After the event loop has ended. Waits for what runs, which is bounded by the limits of a template."""
         self._threads.shutdown(wait=True, cancel_futures=True)
+
+
+def _is_a_program_s(request: Request, kind: str) -> bool:
+    """Whether a program may say so little of what it sends to Ollama's API, as curl does, where nothing shows a
+    browser: these all say from where they ask."""
+    told = any(name == "origin" or name.startswith("sec-fetch-") for name in request.headers)
+    return not told and kind in _CURL_S and request.url.path.startswith(_OLLAMA)
 
 
 def _undo(done: "asyncio.Future[_T]", undo: Callable[[_T], None]) -> None:

@@ -1,23 +1,19 @@
 """Answers as OpenAI's API has them: completions and chats, whole or in chunks."""
 
-import hashlib
-import string
 from collections.abc import Sequence
 from dataclasses import replace
 
 from tpiedge.api.errors import ApiError
 from tpiedge.api.formats import AnswerHead
-from tpiedge.api.frames import EVENT_STREAM, comment, event
+from tpiedge.api.frames import EVENT_STREAM, Json, comment, event
+from tpiedge.api.spoken import SpokenChoice, call_id
 from tpiedge.api.transcript import TextPiece, Transcript
-from tpiedge.model.speech import Said, SpeechReader, SpokenText, ToolCall
+from tpiedge.model.speech import Said, SpokenText, ToolCall
 from tpiedge.wire.control import Token
 
-__all__ = ["OpenAIFormat", "call_id"]
-
-Json = dict[str, object]
+__all__ = ["OpenAIFormat"]
 
 _DONE = b"data: [DONE]\n\n"
-_ID_MARKS = string.ascii_letters + string.digits
 
 
 class OpenAIFormat:
@@ -29,7 +25,7 @@ class OpenAIFormat:
         self._head = head
         self._reply = head.reply
         self._chat = head.reply.format == "chat"
-        self._speech = [SpeechReader(head.reply.speech) for _ in head.prompts]
+        self._speech = [SpokenChoice(head.reply.speech) for _ in head.prompts]
 
     def opening(self) -> Sequence[bytes]:
         """Who speaks, in a chat."""
@@ -44,11 +40,11 @@ class OpenAIFormat:
     def frames(self, choice: int, piece: TextPiece) -> Sequence[bytes]:
         if not self._chat:
             return [event(self._chunk([self._choice(choice, {"text": piece.text}, piece)]))]
-        deltas = [self._delta(choice, said) for said in self._said(choice, piece)]
+        deltas = [self._delta(choice, said) for said in self._speech[choice].take(piece)]
         told = self._reply.logprobs is not None or self._reply.token_ids
         if not deltas and piece.last is None and not told:
             return ()
-        last = self._last(choice, piece)
+        last = self._speech[choice].ending(piece)
         parts = [TextPiece("", (), ()) for _ in deltas[1:]]
         pieces = [replace(piece, last=None), *parts]
         pieces[-1] = replace(pieces[-1], last=last)
@@ -85,18 +81,10 @@ class OpenAIFormat:
         piece = TextPiece(text, all_tokens, offsets, pieces[-1].last)
         if not self._chat:
             return self._choice(number, {"text": text}, piece)
-        message = self._message(number, self._said(number, piece))
-        return self._choice(number, {"message": message}, replace(piece, last=self._last(number, piece)))
-
-    def _said(self, choice: int, piece: TextPiece) -> list[Said]:
-        """What is certain with the piece."""
-        reader = self._speech[choice]
-        said = reader.feed(piece.text)
-        return said if piece.last is None else said + reader.finish()
-
-    def _last(self, choice: int, piece: TextPiece) -> str | None:
-        """An answer that ends with calls waits for what they give."""
-        return "tool_calls" if piece.last == "stop" and self._speech[choice].calls else piece.last
+        message = self._message(number, self._speech[number].take(piece))
+        return self._choice(
+            number, {"message": message}, replace(piece, last=self._speech[number].ending(piece))
+        )
 
     def _delta(self, choice: int, said: Said) -> Json:
         match said:
@@ -212,12 +200,6 @@ class OpenAIFormat:
 
     def _bytes(self, token: int) -> bytes | None:
         return self._head.tokenizer.token_bytes(token) if self._head.tokenizer else None
-
-
-def call_id(answer: str, choice: int, call: int) -> str:
-    """Of a call: the same whenever it is told, and in the nine letters and digits that Mistral's templates want."""
-    digest = hashlib.blake2b(f"{answer}/{choice}/{call}".encode(), digest_size=9).digest()
-    return "".join(_ID_MARKS[byte % len(_ID_MARKS)] for byte in digest)
 
 
 def _spelled(token: int, data: bytes | None) -> str:

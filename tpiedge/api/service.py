@@ -50,6 +50,7 @@ class ModelInfo:
     """The served model. `created` in seconds since 1970, `context_tokens` for prompt and answer together.
 
     Requests may name the model by any of `also_called`, too. `width`: numbers of an embedding.
+    `family`, `precision`, `nbytes` and `digest` (64 hexadecimal digits): of its weights.
     """
 
     name: str
@@ -57,6 +58,10 @@ class ModelInfo:
     created: int
     also_called: tuple[str, ...] = ()
     width: int = 0
+    family: str = "llama"
+    precision: str = "f32"
+    nbytes: int = 0
+    digest: str = "0" * 64
 
 
 @dataclass(frozen=True, slots=True)

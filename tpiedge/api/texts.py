@@ -1,5 +1,5 @@
 """What clients ask about texts, and about this server: POST /tokenize and /detokenize, in the forms of vLLM and of
-llama.cpp's server, and GET /version."""
+llama.cpp's server, /v1/messages/count_tokens, and GET /version."""
 
 from collections.abc import Callable
 
@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from tpiedge import __version__
 from tpiedge.api.answering import IGNORED
+from tpiedge.api.anthropic_request import count_tokens
 from tpiedge.api.asked import check_model, read_token_ids
 from tpiedge.api.chat_request import read_variables, render_chat
 from tpiedge.api.encoding import check_characters, encode
@@ -34,6 +35,7 @@ class Texts:
         return [
             Route("/tokenize", self._tokenize, methods=["POST"]),
             Route("/detokenize", self._detokenize, methods=["POST"]),
+            Route("/v1/messages/count_tokens", self._count, methods=["POST"]),
             Route("/version", _version, methods=["GET"]),
         ]
 
@@ -42,6 +44,9 @@ class Texts:
 
     async def _detokenize(self, request: Request) -> Response:
         return await self._answer(request, _text)
+
+    async def _count(self, request: Request) -> Response:
+        return await self._answer(request, count_tokens)
 
     async def _answer(
         self, request: Request, work: Callable[[BodyFields, Service], dict[str, object]]

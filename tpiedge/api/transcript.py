@@ -1,6 +1,7 @@
 """Events of a generation to the pieces of an answer. No input or output here."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from tpiedge.api.prompt_echo import PromptEcho
@@ -36,9 +37,13 @@ class Transcript:
         stops: Sequence[str],
         echo: PromptEcho | None = None,
         marks: Sequence[str] = (),
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         """`echo`: the prompt, where the answer begins with it. No stop string is looked for in it. `marks`: special
-        tokens that are not left out."""
+        tokens that are not left out. `now` gives seconds."""
+        self._now = now
+        self.first_s: float | None = None
+        """When the first token came."""
         self._writer = TextWriter(tokenizer, stops, echo.ids if echo else (), marks)
         self._tokenizer = tokenizer
         self._echo = echo
@@ -54,6 +59,11 @@ class Transcript:
         self.pauses = 0
         self.paused_s = 0.0
         """How often it paused, and for how long in all, the pause that lasts not included."""
+
+    @property
+    def stop(self) -> str:
+        """The stop string that ended the answer; "" where none did."""
+        return self._writer.stop
 
     def feed(self, event: AnswerEvent) -> TextPiece | None:
         """The piece that `event` completes. Raises Cancelled where the service gave up the request."""
@@ -75,6 +85,7 @@ class Transcript:
                 self._echo.take(event)
             case Token(token=token, logprobs=logprobs):
                 self.count += 1
+                self.first_s = self._now() if self.first_s is None else self.first_s
                 before = self._writer.length
                 text, stopped = self._writer.push(token)
                 self._held.append((event, self._begin(token, before) if logprobs else before))

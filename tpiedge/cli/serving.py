@@ -13,6 +13,7 @@ from tpiedge.master.request_queue import PendingAnswer, QueueFull
 from tpiedge.master.status import ClusterStatus
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.pack.identity import manifest_bytes, pack_id
 from tpiedge.supervision import Supervisor
 from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
@@ -38,7 +39,17 @@ class MasterService:
         self._entrance = entrance
         self._model = model
         names = tuple(dict.fromkeys((*model.also_called, *aliases)))
-        self._info = ModelInfo(model.name, max_sequence, int(time.time()), names, model.config.hidden_size)
+        self._info = ModelInfo(
+            model.name,
+            max_sequence,
+            int(time.time()),
+            names,
+            width=model.config.hidden_size,
+            family=model.config.model_type,
+            precision=model.pack.precision.value,
+            nbytes=model.pack.nbytes,
+            digest=pack_id(manifest_bytes(model.pack.path)),
+        )
         self._max_sequence = max_sequence
         self.usual_sampling = model.usual_sampling
         self.tokenizer: Tokenizer | None = model.tokenizer if model.has_tokenizer else None

@@ -21,6 +21,8 @@ class StopMatcher:
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
         self._stopped = False
+        #: The one that ended the stream; "" before.
+        self.found = ""
 
     def feed(self, text: str) -> tuple[str, bool]:
         """(text to show, whether a stop string was found). What could begin a stop string is held back."""
@@ -29,8 +31,9 @@ class StopMatcher:
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
-            self._held, self._stopped = "", True
-            return text[: min(found)[1]], True
+            end, begin = min(found)
+            self._held, self._stopped, self.found = "", True, text[begin:end]
+            return text[:begin], True
         cut = len(text) - self._partial(text)
         self._held = text[cut:]
         return text[:cut], False

@@ -34,6 +34,11 @@ class TextWriter:
         #: Characters of the text so far, those included that are held back.
         self.length = 0
 
+    @property
+    def stop(self) -> str:
+        """The stop string that is complete; "" where none is."""
+        return self._matcher.found
+
     def push(self, token: int) -> tuple[str, bool]:
         """(text that is now certain, whether a stop string is complete)."""
         if self._detokenizer is None:

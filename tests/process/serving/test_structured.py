@@ -58,7 +58,9 @@ def cluster(clusters: Callable[..., Serving], tmp_path_factory: pytest.TempPathF
     model = tmp_path_factory.mktemp("model") / "demo"
     shutil.copytree(resolve_model(DEMO), model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
-    cluster = clusters("--min-workers", 1, "--parallel", 4, "--context", 1024, model=str(model))
+    cluster = clusters(
+        "--min-workers", 1, "--parallel", 4, "--context", 1024, "--alias", "demo", model=str(model)
+    )
     cluster.start_master()
     cluster.start_worker("ann")
     cluster.wait_ready(2)

@@ -1,0 +1,185 @@
+"""Messages as Anthropic's client gets them."""
+
+import json
+
+import anthropic
+import httpx
+import pytest
+
+from tests.http.conftest import answers
+from tpiedge.api.limits import Limits
+from tpiedge.errors import PeerLost
+
+ASKED = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+def claude(serve):
+    server = serve(limits=Limits(ping_s=0.2))
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0, timeout=20) as client:
+        yield client
+
+
+def prompt_of(service):
+    """The text of the prompt that the cluster was asked to go on with."""
+    request = service.generations.get(timeout=20).request
+    return request, service.tokenizer.decode(request.prompt_ids, skip_special=False)
+
+
+def test_a_message(claude, service):
+    text = answers(service, "Once upon a time")
+    found = claude.messages.create(model="babbler", max_tokens=32, messages=ASKED, system="Be brief.")
+    assert [(block.type, block.text) for block in found.content] == [("text", text)]
+    assert (found.type, found.role, found.model) == ("message", "assistant", "babbler")
+    assert (found.stop_reason, found.stop_sequence) == ("end_turn", None)
+    request, prompt = prompt_of(service)
+    assert prompt == "<system>Be brief.<user>hi"
+    assert request.max_tokens == 32
+    tokens = len(service.tokenizer.encode(text, add_special=False))
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (len(request.prompt_ids), tokens)
+
+
+def test_tokens_that_were_kept_count_apart(claude, service):
+    def script(generation):
+        generation.say(*service.tokenizer.encode("Once", add_special=False))
+        generation.finish("stop", cached=3)
+
+    service.script = script
+    usage = claude.messages.create(model="babbler", max_tokens=9, messages=ASKED).usage
+    request, _ = prompt_of(service)
+    assert (usage.input_tokens, usage.cache_read_input_tokens) == (len(request.prompt_ids) - 3, 3)
+
+
+def test_a_stream_has_their_events(claude, service):
+    text = answers(service, "Once upon a time")
+    with claude.messages.stream(model="babbler", max_tokens=32, messages=ASKED) as stream:
+        kinds = [event.type for event in stream]
+        found = stream.get_final_message()
+    assert kinds[:2] == ["message_start", "content_block_start"]
+    assert kinds[-3:] == ["content_block_stop", "message_delta", "message_stop"]
+    assert found.content[0].text == text
+    assert found.stop_reason == "end_turn"
+    assert found.usage.output_tokens == len(service.tokenizer.encode(text, add_special=False))
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_why_an_answer_ends(claude, service, stream):
+    def ending(text, reason, **more):
+        def script(generation):
+            generation.say(*service.tokenizer.encode(text, add_special=False))
+            generation.finish(reason)
+
+        service.script = script
+        with claude.messages.stream(model="babbler", max_tokens=9, messages=ASKED, **more) as streamed:
+            if stream:
+                found = streamed.get_final_message()
+        if not stream:
+            found = claude.messages.create(model="babbler", max_tokens=9, messages=ASKED, **more)
+        return found.stop_reason, found.stop_sequence, found.content[0].text
+
+    assert ending("Once", "length")[:2] == ("max_tokens", None)
+    found = ending("Once upon a time there", "stop", stop_sequences=["there", "time"])
+    assert found == ("stop_sequence", "time", "Once upon a ")
+
+
+def test_messages_of_blocks_are_a_chat(claude, service):
+    answers(service, "x")
+    thought = {"type": "thinking", "thinking": "hm", "signature": "x"}
+    claude.messages.create(
+        model="babbler",
+        max_tokens=9,
+        system=[{"type": "text", "text": "A", "cache_control": {"type": "ephemeral"}}, {"type": "text", "text": "B"}],
+        messages=[
+            {"role": "user", "content": [{"type": "text", "text": "c"}, {"type": "text", "text": "d"}]},
+            {"role": "assistant", "content": [thought, {"type": "text", "text": "e"}]},
+            {"role": "user", "content": "f"},
+        ],
+        metadata={"user_id": "me"},
+        thinking={"type": "disabled"},
+        extra_body={"temperature": 0.5, "top_k": 7, "top_p": 0.5},
+    )  # fmt: skip
+    request, prompt = prompt_of(service)
+    assert prompt == "<system>A\nB<user>c\nd<assistant>e<user>f"
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 7)
+
+
+def test_an_answer_goes_on_with_what_the_assistant_has_begun(claude, service):
+    answers(service, " time")
+    begun = {"role": "assistant", "content": "Once upon a"}
+    claude.messages.create(model="babbler", max_tokens=9, messages=[*ASKED, begun])
+    assert prompt_of(service)[1] == "<user>hiOnce upon a"
+
+
+def test_tokens_are_counted(claude, service):
+    found = claude.messages.count_tokens(model="babbler", messages=ASKED, system="Be brief.")
+    text = "<system>Be brief.<user>hi"
+    assert found.input_tokens == len(service.tokenizer.encode(text, add_special=False))
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"max_tokens": None}, "you must provide 'max_tokens'"),
+        ({"messages": None}, "you must provide 'messages'"),
+        ({"messages": []}, "'messages' is empty"),
+        ({"messages": [{"role": "judge", "content": "x"}]}, "'messages[0].role' must be"),
+        ({"messages": [{"role": "user", "content": 5}]}, "'messages[0].content' must be an array"),
+        ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "'messages[0].content[0].type'"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "tool_use"}]}]},
+            "'messages[0].content[0].type'",
+        ),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "content[0].text' is missing"),
+        ({"stop_sequences": [""]}, "'stop_sequences'"),
+        ({"temperature": 9}, "'temperature' is 9"),
+        ({"max_tokns": 9}, "is 'max_tokens' meant?"),
+        ({"thinking": {"type": "hard"}}, "'thinking.type' must be"),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "'tools[0].type' must be 'custom'"),
+        ({"tool_choice": {"type": "some"}}, "'tool_choice.type' must be"),
+        ({"container": "c"}, "'container' is not supported"),
+    ],
+)
+def test_what_is_wrong_is_said_in_their_shape(serve, fields, words):
+    server = serve()
+    asked = {"model": "babbler", "max_tokens": 9, "messages": ASKED, **fields}
+    answer = httpx.post(f"{server.url}/v1/messages", json=asked, trust_env=False)
+    assert answer.status_code == 400
+    found = answer.json()
+    assert (found["type"], found["error"]["type"]) == ("error", "invalid_request_error")
+    assert words in found["error"]["message"]
+
+
+def test_errors_are_their_client_s(claude, serve):
+    with pytest.raises(anthropic.NotFoundError, match="is not served here"):
+        claude.messages.create(model="other", max_tokens=9, messages=ASKED)
+    server = serve(keys=("secret",))
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="wrong", max_retries=0) as client,
+        pytest.raises(anthropic.AuthenticationError, match="an API key is needed"),
+    ):
+        client.messages.create(model="babbler", max_tokens=9, messages=ASKED)
+    with anthropic.Anthropic(base_url=server.url, api_key="secret", max_retries=0) as client:
+        assert client.messages.count_tokens(model="babbler", messages=ASKED).input_tokens > 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_failure_is_an_error_of_theirs(claude, service, stream):
+    def script(generation):
+        generation.say(*service.tokenizer.encode("Once upon", add_special=False))
+        generation.fail(PeerLost(1, "the work", "gone"))
+
+    service.script = script
+    with pytest.raises(anthropic.APIStatusError, match="gone"):
+        for _ in claude.messages.create(model="babbler", max_tokens=9, messages=ASKED, stream=stream):
+            pass
+
+
+def test_a_client_that_waits_hears_a_ping(serve, service):
+    server = serve(limits=Limits(ping_s=0.05))
+    asked = {"model": "babbler", "max_tokens": 9, "messages": ASKED, "stream": True}
+    with httpx.stream("POST", f"{server.url}/v1/messages", json=asked, trust_env=False) as answer:
+        lines = answer.iter_lines()
+        assert "event: ping" in lines
+        assert json.loads(next(lines).removeprefix("data: ")) == {"type": "ping"}
+        service.generations.get(timeout=20).finish("stop")
+        assert "event: message_stop" in lines

@@ -1,0 +1,123 @@
+"""Responses as OpenAI's client gets them."""
+
+import httpx
+import openai
+import pytest
+
+from tests.http.conftest import answers
+from tpiedge.errors import PeerLost
+
+
+def asked_of(service):
+    request = service.generations.get(timeout=20).request
+    return request, service.tokenizer.decode(request.prompt_ids, skip_special=False)
+
+
+def test_a_response(client, service):
+    text = answers(service, "Once upon a time")
+    found = client.responses.create(
+        model="babbler",
+        input="hi",
+        instructions="Be brief.",
+        max_output_tokens=32,
+        temperature=0.5,
+        store=True,
+    )
+    assert found.output_text == text
+    assert (found.status, found.object, found.store) == ("completed", "response", False)
+    request, prompt = asked_of(service)
+    assert prompt == "<system>Be brief.<user>hi"
+    assert (request.max_tokens, request.sampling.temperature) == (32, 0.5)
+    assert found.usage.input_tokens == len(request.prompt_ids)
+    assert found.usage.output_tokens == len(service.tokenizer.encode(text, add_special=False))
+
+
+def test_a_stream_has_their_events(client, service):
+    text = answers(service, "Once upon a time")
+    with client.responses.stream(model="babbler", input="hi") as stream:
+        events = list(stream)
+        found = stream.get_final_response()
+    kinds = [event.type for event in events]
+    assert kinds[:4] == [
+        "response.created",
+        "response.in_progress",
+        "response.output_item.added",
+        "response.content_part.added",
+    ]
+    assert kinds[-4:] == [
+        "response.output_text.done",
+        "response.content_part.done",
+        "response.output_item.done",
+        "response.completed",
+    ]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    assert found.output_text == text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_an_answer_that_is_cut_is_incomplete(client, service, stream):
+    def script(generation):
+        generation.say(*service.tokenizer.encode("Once", add_special=False))
+        generation.finish("length")
+
+    service.script = script
+    found = client.responses.create(model="babbler", input="hi", stream=stream)
+    if stream:
+        *_, last = found
+        assert last.type == "response.incomplete"
+        found = last.response
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+
+
+def test_a_conversation_comes_whole(client, service):
+    text = answers(service, "Once")
+    first = client.responses.create(model="babbler", input="hi")
+    asked_of(service)
+    turns = [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]
+    turns += [item.model_dump() for item in first.output]
+    client.responses.create(model="babbler", input=[*turns, {"role": "user", "content": "on"}])
+    assert asked_of(service)[1] == f"<user>hi<assistant>{text}<user>on"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": None}, "input"),
+        ({"input": []}, "input"),
+        ({"input": 5}, "input"),
+        ({"input": [5]}, "input[0]"),
+        ({"input": [{"role": "judge", "content": "x"}]}, "input[0].role"),
+        ({"input": [{"role": "user"}]}, "input[0].content"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"type": "function_call", "name": "f"}]}, "input[0].arguments"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "x"}}, "prompt"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"temperature": "hot"}, "temperature"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
+        ({"max_output_tokns": 9}, "max_output_tokns"),
+    ],
+)
+def test_what_is_wrong_or_stateful_is_named(serve, fields, param):
+    server = serve()
+    asked = {"model": "babbler", "input": "hi", **fields}
+    answer = httpx.post(f"{server.url}/v1/responses", json=asked, trust_env=False)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["param"] == param
+
+
+def test_a_failed_stream_ends_with_a_failed_response(client, service):
+    def script(generation):
+        generation.say(*service.tokenizer.encode("Once upon", add_special=False))
+        generation.fail(PeerLost(1, "the work", "gone"))
+
+    service.script = script
+    events = []
+    with pytest.raises((openai.APIError, httpx.HTTPError)):
+        events.extend(client.responses.create(model="babbler", input="hi", stream=True))
+    assert events[-1].type == "response.failed"
+    assert "gone" in events[-1].response.error.message

@@ -1,0 +1,113 @@
+"""Whatever stands where in a request: it is answered or refused, never a defect."""
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.http.conftest import DEMO, KnowingTemplate
+from tpiedge.api.anthropic_request import count_tokens, read_messages_request
+from tpiedge.api.asked import AnsweredAtOnce
+from tpiedge.api.chat_request import read_chat
+from tpiedge.api.completion_request import read_completion
+from tpiedge.api.embedding_request import read_embeddings
+from tpiedge.api.errors import ApiError
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.ollama_request import read_embed, read_generate, read_old_embeddings, read_ollama_chat
+from tpiedge.api.responses_request import read_response
+from tpiedge.api.service import Service
+from tpiedge.model.tokenizer import Tokenizer
+from tpiedge.testing.service import FakeService
+
+CORPUS: Final = Path(__file__).parents[2] / "corpus"
+READERS: Final[dict[str, Callable[[dict[str, object], Service, str], object]]] = {
+    "/v1/chat/completions": read_chat,
+    "/v1/completions": read_completion,
+    "/v1/embeddings": read_embeddings,
+    "/v1/responses": read_response,
+    "/v1/messages": read_messages_request,
+    "/v1/messages/count_tokens": lambda values, service, _name: count_tokens(BodyFields(values), service),
+    "/api/chat": read_ollama_chat,
+    "/api/generate": read_generate,
+    "/api/embed": read_embed,
+    "/api/embeddings": read_old_embeddings,
+}
+JUNK: Final = st.sampled_from(
+    [
+        None,
+        True,
+        False,
+        0,
+        -1,
+        1.5,
+        10**30,
+        "",
+        "x",
+        [],
+        {},
+        [[]],
+        [{}],
+        [None],
+        {"type": "x"},
+        [{"type": "text"}],
+    ]
+)
+
+
+def bodies() -> dict[str, list[dict[str, Any]]]:
+    """What clients send, by path, each once."""
+    found: dict[str, dict[str, dict[str, Any]]] = {path: {} for path in READERS}
+    for path in CORPUS.glob("*.json"):
+        if path.name != "refused.json":
+            for one in json.loads(path.read_text(encoding="utf-8"))["requests"]:
+                if one["path"] in READERS:
+                    found[one["path"]][json.dumps(one["body"], sort_keys=True)] = one["body"]
+    return {path: list(some.values()) for path, some in found.items()}
+
+
+BODIES: Final = bodies()
+
+
+def places(value: Any, before: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The ways to all values within."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, one in inner:
+        yield (*before, key)
+        yield from places(one, (*before, key))
+
+
+@pytest.fixture(scope="module")
+def service() -> FakeService:
+    return FakeService(Tokenizer.open(DEMO), KnowingTemplate(), vocab_size=2048)
+
+
+@pytest.mark.parametrize("path", list(READERS))
+@given(data=st.data())
+def test_a_request_with_something_else_in_it_is_read_or_refused(
+    path: str, service: FakeService, data: st.DataObject
+) -> None:
+    body = copy.deepcopy(data.draw(st.sampled_from(BODIES[path])))
+    body["model"] = "babbler"
+    for _ in range(data.draw(st.integers(1, 3))):
+        way = data.draw(st.sampled_from(list(places(body))))
+        holder = body
+        for key in way[:-1]:
+            holder = holder[key]
+        holder[way[-1]] = copy.deepcopy(data.draw(JUNK))
+    refusal = refusal_of(READERS[path], body, service)
+    assert refusal is None or (400 <= refusal.status < 500 and refusal.message)
+
+
+def refusal_of(read: Callable[..., object], body: dict[str, object], service: Service) -> ApiError | None:
+    try:
+        read(body, service, "name")
+    except ApiError as error:
+        return error
+    except AnsweredAtOnce:
+        return None
+    return None

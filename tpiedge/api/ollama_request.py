@@ -1,0 +1,207 @@
+"""Requests of Ollama's /api/chat and /api/generate, as chats and completions; of /api/embed, as embeddings."""
+
+import json
+import time
+from dataclasses import replace
+from typing import Final
+
+from tpiedge.api.asked import AnsweredAtOnce, Asked, FormatName, Reply, check_model
+from tpiedge.api.completion_request import read_completion
+from tpiedge.api.embedding_request import check_dimensions, embedding_choices, embedding_inputs
+from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.ollama_format import moment
+from tpiedge.api.service import Service
+from tpiedge.api.translation import Chat, copied, objects, read_translated, renamed
+
+__all__ = ["read_embed", "read_generate", "read_old_embeddings", "read_ollama_chat"]
+
+_OPTIONS: Final = {
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "seed": "seed",
+    "stop": "stop",
+    "repeat_penalty": "repetition_penalty",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+}
+"""By their names, what a chat calls them."""
+_NAMES: Final = {ours: f"options.{theirs}" for theirs, ours in _OPTIONS.items()} | {
+    "max_tokens": "options.num_predict",
+    "response_format": "format",
+}
+_IGNORED: Final = ("keep_alive", "truncate", "shift", "context")
+_ROLES: Final = ("system", "user", "assistant", "tool")
+_ENDLESS: Final = (-1, -2)
+"""As many tokens as there is room for."""
+
+
+def read_ollama_chat(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values)
+    check_model(fields, service)
+    stream = fields.flag("stream", True)
+    chat = _wishes(fields)
+    messages = _messages(fields)
+    if not messages:
+        raise _loaded(service, {"message": {"role": "assistant", "content": ""}})
+    chat["messages"] = messages
+    if fields.raw("tools"):
+        chat["tools"] = fields.raw("tools")
+    _rest(fields)
+    return read_translated(chat, "ollama-chat", fields, service, name, _NAMES, stream=stream)
+
+
+def read_generate(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    fields = BodyFields(values)
+    check_model(fields, service)
+    stream = fields.flag("stream", True)
+    asked = _wishes(fields)
+    fields.unsupported(("suffix", "template"), "")
+    fields.unsupported(("images",))
+    raw, system, prompt = fields.flag("raw"), fields.text("system"), fields.text("prompt")
+    _rest(fields)
+    if not prompt:
+        raise _loaded(service, {"response": ""})
+    if raw or service.template is None:
+        return _completed(asked, prompt, fields, service, name, stream=stream)
+    messages = [{"role": "system", "content": system}] if system else []
+    asked["messages"] = [*messages, {"role": "user", "content": prompt}]
+    return read_translated(asked, "ollama-generate", fields, service, name, _NAMES, stream=stream)
+
+
+def read_embed(values: dict[str, object], service: Service, name: str) -> Asked:
+    """`name`: the answer's. Raises ApiError."""
+    return _embedded(values, service, name, "input", "ollama-embed")
+
+
+def read_old_embeddings(values: dict[str, object], service: Service, name: str) -> Asked:
+    """Of /api/embeddings, which is older: one text. `name`: the answer's. Raises ApiError."""
+    return _embedded(values, service, name, "prompt", "ollama-embeddings")
+
+
+def _loaded(service: Service, said: Chat) -> AnsweredAtOnce:
+    """What a request without a prompt is told: it wants the model in memory, where it always is."""
+    head = {"model": service.model().name, "created_at": moment(time.time())}
+    return AnsweredAtOnce({**head, **said, "done": True, "done_reason": "load"})
+
+
+def _embedded(values: dict[str, object], service: Service, name: str, key: str, form: FormatName) -> Asked:
+    fields = BodyFields(values)
+    check_model(fields, service)
+    check_dimensions(fields, service)
+    given = fields.text(key) if key == "prompt" else fields.raw(key)
+    options = fields.nested("options")
+    if options is not None:
+        options.overlook()
+    _rest(fields)
+    try:
+        choices = embedding_choices(embedding_inputs(given, fields), service, "mean", name)
+    except ApiError as error:
+        raise renamed(error, {"input": key}) from None
+    return Asked(choices, Reply(form, True, False, None, (), False), fields.ignored)
+
+
+def _completed(
+    asked: Chat, prompt: str, fields: BodyFields, service: Service, name: str, *, stream: bool
+) -> Asked:
+    """Without the model's template."""
+    if "response_format" in asked:
+        raise refused("'format' is not supported with 'raw'", "format", "unsupported_parameter")
+    asked.pop("chat_template_kwargs", None)
+    try:
+        found = read_completion({"model": service.model().name, **asked, "prompt": prompt}, service, name)
+    except ApiError as error:
+        raise renamed(error, _NAMES) from None
+    return replace(
+        found,
+        reply=replace(found.reply, format="ollama-generate", stream=stream),
+        ignored=tuple(dict.fromkeys((*fields.ignored, *found.ignored))),
+    )
+
+
+def _wishes(fields: BodyFields) -> Chat:
+    """How the answer is drawn, how long it may be, and its form."""
+    asked: Chat = {}
+    options = fields.nested("options")
+    if options is not None:
+        copied(options, asked, _OPTIONS)
+        limit = options.integer("num_predict", None, -2, 2**31)
+        if limit is not None and limit not in _ENDLESS:
+            asked["max_tokens"] = max(1, limit)
+        elif limit is not None:
+            asked["max_tokens"] = 2**31
+        options.overlook()
+    asked.setdefault("max_tokens", 2**31)  # theirs end by themselves
+    form = fields.raw("format")
+    if isinstance(form, dict):
+        schema = {"name": "answer", "schema": form}
+        asked["response_format"] = {"type": "json_schema", "json_schema": schema}
+    elif form == "json":
+        asked["response_format"] = {"type": "json_object"}
+    elif form not in (None, ""):
+        raise refused("'format' must be 'json' or a schema", "format")
+    think = fields.raw("think")
+    if think is not None:
+        asked["chat_template_kwargs"] = {"enable_thinking": bool(think)}
+    return asked
+
+
+def _rest(fields: BodyFields) -> None:
+    fields.ignore(_IGNORED)
+    fields.overlook()
+
+
+def _messages(fields: BodyFields) -> list[Chat]:
+    found: list[Chat] = []
+    for message in objects(fields, "messages", fields.raw("messages") or []):
+        role = message.text("role")
+        if role not in _ROLES:
+            where = message.name("role")
+            raise refused(f"'{where}' must be one of {', '.join(_ROLES)}", where)
+        message.unsupported(("images",))
+        said: Chat = {"role": role, "content": message.text("content") or ""}
+        calls = message.raw("tool_calls")
+        if calls:
+            said["tool_calls"] = [
+                _call(call, f"{len(found)}-{number}")
+                for number, call in enumerate(objects(message, "tool_calls", calls))
+            ]
+        if role == "tool":
+            said["tool_call_id"] = message.text("tool_call_id") or _called(found, message.text("tool_name"))
+        thoughts = message.text("thinking")
+        if thoughts:
+            said["reasoning_content"] = thoughts
+        message.overlook()
+        found.append(said)
+    return found
+
+
+def _call(call: BodyFields, number: str) -> Chat:
+    """Theirs have no ids of necessity, and arguments that are objects."""
+    function = call.nested("function")
+    name = None if function is None else function.text("name")
+    if function is None or name is None:
+        where = call.name("function.name")
+        raise refused(f"'{where}' is missing", where)
+    arguments = function.nested("arguments")
+    text = json.dumps(dict(arguments.items()) if arguments else {})
+    function.ignore(("index",))
+    function.overlook()
+    found = {"id": call.text("id") or f"call_{number}", "type": "function"}
+    call.ignore(("type",))
+    call.overlook()
+    return {**found, "function": {"name": name, "arguments": text}}
+
+
+def _called(before: list[Chat], tool: str | None) -> str:
+    """The id of the last call of that tool, or of any where its result does not say."""
+    for message in reversed(before):
+        calls = message.get("tool_calls")
+        for call in reversed(calls if isinstance(calls, list) else []):
+            if tool in (None, call["function"]["name"]):
+                return str(call["id"])
+    return "call_0"

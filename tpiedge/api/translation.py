@@ -1,0 +1,97 @@
+"""Requests of other APIs become chats of OpenAI's: what one of these can do, the others can."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from tpiedge.api.asked import Asked, FormatName
+from tpiedge.api.chat_request import read_chat
+from tpiedge.api.errors import ApiError, refused
+from tpiedge.api.fields import BodyFields
+from tpiedge.api.service import Service
+
+__all__ = ["MAX_PARTS", "Chat", "copied", "needed", "objects", "read_translated", "renamed", "text_parts"]
+
+Chat = dict[str, object]
+"""The JSON of a chat request."""
+
+MAX_PARTS = 4096
+"""Of an array of messages, or of the parts of one."""
+
+
+def read_translated(
+    chat: Chat,
+    form: FormatName,
+    fields: BodyFields,
+    service: Service,
+    name: str,
+    names: Mapping[str, str],
+    *,
+    stream: bool,
+) -> Asked:
+    """What `chat` asks for, to be answered in the form `form`. `fields`: of the request that it was made of; `names`:
+    of fields of `chat`, what they are called there. Raises ApiError."""
+    with_model = {"model": service.model().name, **chat}
+    try:
+        asked = read_chat(with_model, service, name)
+    except ApiError as error:
+        raise renamed(error, names) from None
+    ignored = tuple(dict.fromkeys((*fields.ignored, *asked.ignored)))
+    return replace(asked, reply=replace(asked.reply, format=form, stream=stream), ignored=ignored)
+
+
+def renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    """The error in the words of the request."""
+    message, param = error.message, error.param
+    for ours, theirs in names.items():
+        message = message.replace(f"'{ours}'", f"'{theirs}'")
+        param = theirs if param == ours else param
+    return ApiError(error.status, message, error.code, param=param, headers=error.headers)
+
+
+def copied(fields: BodyFields, chat: Chat, names: Mapping[str, str]) -> None:
+    """Those of the fields that are given go into `chat`, which has another name for each; it is checked there."""
+    for theirs, ours in names.items():
+        value = fields.raw(theirs)
+        if value is not None:
+            chat[ours] = value
+
+
+def objects(fields: BodyFields, key: str, value: object) -> Sequence[BodyFields]:
+    """The objects of the array `value`, which is that of `key`. Raises ApiError."""
+    if not isinstance(value, list):
+        raise fields.wrong_type(key, "an array", value)
+    if len(value) > MAX_PARTS:
+        name = fields.name(key)
+        raise refused(f"'{name}' has {len(value)} entries: at most {MAX_PARTS}", name)
+    found = []
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise fields.wrong_type(f"{key}[{index}]", "an object", item)
+        found.append(fields.inner(item, f"{key}[{index}]"))
+    return found
+
+
+def text_parts(fields: BodyFields, key: str, kinds: Sequence[str]) -> str:
+    """A string, or the texts of an array of parts, each of one of the `kinds`, as one. Raises ApiError."""
+    value = fields.raw(key)
+    if isinstance(value, str):
+        return value
+    return "\n".join(_text(part, kinds) for part in objects(fields, key, value))
+
+
+def needed(fields: BodyFields, key: str) -> str:
+    """A text that must be there. Raises ApiError."""
+    text = fields.text(key)
+    if text is None:
+        raise refused(f"'{fields.name(key)}' is missing", fields.name(key))
+    return text
+
+
+def _text(part: BodyFields, kinds: Sequence[str]) -> str:
+    kind = part.text("type")
+    if kind not in kinds:
+        name = part.name("type")
+        raise refused(f"'{name}' must be '{kinds[0]}': only text is read here", name, "unsupported_value")
+    text = needed(part, "text")
+    part.overlook()
+    return text
