@@ -9,4 +9,6 @@ its sampling, `asked` is what comes of it, `intake` limits it by `limits`. Its a
 `prompt_echo`, and one of the `formats`, `openai_format` or `embedding_format`, makes `frames` of it. Where answers are
 to survive the server, `kept_answers` outlive their connections, and a `record_folder` has their `records`. `errors` are
 OpenAI's; `service` is what a cluster must offer.
+
+`openapi` with `openapi_fields` describes the routes for clients.
 """
