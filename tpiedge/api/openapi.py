@@ -28,7 +28,7 @@ def _answer(description: str, schema: JsonSchema, *, events: bool = False) -> Js
     """A 200. `events`: it may be a stream."""
     content: JsonSchema = {_JSON: {"schema": schema}}
     if events:
-        content[_EVENTS] = {"schema": {"type": "string"}}
+        content[_EVENTS] = {"schema": {}}
     return {"200": {"description": description, "content": content}}
 
 
