@@ -7,6 +7,7 @@ depend on the model (token ids, the context) are not told.
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS
 from tpiedge.engine.sampling import (
     BIAS,
     MAX_BIASES,
@@ -27,7 +28,6 @@ _COUNT: Final[JsonSchema] = {"type": "integer", "minimum": 0}
 _NUMBER: Final[JsonSchema] = {"type": "number"}
 _TOKEN_IDS: Final[JsonSchema] = {"type": "array", "items": _COUNT}
 _SCORES: Final[JsonSchema] = {"type": ["object", "null"]}
-_MOST_TOKENS: Final = 2**32 - 1
 
 
 def body(fields: Mapping[str, JsonSchema], needed: Sequence[str] = ()) -> JsonSchema:
@@ -93,7 +93,7 @@ SAMPLING: Final[dict[str, JsonSchema]] = {
         "additionalProperties": {"type": "number", "minimum": BIAS.low, "maximum": BIAS.high},
     },
     "seed": _integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
-    "n": _integer(1, 1, "How many answers."),
+    "n": _integer(1, MAX_CHOICES, "How many answers, of each prompt."),
 }
 """Of every request for an answer."""
 
@@ -121,22 +121,24 @@ _ANSWERING: Final[dict[str, JsonSchema]] = {
 COMPLETION: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
     "prompt": {
-        "description": "A text, or token ids.",
+        "description": "A text, token ids, or a list of either, which is answered one by one.",
         "anyOf": [
             TEXT,
             _TOKEN_IDS,
-            {"type": "array", "minItems": 1, "maxItems": 1, "items": {"anyOf": [TEXT, _TOKEN_IDS]}},
+            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": TEXT},
+            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": _TOKEN_IDS},
         ],
     },
-    "max_tokens": _integer(1, _MOST_TOKENS, "Of the answer; 16 without."),
+    "echo": _flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
+    "max_tokens": _integer(0, MAX_TOKENS, "Of the answer; 16 without."),
     "logprobs": _integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
 }
 
 CHAT: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
     "messages": _MESSAGES,
-    "max_tokens": _integer(1, _MOST_TOKENS, "Of the answer."),
-    "max_completion_tokens": _integer(1, _MOST_TOKENS, "The newer name of max_tokens."),
+    "max_tokens": _integer(1, MAX_TOKENS, "Of the answer."),
+    "max_completion_tokens": _integer(1, MAX_TOKENS, "The newer name of max_tokens."),
     "logprobs": _flag("Whether probabilities are told."),
     "top_logprobs": _integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
     "chat_template_kwargs": _SWITCHES,
