@@ -143,6 +143,9 @@ def test_a_terminal_is_asked_which(namespaces, tmp_path) -> None:
     assert worker.exitstatus == PEER
 
 
+@pytest.mark.fault(
+    "H12", "names that strangers announce in the network are shown without control characters, or not at all"
+)
 def test_what_strangers_announce_is_shown_harmless_or_not_at_all(namespaces) -> None:
     """Somebody on the LAN: names that command a terminal, addresses elsewhere, ports that cannot be, no protocol."""
     own = namespaces.addresses["worker2"]
