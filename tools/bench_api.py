@@ -3,11 +3,12 @@
     .venv/bin/python -m tools.bench_api [MODEL] [--streams 16] [--tokens 400] [--requests 640] [--connections 1000]
         [--looks 500] [--repeats 5]
 
-A master runs alone on this computer, and its node is a process of its own. Printed, each as median, least and most of
-the repeats: milliseconds of processor time of the master's process, its control thread included, per token while
-`--streams` answers of `--tokens` are streamed, and per request of one token; its memory for `--connections` that have
-asked for /health once and are kept open; and milliseconds that /health takes at the median and the 99th percentile of
-`--looks`, while as many answers are streamed and each core has a process that only computes beside. Linux.
+A master runs alone on this computer, and its node is a process of its own. Printed: megabytes of memory that the new
+master takes for `--connections` that have asked for /health once and are kept open; and, as median, least and most of
+the repeats, milliseconds of processor time of the master's process, its control thread included, per token while
+`--streams` answers of `--tokens` are streamed, and per request of one token; and milliseconds that /health takes at the
+median and the 99th percentile of `--looks`, while as many answers are streamed and each core has a process beside that
+only computes. The same of a bare server, which answers each line alike, says how much of that is the computer's. Linux.
 """
 
 import argparse
@@ -32,6 +33,20 @@ _LOOK_GAP_S = 0.01
 _WARM_REQUESTS = 64
 _MEGABYTE = 1e6
 _END_OF_STREAM = b"data: [DONE]\n\n"
+_BARE = """
+import asyncio
+
+async def serve(reader, writer):
+    while await reader.readuntil(b"\\r\\n\\r\\n"):
+        writer.write(b"HTTP/1.1 200 OK\\r\\n\\r\\n{}")
+
+async def main():
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+asyncio.run(main())
+"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -67,8 +82,8 @@ def _measured(folder: Path, options: argparse.Namespace) -> dict[str, list[float
         cluster.start_master()
         cluster.wait_ready(1, _LIMIT_S)
         api = _Api(cluster, psutil.Process(cluster.master.pid), options)
+        found = {f"MB for {options.connections} connections": [asyncio.run(api.idle_bytes()) / _MEGABYTE]}
         asyncio.run(api.warm())
-        found: dict[str, list[float]] = {}
         for _ in range(options.repeats):
             for name, value in asyncio.run(api.round()).items():
                 found.setdefault(name, []).append(value)
@@ -95,19 +110,20 @@ class _Api:
         options = self._options
         per_token = await self._cpu_ms(self._streams()) / (options.streams * options.tokens)
         per_request = await self._cpu_ms(self._requests(options.requests)) / options.requests
-        idle = await self._idle_bytes() / _MEGABYTE
-        with _busy_cores():
+        with _busy_cores(), _bare_server() as bare:
             stream = asyncio.create_task(self._streams_until_cancelled())
-            looks = await self._looks()
+            looks = await self._looks(self._port)
+            bare_looks = await self._looks(bare)
             stream.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await stream
         return {
             "ms of processor time per token": per_token,
             "ms of processor time per request": per_request,
-            f"MB for {options.connections} connections": idle,
             "/health, median ms": statistics.median(looks),
-            "/health, 99th percentile ms": statistics.quantiles(looks, n=100)[98],
+            "/health, 99th percentile ms": _last_percent(looks),
+            "the bare server, median ms": statistics.median(bare_looks),
+            "the bare server, 99th percentile ms": _last_percent(bare_looks),
         }
 
     async def _cpu_ms(self, work: Coroutine[None, None, None]) -> float:
@@ -161,7 +177,7 @@ class _Api:
         if not answer.startswith(b"HTTP/1.1 200") or (stream and _END_OF_STREAM not in answer):
             raise RuntimeError(f"no answer: {answer[-300:]!r}")
 
-    async def _idle_bytes(self) -> int:
+    async def idle_bytes(self) -> int:
         """What the memory grows by when so many connections are open and wait."""
         before = self._process.memory_full_info().uss
         writers = []
@@ -175,9 +191,9 @@ class _Api:
             for writer in writers:
                 writer.close()
 
-    async def _looks(self) -> list[float]:
+    async def _looks(self, port: int) -> list[float]:
         """Milliseconds of each, one after the other on one connection."""
-        reader, writer = await asyncio.open_connection(HOST, self._port)
+        reader, writer = await asyncio.open_connection(HOST, port)
         try:
             return [await _look(reader, writer) for _ in range(self._options.looks)]
         finally:
@@ -195,6 +211,20 @@ async def _look(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> f
     if not head.startswith(b"HTTP/1.1 200"):
         raise RuntimeError(f"no answer: {head!r}")
     return took_s * 1000
+
+
+def _last_percent(values: list[float]) -> float:
+    return statistics.quantiles(values, n=100)[98]
+
+
+@contextlib.contextmanager
+def _bare_server() -> Iterator[int]:
+    """Its port. It reads to the end of a head, as /health's clients write it."""
+    with subprocess.Popen([sys.executable, "-c", _BARE], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            yield int(server.stdout.readline())
+        finally:
+            server.kill()
 
 
 @contextlib.contextmanager
