@@ -80,7 +80,7 @@ def _kept(kind: str, answer: str) -> JsonSchema:
             more={"parameters": [last_event]},
         ),
         "delete": _operation(
-            f"Nobody wants this {kind} any more (--journal)",
+            f"Nobody wants this {kind} any more",
             _answer("It is ended and forgotten", _ref("deleted")),
         ),
     }
