@@ -33,11 +33,11 @@ def why_no_chromium() -> str | None:
 
 
 @contextlib.contextmanager
-def chromium(profile: Path, *flags: str) -> Iterator[Chrome]:
-    """A browser with a new `profile` and further `flags`."""
+def chromium(profile: Path) -> Iterator[Chrome]:
+    """A browser with a new `profile`."""
     options = ChromeOptions()
     options.binary_location = _browser() or ""
-    for flag in (*_FLAGS, f"--user-data-dir={profile}", *flags):
+    for flag in (*_FLAGS, f"--user-data-dir={profile}"):
         options.add_argument(flag)
     driver = Chrome(options, ChromeService(shutil.which(_DRIVER)))
     try:

@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))
 
 _HTML = Path(__file__).with_name("hostile_page.html")
 _ATTACK_S = 200.0
-_EVIL = "evil.example"
+#: Browsers know themselves that it leads to this computer, and take it for another site.
+_EVIL = "evil.localhost"
 #: It takes longer than a page attacks.
 _BODY = {"model": "demo", "prompt": "ba zu", "max_tokens": 25_000, "ignore_eos": True, "stream": True}
 #: Each must have come from the browser, or the test shows nothing.
@@ -70,7 +71,7 @@ def _attacked(
         base = "" if rebound else f"http://127.0.0.1:{master.port}"
         with (
             Middleman(cluster.port + 4, html.replace("%BASE%", base)) as evil,
-            chromium(folder, f"--host-resolver-rules=MAP {_EVIL} 127.0.0.1") as browser,
+            chromium(folder) as browser,
         ):
             browser.get(f"http://{host}:{evil.port}{PAGE}")
             WebDriverWait(browser, _ATTACK_S).until(lambda one: one.title == "done")
