@@ -13,24 +13,28 @@ from tpiedge.api.guard import Guard
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.openapi import document
+from tpiedge.testing.service import WIDTH
 
 METHODS = {"get", "post", "delete"}
+MESSAGES = [{"role": "user", "content": [{"type": "text", "text": "x"}]}]
+STREAM = {"stream": True, "stream_options": {}}
+#: Of each route with a body the fields that the document has, and bodies that together lead to all fields being read.
 BODIES = {
-    "/v1/completions": {"model": "babbler", "prompt": "x", "stream": True, "stream_options": {}},
-    "/v1/chat/completions": {
-        "model": "babbler",
-        "messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}],
-        "stream": True,
-        "stream_options": {},
-        "chat_template_kwargs": {"thinking": True},
-    },
-}
-TEXTS = {
-    "/tokenize": (
-        described.TOKENIZE,
-        [{"prompt": "x"}, {"content": "x"}, {"messages": BODIES["/v1/chat/completions"]["messages"]}],
+    "/v1/completions": (described.COMPLETION, [{"model": "babbler", "prompt": "x", **STREAM}]),
+    "/v1/chat/completions": (
+        described.CHAT,
+        [{"model": "babbler", "messages": MESSAGES, "chat_template_kwargs": {"thinking": True}, **STREAM}],
     ),
+    "/v1/embeddings": (described.EMBEDDINGS, [{"model": "babbler", "input": "x"}]),
+    "/tokenize": (described.TOKENIZE, [{"prompt": "x"}, {"content": "x"}, {"messages": MESSAGES}]),
     "/detokenize": (described.DETOKENIZE, [{"tokens": [1]}]),
+}
+#: Fields that are objects, wherever they are read.
+NESTED = {
+    "messages[0]": described.SCHEMAS["message"],
+    "messages[0].content[0]": described.SCHEMAS["part"],
+    "stream_options": described.CHAT["stream_options"],
+    "chat_template_kwargs": described.CHAT["chat_template_kwargs"],
 }
 
 
@@ -101,28 +105,32 @@ def read(monkeypatch):
     return names
 
 
-def properties(schema):
-    return set(schema["properties"])
+@pytest.mark.parametrize("path", BODIES)
+def test_the_fields_that_are_read_are_in_it_and_no_others(serve, service, read, path):
+    def script(generation):
+        if path == "/v1/embeddings":
+            generation.embed(*[1.0] * WIDTH)
+        generation.finish("stop")
 
-
-@pytest.mark.parametrize(
-    ("path", "fields"), [("/v1/completions", described.COMPLETION), ("/v1/chat/completions", described.CHAT)]
-)
-def test_the_fields_of_a_request_for_an_answer(serve, service, read, path, fields):
-    service.script = lambda generation: generation.finish("stop")
-    assert httpx.post(f"{serve().url}{path}", json=BODIES[path]).status_code == 200
-    assert read[""] == set(fields)
-    assert read["stream_options"] == properties(fields["stream_options"])
-    if "messages" in fields:
-        assert read["messages[0]"] == properties(described.SCHEMAS["message"])
-        assert read["messages[0].content[0]"] == properties(described.SCHEMAS["part"])
-        assert read["chat_template_kwargs"] == properties(fields["chat_template_kwargs"])
-
-
-@pytest.mark.parametrize("path", TEXTS)
-def test_the_fields_of_other_requests(serve, read, path):
-    fields, bodies = TEXTS[path]
+    fields, bodies = BODIES[path]
+    service.script = script
     url = serve().url
     for body in bodies:
         assert httpx.post(f"{url}{path}", json=body).status_code == 200
-    assert read[""] == set(fields)
+    assert read.pop("") == set(fields)
+    for name, keys in read.items():
+        assert keys <= set(NESTED[name]["properties"]), name
+
+
+def test_every_body_is_compared():
+    posted = {path for path, entry in document()["paths"].items() if "post" in entry}
+    assert {path for path in posted if not path.startswith("/admin/")} == set(BODIES)
+
+
+def test_objects_in_bodies_have_the_fields_that_are_read(serve, service, read):
+    service.script = lambda generation: generation.finish("stop")
+    for body in BODIES["/v1/chat/completions"][1]:
+        assert httpx.post(f"{serve().url}/v1/chat/completions", json=body).status_code == 200
+    assert {name: set(schema["properties"]) for name, schema in NESTED.items()} == {
+        name: keys for name, keys in read.items() if name
+    }

@@ -142,6 +142,11 @@ PATHS: Final[dict[str, JsonSchema]] = {
         )
     },
     "/v1/chat/completions/{id}": _kept("chat completion", "chat"),
+    "/v1/embeddings": {
+        "post": _operation(
+            "Vectors of texts", _answer("The vectors", _ref("embeddings")), _ref("embeddings_request")
+        )
+    },
     "/tokenize": {
         "post": _operation(
             "The tokens of a text or a chat", _answer("They", _ref("tokens")), _ref("tokenize_request")

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS
+from tpiedge.api.embedding_request import MAX_INPUTS
 from tpiedge.engine.sampling import (
     BIAS,
     MAX_BIASES,
@@ -19,7 +20,18 @@ from tpiedge.engine.sampling import (
 )
 from tpiedge.wire.fields import Range
 
-__all__ = ["CHAT", "COMPLETION", "DETOKENIZE", "SCHEMAS", "TEXT", "TOKENIZE", "JsonSchema", "body", "reply"]
+__all__ = [
+    "CHAT",
+    "COMPLETION",
+    "DETOKENIZE",
+    "EMBEDDINGS",
+    "SCHEMAS",
+    "TEXT",
+    "TOKENIZE",
+    "JsonSchema",
+    "body",
+    "reply",
+]
 
 JsonSchema = dict[str, object]
 
@@ -144,6 +156,22 @@ CHAT: Final[dict[str, JsonSchema]] = {
     "chat_template_kwargs": _SWITCHES,
 }
 
+EMBEDDINGS: Final[dict[str, JsonSchema]] = {
+    "model": _MODEL,
+    "input": {
+        "description": "A text, token ids, or a list of either.",
+        "anyOf": [
+            TEXT,
+            _TOKEN_IDS,
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": TEXT},
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": _TOKEN_IDS},
+        ],
+    },
+    "encoding_format": {"enum": ["float", "base64", None]},
+    "pooling": {"enum": ["mean", "last", None], "description": "Of which positions the vector is."},
+    "dimensions": _integer(1, 2**31, "None but the model's own."),
+}
+
 TOKENIZE: Final[dict[str, JsonSchema]] = {
     "model": _MODEL,
     "prompt": TEXT,
@@ -199,11 +227,29 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
     "part": body({"type": {"const": "text"}, "text": TEXT}, ["type", "text"]),
     "completion_request": body(COMPLETION, ["model", "prompt"]),
     "chat_request": body(CHAT, ["model", "messages"]),
+    "embeddings_request": body(EMBEDDINGS, ["model", "input"]),
     "tokenize_request": body(TOKENIZE),
     "detokenize_request": body(DETOKENIZE, ["tokens"]),
     "completion": _whole({"text": TEXT}),
     "chat": _whole(
         {"message": reply({"role": TEXT, "content": TEXT, "refusal": {"type": ["string", "null"]}})}
+    ),
+    "embeddings": reply(
+        {
+            "object": TEXT,
+            "model": TEXT,
+            "data": {
+                "type": "array",
+                "items": reply(
+                    {
+                        "object": TEXT,
+                        "index": _COUNT,
+                        "embedding": {"anyOf": [TEXT, {"type": "array", "items": _NUMBER}]},
+                    }
+                ),
+            },
+            "usage": reply({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+        }
     ),
     "deleted": reply({"id": TEXT, "object": TEXT, "deleted": {"type": "boolean"}}),
     "model": reply(
