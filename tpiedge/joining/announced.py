@@ -11,10 +11,9 @@ Laws:
 
 import ipaddress
 import re
-import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 from tpiedge.host.addresses import Address
 from tpiedge.sanitise import sanitised_name
@@ -59,13 +58,14 @@ def heard(
     addresses: Iterable[str],
     port: int | None,
     said: Mapping[bytes, bytes | None],
-    interfaces: Mapping[str, Sequence[Any]],
+    networks: Iterable[ipaddress.IPv4Network],
 ) -> AnnouncedMaster | None:
-    """A record of SERVICE, whose full name is `name`; None where it names no place to try. `interfaces`: as of psutil,
-    this machine's."""
+    """A record of SERVICE, whose full name is `name`; None where it names no place to try. `networks`: those that this
+    machine is on."""
     if port is None or not 1 <= port <= _LAST_PORT:
         return None
-    near = [address for address in addresses if _is_near(address, interfaces)]
+    own = tuple(networks)
+    near = [address for address in addresses if _is_near(address, own)]
     if not near:
         return None
     protocol = said.get(_PROTOCOL) or b""
@@ -76,15 +76,11 @@ def heard(
     )
 
 
-def _is_near(text: str, interfaces: Mapping[str, Sequence[Any]]) -> bool:
-    """Whether this is the IPv4 address of a machine on one of this machine's networks, loopback apart."""
+def _is_near(text: str, networks: Iterable[ipaddress.IPv4Network]) -> bool:
+    """Whether this is the IPv4 address of a machine on one of the networks, loopback apart."""
     try:
         address = ipaddress.IPv4Address(text)
     except ValueError:
         return False
-    return not (address.is_loopback or address.is_multicast or address.is_unspecified) and any(
-        address in ipaddress.IPv4Network(f"{record.address}/{record.netmask}", strict=False)
-        for found in interfaces.values()
-        for record in found
-        if record.family == socket.AF_INET and record.netmask
-    )
+    elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
+    return not elsewhere and any(address in network for network in networks)

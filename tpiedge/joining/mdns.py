@@ -12,11 +12,10 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-import psutil
 import zeroconf
 
 from tpiedge.errors import UserError
-from tpiedge.host.addresses import Address
+from tpiedge.host.addresses import Address, own_networks
 from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, label
 
 __all__ = ["announced", "masters_nearby"]
@@ -99,7 +98,7 @@ def _master(mdns: zeroconf.Zeroconf, name: str, deadline: float) -> AnnouncedMas
     if not record.load_from_cache(mdns) and (wait_s <= 0 or not record.request(mdns, wait_s * 1000)):
         return None
     addresses = record.parsed_addresses(zeroconf.IPVersion.V4Only)
-    return heard(name, addresses, record.port, record.properties, psutil.net_if_addrs())
+    return heard(name, addresses, record.port, record.properties, own_networks())
 
 
 @contextlib.contextmanager

@@ -1,7 +1,6 @@
 """What is believed of masters that announce themselves: nothing but where to try."""
 
-import socket
-from types import SimpleNamespace
+import ipaddress
 
 import pytest
 from hypothesis import given
@@ -13,15 +12,7 @@ from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, he
 PROTOCOL = 41
 
 
-def interface(address, netmask="255.255.255.0", family=socket.AF_INET):
-    return SimpleNamespace(family=family, address=address, netmask=netmask)
-
-
-OWN = {
-    "lo": [interface("127.0.0.1", "255.0.0.0"), interface("::1", "ffff:", socket.AF_INET6)],
-    "eth0": [interface("192.168.1.20"), interface("0a:00:00:00:00:01", None, socket.AF_PACKET)],
-    "wlan0": [interface("10.0.7.20", "255.255.0.0")],
-}
+OWN = [ipaddress.IPv4Network(one) for one in ("127.0.0.0/8", "192.168.1.0/24", "10.0.0.0/16")]
 SAID = {name.encode(): value.encode() for name, value in announcement(PROTOCOL).items()}
 
 
