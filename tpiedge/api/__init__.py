@@ -10,5 +10,5 @@ its sampling, `asked` is what comes of it, `intake` limits it by `limits`. Its a
 to survive the server, `kept_answers` outlive their connections, and a `record_folder` has their `records`. `errors` are
 OpenAI's; `service` is what a cluster must offer.
 
-`openapi` with `openapi_fields` describes the routes for clients.
+`openapi` with `openapi_fields` and `openapi_parts` describes the routes for clients.
 """

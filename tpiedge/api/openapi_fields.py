@@ -4,11 +4,24 @@ A field that a request may have is here, and one that has an effect; the tests h
 depend on the model (token ids, the context) are not told.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS
 from tpiedge.api.embedding_request import MAX_INPUTS
+from tpiedge.api.openapi_parts import (
+    COUNT,
+    MODEL,
+    NUMBER,
+    TEXT,
+    TOKEN_IDS,
+    JsonSchema,
+    body,
+    flag,
+    integer,
+    number,
+    reply,
+)
 from tpiedge.engine.sampling import (
     BIAS,
     MAX_BIASES,
@@ -26,55 +39,10 @@ __all__ = [
     "DETOKENIZE",
     "EMBEDDINGS",
     "SCHEMAS",
-    "TEXT",
     "TOKENIZE",
-    "JsonSchema",
-    "body",
-    "reply",
 ]
 
-JsonSchema = dict[str, object]
-
-TEXT: Final[JsonSchema] = {"type": "string"}
-_COUNT: Final[JsonSchema] = {"type": "integer", "minimum": 0}
-_NUMBER: Final[JsonSchema] = {"type": "number"}
-_TOKEN_IDS: Final[JsonSchema] = {"type": "array", "items": _COUNT}
 _SCORES: Final[JsonSchema] = {"type": ["object", "null"]}
-
-
-def body(fields: Mapping[str, JsonSchema], needed: Sequence[str] = ()) -> JsonSchema:
-    """An object that a client sends; others of its fields have no effect."""
-    return {"type": "object", "properties": dict(fields), "required": list(needed)}
-
-
-def reply(fields: Mapping[str, JsonSchema], more: Mapping[str, JsonSchema] | None = None) -> JsonSchema:
-    """An object that is answered; each of `fields` is always there, `more` may be."""
-    return {"type": "object", "properties": {**fields, **(more or {})}, "required": list(fields)}
-
-
-def _or_null(schema: JsonSchema) -> JsonSchema:
-    """Every field that may be left out may be null."""
-    return {**schema, "type": [schema["type"], "null"]}
-
-
-def _number(allowed: Range, description: str) -> JsonSchema:
-    return _or_null(
-        {"type": "number", "minimum": allowed.low, "maximum": allowed.high, "description": description}
-    )
-
-
-def _integer(low: int, high: int, description: str) -> JsonSchema:
-    return _or_null({"type": "integer", "minimum": low, "maximum": high, "description": description})
-
-
-def _flag(description: str) -> JsonSchema:
-    return _or_null({"type": "boolean", "description": description})
-
-
-_MODEL: Final[JsonSchema] = {
-    **TEXT,
-    "description": "The name of the model that is served, or an alias of it.",
-}
 _MESSAGES: Final[JsonSchema] = {
     "type": "array",
     "minItems": 1,
@@ -85,18 +53,18 @@ _SWITCHES: Final[JsonSchema] = {
     "type": ["object", "null"],
     "description": "Switches of the chat template.",
     "properties": {
-        name: _flag("Whether a model that can think does.") for name in ("enable_thinking", "thinking")
+        name: flag("Whether a model that can think does.") for name in ("enable_thinking", "thinking")
     },
 }
 
 SAMPLING: Final[dict[str, JsonSchema]] = {
-    "temperature": _number(Range(0.0, 2.0), "0 takes the likeliest token."),
-    "top_p": _number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
-    "top_k": _integer(-1, MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
-    "min_p": _number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),
-    "repetition_penalty": _number(REPETITION_PENALTY, "Divides the scores of tokens that were there."),
-    "presence_penalty": _number(PENALTY, "Is taken from the scores of tokens that were said."),
-    "frequency_penalty": _number(PENALTY, "The same, for each time."),
+    "temperature": number(Range(0.0, 2.0), "0 takes the likeliest token."),
+    "top_p": number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
+    "top_k": integer(-1, MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
+    "min_p": number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),
+    "repetition_penalty": number(REPETITION_PENALTY, "Divides the scores of tokens that were there."),
+    "presence_penalty": number(PENALTY, "Is taken from the scores of tokens that were said."),
+    "frequency_penalty": number(PENALTY, "The same, for each time."),
     "logit_bias": {
         "type": ["object", "null"],
         "description": "Is added to scores, by token id.",
@@ -104,19 +72,19 @@ SAMPLING: Final[dict[str, JsonSchema]] = {
         "propertyNames": {"pattern": "^[0-9]{1,10}$"},
         "additionalProperties": {"type": "number", "minimum": BIAS.low, "maximum": BIAS.high},
     },
-    "seed": _integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
-    "n": _integer(1, MAX_CHOICES, "How many answers, of each prompt."),
+    "seed": integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
+    "n": integer(1, MAX_CHOICES, "How many answers, of each prompt."),
 }
 """Of every request for an answer."""
 
 _ANSWERING: Final[dict[str, JsonSchema]] = {
-    "model": _MODEL,
+    "model": MODEL,
     **SAMPLING,
-    "stream": _flag("Whether the answer comes as server-sent events."),
+    "stream": flag("Whether the answer comes as server-sent events."),
     "stream_options": {
         "type": ["object", "null"],
         "description": "Only with `stream`.",
-        "properties": {"include_usage": _flag("Whether the last event has the usage.")},
+        "properties": {"include_usage": flag("Whether the last event has the usage.")},
     },
     "stop": {
         "description": "Where the answer ends; not a part of it.",
@@ -126,8 +94,8 @@ _ANSWERING: Final[dict[str, JsonSchema]] = {
             {"type": "null"},
         ],
     },
-    "return_token_ids": _flag("Whether the answer has its token ids."),
-    "ignore_eos": _flag("Whether the answer goes on where the model would end it."),
+    "return_token_ids": flag("Whether the answer has its token ids."),
+    "ignore_eos": flag("Whether the answer goes on where the model would end it."),
 }
 
 COMPLETION: Final[dict[str, JsonSchema]] = {
@@ -136,62 +104,62 @@ COMPLETION: Final[dict[str, JsonSchema]] = {
         "description": "A text, token ids, or a list of either, which is answered one by one.",
         "anyOf": [
             TEXT,
-            _TOKEN_IDS,
+            TOKEN_IDS,
             {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": TEXT},
-            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": _TOKEN_IDS},
+            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": TOKEN_IDS},
         ],
     },
-    "echo": _flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
-    "max_tokens": _integer(0, MAX_TOKENS, "Of the answer; 16 without."),
-    "logprobs": _integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
+    "echo": flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
+    "max_tokens": integer(0, MAX_TOKENS, "Of the answer; 16 without."),
+    "logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
 }
 
 CHAT: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
     "messages": _MESSAGES,
-    "max_tokens": _integer(1, MAX_TOKENS, "Of the answer."),
-    "max_completion_tokens": _integer(1, MAX_TOKENS, "The newer name of max_tokens."),
-    "logprobs": _flag("Whether probabilities are told."),
-    "top_logprobs": _integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
+    "max_tokens": integer(1, MAX_TOKENS, "Of the answer."),
+    "max_completion_tokens": integer(1, MAX_TOKENS, "The newer name of max_tokens."),
+    "logprobs": flag("Whether probabilities are told."),
+    "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
     "chat_template_kwargs": _SWITCHES,
 }
 
 EMBEDDINGS: Final[dict[str, JsonSchema]] = {
-    "model": _MODEL,
+    "model": MODEL,
     "input": {
         "description": "A text, token ids, or a list of either.",
         "anyOf": [
             TEXT,
-            _TOKEN_IDS,
+            TOKEN_IDS,
             {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": TEXT},
-            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": _TOKEN_IDS},
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": TOKEN_IDS},
         ],
     },
     "encoding_format": {"enum": ["float", "base64", None]},
     "pooling": {"enum": ["mean", "last", None], "description": "Of which positions the vector is."},
-    "dimensions": _integer(1, 2**31, "None but the model's own."),
+    "dimensions": integer(1, 2**31, "None but the model's own."),
 }
 
 TOKENIZE: Final[dict[str, JsonSchema]] = {
-    "model": _MODEL,
+    "model": MODEL,
     "prompt": TEXT,
     "content": TEXT,
     "messages": _MESSAGES,
     "chat_template_kwargs": _SWITCHES,
-    "add_special_tokens": _flag("Whether a `prompt` begins as the model's texts do; true without."),
-    "add_special": _flag("The same of a `content`; false without."),
-    "return_token_strs": _flag("Whether the text of each token is told."),
-    "with_pieces": _flag("The same, as llama.cpp names it."),
+    "add_special_tokens": flag("Whether a `prompt` begins as the model's texts do; true without."),
+    "add_special": flag("The same of a `content`; false without."),
+    "return_token_strs": flag("Whether the text of each token is told."),
+    "with_pieces": flag("The same, as llama.cpp names it."),
 }
 
-DETOKENIZE: Final[dict[str, JsonSchema]] = {"model": _MODEL, "tokens": _TOKEN_IDS}
+DETOKENIZE: Final[dict[str, JsonSchema]] = {"model": MODEL, "tokens": TOKEN_IDS}
 
 _USAGE: Final[JsonSchema] = reply(
-    {"prompt_tokens": _COUNT, "completion_tokens": _COUNT, "total_tokens": _COUNT},
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
     {
-        "prompt_tokens_details": reply({"cached_tokens": _COUNT}),
-        "tokens_per_step": _NUMBER,
-        "pauses": reply({"count": _COUNT, "seconds": _NUMBER}),
+        "prompt_tokens_details": reply({"cached_tokens": COUNT}),
+        "tokens_per_step": NUMBER,
+        "pauses": reply({"count": COUNT, "seconds": NUMBER}),
     },
 )
 
@@ -199,12 +167,12 @@ _USAGE: Final[JsonSchema] = reply(
 def _whole(shown: Mapping[str, JsonSchema]) -> JsonSchema:
     """An answer with one choice."""
     choice = reply(
-        {"index": _COUNT, **shown, "logprobs": _SCORES, "finish_reason": {"enum": ["stop", "length"]}},
-        {"token_ids": _TOKEN_IDS},
+        {"index": COUNT, **shown, "logprobs": _SCORES, "finish_reason": {"enum": ["stop", "length"]}},
+        {"token_ids": TOKEN_IDS},
     )
     choices: JsonSchema = {"type": "array", "items": choice}
     return reply(
-        {"id": TEXT, "object": TEXT, "created": _COUNT, "model": TEXT, "choices": choices, "usage": _USAGE}
+        {"id": TEXT, "object": TEXT, "created": COUNT, "model": TEXT, "choices": choices, "usage": _USAGE}
     )
 
 
@@ -243,12 +211,12 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
                 "items": reply(
                     {
                         "object": TEXT,
-                        "index": _COUNT,
-                        "embedding": {"anyOf": [TEXT, {"type": "array", "items": _NUMBER}]},
+                        "index": COUNT,
+                        "embedding": {"anyOf": [TEXT, {"type": "array", "items": NUMBER}]},
                     }
                 ),
             },
-            "usage": reply({"prompt_tokens": _COUNT, "total_tokens": _COUNT}),
+            "usage": reply({"prompt_tokens": COUNT, "total_tokens": COUNT}),
         }
     ),
     "deleted": reply({"id": TEXT, "object": TEXT, "deleted": {"type": "boolean"}}),
@@ -256,9 +224,9 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
         {
             "id": TEXT,
             "object": TEXT,
-            "created": _COUNT,
+            "created": COUNT,
             "owned_by": TEXT,
-            "context_length": _COUNT,
+            "context_length": COUNT,
             "also_called": {"type": "array", "items": TEXT},
         }
     ),
@@ -266,7 +234,7 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
         {"object": TEXT, "data": {"type": "array", "items": {"$ref": "#/components/schemas/model"}}}
     ),
     "tokens": reply(
-        {"tokens": _TOKEN_IDS, "count": _COUNT, "max_model_len": _COUNT},
+        {"tokens": TOKEN_IDS, "count": COUNT, "max_model_len": COUNT},
         {"token_strs": {"type": "array", "items": TEXT}},
     ),
     "text": reply({"prompt": TEXT, "content": TEXT}),
