@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import itertools
 import json
+import re
 import socket
 import threading
 import time
@@ -242,6 +243,21 @@ def test_no_prompt_nor_key_in_what_is_logged(serve, service, caplog, capfd):
     written = "".join(capfd.readouterr()) + caplog.text
     assert "private" not in written
     assert "confidential" not in written
+
+
+def test_a_defect_is_told_in_the_log_with_its_place_and_without_its_words(
+    serve, service, caplog, monkeypatch
+):
+    def fail(_request):
+        raise LookupError("my private prompt")
+
+    monkeypatch.setattr(service, "submit", fail)
+    answer = httpx.post(f"{serve().url}/v1/completions", json={"model": "babbler", "prompt": "x"})
+    assert answer.status_code == 500
+    assert answer.json()["error"]["message"] == "a defect of tpiedge: LookupError"
+    (line,) = [record.getMessage() for record in caplog.records if "defect" in record.getMessage()]
+    assert re.fullmatch(r"a defect of tpiedge: LookupError at test_lifecycle\.py:\d+: a request failed", line)
+    assert "private" not in caplog.text
 
 
 def test_bodies_that_arrive_together_have_a_limit(serve, service):

@@ -1,5 +1,9 @@
 """Prompts and bodies that are too large: refused with the numbers, through the real server and OpenAI's client."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import httpx
 import openai
 import pytest
 
@@ -8,6 +12,7 @@ from tpiedge.units import MIB
 from tpiedge.wire.limits import MAX_PROMPT_TOKENS
 
 CONTEXT = 512
+LIMIT_S = 20.0
 
 
 @pytest.fixture
@@ -45,6 +50,43 @@ def test_more_text_than_the_context(asker):
     assert_too_long(error, f"more than {CONTEXT} tokens")  # not counted to the end
     error = refusal(lambda: ask(model="babbler", messages=[{"role": "user", "content": "x" * 40_000}]))
     assert_too_long(error, CONTEXT, 40_000)  # by its characters: not even tokenized
+
+
+@pytest.mark.fault("H3", "however long it takes to make tokens of a prompt, others are answered meanwhile")
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"model": "babbler", "prompt": "once"}),
+        ("/v1/chat/completions", {"model": "babbler", "messages": [{"role": "user", "content": "once"}]}),
+        ("/tokenize", {"prompt": "once"}),
+        ("/detokenize", {"tokens": [5]}),
+    ],
+)
+def test_while_a_prompt_is_tokenized_others_are_answered(serve, service, monkeypatch, path, body):
+    """Neither it nor what is rendered or parsed before it holds the event loop up."""
+    begun, go_on = threading.Event(), threading.Event()
+
+    class Stuck:
+        """The tokenizer, which waits at each thing that it does."""
+
+        def __getattr__(self, name):
+            begun.set()
+            assert go_on.wait(LIMIT_S)
+            return getattr(tokenizer, name)
+
+    tokenizer = service.tokenizer
+    monkeypatch.setattr(service, "tokenizer", Stuck())
+    service.script = lambda generation: generation.finish("stop")
+    url = serve().url
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(httpx.post, f"{url}{path}", json=body, timeout=LIMIT_S)
+        try:
+            assert begun.wait(LIMIT_S)
+            assert httpx.get(f"{url}/health", timeout=LIMIT_S).status_code == 200
+            assert not asked.done()
+        finally:
+            go_on.set()
+        assert asked.result().status_code == 200
 
 
 def test_prompt_and_answer_together(asker, service):

@@ -14,4 +14,6 @@ Its answer: `deliveries` brings it, `answering` sends what `stream_bridge` bring
 `spoken` in it: `openai_format`, `responses_format`, `anthropic_format`, `ollama_format` or `embedding_format`. `errors`
 are OpenAI's, which others see in their own `error_shapes`. Where answers are to survive the server, `kept_answers`
 outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must offer.
+
+`openapi` with `openapi_fields` and `openapi_parts` describes the routes for clients.
 """

@@ -23,6 +23,7 @@ from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.ollama import ollama_routes
+from tpiedge.api.openapi import openapi_routes
 from tpiedge.api.origins import Origins
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
@@ -78,6 +79,7 @@ class Api:
             *ollama_routes(service, self._intake),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
+            *openapi_routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
 

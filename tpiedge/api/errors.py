@@ -1,7 +1,10 @@
 """Errors as OpenAI's clients read them: {"error": {"message", "type", "param", "code"}}."""
 
+import logging
 import math
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 
 from tpiedge.api.service import Busy, Unavailable
 from tpiedge.errors import (
@@ -15,8 +18,12 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.master.drains import CannotDrain
+from tpiedge.rate_limited_log import RateLimitedLog
 
 __all__ = ["ApiError", "of_exception", "refused"]
+
+
+_log = RateLimitedLog(logging.getLogger(__name__))
 
 
 class ApiError(Exception):
@@ -57,7 +64,7 @@ def refused(message: str, param: str | None = None, code: str = "invalid_value")
 
 
 def of_exception(error: BaseException) -> ApiError:
-    """What a client is told of `error`; nothing of the inside where it is a defect."""
+    """What a client is told of `error`; nothing of the inside where it is a defect, whose place the log tells."""
     match error:
         case ApiError():
             return error
@@ -82,4 +89,13 @@ def of_exception(error: BaseException) -> ApiError:
             return ApiError(503, str(error), "cancelled")
         case TpiedgeError():
             return ApiError(500, str(error), "internal_error")
-    return ApiError(500, f"a defect of tpiedge: {type(error).__name__}", "internal_error")
+    words = f"a defect of tpiedge: {type(error).__name__}"
+    # Not what it says, which may be of a prompt.
+    _log.warning("%s at %s: a request failed", words, _place(error))
+    return ApiError(500, words, "internal_error")
+
+
+def _place(error: BaseException) -> str:
+    """Where it was raised: the file and line."""
+    frames = traceback.extract_tb(error.__traceback__, limit=-1)
+    return f"{Path(frames[0].filename).name}:{frames[0].lineno}" if frames else "an unknown place"

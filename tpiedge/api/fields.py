@@ -140,7 +140,8 @@ class BodyFields:
     def _note(self, key: str) -> None:
         if len(self._ignored) < _MOST_IGNORED:
             name = _INDEX.sub("[]", self.name(key)[:_SHOWN])
-            self._ignored[_STRANGE.sub("?", name)] = None
+            # The header would end with a blank, which none may, where the last name is empty.
+            self._ignored[_STRANGE.sub("?", name) or "?"] = None
 
     def wrong_type(self, key: str, wanted: str, value: object) -> ApiError:
         got = _type_name(value)

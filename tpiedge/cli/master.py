@@ -3,7 +3,7 @@
 import secrets
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +16,21 @@ from tpiedge.api.origins import Origins
 from tpiedge.api.record_folder import RecordFolder, records_in
 from tpiedge.api.server import ApiServer
 from tpiedge.cli.ending import serving_until_stopped
+from tpiedge.cli.first_lines import (
+    lan_address,
+    page_lines,
+    terminal_columns,
+    url_for_others,
+    workers_invited,
+)
 from tpiedge.cli.model_names import model_option
+from tpiedge.cli.nearby import announcing, check_announcing
 from tpiedge.cli.network_options import collective_option, wire_option
 from tpiedge.cli.options import arithmetic_options, keeping_of, keeping_options, kv_option, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.serving import MasterService
 from tpiedge.cli.serving_options import alias_option, kv_tokens_option, parallel_option, speculate_option
 from tpiedge.cli.tls_options import ServerTls, tls_cert_option, tls_key_option, tls_self_signed_option
-from tpiedge.cli.token_file import invitation, offered
 from tpiedge.cli.types import Location, Number
 from tpiedge.cli.watching import watch
 from tpiedge.clock import MonotonicClock
@@ -35,7 +42,6 @@ from tpiedge.host.addresses import (
     FILES_OFFSET,
     PAIRING_OFFSET,
     Address,
-    outgoing_host,
     parse_address,
     resolve,
 )
@@ -46,7 +52,6 @@ from tpiedge.host.ports import holder, port_state
 from tpiedge.host.private_file import private_folder, replace_private
 from tpiedge.joining.entrance import Entrance
 from tpiedge.joining.identity import load_or_create_keys
-from tpiedge.joining.tokens import JoinToken
 from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
 from tpiedge.launch.readiness import NOT_MEASURED
 from tpiedge.launch.timing import Timing
@@ -188,6 +193,11 @@ class _Flags:
     is_flag=True,
     help="Record requests and answers under way in the state folder: the next master goes on with them.",
 )
+@click.option(
+    "--announce",
+    is_flag=True,
+    help="Let workers of the local network find this master (mDNS): its name, port and protocol are told.",
+)
 @click.option("--drain", type=Number(0, 3600), default=10.0, show_default=True, help="Seconds.")
 @state_option
 @cache_option
@@ -224,6 +234,7 @@ def master(
     recovery_grace: float,
     spare: str,
     journal: bool,
+    announce: bool,
     drain: float,
     state: Path | None,
     cache: Path | None,
@@ -258,6 +269,8 @@ def master(
     check_bind(flags.http.host, flags.keys, flags.insecure, flags.origins)
     if context is not None:
         chosen_kv_tokens(context, kv_tokens)  # before the model is prepared, which may take long
+    if announce:
+        check_announcing(lan_address(resolve(flags.listen)))
     folder = master_state(state)
     with (
         _only_master(folder),
@@ -270,9 +283,12 @@ def master(
         with (
             Supervisor() as supervisor,
             _serving(flags, model, keys, folder, supervisor, certificate) as (running, api, entrance),
-            _inviting(flags.listen, keys, folder, token_file, scribe.say),
+            workers_invited(flags.listen, keys, folder, token_file, scribe.say),
+            announcing(lan_address(resolve(flags.listen)), scribe.say) if announce else nullcontext(),
         ):
-            scribe.say(f"serving {model.name} at {_url(flags.http, api)}/v1")
+            scribe.say(f"serving {model.name} at {url_for_others(flags.http, api.url)}/v1")
+            for line in page_lines(flags.http, api.url, terminal_columns()):
+                scribe.say(line)
             if certificate is not None:
                 scribe.say(f"the certificate has the SHA-256 fingerprint {certificate.shown}")
             if api.recovered:
@@ -317,13 +333,6 @@ def _check_port(flag: str, address: Address, purpose: str) -> None:
             f"cannot listen on {address} {purpose}: {holder(address.port).words} has this port; stop it, or give "
             f"another port with {flag}"
         )
-
-
-def _url(http: Address, api: ApiServer) -> str:
-    """What other computers type, where they can."""
-    if http.host != _ANYWHERE:
-        return api.url
-    return f"{api.url.partition('://')[0]}://{Address(_lan_host(http), http.port)}"
 
 
 @contextmanager
@@ -406,7 +415,7 @@ def _serving(
         running.start(int(time.time()))
         # Before anybody is answered: the file of a master that was killed has another secret.
         admin = folder / "admin.json"
-        workers = str(Address(_lan_host(listen), listen.port))
+        workers = str(lan_address(listen))
         note: dict[str, object] = {"url": api.url, "secret": secret, "workers": workers}
         if certificate is not None:
             note["tls_sha256"] = certificate.fingerprint
@@ -459,31 +468,6 @@ def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
             return NOT_MEASURED
         measurements.keep(report)
     return report.capacity
-
-
-@contextmanager
-def _inviting(
-    listen: Address, keys: CurveKeys, folder: Path, token_file: Path | None, say: Callable[[str], None]
-) -> Iterator[None]:
-    """Writes a token for every worker into the file, or says one worker's line to paste. Void afterwards."""
-    address = Address(_lan_host(listen), listen.port)
-    if token_file is not None:
-        with offered(token_file, folder, keys.public, address):
-            say(f"workers join with: tpiedge worker --token-file {token_file}")
-            yield
-        return
-    with invitation(folder) as secret:
-        token = JoinToken(keys.public, secret, address)
-        say(f"on another machine:  tpiedge worker --connect {address} --token {token.text}")
-        say("one worker per token; more with: tpiedge token create")
-        yield
-
-
-def _lan_host(listen: Address) -> str:
-    """An address of this machine that others can reach."""
-    if listen.host != _ANYWHERE:
-        return listen.host
-    return outgoing_host() or "127.0.0.1"
 
 
 def _drain(running: Master, api: ApiServer, limit_s: float, say: Callable[[str], None]) -> None:

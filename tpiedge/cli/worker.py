@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from tpiedge.cli.ending import serving_until_stopped
+from tpiedge.cli.nearby import master_nearby
 from tpiedge.cli.options import BYTES, keeping_of, keeping_options, own_memory_option
 from tpiedge.cli.path_options import cache_option, state_option
 from tpiedge.cli.token_file import await_token
@@ -73,7 +74,11 @@ class _Self:
 
 
 @click.command()
-@click.option("--connect", help=f"The master's HOST or HOST:PORT.  [default port: {CONTROL_PORT}]")
+@click.option(
+    "--connect",
+    help=f"The master's HOST or HOST:PORT. Without it and a token, masters with --announce are looked for.  "
+    f"[default port: {CONTROL_PORT}]",
+)
 @click.option("--token", help="What the master printed. Without one, a code is shown and confirmed there.")
 @click.option(
     "--token-file",
@@ -126,7 +131,7 @@ def worker(
             token = await_token(token_file, wait)
         folder = private_folder(worker_state(state))
         book = TrustedMasters(folder)
-        master = _master(connect, token, book)
+        master = _master(connect, token, book, lambda: master_nearby(wait, scribe.say))
         store = ShardStore(cache_folder(cache) / "shards", cache_limit)
         own = _Self(
             keys=load_or_create_keys(folder),
@@ -186,15 +191,15 @@ def _serve_at_its_address(
         supervisor.check()
 
 
-def _master(connect: str | None, token: str | None, book: TrustedMasters) -> _Master:
-    """The master to join. Raises UserError where nothing names one."""
+def _master(
+    connect: str | None, token: str | None, book: TrustedMasters, look: Callable[[], Address]
+) -> _Master:
+    """The master to join; where nothing names one, the one that `look` finds. Raises UserError, PeerError."""
     if token is not None:
         parsed = parse_token(token)
         address = parsed.address if connect is None else parse_address(connect, CONTROL_PORT)
         return _Master(address, parsed.master_key, parsed.secret)
-    if connect is None:
-        raise UserError("say whom to join: --connect HOST, or --token with what the master printed")
-    address = parse_address(connect, CONTROL_PORT)
+    address = look() if connect is None else parse_address(connect, CONTROL_PORT)
     return _Master(address, book.key_of(address), "")
 
 

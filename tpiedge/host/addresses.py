@@ -24,6 +24,7 @@ __all__ = [
     "listening_address",
     "outgoing_host",
     "own_names",
+    "own_networks",
     "parse_address",
     "resolve",
     "resolve_all",
@@ -113,6 +114,16 @@ def own_names() -> frozenset[str]:
     and its full name. Blocks until the resolver knows the latter or gives up."""
     name = socket.gethostname().lower()
     return frozenset({name, f"{name.partition('.')[0]}.local", socket.getfqdn().lower()} - {""})
+
+
+def own_networks() -> tuple[ipaddress.IPv4Network, ...]:
+    """The IPv4 networks that this machine's interfaces are on, loopback's among them."""
+    return tuple(
+        ipaddress.IPv4Network(f"{record.address}/{record.netmask}", strict=False)
+        for found in psutil.net_if_addrs().values()
+        for record in found
+        if record.family == socket.AF_INET and record.netmask
+    )
 
 
 def lan_host(interfaces: Mapping[str, Sequence[Any]]) -> str | None:

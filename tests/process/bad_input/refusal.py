@@ -13,7 +13,7 @@ __all__ = [
 ]  # fmt: skip
 
 USER, RESOURCE = 2, 4
-PROGRESS = ("packing ", "loading weights")
+PROGRESS = ("packing ", "loading weights", "looking for masters")
 
 
 def refused(monkeypatch, capfd, arguments):

@@ -432,6 +432,7 @@ def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
         completion(service, prompt=prompt, max_tokens=1)
 
 
+@pytest.mark.fault("H12", "the names of fields, which are logged, have no control character")
 @pytest.mark.parametrize(
     ("fields", "names"),
     [
@@ -443,6 +444,7 @@ def test_a_prompt_may_fill_the_context_where_nothing_is_to_follow(service):
         ({"chat_template_kwargs": {"tone": 1}}, ("chat_template_kwargs.tone",)),
         ({"a\r\nb: c\u00e9": 1}, ("a??b??c?",)),
         ({"x" * 1000: 1}, ("x" * 64,)),
+        ({"": 1}, ("?",)),
         ({f"{number}_": 1 for number in range(200)}, tuple(f"{number}_" for number in range(32))),
     ],
     ids=lambda value: str(value)[:40],

@@ -1,5 +1,6 @@
 """The addresses that machines tell each other: which are believed, and where nodes listen."""
 
+import ipaddress
 import socket
 from types import SimpleNamespace
 
@@ -14,6 +15,7 @@ from tpiedge.host.addresses import (
     endpoint_at,
     lan_host,
     listening_address,
+    own_networks,
 )
 
 
@@ -149,3 +151,7 @@ def test_where_others_reach_a_node(endpoint: str, control: str, expected: str) -
 )
 def test_a_node_listens_at_the_address_that_it_speaks_from(source: str, endpoint: str, expected: str) -> None:
     assert endpoint_at(source, endpoint) == expected
+
+
+def test_the_networks_of_this_machine_have_loopback() -> None:
+    assert ipaddress.IPv4Network("127.0.0.0/8") in own_networks()

@@ -1,0 +1,90 @@
+"""What is believed of masters that announce themselves: nothing but where to try."""
+
+import ipaddress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tpiedge.host.addresses import Address, parse_address
+from tpiedge.joining.announced import SERVICE, AnnouncedMaster, announcement, heard, label
+
+PROTOCOL = 41
+
+
+OWN = [ipaddress.IPv4Network(one) for one in ("127.0.0.0/8", "192.168.1.0/24", "10.0.0.0/16")]
+SAID = {name.encode(): value.encode() for name, value in announcement(PROTOCOL).items()}
+
+
+def desk(name=f"desk.{SERVICE}", addresses=("192.168.1.10",), port=7070, said=SAID):
+    return heard(name, addresses, port, said, OWN)
+
+
+def test_a_master_is_found_under_its_name_and_address():
+    assert desk() == AnnouncedMaster("desk", Address("192.168.1.10", 7070), PROTOCOL)
+    assert desk().words(PROTOCOL) == "desk at 192.168.1.10:7070"
+    assert desk().words(PROTOCOL + 1) == "desk at 192.168.1.10:7070, which is of another version of tpiedge"
+
+
+@pytest.mark.parametrize("said", [{}, {b"protocol": None}, {b"protocol": b""}, {b"protocol": b"-3"},
+                                  {b"protocol": b"9" * 7}, {b"protocol": "\u0663".encode()}])  # fmt: skip
+def test_no_protocol_is_another_one(said):
+    assert desk(said=said).protocol == -1
+
+
+@pytest.mark.parametrize(
+    ("addresses", "found"),
+    [
+        (["192.168.1.10"], "192.168.1.10"),
+        (["8.8.8.8", "10.0.9.1"], "10.0.9.1"),
+        (["10.0.9.1", "192.168.1.10"], "10.0.9.1"),
+        (["8.8.8.8"], None),
+        (["127.0.0.1"], None),
+        (["127.8.8.8"], None),
+        (["224.0.0.251"], None),
+        (["0.0.0.0"], None),
+        (["fe80::1"], None),
+        (["192.168.1.10\n", "x", ""], None),
+        ([], None),
+    ],
+)
+def test_only_addresses_of_networks_that_this_machine_is_on(addresses, found):
+    master = desk(addresses=addresses)
+    assert (master and master.address.host) == found
+
+
+@pytest.mark.parametrize("port", [None, 0, -1, 65533, 65536])
+def test_a_port_that_cannot_be(port):
+    assert desk(port=port) is None
+
+
+@given(
+    st.text() | st.text().map(lambda text: f"{text}.{SERVICE}"),
+    st.lists(st.text() | st.ip_addresses().map(str) | st.just("192.168.1.10"), max_size=8),
+    st.none() | st.integers(-(2**40), 2**40) | st.integers(1, 65535),
+    st.dictionaries(st.binary(max_size=20), st.none() | st.binary(max_size=40))
+    | st.fixed_dictionaries({b"protocol": st.none() | st.binary(max_size=10)}),
+)
+def test_whatever_is_heard_is_harmless(name, addresses, port, said):
+    master = heard(name, addresses, port, said, OWN)
+    if master is None:
+        return
+    assert 1 <= len(master.name) <= 64
+    line = master.words(PROTOCOL)
+    assert line.isprintable()
+    assert line.isascii()
+    assert parse_address(str(master.address)) == master.address
+    assert -1 <= master.protocol < 10**6
+
+
+@given(st.text())
+def test_a_name_is_one_part_of_a_name_in_dns(host):
+    name = label(host)
+    assert 1 <= len(name.encode()) <= 63
+    assert "." not in name
+    assert name.isprintable()
+
+
+def test_a_host_name_is_shown_without_its_domain():
+    assert label("desk.lan.example") == "desk"
+    assert label("") == "unnamed"

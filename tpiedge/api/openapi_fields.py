@@ -1,0 +1,255 @@
+"""Fields of requests and answers as OpenAPI (JSON Schema) writes them: their types, ranges and what they mean.
+
+A field that a request may have is here, and one that has an effect; the tests hold that to what is read. Ranges that
+depend on the model (token ids, the context) are not told.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS
+from tpiedge.api.embedding_request import MAX_INPUTS
+from tpiedge.api.openapi_parts import (
+    COUNT,
+    MODEL,
+    NUMBER,
+    TEXT,
+    TOKEN_IDS,
+    JsonSchema,
+    body,
+    flag,
+    integer,
+    number,
+    reply,
+)
+from tpiedge.engine.sampling import (
+    BIAS,
+    MAX_BIASES,
+    MAX_LOGPROBS,
+    MAX_SEED,
+    MAX_TOP_K,
+    PENALTY,
+    REPETITION_PENALTY,
+)
+from tpiedge.wire.fields import Range
+
+__all__ = [
+    "CHAT",
+    "COMPLETION",
+    "DETOKENIZE",
+    "EMBEDDINGS",
+    "SCHEMAS",
+    "TOKENIZE",
+]
+
+_SCORES: Final[JsonSchema] = {"type": ["object", "null"]}
+_MESSAGES: Final[JsonSchema] = {
+    "type": "array",
+    "minItems": 1,
+    "maxItems": 4096,
+    "items": {"$ref": "#/components/schemas/message"},
+}
+_SWITCHES: Final[JsonSchema] = {
+    "type": ["object", "null"],
+    "description": "Switches of the chat template.",
+    "properties": {
+        name: flag("Whether a model that can think does.") for name in ("enable_thinking", "thinking")
+    },
+}
+
+SAMPLING: Final[dict[str, JsonSchema]] = {
+    "temperature": number(Range(0.0, 2.0), "0 takes the likeliest token."),
+    "top_p": number(Range(0.0, 1.0), "Of the likeliest tokens, those that together have this probability."),
+    "top_k": integer(-1, MAX_TOP_K, "Of the likeliest tokens, so many; 0 and -1: all."),
+    "min_p": number(Range(0.0, 1.0), "Tokens with at least this part of the likeliest one's probability."),
+    "repetition_penalty": number(REPETITION_PENALTY, "Divides the scores of tokens that were there."),
+    "presence_penalty": number(PENALTY, "Is taken from the scores of tokens that were said."),
+    "frequency_penalty": number(PENALTY, "The same, for each time."),
+    "logit_bias": {
+        "type": ["object", "null"],
+        "description": "Is added to scores, by token id.",
+        "maxProperties": MAX_BIASES,
+        "propertyNames": {"pattern": "^[0-9]{1,10}$"},
+        "additionalProperties": {"type": "number", "minimum": BIAS.low, "maximum": BIAS.high},
+    },
+    "seed": integer(-(2**63), MAX_SEED, "The same seed draws the same tokens."),
+    "n": integer(1, MAX_CHOICES, "How many answers, of each prompt."),
+}
+"""Of every request for an answer."""
+
+_ANSWERING: Final[dict[str, JsonSchema]] = {
+    "model": MODEL,
+    **SAMPLING,
+    "stream": flag("Whether the answer comes as server-sent events."),
+    "stream_options": {
+        "type": ["object", "null"],
+        "description": "Only with `stream`.",
+        "properties": {"include_usage": flag("Whether the last event has the usage.")},
+    },
+    "stop": {
+        "description": "Where the answer ends; not a part of it.",
+        "anyOf": [
+            {"type": "string", "minLength": 1, "maxLength": 256},
+            {"type": "array", "maxItems": 16, "items": {"type": "string", "minLength": 1, "maxLength": 256}},
+            {"type": "null"},
+        ],
+    },
+    "return_token_ids": flag("Whether the answer has its token ids."),
+    "ignore_eos": flag("Whether the answer goes on where the model would end it."),
+}
+
+COMPLETION: Final[dict[str, JsonSchema]] = {
+    **_ANSWERING,
+    "prompt": {
+        "description": "A text, token ids, or a list of either, which is answered one by one.",
+        "anyOf": [
+            TEXT,
+            TOKEN_IDS,
+            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": TEXT},
+            {"type": "array", "minItems": 1, "maxItems": MAX_CHOICES, "items": TOKEN_IDS},
+        ],
+    },
+    "echo": flag("Whether the answer begins with the prompt; its scores come with `logprobs`."),
+    "max_tokens": integer(0, MAX_TOKENS, "Of the answer; 16 without."),
+    "logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told, beside the drawn one."),
+}
+
+CHAT: Final[dict[str, JsonSchema]] = {
+    **_ANSWERING,
+    "messages": _MESSAGES,
+    "max_tokens": integer(1, MAX_TOKENS, "Of the answer."),
+    "max_completion_tokens": integer(1, MAX_TOKENS, "The newer name of max_tokens."),
+    "logprobs": flag("Whether probabilities are told."),
+    "top_logprobs": integer(0, MAX_LOGPROBS, "How many of the likeliest tokens are told; needs `logprobs`."),
+    "chat_template_kwargs": _SWITCHES,
+}
+
+EMBEDDINGS: Final[dict[str, JsonSchema]] = {
+    "model": MODEL,
+    "input": {
+        "description": "A text, token ids, or a list of either.",
+        "anyOf": [
+            TEXT,
+            TOKEN_IDS,
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": TEXT},
+            {"type": "array", "minItems": 1, "maxItems": MAX_INPUTS, "items": TOKEN_IDS},
+        ],
+    },
+    "encoding_format": {"enum": ["float", "base64", None]},
+    "pooling": {"enum": ["mean", "last", None], "description": "Of which positions the vector is."},
+    "dimensions": integer(1, 2**31, "None but the model's own."),
+}
+
+TOKENIZE: Final[dict[str, JsonSchema]] = {
+    "model": MODEL,
+    "prompt": TEXT,
+    "content": TEXT,
+    "messages": _MESSAGES,
+    "chat_template_kwargs": _SWITCHES,
+    "add_special_tokens": flag("Whether a `prompt` begins as the model's texts do; true without."),
+    "add_special": flag("The same of a `content`; false without."),
+    "return_token_strs": flag("Whether the text of each token is told."),
+    "with_pieces": flag("The same, as llama.cpp names it."),
+}
+
+DETOKENIZE: Final[dict[str, JsonSchema]] = {"model": MODEL, "tokens": TOKEN_IDS}
+
+_USAGE: Final[JsonSchema] = reply(
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT},
+    {
+        "prompt_tokens_details": reply({"cached_tokens": COUNT}),
+        "tokens_per_step": NUMBER,
+        "pauses": reply({"count": COUNT, "seconds": NUMBER}),
+    },
+)
+
+
+def _whole(shown: Mapping[str, JsonSchema]) -> JsonSchema:
+    """An answer with one choice."""
+    choice = reply(
+        {"index": COUNT, **shown, "logprobs": _SCORES, "finish_reason": {"enum": ["stop", "length"]}},
+        {"token_ids": TOKEN_IDS},
+    )
+    choices: JsonSchema = {"type": "array", "items": choice}
+    return reply(
+        {"id": TEXT, "object": TEXT, "created": COUNT, "model": TEXT, "choices": choices, "usage": _USAGE}
+    )
+
+
+SCHEMAS: Final[dict[str, JsonSchema]] = {
+    "message": body(
+        {
+            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "content": {
+                "description": "Null only of an assistant.",
+                "anyOf": [
+                    TEXT,
+                    {"type": "array", "items": {"$ref": "#/components/schemas/part"}},
+                    {"type": "null"},
+                ],
+            },
+            "name": {"type": ["string", "null"], "maxLength": 64},
+        },
+        ["role"],
+    ),
+    "part": body({"type": {"const": "text"}, "text": TEXT}, ["type", "text"]),
+    "completion_request": body(COMPLETION, ["model", "prompt"]),
+    "chat_request": body(CHAT, ["model", "messages"]),
+    "embeddings_request": body(EMBEDDINGS, ["model", "input"]),
+    "tokenize_request": body(TOKENIZE),
+    "detokenize_request": body(DETOKENIZE, ["tokens"]),
+    "completion": _whole({"text": TEXT}),
+    "chat": _whole(
+        {"message": reply({"role": TEXT, "content": TEXT, "refusal": {"type": ["string", "null"]}})}
+    ),
+    "embeddings": reply(
+        {
+            "object": TEXT,
+            "model": TEXT,
+            "data": {
+                "type": "array",
+                "items": reply(
+                    {
+                        "object": TEXT,
+                        "index": COUNT,
+                        "embedding": {"anyOf": [TEXT, {"type": "array", "items": NUMBER}]},
+                    }
+                ),
+            },
+            "usage": reply({"prompt_tokens": COUNT, "total_tokens": COUNT}),
+        }
+    ),
+    "deleted": reply({"id": TEXT, "object": TEXT, "deleted": {"type": "boolean"}}),
+    "model": reply(
+        {
+            "id": TEXT,
+            "object": TEXT,
+            "created": COUNT,
+            "owned_by": TEXT,
+            "context_length": COUNT,
+            "also_called": {"type": "array", "items": TEXT},
+        }
+    ),
+    "models": reply(
+        {"object": TEXT, "data": {"type": "array", "items": {"$ref": "#/components/schemas/model"}}}
+    ),
+    "tokens": reply(
+        {"tokens": TOKEN_IDS, "count": COUNT, "max_model_len": COUNT},
+        {"token_strs": {"type": "array", "items": TEXT}},
+    ),
+    "text": reply({"prompt": TEXT, "content": TEXT}),
+    "readiness": reply({"ready": {"type": "boolean"}}, {"reason": TEXT}),
+    "error": reply(
+        {
+            "error": reply(
+                {
+                    "message": TEXT,
+                    "type": TEXT,
+                    "param": {"type": ["string", "null"]},
+                    "code": TEXT,
+                }
+            )
+        }
+    ),
+}
+"""By their names in the document."""

@@ -1,0 +1,119 @@
+"""Pieces of the OpenAPI document: types of fields (JSON Schema), bodies, answers and operations."""
+
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from tpiedge.wire.fields import Range
+
+__all__ = [
+    "ADMIN",
+    "COUNT",
+    "MODEL",
+    "NUMBER",
+    "OPEN",
+    "TEXT",
+    "TOKEN_IDS",
+    "JsonSchema",
+    "answer",
+    "body",
+    "flag",
+    "in_json",
+    "integer",
+    "number",
+    "operation",
+    "path_text",
+    "ref",
+    "reply",
+]
+
+JsonSchema = dict[str, object]
+
+_JSON: Final = "application/json"
+_EVENTS: Final = "text/event-stream"
+OPEN: Final[JsonSchema] = {"security": []}
+ADMIN: Final[JsonSchema] = {"security": [{"admin": []}]}
+
+TEXT: Final[JsonSchema] = {"type": "string"}
+COUNT: Final[JsonSchema] = {"type": "integer", "minimum": 0}
+NUMBER: Final[JsonSchema] = {"type": "number"}
+TOKEN_IDS: Final[JsonSchema] = {"type": "array", "items": COUNT}
+
+
+MODEL: Final[JsonSchema] = {
+    **TEXT,
+    "description": "The name of the model that is served, or an alias of it.",
+}
+
+
+def body(fields: Mapping[str, JsonSchema], needed: Sequence[str] = ()) -> JsonSchema:
+    """An object that a client sends; others of its fields have no effect."""
+    return {"type": "object", "properties": dict(fields), "required": list(needed)}
+
+
+def reply(fields: Mapping[str, JsonSchema], more: Mapping[str, JsonSchema] | None = None) -> JsonSchema:
+    """An object that is answered; each of `fields` is always there, `more` may be."""
+    return {"type": "object", "properties": {**fields, **(more or {})}, "required": list(fields)}
+
+
+def _or_null(schema: JsonSchema) -> JsonSchema:
+    """Every field that may be left out may be null."""
+    return {**schema, "type": [schema["type"], "null"]}
+
+
+def number(allowed: Range, description: str) -> JsonSchema:
+    return _or_null(
+        {"type": "number", "minimum": allowed.low, "maximum": allowed.high, "description": description}
+    )
+
+
+def integer(low: int, high: int, description: str) -> JsonSchema:
+    return _or_null({"type": "integer", "minimum": low, "maximum": high, "description": description})
+
+
+def flag(description: str) -> JsonSchema:
+    return _or_null({"type": "boolean", "description": description})
+
+
+def in_json(schema: JsonSchema) -> JsonSchema:
+    """What a body of JSON has."""
+    return {_JSON: {"schema": schema}}
+
+
+def answer(description: str, schema: JsonSchema, *, events: bool = False) -> JsonSchema:
+    """A 200. `events`: it may be a stream."""
+    content = in_json(schema)
+    if events:
+        content[_EVENTS] = {"schema": {}}
+    return {"200": {"description": description, "content": content}}
+
+
+def operation(
+    summary: str,
+    answers: Mapping[str, object],
+    body: JsonSchema | None = None,
+    more: JsonSchema | None = None,
+) -> JsonSchema:
+    """Errors are the same everywhere."""
+    asked: JsonSchema = {}
+    if body is not None:
+        asked["requestBody"] = {"required": True, "content": in_json(body)}
+    error = {"$ref": "#/components/responses/error"}
+    return {"summary": summary, **asked, "responses": {**answers, "default": error}, **(more or {})}
+
+
+def ref(name: str) -> JsonSchema:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def path_text(name: str, description: str) -> JsonSchema:
+    return {
+        "parameters": [
+            {
+                "name": name,
+                "in": "path",
+                "required": True,
+                "description": description,
+                "schema": {"type": "string", "minLength": 1},
+            }
+        ]
+    }

@@ -1,0 +1,86 @@
+"""Masters as they announce themselves in the local network. Pure: what was heard in, what may be shown and tried out.
+
+Laws:
+
+1. A master says its name, its port and its protocol, nothing else. Its address is part of the record.
+2. Nothing heard is trusted. It is an address to try, as one that a user types: who is there is proved when the worker
+   joins, by a code or a key that it knows.
+3. An address is on a network that this machine is on: nobody sends a worker elsewhere.
+4. A name is short and has no character that commands a terminal.
+"""
+
+import ipaddress
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tpiedge.host.addresses import Address
+from tpiedge.sanitise import sanitised_name
+
+__all__ = ["SERVICE", "AnnouncedMaster", "announcement", "heard", "label"]
+
+SERVICE: Final = "_tpiedge._tcp.local."
+"""The type of service, as DNS-SD names it (RFC 6763)."""
+
+_PROTOCOL: Final = b"protocol"
+_DIGITS: Final = re.compile(rb"[0-9]{1,6}")
+_LAST_PORT: Final = 65535 - 3
+_LABEL_CHARACTERS: Final = 48
+
+
+@dataclass(frozen=True, order=True)
+class AnnouncedMaster:
+    """What somebody says to be a master. `protocol`: of its messages; -1 where it does not say."""
+
+    name: str
+    address: Address
+    protocol: int
+
+    def words(self, protocol: int) -> str:
+        """One line for a worker that speaks `protocol`."""
+        other = "" if self.protocol == protocol else ", which is of another version of tpiedge"
+        return f"{self.name} at {self.address}{other}"
+
+
+def announcement(protocol: int) -> dict[str, str]:
+    """What a master says beside its name and its port."""
+    return {_PROTOCOL.decode(): str(protocol)}
+
+
+def label(host: str) -> str:
+    """A master's name as the first part of a name in DNS: without a dot, which would end it."""
+    return sanitised_name(host.partition(".")[0])[:_LABEL_CHARACTERS].strip() or "unnamed"
+
+
+def heard(
+    name: str,
+    addresses: Iterable[str],
+    port: int | None,
+    said: Mapping[bytes, bytes | None],
+    networks: Iterable[ipaddress.IPv4Network],
+) -> AnnouncedMaster | None:
+    """A record of SERVICE, whose full name is `name`; None where it names no place to try. `networks`: those that this
+    machine is on."""
+    if port is None or not 1 <= port <= _LAST_PORT:
+        return None
+    own = tuple(networks)
+    near = [address for address in addresses if _is_near(address, own)]
+    if not near:
+        return None
+    protocol = said.get(_PROTOCOL) or b""
+    return AnnouncedMaster(
+        sanitised_name(name.removesuffix(f".{SERVICE}")),
+        Address(min(near), port),
+        int(protocol) if _DIGITS.fullmatch(protocol) else -1,
+    )
+
+
+def _is_near(text: str, networks: Iterable[ipaddress.IPv4Network]) -> bool:
+    """Whether this is the IPv4 address of a machine on one of the networks, loopback apart."""
+    try:
+        address = ipaddress.IPv4Address(text)
+    except ValueError:
+        return False
+    elsewhere = address.is_loopback or address.is_multicast or address.is_unspecified
+    return not elsewhere and any(address in network for network in networks)
