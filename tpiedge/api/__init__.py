@@ -9,4 +9,5 @@ its sampling, `asked` is what comes of it, `intake` limits it by `limits`. Its a
 `prompt_echo`, and one of the `formats`, `openai_format` or `embedding_format`, makes `frames` of it. Where answers are
 to survive the server, `kept_answers` outlive their connections, and a `record_folder` has their `records`. `errors` are
 OpenAI's; `service` is what a cluster must offer.
+`page` is what a browser shows, and has nothing to do with the others.
 """

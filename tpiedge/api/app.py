@@ -22,6 +22,7 @@ from tpiedge.api.kept_answers import KeptAnswers
 from tpiedge.api.limits import Limits
 from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.origins import Origins
+from tpiedge.api.page import Page
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
 from tpiedge.api.vain_fields import VainFields
@@ -66,6 +67,7 @@ class Api:
             Route("/v1/embeddings", self._completions("embeddings", None), methods=["POST"]),
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
+            *Page().routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
 
