@@ -2,6 +2,7 @@
 
 import { html, render, useEffect, useState } from "./vendor/htm/standalone.module.js";
 import { Chat } from "./chat.js";
+import { chats } from "./chats.js";
 import { KeyDialog } from "./keys.js";
 import { texts } from "./texts.js";
 
@@ -45,3 +46,4 @@ function skip(event) {
 }
 
 render(html`<${App} />`, document.getElementById("app"));
+chats.load();

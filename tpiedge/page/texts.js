@@ -1,5 +1,10 @@
 // Every English text of the page, by view. What takes a value is a function.
 
+const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
+const exact = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
+const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : `${whole.format(s)} s`);
+const tokens = (count) => `${whole.format(count)} ${count === 1 ? "token" : "tokens"}`;
+
 export const texts = {
   shell: {
     name: "tpiedge",
@@ -8,9 +13,9 @@ export const texts = {
   },
   keys: {
     api: "API key",
-    apiWhy: "This server answers only with an API key. It is kept in this tab until you close it.",
+    apiWhy: "This server answers only with an API key. This tab keeps it until it is closed.",
     admin: "Administrator's key",
-    adminWhy: "This needs the administrator's key. It is kept in this tab until you close it.",
+    adminWhy: "This needs the administrator's key. This tab keeps it until it is closed.",
     refused: "The server does not know this key.",
     use: "Use this key",
     cancel: "Cancel",
@@ -18,11 +23,83 @@ export const texts = {
   errors: {
     unreachable: "The server cannot be reached.",
     noJson: (status) => `The server answered with status ${status}.`,
+    noEvent: "The server sent what is no part of an answer.",
     keyMissing: "Without the key there is no answer.",
+    broken: "The connection broke before the answer's end.",
+    gone: "The server has the rest of this answer no longer.",
   },
   chat: {
     title: "Chat",
+    conversations: "Conversations",
+    conversation: "Conversation",
+    open: "Show the conversations",
+    close: "Hide the conversations",
+    add: "New chat",
+    none: "No conversations yet. They stay in this browser.",
+    rename: (title) => `Rename “${title}”`,
+    newName: "New name",
+    remove: (title) => `Delete “${title}”`,
+    removeAsk: "Delete this conversation?",
+    removeWhy: (title) => `“${title}” is in this browser only, and will be gone.`,
+    removeDo: "Delete",
+    cancel: "Cancel",
+    notKept: "This browser keeps no more conversations: delete some, or allow this page to store data.",
+
+    welcome: "What would you like to know?",
+    welcomeWhy: (model) => (model ? `${model} answers, on your own machines.` : "Your own machines answer."),
     message: "Message",
+    hint: "Message …",
     send: "Send",
+    stop: "Stop",
+    toEnd: "To the end",
+
+    you: "You",
+    copy: "Copy",
+    copyCode: "Copy",
+    copied: "Copied",
+    notCopied: "Not copied",
+    edit: "Edit",
+    editing: "Edit the message",
+    again: "Try again",
+    regenerate: "Another answer",
+    previous: "Earlier version",
+    next: "Later version",
+    version: (number, count) => `${number} of ${count}`,
+    code: "Code",
+    table: "Table",
+    thought: "Thoughts",
+    thinking: "Thinking …",
+
+    sent: "Waiting for the server …",
+    opened: (s) => (s < 1 ? "Reading the prompt …" : `Reading the prompt … ${whole.format(s)} s`),
+    pauses: (why) => `The answer pauses: ${why}`,
+    reconnecting: "the connection broke; trying again",
+    live: (count, rate) => (rate ? `${tokens(count)} · ${rate.toFixed(1)} tokens/s` : tokens(count)),
+    answered: (text) => `Answer: ${text}`,
+    stopped: "Stopped.",
+    interrupted: "Interrupted when the page was closed.",
+    failed: (why) => `No answer: ${why}`,
+    brokeOff: (why) => `The answer broke off: ${why}`,
+    cut: "Cut at the most tokens an answer may have.",
+
+    count: tokens,
+    rate: (rate) => `${rate.toFixed(1)} tokens/s`,
+    perStep: (count) => `${exact.format(count)} tokens per step`,
+    first: (s) => `first after ${seconds(s)}`,
+    prompt: (count, cached) => `prompt ${tokens(count)}${cached ? `, ${whole.format(cached)} of them cached` : ""}`,
+    paused: (s) => `paused for ${seconds(s)}`,
+
+    settings: "Settings",
+    settingsWhy: "For this conversation, from the next answer on. An empty field leaves it to the model.",
+    system: "What the model is told first",
+    temperature: "Temperature",
+    temperatureWhy: "0 is the likeliest answer; above 1 it gets wild.",
+    top_p: "Top p",
+    top_pWhy: "Only the likeliest words, up to this part of all: 0 to 1.",
+    max_tokens: "Most tokens of an answer",
+    max_tokensWhy: "2048 where it is empty, as far as they fit.",
+    seed: "Seed",
+    seedWhy: "A whole number: the same one gives the same answer.",
+    done: "Done",
   },
 };

@@ -1,0 +1,82 @@
+"""Compares the libraries in tpiedge/page/vendor/ with what npm has of them; with --write, fetches them anew.
+
+    python tools/vendor_page.py [--write]
+
+manifest.json there names each library, its version, its licence and which file of npm's package each of its files is.
+For another version, or another file, change that and say --write, which also writes the hashes.
+"""
+
+import argparse
+import hashlib
+import json
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+from typing import Any
+
+VENDOR = Path(__file__).parents[1] / "tpiedge" / "page" / "vendor"
+MANIFEST = "manifest.json"
+_LIMIT_S = 120
+
+
+def main() -> int:
+    """Status 1 where something differs or npm fails."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--write", action="store_true", help="what npm has in place of what is here")
+    write = parser.parse_args().write
+    libraries = json.loads((VENDOR / MANIFEST).read_text())
+    differing = []
+    for library in libraries:
+        package = f"{library['package']}@{library['version']}"
+        try:
+            contents = _files_of(package)
+        except (OSError, subprocess.SubprocessError) as error:
+            print(f"{package}: npm could not fetch it: {error}", file=sys.stderr)
+            return 1
+        for file in library["files"]:
+            if file["from"] not in contents:
+                print(f"{package} has no file {file['from']}: correct {MANIFEST}", file=sys.stderr)
+                return 1
+            differing += _take(file, contents[file["from"]], write)
+    if write:
+        (VENDOR / MANIFEST).write_text(json.dumps(libraries, indent=2) + "\n")
+    elif differing:
+        print(f"not as npm has it: {', '.join(differing)}", file=sys.stderr)
+        return 1
+    print(f"{len(libraries)} libraries are as npm has them")
+    return 0
+
+
+def _take(file: dict[str, Any], content: bytes, write: bool) -> list[str]:
+    """The file's path where it differs; written, it does not."""
+    path = VENDOR / file["path"]
+    digest = hashlib.sha256(content).hexdigest()
+    if write:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+        file["sha256"] = digest
+    same = path.is_file() and path.read_bytes() == content and file.get("sha256") == digest
+    return [] if same else [file["path"]]
+
+
+def _files_of(package: str) -> dict[str, bytes]:
+    """What npm's package has, by paths."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["npm", "pack", "--silent", "--pack-destination", folder, package]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_LIMIT_S)
+        (archive,) = Path(folder).glob("*.tgz")
+        found = {}
+        with tarfile.open(archive) as opened:
+            for member in opened:
+                file = opened.extractfile(member)
+                if file is not None:
+                    found[member.name.partition("/")[2]] = file.read()
+        return found
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,51 @@
+// Where the next message is typed.
+
+import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { chats } from "./chats.js";
+import { Icon } from "./icons.js";
+import { texts } from "./texts.js";
+
+// Where there is no keyboard but one on the screen, Enter is a new line.
+const touched = matchMedia("(hover: none) and (pointer: coarse)");
+
+// `answering` is the node of the answer that is being made, if one is.
+export function Composer({ answering, send }) {
+  const [text, type] = useState("");
+  const field = useRef(null);
+  useEffect(() => fit(field.current), [text]);
+  useEffect(() => {
+    if (!touched.matches) field.current.focus();
+  }, []);
+  const submit = (event) => {
+    event?.preventDefault();
+    if (answering || !text.trim()) return;
+    send(text);
+    type("");
+    if (!touched.matches) field.current.focus(); // else a keyboard would cover the answer
+  };
+  const pressed = (event) => {
+    if (event.isComposing) return;
+    if (event.key === "Escape" && answering) chats.stop(answering);
+    if (event.key === "Enter" && !event.shiftKey && !touched.matches) submit(event);
+  };
+  return html`<form class="composer" onSubmit=${submit}>
+    <div class="composer-box">
+      <label class="visually-hidden" for="message">${texts.chat.message}</label>
+      <textarea id="message" ref=${field} rows="1" value=${text} placeholder=${texts.chat.hint}
+        onInput=${(event) => type(event.target.value)} onKeyDown=${pressed}></textarea>
+      ${
+        answering
+          ? html`<button key="stop" type="button" class="round" aria-label=${texts.chat.stop} title=${texts.chat.stop}
+              onClick=${() => chats.stop(answering)}><${Icon} name="stop" /></button>`
+          : html`<button key="send" type="submit" class="round primary" aria-label=${texts.chat.send}
+              title=${texts.chat.send} disabled=${!text.trim()}><${Icon} name="send" /></button>`
+      }
+    </div>
+  </form>`;
+}
+
+// As high as its text, within what its style allows.
+export function fit(field) {
+  field.style.height = "auto";
+  field.style.height = `${field.scrollHeight + 2}px`;
+}
