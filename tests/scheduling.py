@@ -13,7 +13,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["Scheduler", "order"]
 
-_TOGETHER = ("tests/deploy/", "tests/native/", "tests/process/network/")
+_TOGETHER = ("tests/deploy/", "tests/http/page/", "tests/native/", "tests/process/network/")
 _FIRST = ("tests/deploy/", "tests/native/", "tests/process/", "tests/cluster/", "tests/contract/")
 
 

@@ -1,9 +1,9 @@
-"""Compares the libraries in tpiedge/page/vendor/ with what npm has of them; with --write, fetches them anew.
+"""Compares the libraries of the page and of its tests with what npm has of them; with --write, fetches them anew.
 
     python tools/vendor_page.py [--write]
 
-manifest.json there names each library, its version, its licence and which file of npm's package each of its files is.
-For another version, or another file, change that and say --write, which also writes the hashes.
+manifest.json beside them names each library, its version, its licence and which file of npm's package each of its files
+is. For another version, or another file, change that and say --write, which also writes the hashes.
 """
 
 import argparse
@@ -16,7 +16,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-VENDOR = Path(__file__).parents[1] / "tpiedge" / "page" / "vendor"
+ROOT = Path(__file__).parents[1]
+VENDORED = (ROOT / "tpiedge" / "page" / "vendor", ROOT / "tests" / "http" / "page" / "vendor")
 MANIFEST = "manifest.json"
 _LIMIT_S = 120
 
@@ -28,39 +29,44 @@ def main() -> int:
     )
     parser.add_argument("--write", action="store_true", help="what npm has in place of what is here")
     write = parser.parse_args().write
-    libraries = json.loads((VENDOR / MANIFEST).read_text())
-    differing = []
-    for library in libraries:
-        package = f"{library['package']}@{library['version']}"
-        try:
-            contents = _files_of(package)
-        except (OSError, subprocess.SubprocessError) as error:
-            print(f"{package}: npm could not fetch it: {error}", file=sys.stderr)
-            return 1
-        for file in library["files"]:
-            if file["from"] not in contents:
-                print(f"{package} has no file {file['from']}: correct {MANIFEST}", file=sys.stderr)
-                return 1
-            differing += _take(file, contents[file["from"]], write)
-    if write:
-        (VENDOR / MANIFEST).write_text(json.dumps(libraries, indent=2) + "\n")
-    elif differing:
+    try:
+        differing = [file for folder in VENDORED for file in _compare(folder, write)]
+    except (OSError, subprocess.SubprocessError) as error:
+        print(f"npm could not fetch it: {error}", file=sys.stderr)
+        return 1
+    except KeyError as missing:
+        print(f"a package has no file {missing}: correct {MANIFEST}", file=sys.stderr)
+        return 1
+    if differing:
         print(f"not as npm has it: {', '.join(differing)}", file=sys.stderr)
         return 1
-    print(f"{len(libraries)} libraries are as npm has them")
+    print("all libraries are as npm has them")
     return 0
 
 
-def _take(file: dict[str, Any], content: bytes, write: bool) -> list[str]:
-    """The file's path where it differs; written, it does not."""
-    path = VENDOR / file["path"]
+def _compare(folder: Path, write: bool) -> list[str]:
+    """The files that differ; written, none does. Raises OSError, SubprocessError, KeyError for a file npm lacks."""
+    libraries = json.loads((folder / MANIFEST).read_text())
+    differing = []
+    for library in libraries:
+        contents = _files_of(f"{library['package']}@{library['version']}")
+        for file in library["files"]:
+            if not _same(folder, file, contents[file["from"]], write):
+                differing.append(file["path"])
+    if write:
+        (folder / MANIFEST).write_text(json.dumps(libraries, indent=2) + "\n")
+    return differing
+
+
+def _same(folder: Path, file: dict[str, Any], content: bytes, write: bool) -> bool:
+    """Whether the file has that content, and the manifest its hash."""
+    path = folder / file["path"]
     digest = hashlib.sha256(content).hexdigest()
     if write:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         file["sha256"] = digest
-    same = path.is_file() and path.read_bytes() == content and file.get("sha256") == digest
-    return [] if same else [file["path"]]
+    return path.is_file() and path.read_bytes() == content and file.get("sha256") == digest
 
 
 def _files_of(package: str) -> dict[str, bytes]:

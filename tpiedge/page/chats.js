@@ -31,7 +31,7 @@ class Chats extends EventTarget {
   async load() {
     for (const found of await this.#store.all()) this.conversations.set(found.id, found);
     this.#set(() => (this.loaded = true));
-    addEventListener("pagehide", () => this.#saveAll());
+    document.addEventListener("visibilitychange", () => this.#saveAll()); // on a phone nothing else may follow
     for (const conversation of this.conversations.values()) this.#takeUp(conversation);
     await this.findModel();
   }
@@ -196,7 +196,8 @@ class Chats extends EventTarget {
       Object.assign(live, { phase: "answering", note: "" });
     }
     for (const name of ["usage", "finish", "resume"]) if (what[name] !== undefined) values[name] = what[name];
-    this.#keep(change(conversation, node, values), SAVE_MS);
+    // That it can be resumed is known first, and must be known after a reload.
+    this.#keep(change(conversation, node, values), what.resume?.last === 0 ? 0 : SAVE_MS);
   }
 
   // Shows the conversation, and saves it within `later` ms.

@@ -20,6 +20,10 @@ export function ConversationList({ chosen, open, choose, close }) {
     if (removing === chosen) choose("");
     first.current.focus();
   };
+  const renamed = (byKey) => {
+    rename("");
+    if (byKey) requestAnimationFrame(() => document.getElementById(`entry-${renaming}`)?.focus());
+  };
   const pressed = (event) => {
     if (event.key === "Escape" && open && !removing) close();
   };
@@ -38,7 +42,7 @@ export function ConversationList({ chosen, open, choose, close }) {
       <ul>
         ${list.map((one) => html`<li key=${one.id} class=${one.id === chosen ? "chosen" : ""}>
           ${renaming === one.id
-            ? html`<${Renamer} one=${one} close=${() => rename("")} />`
+            ? html`<${Renamer} one=${one} close=${renamed} />`
             : html`<${Entry} one=${one} chosen=${one.id === chosen} choose=${choose} rename=${rename} remove=${remove} />`}
         </li>`)}
       </ul>
@@ -49,7 +53,7 @@ export function ConversationList({ chosen, open, choose, close }) {
 
 function Entry({ one, chosen, choose, rename, remove }) {
   return html`
-    <a href="#chat/${one.id}" aria-current=${chosen ? "true" : null}
+    <a id="entry-${one.id}" href="#chat/${one.id}" aria-current=${chosen ? "true" : null}
       onClick=${(event) => { event.preventDefault(); choose(one.id); }}>${one.title}</a>
     <span class="entry-tools">
       <button type="button" class="quiet" aria-label=${texts.chat.rename(one.title)} title=${texts.chat.rename(one.title)}
@@ -61,21 +65,26 @@ function Entry({ one, chosen, choose, rename, remove }) {
 
 function Renamer({ one, close }) {
   const field = useRef(null);
+  const closed = useRef(false);
   useEffect(() => field.current.select(), []);
-  const finish = (event) => {
-    event?.preventDefault();
-    const title = field.current.value.trim();
+  const finish = (title, byKey) => {
+    if (closed.current) return; // what has the focus loses it when it goes
+    closed.current = true;
     if (title && title !== one.title) chats.rename(one.id, title);
-    close();
+    close(byKey);
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    finish(field.current.value.trim(), true);
   };
   const pressed = (event) => {
     if (event.key !== "Escape") return;
     event.stopPropagation();
-    close();
+    finish("", true);
   };
-  return html`<form class="renamer" onSubmit=${finish}>
+  return html`<form class="renamer" onSubmit=${submit}>
     <input ref=${field} defaultValue=${one.title} aria-label=${texts.chat.newName} maxlength="200" onKeyDown=${pressed}
-      onBlur=${finish} />
+      onBlur=${(event) => finish(event.target.value.trim(), false)} />
   </form>`;
 }
 

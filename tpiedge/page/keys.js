@@ -62,7 +62,7 @@ export function KeyDialog() {
         <p id="key-why">${texts.keys[`${kind}Why`]}</p>
         ${waiting.get(kind).wrong && html`<p class="error" role="alert">${texts.keys.refused}</p>`}
         <label for="key-field" class="visually-hidden">${texts.keys[kind]}</label>
-        <input id="key-field" ref=${field} type="password" autocomplete="off" spellcheck=${false} autofocus />
+        <input id="key-field" ref=${field} type="password" autocomplete="off" spellcheck=${false} />
         <div class="actions">
           <button type="button" onClick=${() => finish("")}>${texts.keys.cancel}</button>
           <button type="submit" class="primary">${texts.keys.use}</button>

@@ -13,6 +13,7 @@ const ALLOWED = {
     ..."table tbody td th thead tr ul".split(" "),
   ],
   ALLOWED_ATTR: ["align", "class", "href", "start", "title"],
+  ADD_URI_SAFE_ATTR: ["align", "start"],
   ALLOWED_URI_REGEXP: /^(?:https?|mailto):/i,
   RETURN_DOM_FRAGMENT: true,
 };

@@ -27,12 +27,12 @@ export function Settings({ values, set, close }) {
       <h2 id="settings-title">${texts.chat.settings}</h2>
       <p id="settings-why" class="muted">${texts.chat.settingsWhy}</p>
       <label for="set-system">${texts.chat.system}</label>
-      <textarea id="set-system" rows="3" value=${values.system ?? ""}
+      <textarea id="set-system" rows="3" defaultValue=${values.system ?? ""}
         onChange=${(event) => change("system", event.target.value)}></textarea>
       <div class="numbers">
         ${NUMBERS.map(({ name, ...range }) => html`<div key=${name}>
           <label for="set-${name}">${texts.chat[name]}</label>
-          <input id="set-${name}" type="number" inputmode="decimal" ...${range} value=${values[name] ?? ""}
+          <input id="set-${name}" type="number" inputmode="decimal" ...${range} defaultValue=${values[name] ?? ""}
             aria-describedby="why-${name}" onChange=${(event) => number(event, name)} />
           <p id="why-${name}" class="muted">${texts.chat[`${name}Why`]}</p>
         </div>`)}
