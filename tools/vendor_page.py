@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-VENDORED = (ROOT / "tpiedge" / "page" / "vendor", ROOT / "tests" / "http" / "page" / "vendor")
+VENDORED = (ROOT / "tpiedge" / "page" / "vendor", ROOT / "tests" / "browsing" / "vendor")
 MANIFEST = "manifest.json"
 _LIMIT_S = 120
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from tests.http.page.browser import DRIVER, PROGRAM, Browser
 from tests.process.leaks import Holdings
 
 _GRACE_S = 30.0
@@ -21,24 +20,3 @@ def _leak_check() -> Iterator[None]:
     left = replace(before, threads=before.threads | watchdogs).growth(_GRACE_S)
     if left:
         pytest.fail("left behind by the module:\n  " + "\n  ".join(left), pytrace=False)
-
-
-@pytest.fixture(scope="module")
-def _browser() -> Iterator[Browser]:
-    if PROGRAM is None or DRIVER is None:
-        pytest.skip(
-            "browser: there is no chromium with its chromedriver (Debian: apt install chromium-driver)"
-        )
-    browser = Browser()
-    yield browser
-    browser.close()
-
-
-@pytest.fixture
-def browser(_browser: Browser) -> Iterator[Browser]:
-    """With a desktop's window. Afterwards it has nothing to complain about, the policy's violations among that."""
-    _browser.complaints()
-    _browser.shape(1200, 800)
-    yield _browser
-    _browser.forget()
-    assert _browser.complaints() == []

@@ -3,8 +3,8 @@
 import httpx
 import pytest
 
+from tests.browsing.browser import Keys
 from tests.http.conftest import answers
-from tests.http.page.browser import Keys
 from tpiedge.api.limits import Limits
 from tpiedge.api.record_folder import RecordFolder
 from tpiedge.errors import PeerLost

@@ -14,7 +14,7 @@ from tpiedge.api.page import Page
 
 ROOT = Path(__file__).parents[3]
 PAGE = ROOT / "tpiedge" / "page"
-VENDORED = [PAGE / "vendor", ROOT / "tests" / "http" / "page" / "vendor"]
+VENDORED = [PAGE / "vendor", ROOT / "tests" / "browsing" / "vendor"]
 SCRIPTS = sorted(PAGE.glob("*.js"))
 MOST_BYTES = 150_000
 _IMPORT = re.compile(r'(?:from|import)\s*\(?\s*"(\./[^"]+)"')

@@ -1,7 +1,6 @@
 """A real browser without a screen, and what a person does with the page in it."""
 
 import json
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,10 +11,8 @@ from selenium.common.exceptions import WebDriverException
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-__all__ = ["DRIVER", "LIMIT_S", "PROGRAM", "Browser", "Keys"]
+__all__ = ["LIMIT_S", "Browser", "Keys"]
 
-PROGRAM = shutil.which("chromium") or shutil.which("google-chrome")
-DRIVER = shutil.which("chromedriver")
 #: Generous: the machine may be doing ten other things.
 LIMIT_S = 30.0
 _POLL_S = 0.02
@@ -25,15 +22,15 @@ _REFUSED = "Failed to load resource"
 
 
 class Browser:
-    """One window. A condition that does not become true within LIMIT_S fails the test."""
+    """One window. What does not become true within LIMIT_S, or as long as is said, fails the test."""
 
-    def __init__(self) -> None:
+    def __init__(self, program: str, driver: str) -> None:
         options = webdriver.ChromeOptions()
-        options.binary_location = PROGRAM
+        options.binary_location = program
         for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
             options.add_argument(f"--{flag}")
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-        self.driver = webdriver.Chrome(options, webdriver.ChromeService(DRIVER))
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(driver))
         self.driver.set_page_load_timeout(LIMIT_S)
         self.driver.set_script_timeout(LIMIT_S)
         self._origins: set[str] = set()
@@ -78,14 +75,14 @@ class Browser:
     def run(self, script: str, *values: object) -> Any:
         return self.driver.execute_script(script, *values)
 
-    def wait(self, condition: Callable[[], Any]) -> Any:
+    def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
         """What `condition` returns as soon as that is true."""
-        deadline = time.monotonic() + LIMIT_S
+        deadline = time.monotonic() + limit_s
         while True:
             found = condition()
             if found:
                 return found
-            assert time.monotonic() < deadline, f"not within {LIMIT_S} s; the page says:\n{self.text('body')}"
+            assert time.monotonic() < deadline, f"not within {limit_s} s; the page says:\n{self.text('body')}"
             time.sleep(_POLL_S)
 
     def see(self, selector: str) -> bool:
