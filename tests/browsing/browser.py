@@ -34,6 +34,7 @@ class Browser:
         self.driver.set_page_load_timeout(LIMIT_S)
         self.driver.set_script_timeout(LIMIT_S)
         self._origins: set[str] = set()
+        self._touch = False
 
     def close(self) -> None:
         self.driver.quit()
@@ -52,6 +53,7 @@ class Browser:
 
     def shape(self, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
         """A desktop's window, or a phone's."""
+        self._touch = touch
         metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
         self._tell("Emulation.setDeviceMetricsOverride", **metrics)
         self._tell("Emulation.setTouchEmulationEnabled", enabled=touch)
@@ -124,8 +126,12 @@ class Browser:
             self.driver.switch_to.active_element.send_keys(key)
 
     def say(self, text: str) -> None:
+        """Enter is a new line on a phone."""
         self.type("#message", text)
-        self.press(Keys.ENTER)
+        if self._touch:
+            self.click("Send")
+        else:
+            self.press(Keys.ENTER)
 
     def answers(self) -> list[str]:
         return self.texts(".answer .markdown")

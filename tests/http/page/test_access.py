@@ -32,8 +32,6 @@ def test_the_chat(browser, service, serve, dark, touch):
     browser.open(serve().url)
     assert browser.flaws() == []
     browser.say("Show me all that you have")
-    if touch:
-        browser.click("Send")
     browser.wait(lambda: browser.see(".facts") and browser.see(".hljs-keyword"))
     assert browser.flaws() == []
     browser.run("document.querySelector('.question .tools').style.opacity = 1")

@@ -13,7 +13,8 @@ _ENDLESS = """
 const asked = window.fetch;
 window.fetch = (address, options) => {
   if (!options?.body) return asked(address, options);
-  return asked(address, {...options, body: JSON.stringify({...JSON.parse(options.body), ignore_eos: true, max_tokens: 800})});
+  const body = {...JSON.parse(options.body), ignore_eos: true, max_tokens: 800};
+  return asked(address, {...options, body: JSON.stringify(body)});
 };
 """
 
