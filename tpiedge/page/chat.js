@@ -84,7 +84,8 @@ function Messages({ conversation }) {
     scroller.current.focus();
   };
   return html`<div class="messages-frame">
-    <div class="messages" ref=${scroller} onScroll=${scrolled} tabindex="0" role="group" aria-label=${texts.chat.conversation}>
+    <div class="messages" ref=${scroller} onScroll=${scrolled} tabindex="0" role="group"
+      aria-label=${texts.chat.conversation}>
       ${nodes.length === 0 && html`<div class="welcome">
         <h2>${texts.chat.welcome}</h2><p class="muted">${texts.chat.welcomeWhy(chats.model?.id)}</p>
       </div>`}

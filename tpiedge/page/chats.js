@@ -13,8 +13,10 @@ const SETTINGS = "tpiedge.settings";
 // This tab: another one does not take an unfinished answer for its own.
 const TAB = (sessionStorage["tpiedge.tab"] ??= newId());
 
-// What is shown beside an answer while it is being made, by the id of its node: `phase` ("sent", "opened",
-// "answering"), `since` (of performance.now()), `note` why it pauses, `tokens` so far and `first`, when they began.
+// `running` has what is shown beside an answer while it is being made, by the id of its node: `phase` ("sent",
+// "opened", "answering"), `note` why it pauses, `tokens` so far, of which `early` came with the first, and when, by
+// performance.now(): `since` its request, `first` and `last` tokens. `stop` ends it; `resume` names it where it can be
+// resumed.
 class Chats extends EventTarget {
   conversations = new Map();
   running = new Map();
@@ -169,9 +171,9 @@ class Chats extends EventTarget {
       end = stop.signal.aborted ? { state: "stopped" } : { state: "failed", error: error.message };
     }
     this.running.delete(node);
+    // Where nobody hears of it, it ends by itself, later.
+    if (live.resume && end.state === "stopped") endAnswer(live.resume.id).catch(() => {});
     const conversation = this.conversations.get(id);
-    const resume = conversation?.nodes[node].resume;
-    if (resume && end.state === "stopped") endAnswer(resume.id).catch(() => {}); // it ends by itself, later
     if (conversation) this.#keep(change(conversation, node, { ...end, ...speed(live), resume: null }));
   }
 
@@ -182,6 +184,7 @@ class Chats extends EventTarget {
   }
 
   #hear(id, node, live, what) {
+    if (what.resume) live.resume = what.resume;
     const conversation = this.conversations.get(id);
     if (!conversation) return;
     if (what.opened) Object.assign(live, { phase: live.first === null ? "opened" : "answering", note: "" });

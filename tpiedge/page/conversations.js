@@ -29,7 +29,8 @@ export function ConversationList({ chosen, open, choose, close }) {
   };
   return html`
     ${open && html`<div class="shade" onClick=${close}></div>`}
-    <nav class=${open ? "conversations open" : "conversations"} aria-label=${texts.chat.conversations} onKeyDown=${pressed}>
+    <nav class=${open ? "conversations open" : "conversations"} aria-label=${texts.chat.conversations}
+      onKeyDown=${pressed}>
       <div class="conversations-head">
         <button type="button" class="new" ref=${first} onClick=${() => choose("")}>
           <${Icon} name="add" /><span>${texts.chat.add}</span>
@@ -43,12 +44,13 @@ export function ConversationList({ chosen, open, choose, close }) {
         ${list.map((one) => html`<li key=${one.id} class=${one.id === chosen ? "chosen" : ""}>
           ${renaming === one.id
             ? html`<${Renamer} one=${one} close=${renamed} />`
-            : html`<${Entry} one=${one} chosen=${one.id === chosen} choose=${choose} rename=${rename} remove=${remove} />`}
+            : html`<${Entry} one=${one} chosen=${one.id === chosen} choose=${choose} rename=${rename}
+                remove=${remove} />`}
         </li>`)}
       </ul>
     </nav>
-    ${removing && html`<${Removal} title=${chats.conversations.get(removing).title} remove=${removed}
-      cancel=${() => remove("")} />`}`;
+    ${chats.conversations.has(removing) && html`<${Removal} title=${chats.conversations.get(removing).title}
+      remove=${removed} cancel=${() => remove("")} />`}`;
 }
 
 function Entry({ one, chosen, choose, rename, remove }) {
@@ -56,10 +58,10 @@ function Entry({ one, chosen, choose, rename, remove }) {
     <a id="entry-${one.id}" href="#chat/${one.id}" aria-current=${chosen ? "true" : null}
       onClick=${(event) => { event.preventDefault(); choose(one.id); }}>${one.title}</a>
     <span class="entry-tools">
-      <button type="button" class="quiet" aria-label=${texts.chat.rename(one.title)} title=${texts.chat.rename(one.title)}
-        onClick=${() => rename(one.id)}><${Icon} name="edit" /></button>
-      <button type="button" class="quiet" aria-label=${texts.chat.remove(one.title)} title=${texts.chat.remove(one.title)}
-        onClick=${() => remove(one.id)}><${Icon} name="remove" /></button>
+      <button type="button" class="quiet" aria-label=${texts.chat.rename(one.title)}
+        title=${texts.chat.rename(one.title)} onClick=${() => rename(one.id)}><${Icon} name="edit" /></button>
+      <button type="button" class="quiet" aria-label=${texts.chat.remove(one.title)}
+        title=${texts.chat.remove(one.title)} onClick=${() => remove(one.id)}><${Icon} name="remove" /></button>
     </span>`;
 }
 

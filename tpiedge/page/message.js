@@ -152,5 +152,7 @@ function Copy({ text }) {
     say((await copy(text)) ? texts.chat.copied : texts.chat.notCopied);
     setTimeout(() => say(texts.chat.copy), SHOWN_MS);
   };
-  return html`<button type="button" class="quiet" onClick=${press}><${Icon} name="copy" /><span>${label}</span></button>`;
+  return html`<button type="button" class="quiet" onClick=${press}>
+    <${Icon} name="copy" /><span>${label}</span>
+  </button>`;
 }

@@ -84,8 +84,8 @@ export const texts = {
 
     count: tokens,
     rate: (rate) => `${rate.toFixed(1)} tokens/s`,
-    perStep: (count) => `${exact.format(count)} tokens per step`,
-    first: (s) => `first after ${seconds(s)}`,
+    perStep: (count) => `${exact.format(count)} ${count === 1 ? "token" : "tokens"} per step`,
+    first: (s) => `first token after ${seconds(s)}`,
     prompt: (count, cached) => `prompt ${tokens(count)}${cached ? `, ${whole.format(cached)} of them cached` : ""}`,
     paused: (s) => `paused for ${seconds(s)}`,
 

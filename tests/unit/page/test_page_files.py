@@ -73,6 +73,12 @@ def test_what_others_wrote_is_as_they_wrote_it_and_licensed(folder: Path) -> Non
         assert any(file["path"].endswith("/LICENSE") for file in library["files"]), library["name"]
 
 
+def test_lines_are_as_short_as_elsewhere() -> None:
+    ours = [*SCRIPTS, *PAGE.glob("*.css"), *Path(__file__).parent.glob("*.mjs")]
+    long = [path.name for path in ours if any(len(line) > 120 for line in path.read_text().splitlines())]
+    assert not long
+
+
 def test_no_address_of_another_computer_is_loaded() -> None:
     for path in [*SCRIPTS, *PAGE.glob("*.css"), PAGE / "index.html"]:
         text = path.read_text(encoding="utf-8")

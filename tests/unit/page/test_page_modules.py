@@ -1,4 +1,4 @@
-"""What is pure in the page's scripts, tested by what runs scripts."""
+"""The page's scripts that need no page, tested by what runs scripts."""
 
 import shutil
 import subprocess
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).with_name("page_modules.test.mjs")
+TESTS = sorted(path.name for path in Path(__file__).parent.glob("*.test.mjs"))
 ROOT = Path(__file__).parents[3]
 _LIMIT_S = 100
 _OLDEST = 20
@@ -23,13 +23,17 @@ def node_version() -> int:
 
 
 @pytest.mark.skipif(node_version() < _OLDEST, reason=f"node: there is no node of version {_OLDEST} or newer")
-def test_the_modules(tmp_path: Path) -> None:
+@pytest.mark.parametrize("tests", TESTS)
+def test_the_modules(tmp_path: Path, tests: str) -> None:
     """In a copy whose package says what the server's media type says to a browser: these are modules."""
     for folder in ("tpiedge/page", "tests/unit/page"):
         shutil.copytree(ROOT / folder, tmp_path / folder)
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    tests = tmp_path / TESTS.relative_to(ROOT)
     ended = subprocess.run(
-        ["node", "--test", tests], capture_output=True, text=True, check=False, timeout=_LIMIT_S
+        ["node", "--test", tmp_path / "tests/unit/page" / tests],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=_LIMIT_S,
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr

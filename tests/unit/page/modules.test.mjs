@@ -6,7 +6,8 @@ import { EventParser } from "../../../tpiedge/page/sse.js";
 import * as tree from "../../../tpiedge/page/tree.js";
 
 const STREAM =
-  ": waiting for dell-1\n\nid: 1\ndata: {\"a\": 1}\n\ndata: two\r\ndata:lines\r\n\r\n: ping\r\n\r\nevent: x\rid: 2\rdata\r\rdata: [DONE]\n\n";
+  ': waiting for dell-1\n\nid: 1\ndata: {"a": 1}\n\ndata: two\r\ndata:lines\r\n\r\n: ping\r\n\r\n' +
+  "event: x\rid: 2\rdata\r\rdata: [DONE]\n\n";
 const EVENTS = [
   { comment: "waiting for dell-1" },
   { id: "1", data: '{"a": 1}' },
