@@ -1,6 +1,6 @@
 // Where the next message is typed.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { chats } from "./chats.js";
 import { Icon } from "./icons.js";
 import { texts } from "./texts.js";
@@ -12,8 +12,8 @@ const touched = matchMedia("(hover: none) and (pointer: coarse)");
 export function Composer({ answering, send }) {
   const [text, type] = useState("");
   const field = useRef(null);
-  useEffect(() => fit(field.current), [text]);
-  useEffect(() => {
+  useLayoutEffect(() => fit(field.current), [text]);
+  useLayoutEffect(() => {
     if (!touched.matches) field.current.focus();
   }, []);
   const submit = (event) => {
@@ -22,6 +22,10 @@ export function Composer({ answering, send }) {
     send(text);
     type("");
     if (!touched.matches) field.current.focus(); // else a keyboard would cover the answer
+  };
+  const stop = () => {
+    chats.stop(answering);
+    if (!touched.matches) field.current.focus(); // the button goes
   };
   const pressed = (event) => {
     if (event.isComposing) return;
@@ -36,7 +40,7 @@ export function Composer({ answering, send }) {
       ${
         answering
           ? html`<button key="stop" type="button" class="round" aria-label=${texts.chat.stop} title=${texts.chat.stop}
-              onClick=${() => chats.stop(answering)}><${Icon} name="stop" /></button>`
+              onClick=${stop}><${Icon} name="stop" /></button>`
           : html`<button key="send" type="submit" class="round primary" aria-label=${texts.chat.send}
               title=${texts.chat.send} disabled=${!text.trim()}><${Icon} name="send" /></button>`
       }

@@ -1,6 +1,6 @@
 // The list of conversations; on a narrow screen a drawer over the one that is shown.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { chats } from "./chats.js";
 import { Icon } from "./icons.js";
 import { texts } from "./texts.js";
@@ -10,7 +10,7 @@ export function ConversationList({ chosen, open, choose, close }) {
   const [renaming, rename] = useState("");
   const [removing, remove] = useState("");
   const first = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (open) first.current.focus();
   }, [open]);
   const list = chats.list();
@@ -68,7 +68,7 @@ function Entry({ one, chosen, choose, rename, remove }) {
 function Renamer({ one, close }) {
   const field = useRef(null);
   const closed = useRef(false);
-  useEffect(() => field.current.select(), []);
+  useLayoutEffect(() => field.current.select(), []);
   const finish = (title, byKey) => {
     if (closed.current) return; // what has the focus loses it when it goes
     closed.current = true;
@@ -92,7 +92,7 @@ function Renamer({ one, close }) {
 
 function Removal({ title, remove, cancel }) {
   const dialog = useRef(null);
-  useEffect(() => dialog.current.showModal(), []);
+  useLayoutEffect(() => dialog.current.showModal(), []);
   return html`<dialog ref=${dialog} aria-labelledby="remove-title" aria-describedby="remove-why"
     onCancel=${(event) => { event.preventDefault(); cancel(); }}>
     <h2 id="remove-title">${texts.chat.removeAsk}</h2>

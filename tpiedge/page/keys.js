@@ -1,6 +1,6 @@
 // The keys that the user typed, for as long as the tab lives, and the dialog that asks for one.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { texts } from "./texts.js";
 
 const STORED = "tpiedge.key.";
@@ -37,11 +37,11 @@ export function KeyDialog() {
   const dialog = useRef(null);
   const field = useRef(null);
   const kind = [...waiting.keys()][0];
-  useEffect(() => {
+  useLayoutEffect(() => {
     show = () => refresh((count) => count + 1);
     return () => (show = null);
   }, []);
-  useEffect(() => {
+  useLayoutEffect(() => {
     if (kind && !dialog.current.open) dialog.current.showModal();
   }, [kind]);
   if (!kind) return null;

@@ -1,6 +1,6 @@
 // One message: what the user said, which can be edited, or an answer with how it came.
 
-import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
 import { useTicks } from "./changes.js";
 import { chats, rateOf } from "./chats.js";
 import { fit } from "./composer.js";
@@ -44,7 +44,7 @@ function Question({ conversation, node }) {
 
 function Editor({ text, send, cancel }) {
   const field = useRef(null);
-  useEffect(() => {
+  useLayoutEffect(() => {
     fit(field.current);
     field.current.focus();
   }, []);

@@ -1,6 +1,6 @@
 // How answers are sampled, and what the model is told first.
 
-import { html, useEffect, useRef } from "./vendor/htm/standalone.module.js";
+import { html, useLayoutEffect, useRef } from "./vendor/htm/standalone.module.js";
 import { texts } from "./texts.js";
 
 const NUMBERS = [
@@ -13,7 +13,7 @@ const NUMBERS = [
 // `set` gets all values whenever one of them is right; what is empty is not among them.
 export function Settings({ values, set, close }) {
   const dialog = useRef(null);
-  useEffect(() => dialog.current.showModal(), []);
+  useLayoutEffect(() => dialog.current.showModal(), []);
   const change = (name, value) => {
     const { [name]: _before, ...others } = values;
     set(value === "" ? others : { ...others, [name]: value });

@@ -121,6 +121,7 @@ def test_an_edited_message_begins_a_branch(browser, service, url):
     answers(service, "Oak.")
     browser.run("document.querySelector('.question .tools').style.opacity = 1")
     browser.click("Edit", ".question")
+    browser.wait(lambda: browser.focused() == "Edit the message")
     browser.press(Keys.CONTROL + "a", "A tree?", Keys.CONTROL + Keys.ENTER)
     browser.wait_for_answers("Oak.")
     assert browser.texts(".question .said") == ["A tree?"]
@@ -144,6 +145,7 @@ def test_conversations_stay_and_are_renamed_and_deleted(browser, service, url):
     browser.click("About foxes")
     browser.wait_for_text(".question .said", "About foxes")
     browser.click("Rename “About foxes”")
+    browser.wait(lambda: browser.focused() == "New name")
     browser.press("Foxes", Keys.ENTER)
     browser.wait(lambda: browser.texts(listed) == ["About bears", "Foxes"])
     browser.click("Delete “Foxes”")
@@ -264,6 +266,7 @@ def test_the_key_is_asked_for_only_where_it_is_needed(browser, service, serve):
     browser.wait(lambda: browser.see("dialog[open]"))
     browser.press("sk-wrong", Keys.ENTER)
     browser.wait_for_text("dialog[open]", "The server does not know this key.")
+    browser.wait(lambda: browser.focused() == "API key")
     browser.press("sk-right", Keys.ENTER)
     browser.wait_for_text(".model", "babbler")
     assert not browser.see("dialog[open]")
@@ -284,7 +287,7 @@ def test_without_the_key_the_page_says_what_is_missing(browser, serve):
 def test_the_keyboard_is_enough(browser, service, url):
     answers(service, "Yes.")
     browser.open(url)
-    assert browser.focused() == "Message"
+    browser.wait(lambda: browser.focused() == "Message")
     browser.press("Well?", Keys.SHIFT + Keys.ENTER, "Then?", Keys.ENTER)
     browser.wait_for_answers("Yes.")
     assert browser.texts(".question .said") == ["Well?\nThen?"]
@@ -317,7 +320,7 @@ def test_a_phone(browser, service, url):
     )
     assert small == []
     browser.click("Show the conversations")
-    assert browser.focused() == "New chat"
+    browser.wait(lambda: browser.focused() == "New chat")
     browser.press(Keys.ESCAPE)
     browser.wait(lambda: not browser.see(".conversations"))
     browser.click("Show the conversations")
