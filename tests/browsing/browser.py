@@ -68,8 +68,8 @@ class Browser:
         self._origins.clear()
 
     def complaints(self) -> list[str]:
-        """What the browser has logged since the last look, apart from refusals of the server."""
-        entries = self.driver.get_log("browser")
+        """Errors and warnings since the last look, apart from refusals of the server."""
+        entries = [entry for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
         return [entry["message"] for entry in entries if _REFUSED not in entry["message"]]
 
     # --- seeing
