@@ -46,7 +46,7 @@ export function choose(conversation, id) {
   return { ...conversation, chosen: { ...conversation.chosen, [parent ?? ROOT]: id } };
 }
 
-// The messages for an answer to `id`, as the API wants them. What came before an answer without text is its reader's.
+// The messages for an answer to `id`, as the API wants them.
 export function messagesTo(conversation, id) {
   const found = [];
   for (let next = id; next !== null; next = conversation.nodes[next].parent) {

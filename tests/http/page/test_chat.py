@@ -1,5 +1,7 @@
 """What a person does in the page's chat: asks, reads along, stops, asks otherwise, comes again."""
 
+import json
+
 import httpx
 import pytest
 
@@ -200,6 +202,44 @@ def test_an_answer_that_fails(browser, service, url, words):
     answers(service, "Whole.")
     browser.click("Try again")
     browser.wait_for_answers("Whole.")
+
+
+def test_after_an_answer_that_did_not_come_the_talk_goes_on(browser, service, url):
+    service.unavailable = "too few machines"
+    browser.open(url)
+    browser.say("Well?")
+    browser.wait_for_text(".answer", "No answer: too few machines")
+    service.unavailable = ""
+    answers(service, "Yes.")
+    browser.say("And now?")
+    browser.wait_for_answers("", "Yes.")
+    assert prompt_of(service) == "<user>Well?<assistant><user>And now?"
+
+
+def test_what_a_model_thought_is_folded_away(browser, url):
+    deltas = [{"reasoning_content": "It is"}, {"reasoning_content": " <b>easy</b>."}, {"content": "Four."}]
+    said = "".join(f"data: {json.dumps({'choices': [{'delta': delta}]})}\n\n" for delta in deltas)
+    browser.open(url)
+    browser.run(
+        "const [text] = arguments; window.fetch = async () => new Response(text)", f"{said}data: [DONE]\n\n"
+    )
+    browser.say("2+2?")
+    browser.wait_for_answers("Four.")
+    assert not browser.see(".thought[open]")
+    browser.click("Thoughts")
+    browser.wait(lambda: browser.see(".thought[open]"))
+    assert browser.text(".thought .said") == "It is <b>easy</b>."
+
+
+def test_a_browser_that_has_no_room(browser, service, url):
+    answers(service, "Yes.")
+    browser.open(url)
+    browser.run(
+        "IDBObjectStore.prototype.put = () => { throw new DOMException('full', 'QuotaExceededError'); }"
+    )
+    browser.say("Well?")
+    browser.wait_for_answers("Yes.")
+    browser.wait_for_text(".problem", "This browser keeps no more conversations")
 
 
 def test_a_server_that_is_gone(browser, service, serve):
