@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.api.admin import Admin
-from tpiedge.api.answering import Aborted, Send, Stalled, send_json
+from tpiedge.api.answering import Aborted, BrokenOff, Send, Stalled, send_json
 from tpiedge.api.asked import FormatName
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
@@ -31,6 +31,8 @@ __all__ = ["Api"]
 
 _TOO_LARGE = 413
 _SWEEP_S = 1.0
+#: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
+_HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _CODES = {404: "not_found", 405: "method_not_allowed"}
 
@@ -87,8 +89,11 @@ class Api:
                 return
             self._guard.check_key(path, headers)
             await self._router(scope, receive, send)
-        except (Disconnected, Aborted):
-            return  # the server closes a connection whose response is unfinished
+        # The server closes a connection whose response is unfinished.
+        except (Disconnected, BrokenOff):
+            return
+        except Aborted:
+            await asyncio.sleep(_HEARD_S)
         except Stalled:
             _drop(scope)
         except HTTPException as error:

@@ -47,6 +47,7 @@ function Editor({ text, send, cancel }) {
   useLayoutEffect(() => {
     fit(field.current);
     field.current.focus();
+    field.current.setSelectionRange(text.length, text.length);
   }, []);
   const submit = (event) => {
     event.preventDefault();

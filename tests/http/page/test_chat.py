@@ -204,6 +204,20 @@ def test_an_answer_that_fails(browser, service, url, words):
     browser.wait_for_answers("Whole.")
 
 
+def test_why_an_answer_fails_is_read_though_its_connection_breaks_at_once(browser, service, url, words):
+    def script(generation):
+        generation.say(*words("half"))
+        generation.fail(PeerLost(2, "step 3", "its process ended"))
+
+    service.script = script
+    browser.open(url)
+    for number in range(1, 6):
+        browser.say("Go")
+        browser.wait(lambda number=number: len(browser.texts(".answer .error")) == number)
+    reasons = set(browser.texts(".answer .error"))
+    assert reasons == {"The answer broke off: node 2 was lost during step 3: its process ended"}
+
+
 def test_after_an_answer_that_did_not_come_the_talk_goes_on(browser, service, url):
     service.unavailable = "too few machines"
     browser.open(url)
