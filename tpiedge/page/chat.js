@@ -61,7 +61,8 @@ export function Chat() {
       ${chats.problem && html`<p class="problem" role="alert">${chats.problem}
         <button type="button" onClick=${() => chats.findModel()}>${texts.chat.again}</button></p>`}
       <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} />
-      <${Composer} key=${`say-${conversation?.id ?? "new"}`} answering=${chats.answering(id)} send=${send} />
+      <${Composer} key=${`say-${conversation?.id}`} conversation=${conversation?.id ?? ""}
+        answering=${chats.answering(id)} send=${send} />
     </section>
     ${adjusting && html`<${Settings} values=${settings} set=${set} close=${() => adjust(false)} />`}
   </div>`;

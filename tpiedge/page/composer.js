@@ -8,9 +8,16 @@ import { texts } from "./texts.js";
 // Where there is no keyboard but one on the screen, Enter is a new line.
 const touched = matchMedia("(hover: none) and (pointer: coarse)");
 
-// `answering` is the node of the answer that is being made, if one is.
-export function Composer({ answering, send }) {
-  const [text, type] = useState("");
+// What was typed and not sent, by the conversation.
+const drafts = new Map();
+
+// `conversation` is its id, "" for a new one; `answering` the node of the answer that is being made, if one is.
+export function Composer({ conversation, answering, send }) {
+  const [text, set] = useState(drafts.get(conversation) ?? "");
+  const type = (typed) => {
+    drafts.set(conversation, typed);
+    set(typed);
+  };
   const field = useRef(null);
   useLayoutEffect(() => fit(field.current), [text]);
   useLayoutEffect(() => {

@@ -172,6 +172,23 @@ def test_an_answer_goes_on_while_another_conversation_is_shown(browser, service,
     browser.wait_for_answers("begun and done")
 
 
+def test_what_was_typed_waits_in_its_conversation(browser, service, url):
+    answers(service, "Hm.")
+    browser.open(url)
+    browser.say("About foxes")
+    browser.wait_for_answers("Hm.")
+    typed = "return document.querySelector('#message').value"
+    browser.type("#message", "and bears")
+    browser.click("New chat")
+    browser.wait(lambda: not browser.answers())
+    assert browser.run(typed) == ""
+    browser.click("About foxes")
+    browser.wait(lambda: browser.run(typed) == "and bears")
+    browser.press(Keys.ENTER)
+    browser.wait_for_answers("Hm.", "Hm.")
+    assert browser.run(typed) == ""
+
+
 def test_why_an_answer_pauses(browser, service, url, words):
     browser.open(url)
     browser.say("Go")
