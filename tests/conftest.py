@@ -20,7 +20,7 @@ from tests.unit.kernels.instruction_sets import LACKING
 if TYPE_CHECKING:
     from tests.reference import Reference
 
-pytest_plugins = ["tests.skips"]
+pytest_plugins = ["tests.browsing.fixtures", "tests.skips"]
 
 _GRACE_S = 30.0
 #: Where only tests marked `thin` are quick, and where every third of one function's is.

@@ -13,8 +13,15 @@ from xdist.scheduler import LoadScopeScheduling
 
 __all__ = ["Scheduler", "order"]
 
-_TOGETHER = ("tests/deploy/", "tests/native/", "tests/process/network/")
-_FIRST = ("tests/deploy/", "tests/native/", "tests/process/", "tests/cluster/", "tests/contract/")
+_TOGETHER = ("tests/deploy/", "tests/http/page/", "tests/native/", "tests/process/network/")
+_FIRST = (
+    "tests/deploy/",
+    "tests/native/",
+    "tests/process/",
+    "tests/cluster/",
+    "tests/contract/",
+    "tests/http/page/",
+)
 
 
 def order(item: pytest.Item) -> int:

@@ -20,6 +20,8 @@ NEEDS = {
     "groups": "control groups with limits",
     "mounts": "file systems that can be mounted",
     "docker": "a container engine",
+    "browser": "Chromium and the program that drives it",
+    "node": "a program that runs JavaScript",
     "downloads": "something that is fetched while the tests run",
     "software": "another program or package",
     "system": "what this operating system, file system or processor has or lacks",

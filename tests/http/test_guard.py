@@ -14,6 +14,7 @@ from tpiedge.api.guard import OPEN_PATHS, Guard, check_bind, is_loopback
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.limits import Limits
 from tpiedge.api.origins import Origins
+from tpiedge.api.page import is_page
 from tpiedge.api.server import ApiServer
 from tpiedge.errors import UserError
 
@@ -31,7 +32,8 @@ def every_route(service):
         for route in api.routes:
             assert isinstance(route, Route)
             for method in sorted(route.methods):
-                yield method, route.path.replace("{name:path}", "babbler")
+                if not is_page(route.path):
+                    yield method, route.path.replace("{name:path}", "babbler")
     finally:
         api.close(1)
 
@@ -50,7 +52,6 @@ def test_every_route_but_health_and_readiness_needs_the_right_key(serve, service
     wrong += [bearer("x" * 8000), {"Authorization": "Bearer \u00fc".encode()}]
     routes = [
         *every_route(service),
-        ("GET", "/"),
         ("GET", "/docs"),
         ("OPTIONS", "/v1/models"),
         ("GET", "/admin"),

@@ -16,4 +16,5 @@ are OpenAI's, which others see in their own `error_shapes`. Where answers are to
 outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must offer.
 
 `openapi` with `openapi_fields` and `openapi_parts` describes the routes for clients.
+`page` is what a browser shows, and has nothing to do with the others.
 """

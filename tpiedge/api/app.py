@@ -10,7 +10,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import BaseRoute, Route, Router
 
 from tpiedge.api.admin import Admin
-from tpiedge.api.answering import Aborted, Send, Stalled, send_json
+from tpiedge.api.answering import Aborted, BrokenOff, Send, Stalled, send_json
 from tpiedge.api.asked import FormatName
 from tpiedge.api.body import Disconnected, Receive, discard
 from tpiedge.api.completions import Completions, Resumptions
@@ -25,6 +25,7 @@ from tpiedge.api.metrics import METRICS_TYPE, metrics_page
 from tpiedge.api.ollama import ollama_routes
 from tpiedge.api.openapi import openapi_routes
 from tpiedge.api.origins import Origins
+from tpiedge.api.page import Page
 from tpiedge.api.service import Service
 from tpiedge.api.texts import Texts
 from tpiedge.api.vain_fields import VainFields
@@ -33,6 +34,8 @@ __all__ = ["Api"]
 
 _TOO_LARGE = 413
 _SWEEP_S = 1.0
+#: For a client to read why an answer fails: a browser drops what its page has not read when the connection breaks.
+_HEARD_S = 0.5
 _NOT_READY = "the cluster cannot answer yet: 'tpiedge nodes' on the master's computer says why"
 _OTHERS: Final[Mapping[str, FormatName]] = {
     "/v1/embeddings": "embeddings",
@@ -80,6 +83,7 @@ class Api:
             *Texts(service, self._intake, self._vain).routes(),
             *Admin(service, self._intake).routes(),
             *openapi_routes(),
+            *Page().routes(),
         ]
         self._router = Router(self.routes, redirect_slashes=False)
 
@@ -99,8 +103,11 @@ class Api:
                 return
             self._guard.check_key(path, headers)
             await self._router(scope, receive, send)
-        except (Disconnected, Aborted):
-            return  # the server closes a connection whose response is unfinished
+        # The server closes a connection whose response is unfinished.
+        except (Disconnected, BrokenOff):
+            return
+        except Aborted:
+            await asyncio.sleep(_HEARD_S)
         except Stalled:
             _drop(scope)
         except HTTPException as error:

@@ -1,4 +1,5 @@
-"""Which requests are let in: default deny, save for /health and /ready, which tell nothing but the state.
+"""Which requests are let in: default deny, save for /health and /ready, which tell nothing but the state, and for the
+files of the page, which ask for a key themselves.
 
 Without API keys everybody who reaches the port may use the model; so the port is then a loopback one unless the user
 insists. In either case web pages are turned away, since the browser of whoever looks at one reaches the port: a page
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 from tpiedge.api.errors import ApiError
 from tpiedge.api.keys import ApiKeys
 from tpiedge.api.origins import Headers, Origins
+from tpiedge.api.page import is_page
 from tpiedge.errors import UserError
 
 __all__ = ["OPEN_PATHS", "Guard", "check_bind", "is_admin", "is_loopback", "key_of"]
@@ -83,7 +85,7 @@ class Guard:
 
     def check_key(self, path: str, headers: Headers) -> None:
         """Raises ApiError 401."""
-        if path in OPEN_PATHS:
+        if path in OPEN_PATHS or is_page(path):
             return
         if is_admin(path):
             if not hmac.compare_digest(key_of(headers), self._admin):

@@ -20,7 +20,7 @@ def program(folder: Path, name: str, text: str) -> None:
 
 def test_the_gate_says_itself_what_is_required_and_tried(tmp_path: Path) -> None:
     program(tmp_path, "make", 'echo "$@ / $PYTEST_ADDOPTS / $TPIEDGE_REQUIRE_NATIVE"')
-    for absent in ("docker", "unshare"):
+    for absent in ("docker", "unshare", "chromedriver", "node"):
         program(tmp_path, absent, "exit 1")
     (tmp_path / "project" / ".ci").mkdir(parents=True)
     gate = shutil.copy(ROOT / ".ci" / "run", tmp_path / "project" / ".ci")

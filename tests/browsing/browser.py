@@ -1,0 +1,171 @@
+"""A real browser without a screen, and what a person does with the page in it."""
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from selenium import webdriver
+from selenium.common.exceptions import WebDriverException
+from selenium.webdriver.common.by import By
+from selenium.webdriver.common.keys import Keys
+
+__all__ = ["LIMIT_S", "Browser", "Keys"]
+
+#: Generous: the machine may be doing ten other things.
+LIMIT_S = 60.0
+_POLL_S = 0.02
+_AXE = Path(__file__).with_name("vendor") / "axe-core" / "axe.min.js"
+#: What a server refuses, as a test wants it; whatever else a browser complains about is a fault of the page.
+_REFUSED = "Failed to load resource"
+
+
+class Browser:
+    """One window. What does not become true within LIMIT_S, or as long as is said, fails the test."""
+
+    def __init__(self, program: str, driver: str) -> None:
+        options = webdriver.ChromeOptions()
+        options.binary_location = program
+        for flag in ("headless=new", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "hide-scrollbars"):
+            options.add_argument(f"--{flag}")
+        options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+        self.driver = webdriver.Chrome(options, webdriver.ChromeService(driver))
+        self.driver.set_page_load_timeout(LIMIT_S)
+        self.driver.set_script_timeout(LIMIT_S)
+        self._origins: set[str] = set()
+        self._touch = False
+
+    def close(self) -> None:
+        self.driver.quit()
+
+    # --- the window
+
+    def open(self, url: str, path: str = "/") -> None:
+        """Until the page knows which model there is, or asks for a key."""
+        self._origins.add(url)
+        self.driver.get(url + path)
+        self.wait(lambda: self.see("#message") and self.see(".model, dialog[open], .problem"))
+
+    def reload(self) -> None:
+        self.driver.refresh()
+        self.wait(lambda: self.see("#message") and self.see(".model, dialog[open], .problem"))
+
+    def shape(self, width: int, height: int, *, dark: bool = False, touch: bool = False) -> None:
+        """A desktop's window, or a phone's."""
+        self._touch = touch
+        metrics = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": touch}
+        self._tell("Emulation.setDeviceMetricsOverride", **metrics)
+        self._tell("Emulation.setTouchEmulationEnabled", enabled=touch)
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self._tell("Emulation.setEmulatedMedia", features=[scheme])
+
+    def forget(self) -> None:
+        """Leaves the page, and all that it has stored."""
+        self.driver.get("about:blank")
+        for origin in self._origins:
+            self._tell("Storage.clearDataForOrigin", origin=origin, storageTypes="all")
+        self._origins.clear()
+
+    def complaints(self) -> list[str]:
+        """Errors and warnings since the last look, apart from refusals of the server."""
+        entries = [entry for entry in self.driver.get_log("browser") if entry["level"] != "INFO"]
+        return [entry["message"] for entry in entries if _REFUSED not in entry["message"]]
+
+    # --- seeing
+
+    def run(self, script: str, *values: object) -> Any:
+        return self.driver.execute_script(script, *values)
+
+    def wait(self, condition: Callable[[], Any], limit_s: float = LIMIT_S) -> Any:
+        """What `condition` returns as soon as that is true."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            found = condition()
+            if found:
+                return found
+            assert time.monotonic() < deadline, f"not within {limit_s} s; the page says:\n{self.text('body')}"
+            time.sleep(_POLL_S)
+
+    def see(self, selector: str) -> bool:
+        """Whether it is there and has a size."""
+        return bool(
+            self.run(
+                "return [...document.querySelectorAll(arguments[0])].some(e => e.getClientRects().length)",
+                selector,
+            )
+        )
+
+    def text(self, selector: str) -> str:
+        """Of the first one; empty where there is none."""
+        return self.run("return document.querySelector(arguments[0])?.innerText ?? ''", selector)
+
+    def texts(self, selector: str) -> list[str]:
+        return self.run("return [...document.querySelectorAll(arguments[0])].map(e => e.innerText)", selector)
+
+    def wait_for_text(self, selector: str, text: str) -> None:
+        """Until one of them has it."""
+        self.wait(lambda: any(text in one for one in self.texts(selector)))
+
+    def focused(self) -> str:
+        """The accessible name of what has the focus."""
+        return self.driver.switch_to.active_element.accessible_name
+
+    # --- doing
+
+    def click(self, name: str, within: str = "body") -> None:
+        """What is called so, as a screen reader says it: the last one."""
+        self._patiently(lambda: self._called(name, within).click())
+
+    def type(self, selector: str, text: str) -> None:
+        self._patiently(lambda: self.driver.find_element(By.CSS_SELECTOR, selector).send_keys(text))
+
+    def press(self, *keys: str) -> None:
+        """To whatever has the focus."""
+        for key in keys:
+            self.driver.switch_to.active_element.send_keys(key)
+
+    def say(self, text: str) -> None:
+        """Enter is a new line on a phone."""
+        self.type("#message", text)
+        if self._touch:
+            self.click("Send")
+        else:
+            self.press(Keys.ENTER)
+
+    def answers(self) -> list[str]:
+        return self.texts(".answer .markdown")
+
+    def wait_for_answers(self, *texts: str) -> None:
+        """Until they stand there, all of them complete."""
+        self.wait(lambda: self.answers() == list(texts) and not self.see(".progress"))
+
+    def flaws(self) -> list[str]:
+        """What axe finds that keeps people from using the page: its serious and critical rules."""
+        if not self.run("return 'axe' in window"):
+            self.run(_AXE.read_text(encoding="utf-8"))
+        found = self.driver.execute_async_script(
+            "const [done] = arguments; axe.run().then(({violations}) => done(violations), e => done([{id: String(e)}]))"
+        )
+        return [json.dumps(flaw)[:1500] for flaw in found if flaw.get("impact") not in ("minor", "moderate")]
+
+    def _called(self, name: str, within: str) -> Any:
+        found: Sequence[Any] = self.driver.find_element(By.CSS_SELECTOR, within).find_elements(
+            By.CSS_SELECTOR, "button, a, summary"
+        )
+        return [one for one in found if one.is_displayed() and one.accessible_name == name][-1]
+
+    def _patiently(self, act: Callable[[], object]) -> None:
+        """The page renders while it is used: what was found may be gone a moment later."""
+
+        def tried() -> bool:
+            try:
+                act()
+            except (WebDriverException, IndexError):
+                return False
+            return True
+
+        self.wait(tried)
+
+    def _tell(self, command: str, **values: object) -> None:
+        self.driver.execute_cdp_cmd(command, values)

@@ -1,0 +1,77 @@
+"""Nothing keeps people from using the page, as far as axe can tell, in light and dark, on a desktop and a phone."""
+
+import pytest
+
+from tests.http.conftest import answers
+
+TEXT = """A **bold** word, `code`, [a link](https://example.org) and
+
+# A heading
+
+1. one
+2. two
+
+> quoted
+
+| a | b |
+|---|--:|
+| c | d |
+
+```python
+def f(x: int) -> str:  # says it
+    return "text" * x + str(3)
+```
+"""
+
+
+@pytest.mark.parametrize("touch", [False, True], ids=["desktop", "phone"])
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_the_chat(browser, service, serve, dark, touch):
+    answers(service, TEXT)
+    browser.shape(*((390, 844) if touch else (1200, 800)), dark=dark, touch=touch)
+    browser.open(serve().url)
+    assert browser.flaws() == []
+    browser.say("Show me all that you have")
+    browser.wait(lambda: browser.see(".facts") and browser.see(".hljs-keyword"))
+    assert browser.flaws() == []
+    browser.run("document.querySelector('.question .tools').style.opacity = 1")
+    browser.click("Edit", ".question")
+    assert browser.flaws() == []
+    browser.click("Cancel")
+    browser.click("Settings")
+    assert browser.flaws() == []
+    browser.click("Done")
+    if touch:
+        browser.click("Show the conversations")
+    assert browser.flaws() == []
+    browser.click("Delete “Show me all that you have”")
+    assert browser.flaws() == []
+    browser.click("Delete", "dialog")
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_what_goes_wrong(browser, service, serve, dark):
+    browser.shape(1200, 800, dark=dark)
+    browser.open(serve(keys=["k"]).url)
+    browser.wait(lambda: browser.see("dialog[open]"))
+    browser.press("wrong\n")
+    browser.wait(lambda: browser.see("dialog .error"))
+    assert browser.flaws() == []
+    browser.click("Cancel")
+    browser.wait(lambda: browser.see(".problem"))
+    assert browser.flaws() == []
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_an_answer_under_way(browser, service, serve, dark):
+    browser.shape(1200, 800, dark=dark)
+    browser.open(serve().url)
+    browser.say("Go")
+    generation = service.generations.get(timeout=30)
+    generation.say(*service.tokenizer.encode("some text", add_special=False))
+    browser.wait_for_text(".answer", "some text")
+    assert browser.flaws() == []
+    generation.pause("waiting for dell-1")
+    browser.wait_for_text(".progress", "dell-1")
+    assert browser.flaws() == []
+    generation.finish()

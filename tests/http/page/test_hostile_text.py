@@ -1,0 +1,77 @@
+"""Text that wants to be more than text, in an answer, a question or a title, does nothing."""
+
+import pytest
+
+from tests.http.conftest import answers
+
+#: Each would set window.hit.
+HOSTILE = [
+    "<script>window.hit = 1</script>",
+    "<img src=x onerror='window.hit = 1'>",
+    "<svg onload='window.hit = 1'><animate onbegin='window.hit = 1'></svg>",
+    "<iframe srcdoc='<script>parent.hit = 1</script>'></iframe>",
+    "[click](javascript:window.hit=1)",
+    "[click](JaVaScRiPt:window.hit=1)",
+    "[click](java&#10;script:window.hit=1)",
+    "[click](data:text/html,<script>window.hit=1</script>)",
+    "<javascript:window.hit=1>",
+    '![x](x"onerror="window.hit=1)',
+    "![x](javascript:window.hit=1)",
+    '[x](https://example.org "a\\" onmouseover=\\"window.hit=1")',
+    '```html" onload="window.hit=1\n<script>window.hit=1</script>\n```',
+    "```python\n</code></pre><img src=x onerror=window.hit=1>\n```",
+    "<math><mtext></p><style><img src=x onerror=window.hit=1></style></mtext></math>",
+    "<form action=javascript:window.hit=1><button id=message>send</button></form>",
+    "<a id=chats name=body href=cid:x>clobber</a>",
+    "| <img src=x onerror=window.hit=1> | b |\n|---|---|\n| [c](vbscript:window.hit=1) | `<script>` |",
+    "<style>body { display: none }</style><link rel=stylesheet href=//example.org/x.css>",
+    "> " * 2000 + "deep",
+    "*" * 5000,
+    "[" * 5000,
+]
+ALLOWED = (
+    "a blockquote br button code del div em h2 h3 h4 hr li ol p path pre s span strong svg "
+    "table tbody td th thead tr ul"
+)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:40])
+def test_it_stays_text(browser, service, serve, text):
+    service.max_sequence = 65_536
+    answers(service, text)
+    browser.open(serve().url)
+    browser.run("document.querySelector('#message').value = arguments[0]", text)
+    browser.type("#message", ".")
+    browser.click("Send")
+    browser.wait(lambda: browser.see(".facts"))
+    for link in browser.run("return document.querySelectorAll('.markdown a')"):
+        address = browser.run("return arguments[0].getAttribute('href')", link)
+        assert address is None or address.startswith(("https://", "http://", "mailto:")), address
+        browser.run("arguments[0].removeAttribute('href'); arguments[0].click()", link)
+    found = browser.run(
+        "return [...document.querySelectorAll('.message *')].map(e => [e.localName, e.getAttributeNames()])"
+    )
+    assert {name for name, _ in found} <= set(ALLOWED.split())
+    assert not [
+        name for _, names in found for name in names if name.startswith("on") or name in ("id", "style")
+    ]
+    assert browser.run("return window.hit ?? null") is None
+    assert browser.text(".question .said").rstrip(".").split() == text.split()
+    assert browser.see("h1")
+
+
+def test_a_script_that_gets_into_the_page_would_not_run(browser, serve):
+    """The policy, for the day on which what the others hold fails."""
+    browser.open(serve().url)
+    for script in (
+        "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.hit = 1'}))",
+        "document.body.innerHTML = '<img src=x onerror=\"window.hit = 1\">'",
+        "document.body.setAttribute('onclick', 'window.hit = 1'); document.body.click()",
+        "return fetch('https://example.org/').catch(() => null)",
+    ):
+        browser.run(f"try {{ {script} }} catch {{}}")
+    assert browser.run("return window.hit ?? null") is None
+    assert (
+        len([one for one in browser.complaints() if "Content Security Policy" in one or "Trusted" in one])
+        >= 3
+    )

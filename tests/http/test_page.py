@@ -1,0 +1,133 @@
+"""The page's files over HTTP: for everybody, under a strict policy, packed, and kept by browsers for good."""
+
+import gzip
+import re
+
+import httpx
+import pytest
+
+from tpiedge.api.page import Page
+
+POLICY = {
+    "default-src": "'none'",
+    "script-src": "'self'",
+    "style-src": "'self'",
+    "connect-src": "'self'",
+    "img-src": "'self' data:",
+    "base-uri": "'none'",
+    "form-action": "'none'",
+    "frame-ancestors": "'none'",
+    "require-trusted-types-for": "'script'",
+    "trusted-types": "dompurify",
+}
+
+
+@pytest.fixture
+def http(serve):
+    with httpx.Client(base_url=serve(keys=["k"]).url) as http:
+        yield http
+
+
+def addresses(http):
+    """Of the page's files."""
+    first = http.get("/")
+    return re.findall(r'(?:href|src)="([^"]+)"', first.text)
+
+
+def test_everybody_sees_the_page(http):
+    first = http.get("/")
+    assert first.status_code == 200
+    assert first.headers["content-type"] == "text/html; charset=utf-8"
+    found = addresses(http)
+    assert any(address.endswith("/app.js") for address in found)
+    for address in found:
+        assert http.get(address).status_code == 200, address
+
+
+def test_what_the_page_may_do(http):
+    for address in ("/", *addresses(http), "/page/none/app.js"):
+        answer = http.get(address)
+        if answer.status_code == 200:
+            policy = answer.headers["content-security-policy"].split("; ")
+            assert dict(part.split(" ", 1) for part in policy) == POLICY
+            assert answer.headers["referrer-policy"] == "no-referrer"
+            assert answer.headers["x-frame-options"] == "DENY"
+        assert answer.headers["x-content-type-options"] == "nosniff"
+
+
+def test_there_is_nothing_inline(http):
+    first = http.get("/").text
+    assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]*\ssrc=)", first)
+
+
+def test_a_browser_asks_for_the_first_file_only(http):
+    first = http.get("/")
+    assert first.headers["cache-control"] == "no-cache"
+    again = http.get("/", headers={"If-None-Match": f'"other", W/{first.headers["etag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["etag"] == first.headers["etag"]
+    for address in addresses(http):
+        assert http.get(address).headers["cache-control"] == "max-age=31536000, immutable"
+
+
+def test_another_versions_files_are_not_there(http):
+    for path in (
+        "/page/0123456789abcdef0123/app.js",
+        f"/page/{Page().version}/nothing.js",
+        "/page/",
+        "/page/x",
+    ):
+        answer = http.get(path)
+        assert answer.status_code == 404
+        assert answer.json()["error"]["code"] == "not_found"
+    for path in ("%2e%2e/%2e%2e/pyproject.toml", "%2e%2e/%2e%2e/api/app.py", "/etc/passwd", "index.html"):
+        assert http.get(f"/page/{Page().version}/{path}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("accepted", "packed"),
+    [
+        ("gzip, br", True),
+        ("*", True),
+        ("br;q=1, GZIP;q=0.5", True),
+        ("br", False),
+        ("gzip;q=0", False),
+        ("", False),
+    ],
+)
+def test_it_is_packed_for_who_takes_that(http, accepted, packed):
+    address = addresses(http)[-1]
+    with http.stream("GET", address, headers={"Accept-Encoding": accepted}) as answer:
+        assert (answer.headers.get("content-encoding") == "gzip") is packed
+        assert "accept-encoding" in answer.headers["vary"].lower()
+        raw = b"".join(answer.iter_raw())
+    plain = http.get(address, headers={"Accept-Encoding": "identity"})
+    assert (gzip.decompress(raw) if packed else raw) == plain.content
+    assert packed is (plain.headers["etag"] != answer.headers["etag"])
+
+
+def test_the_head_alone(http):
+    whole = http.get("/", headers={"Accept-Encoding": "identity"})
+    head = http.head("/", headers={"Accept-Encoding": "identity"})
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == whole.headers["content-length"]
+    assert http.post("/").status_code == 405
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Host": "evil.example"}, {"Origin": "https://evil.example"}, {"Sec-Fetch-Site": "cross-site"}],
+    ids=["its own name", "a request", "a frame or a script"],
+)
+def test_a_foreign_page_gets_nothing(serve, headers):
+    with httpx.Client(base_url=serve().url) as http:
+        for address in ("/", *addresses(http)):
+            assert http.get(address, headers=headers).status_code == 403
+        assert http.get("/", headers={"Sec-Fetch-Site": "none"}).status_code == 200
+
+
+def test_with_a_key_a_foreign_page_may_neither_frame_nor_read_it(http):
+    answer = http.get("/", headers={"Origin": "https://evil.example", "Sec-Fetch-Site": "cross-site"})
+    assert not any(name.startswith("access-control") for name in answer.headers)
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]

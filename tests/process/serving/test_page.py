@@ -1,0 +1,73 @@
+"""The page before a real cluster of three machines: what a newcomer does, and a kill in the middle of an answer."""
+
+import os
+import signal
+
+import pytest
+
+from tests.browsing.browser import Browser, Keys
+from tests.process.serving.serving import START_S, Serving
+
+#: The demo model's stories are short: here they are as long as they may be.
+_ENDLESS = """
+const asked = window.fetch;
+window.fetch = (address, options) => {
+  if (!options?.body) return asked(address, options);
+  const body = {...JSON.parse(options.body), ignore_eos: true, max_tokens: 800};
+  return asked(address, {...options, body: JSON.stringify(body)});
+};
+"""
+
+
+@pytest.fixture(scope="module")
+def url(cluster: Serving) -> str:
+    """One of the workers may be a spare."""
+    cluster.start_worker("bob")
+    cluster.wait_until(lambda status: status["ready"] and len(status["nodes"]) == 3)
+    cluster.wait_ready(2)
+    return cluster.url
+
+
+@pytest.mark.thin
+def test_a_story_is_asked_for_and_asked_for_again(browser: Browser, url: str) -> None:
+    browser.open(url)
+    assert browser.text(".model") == "demo"
+    browser.click("Settings")
+    browser.type("#set-seed", "7")
+    browser.type("#set-max_tokens", "40")
+    browser.click("Done")
+    browser.say("Tell me a story")
+    browser.wait(lambda: browser.see(".facts"))
+    (story,) = browser.answers()
+    assert story
+    assert "per step" in browser.text(".facts")
+    browser.click("Another answer")
+    browser.wait_for_text(".answer .versions", "2 of 2")
+    browser.wait_for_answers(story)
+    browser.reload()
+    browser.wait_for_answers(story)
+
+
+def test_an_answer_is_stopped(browser: Browser, cluster: Serving, url: str) -> None:
+    browser.open(url)
+    browser.run(_ENDLESS)
+    browser.say("Tell me a story")
+    browser.wait_for_text(".progress", "tokens/s")
+    browser.press(Keys.ESCAPE)
+    browser.wait_for_text(".answer", "Stopped.")
+    cluster.wait_until(lambda status: status["running"] == 0)
+
+
+def test_a_worker_is_killed_in_the_middle_of_an_answer(browser: Browser, cluster: Serving, url: str) -> None:
+    browser.open(url)
+    browser.run(_ENDLESS)
+    browser.say("Tell me a story")
+    browser.wait_for_text(".progress", "tokens/s")
+    serving = [node["host"] for node in cluster.status()["nodes"] if node["rank"]]
+    killed = next(worker for name, worker in cluster.workers.items() if name in serving)
+    os.killpg(killed.process.pid, signal.SIGKILL)
+    browser.wait_for_text("[role=status]", "The answer pauses: ")
+    browser.wait_for_text(".progress", "tokens/s")
+    browser.wait(lambda: browser.see(".facts"), START_S)
+    assert "paused for" in browser.text(".facts")
+    assert not browser.see(".answer .error")

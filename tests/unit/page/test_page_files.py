@@ -1,0 +1,120 @@
+"""The files of the page: small, complete, and of others' only what is licensed and unchanged."""
+
+import hashlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tpiedge.api.page import Page
+
+ROOT = Path(__file__).parents[3]
+PAGE = ROOT / "tpiedge" / "page"
+VENDORED = [PAGE / "vendor", ROOT / "tests" / "browsing" / "vendor"]
+SCRIPTS = sorted(PAGE.glob("*.js"))
+MOST_BYTES = 150_000
+_IMPORT = re.compile(r'(?:from|import)\s*\(?\s*"(\./[^"]+)"')
+
+
+def imports(path: Path) -> set[Path]:
+    """The files that a script of ours names."""
+    return {(PAGE / name).resolve() for name in _IMPORT.findall(path.read_text(encoding="utf-8"))}
+
+
+def loaded() -> set[str]:
+    """The names of all that a browser may load."""
+    files = {path.relative_to(PAGE).as_posix() for script in SCRIPTS for path in imports(script)}
+    linked = re.findall(r'"page/([^"]+)"', (PAGE / "index.html").read_text(encoding="utf-8"))
+    return {"index.html", *files, *linked}
+
+
+def test_all_that_the_page_loads_is_small() -> None:
+    files = Page().files
+    assert sum(len(files[name].packed) for name in loaded()) < MOST_BYTES
+
+
+def test_the_page_loads_every_file_of_it() -> None:
+    assert {path.name for path in PAGE.glob("*.*")} <= loaded()
+    used = {name for name in loaded() if name.startswith("vendor/")}
+    assert {
+        name for name in Page().files if name.endswith(("js", ".css")) and name.startswith("vendor/")
+    } == used
+
+
+def test_what_is_needed_at_once_is_asked_for_at_once() -> None:
+    """Else a browser would find each module only when it has read the one that imports it."""
+    needed, found = {PAGE / "app.js"}, set[Path]()
+    while needed:
+        script = needed.pop()
+        found.add(script)
+        static = re.sub(r'import\("[^"]+"\)', "", script.read_text(encoding="utf-8"))
+        needed |= {(script.parent / name).resolve() for name in _IMPORT.findall(static)} - found
+    first = (PAGE / "index.html").read_text(encoding="utf-8")
+    asked = set(re.findall(r'(?:modulepreload" href|src)="page/([^"]+)"', first))
+    assert asked == {path.relative_to(PAGE).as_posix() for path in found}
+
+
+@pytest.mark.parametrize("folder", VENDORED, ids=["page", "tests"])
+def test_what_others_wrote_is_as_they_wrote_it_and_licensed(folder: Path) -> None:
+    """`tools/vendor_page.py` compares it with npm."""
+    libraries = json.loads((folder / "manifest.json").read_text())
+    files = {file["path"]: file for library in libraries for file in library["files"]}
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert there == files.keys() | {"manifest.json"}
+    for name, file in files.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == file["sha256"], name
+    for library in libraries:
+        assert library["version"]
+        assert library["license"]
+        assert any(file["path"].endswith("/LICENSE") for file in library["files"]), library["name"]
+
+
+def test_lines_are_as_short_as_elsewhere() -> None:
+    ours = [*SCRIPTS, *PAGE.glob("*.css"), *Path(__file__).parent.glob("*.mjs")]
+    long = [path.name for path in ours if any(len(line) > 120 for line in path.read_text().splitlines())]
+    assert not long
+
+
+def test_no_address_of_another_computer_is_loaded() -> None:
+    for path in [*SCRIPTS, *PAGE.glob("*.css"), PAGE / "index.html"]:
+        text = path.read_text(encoding="utf-8")
+        found = set(re.findall(r"\b\w+://[^\s\"'`]+", text)) - {"http://www.w3.org/2000/svg"}
+        assert not found, path.name
+
+
+def test_every_text_is_in_one_file_and_used() -> None:
+    """What a script shows comes from texts.js: between tags there are only values."""
+    scripts = {path.name: path.read_text(encoding="utf-8") for path in SCRIPTS}
+    texts = scripts.pop("texts.js")
+    for name, script in scripts.items():
+        shown = re.findall(r">([^<>`${}=;()]*[A-Za-z]{2}[^<>`${}=;()]*)<", script)
+        assert not shown, (name, shown)
+    everything = "\n".join(scripts.values())
+    keys = re.findall(r"^    (\w+):", texts, re.MULTILINE)
+    computed = {"api", "admin", "apiWhy", "adminWhy", "temperature", "top_p", "max_tokens", "seed"}
+    computed |= {f"{name}Why" for name in computed}
+    unused = {key for key in keys if f".{key}" not in everything} - computed
+    assert not unused
+
+
+def test_the_files_and_licences_are_in_the_wheel(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    names = ["setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE"]
+    source.mkdir()
+    for name in names:
+        shutil.copy(ROOT / name, source)
+    shutil.copytree(ROOT / "configs", source / "configs")
+    shutil.copytree(PAGE, source / "tpiedge" / "page")
+    (source / "tpiedge" / "__init__.py").touch()
+    command = [sys.executable, "setup.py", "--quiet", "build_py", "--build-lib", tmp_path / "built"]
+    subprocess.run(command, cwd=source, check=True, timeout=100, capture_output=True)
+    there = {path.relative_to(tmp_path / "built" / "tpiedge" / "page") for path in _files(tmp_path / "built")}
+    assert there == {path.relative_to(PAGE) for path in _files(ROOT)}
+
+
+def _files(root: Path) -> list[Path]:
+    return [path for path in (root / "tpiedge" / "page").rglob("*") if path.is_file()]

@@ -1,0 +1,55 @@
+// Requests to the server that the page came from. A key is asked for only where the server wants one.
+
+import { askForKey, key } from "./keys.js";
+import { texts } from "./texts.js";
+
+// What the server refuses: `status` of HTTP (0 where there was no answer), `code` of the error.
+export class Refusal extends Error {
+  constructor(message, status, code = "") {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+// The Response to `path` ("v1/models"), whatever its status but 401. `body` is sent as JSON; `kind` names the key
+// that is asked for ("api", "admin"). Throws Refusal, and AbortError where `signal` says so.
+export async function request(path, { method = "GET", body, headers = {}, signal, kind = "api", keepalive } = {}) {
+  for (;;) {
+    const used = key(kind);
+    const sent = { ...headers };
+    if (used) sent.Authorization = `Bearer ${used}`;
+    if (body !== undefined) sent["Content-Type"] = "application/json";
+    const content = body === undefined ? undefined : JSON.stringify(body);
+    const answer = await reach(path, { method, body: content, headers: sent, signal, keepalive });
+    if (answer.status !== 401) return answer;
+    if (!(await askForKey(kind, used))) throw new Refusal(texts.errors.keyMissing, 401, "invalid_api_key");
+    signal?.throwIfAborted();
+  }
+}
+
+async function reach(path, options) {
+  try {
+    return await fetch(new URL(path, document.baseURI), { cache: "no-store", credentials: "omit", ...options });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(texts.errors.unreachable, 0);
+  }
+}
+
+// The JSON value at `path`, as `request`. Throws Refusal for any status but 2xx.
+export async function json(path, options) {
+  const answer = await request(path, options);
+  if (!answer.ok) throw await refusal(answer);
+  return await answer.json();
+}
+
+// The Refusal that an answer with an error status is.
+export async function refusal(answer) {
+  try {
+    const { error } = await answer.json();
+    return new Refusal(String(error.message), answer.status, String(error.code));
+  } catch {
+    return new Refusal(texts.errors.noJson(answer.status), answer.status);
+  }
+}

@@ -1,0 +1,49 @@
+// The shell: the views, of which the part of the address after # names one, and what all of them share.
+
+import { html, render, useEffect, useState } from "./vendor/htm/standalone.module.js";
+import { Chat } from "./chat.js";
+import { chats } from "./chats.js";
+import { KeyDialog } from "./keys.js";
+import { texts } from "./texts.js";
+
+// Another view: its module and texts, a line here, and in index.html a modulepreload and its style sheet.
+// It is mounted while it is shown.
+const VIEWS = [{ name: "chat", title: texts.chat.title, View: Chat }];
+
+function shown() {
+  const name = location.hash.slice(1).split("/")[0];
+  return VIEWS.find((view) => view.name === name) ?? VIEWS[0];
+}
+
+function App() {
+  const [view, choose] = useState(shown);
+  useEffect(() => {
+    const follow = () => choose(shown());
+    addEventListener("hashchange", follow);
+    return () => removeEventListener("hashchange", follow);
+  }, []);
+  useEffect(() => {
+    document.title = `${view.title} · ${texts.shell.name}`;
+  }, [view]);
+  return html`
+    <a class="skip" href="#content" onClick=${skip}>${texts.shell.skip}</a>
+    <header class="shell">
+      <span class="name">${texts.shell.name}</span>
+      <nav aria-label=${texts.shell.views}>
+        ${VIEWS.map(
+          ({ name, title }) =>
+            html`<a key=${name} href="#${name}" aria-current=${name === view.name ? "page" : null}>${title}</a>`,
+        )}
+      </nav>
+    </header>
+    <main id="content" tabindex="-1"><${view.View} key=${view.name} /></main>
+    <${KeyDialog} />`;
+}
+
+function skip(event) {
+  event.preventDefault();
+  document.getElementById("content").focus();
+}
+
+render(html`<${App} />`, document.getElementById("app"));
+chats.load();

@@ -1,0 +1,31 @@
+// Components that follow what changes outside of them.
+
+import { useEffect, useState } from "./vendor/htm/standalone.module.js";
+
+// Renders the component again when `target` sends "change": once a frame at most.
+export function useChanges(target) {
+  const [, refresh] = useState(0);
+  useEffect(() => {
+    let frame = 0;
+    const changed = () => (frame ||= requestAnimationFrame(render));
+    const render = () => {
+      frame = 0;
+      refresh((count) => count + 1);
+    };
+    target.addEventListener("change", changed);
+    return () => {
+      target.removeEventListener("change", changed);
+      cancelAnimationFrame(frame);
+    };
+  }, [target]);
+}
+
+// Renders the component again every `ms`, while that is not 0.
+export function useTicks(ms) {
+  const [, refresh] = useState(0);
+  useEffect(() => {
+    if (!ms) return undefined;
+    const timer = setInterval(() => refresh((count) => count + 1), ms);
+    return () => clearInterval(timer);
+  }, [ms]);
+}

@@ -1,0 +1,119 @@
+// The view of conversations: their list, the one that is shown, and what is said next.
+
+import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { useChanges } from "./changes.js";
+import { chats } from "./chats.js";
+import { Composer } from "./composer.js";
+import { ConversationList } from "./conversations.js";
+import { Icon } from "./icons.js";
+import { Message } from "./message.js";
+import { Settings } from "./settings.js";
+import { texts } from "./texts.js";
+import { path } from "./tree.js";
+
+const VIEW = "#chat";
+const NEAR_END = 80;
+const ANNOUNCED = 600;
+
+// The conversation that the address names; empty for a new one.
+function named() {
+  return location.hash.startsWith(`${VIEW}/`) ? location.hash.slice(VIEW.length + 1) : "";
+}
+
+function go(id) {
+  location.hash = id ? `${VIEW}/${id}` : VIEW;
+}
+
+export function Chat() {
+  useChanges(chats);
+  const [id, follow] = useState(named);
+  const [listed, list] = useState(false);
+  const [adjusting, adjust] = useState(false);
+  const [usual, setUsual] = useState(() => chats.usualSettings());
+  useEffect(() => {
+    const moved = () => follow(named());
+    addEventListener("hashchange", moved);
+    return () => removeEventListener("hashchange", moved);
+  }, []);
+  const conversation = chats.conversations.get(id);
+  const settings = conversation?.settings ?? usual;
+  const chosen = (next) => {
+    go(next);
+    list(false);
+  };
+  const send = (text) => go(chats.send(conversation?.id, text, settings));
+  const set = (values) => {
+    setUsual(values);
+    chats.set(conversation?.id, values);
+  };
+  return html`<div class="chat">
+    <${ConversationList} chosen=${conversation?.id} open=${listed} choose=${chosen} close=${() => list(false)} />
+    <section class="talk" aria-label=${texts.chat.conversation}>
+      <div class="talk-head">
+        <button type="button" class="quiet only-narrow" aria-label=${texts.chat.open} aria-expanded=${listed}
+          onClick=${() => list(true)}><${Icon} name="list" /></button>
+        <h1>${conversation?.title || texts.chat.add}</h1>
+        ${chats.model && html`<span class="model" title=${chats.model.id}>${chats.model.id}</span>`}
+        <button type="button" class="quiet" onClick=${() => adjust(true)}>
+          <${Icon} name="settings" /><span>${texts.chat.settings}</span>
+        </button>
+      </div>
+      ${chats.problem && html`<p class="problem" role="alert">${chats.problem}
+        <button type="button" onClick=${() => chats.findModel()}>${texts.chat.again}</button></p>`}
+      <${Messages} key=${conversation?.id ?? "new"} conversation=${conversation} />
+      <${Composer} key=${`say-${conversation?.id}`} conversation=${conversation?.id ?? ""}
+        answering=${chats.answering(id)} send=${send} />
+    </section>
+    ${adjusting && html`<${Settings} values=${settings} set=${set} close=${() => adjust(false)} />`}
+  </div>`;
+}
+
+function Messages({ conversation }) {
+  const scroller = useRef(null);
+  const [atEnd, setAtEnd] = useState(true);
+  const nodes = conversation ? path(conversation) : [];
+  const last = nodes.at(-1);
+  useEffect(() => {
+    if (atEnd) scroller.current.scrollTop = scroller.current.scrollHeight;
+  });
+  const scrolled = () => {
+    const { scrollTop, scrollHeight, clientHeight } = scroller.current;
+    setAtEnd(scrollHeight - scrollTop - clientHeight < NEAR_END);
+  };
+  const toEnd = () => {
+    scroller.current.scrollTop = scroller.current.scrollHeight;
+    scroller.current.focus();
+  };
+  return html`<div class="messages-frame">
+    <div class="messages" ref=${scroller} onScroll=${scrolled} tabindex="0" role="group"
+      aria-label=${texts.chat.conversation}>
+      ${nodes.length === 0 && html`<div class="welcome">
+        <h2>${texts.chat.welcome}</h2><p class="muted">${texts.chat.welcomeWhy(chats.model?.id)}</p>
+      </div>`}
+      ${nodes.map((node) => html`<${Message} key=${node.id} conversation=${conversation} node=${node}
+        last=${node === last} live=${chats.running.get(node.id)} />`)}
+    </div>
+    ${!atEnd && html`<button type="button" class="to-end" onClick=${toEnd}><${Icon} name="down" />
+      <span>${texts.chat.toEnd}</span></button>`}
+    <${Announcer} node=${last?.role === "assistant" ? last : undefined} />
+  </div>`;
+}
+
+// Tells a screen reader why an answer pauses and, once, what it is: not every token of it.
+function Announcer({ node }) {
+  const [said, say] = useState("");
+  const live = node && chats.running.get(node.id);
+  const before = useRef(live);
+  useEffect(() => {
+    if (live?.note) say(texts.chat.pauses(live.note));
+    else if (!live && before.current && node) say(outcome(node));
+    before.current = live;
+  });
+  return html`<div class="visually-hidden" role="status">${said}</div>`;
+}
+
+function outcome(node) {
+  if (node.state === "failed") return texts.chat.failed(node.error);
+  const { text } = node;
+  return texts.chat.answered(text.length > ANNOUNCED ? `${text.slice(0, ANNOUNCED)} …` : text);
+}

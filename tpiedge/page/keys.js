@@ -1,0 +1,72 @@
+// The keys that the user typed, for as long as the tab lives, and the dialog that asks for one.
+
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { texts } from "./texts.js";
+
+const STORED = "tpiedge.key.";
+
+let show = null;
+const waiting = new Map();
+
+// The key of that kind ("api" or "admin"); empty where none was typed.
+export function key(kind) {
+  return sessionStorage.getItem(STORED + kind) ?? "";
+}
+
+// Has the user type a key in place of `refused`, once for all who ask at a time. Resolves to whether there is another.
+export function askForKey(kind, refused) {
+  if (key(kind) !== refused) return Promise.resolve(true);
+  if (!waiting.has(kind)) {
+    let settle;
+    const promise = new Promise((resolve) => (settle = resolve));
+    waiting.set(kind, { promise, settle, wrong: refused !== "" });
+    show?.();
+  }
+  return waiting.get(kind).promise;
+}
+
+function answer(kind, typed) {
+  if (typed) sessionStorage.setItem(STORED + kind, typed);
+  const { settle } = waiting.get(kind);
+  waiting.delete(kind);
+  settle(Boolean(typed));
+}
+
+export function KeyDialog() {
+  const [, refresh] = useState(0);
+  const dialog = useRef(null);
+  const field = useRef(null);
+  const kind = [...waiting.keys()][0];
+  useLayoutEffect(() => {
+    show = () => refresh((count) => count + 1);
+    return () => (show = null);
+  }, []);
+  useLayoutEffect(() => {
+    if (kind && !dialog.current.open) dialog.current.showModal();
+  }, [kind]);
+  if (!kind) return null;
+  const finish = (typed) => {
+    dialog.current.close();
+    answer(kind, typed);
+    show();
+  };
+  const submit = (event) => {
+    event.preventDefault();
+    if (field.current.value.trim()) finish(field.current.value.trim());
+  };
+  return html`
+    <dialog key=${kind} ref=${dialog} class="key-dialog" aria-labelledby="key-title" aria-describedby="key-why"
+      onCancel=${(event) => { event.preventDefault(); finish(""); }}>
+      <form onSubmit=${submit}>
+        <h2 id="key-title">${texts.keys[kind]}</h2>
+        <p id="key-why">${texts.keys[`${kind}Why`]}</p>
+        ${waiting.get(kind).wrong && html`<p class="error" role="alert">${texts.keys.refused}</p>`}
+        <label for="key-field" class="visually-hidden">${texts.keys[kind]}</label>
+        <input id="key-field" ref=${field} type="password" autocomplete="off" spellcheck=${false} />
+        <div class="actions">
+          <button type="button" onClick=${() => finish("")}>${texts.keys.cancel}</button>
+          <button type="submit" class="primary">${texts.keys.use}</button>
+        </div>
+      </form>
+    </dialog>`;
+}

@@ -1,0 +1,159 @@
+// One message: what the user said, which can be edited, or an answer with how it came.
+
+import { html, useLayoutEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { useTicks } from "./changes.js";
+import { chats, rateOf } from "./chats.js";
+import { fit } from "./composer.js";
+import { copy } from "./copy.js";
+import { Icon } from "./icons.js";
+import { Markdown } from "./markdown.js";
+import { texts } from "./texts.js";
+
+const TICK_MS = 500;
+const SHOWN_MS = 1500;
+
+// `live` is what is known of an answer that is being made.
+export function Message(props) {
+  return props.node.role === "user" ? html`<${Question} ...${props} />` : html`<${Answer} ...${props} />`;
+}
+
+function Question({ conversation, node }) {
+  const [editing, edit] = useState(false);
+  const opener = useRef(null);
+  const closed = () => {
+    edit(false);
+    requestAnimationFrame(() => opener.current?.focus());
+  };
+  const sent = (text) => {
+    edit(false);
+    if (text !== node.text) chats.edit(conversation.id, node.id, text);
+  };
+  return html`<article class="message question" aria-label=${texts.chat.you}>
+    <h2 class="visually-hidden">${texts.chat.you}</h2>
+    ${editing ? html`<${Editor} text=${node.text} send=${sent} cancel=${closed} />`
+      : html`<div class="said">${node.text}</div>
+    <div class="tools">
+      <${Versions} conversation=${conversation} node=${node} />
+      <${Copy} text=${node.text} />
+      <button type="button" class="quiet" ref=${opener} onClick=${() => edit(true)}>
+        <${Icon} name="edit" /><span>${texts.chat.edit}</span>
+      </button>
+    </div>`}
+  </article>`;
+}
+
+function Editor({ text, send, cancel }) {
+  const field = useRef(null);
+  useLayoutEffect(() => {
+    fit(field.current);
+    field.current.focus();
+    field.current.setSelectionRange(text.length, text.length);
+  }, []);
+  const submit = (event) => {
+    event.preventDefault();
+    if (field.current.value.trim()) send(field.current.value);
+  };
+  const pressed = (event) => {
+    if (event.key === "Escape") cancel();
+    if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !event.isComposing) submit(event);
+  };
+  return html`<form class="editor" onSubmit=${submit}>
+    <textarea ref=${field} defaultValue=${text} aria-label=${texts.chat.editing} onKeyDown=${pressed}
+      onInput=${(event) => fit(event.target)}></textarea>
+    <div class="actions">
+      <button type="button" onClick=${cancel}>${texts.chat.cancel}</button>
+      <button type="submit" class="primary">${texts.chat.send}</button>
+    </div>
+  </form>`;
+}
+
+function Answer({ conversation, node, live, last }) {
+  const name = chats.model?.id ?? texts.shell.name;
+  return html`<article class="message answer" aria-label=${name} aria-busy=${Boolean(live)}>
+    <h2 class="visually-hidden">${name}</h2>
+    ${node.thought && html`<${Thought} node=${node} live=${live} />`}
+    <${Markdown} text=${node.text} done=${!live} />
+    ${live ? html`<${Progress} live=${live} />` : html`<${Outcome} node=${node} />`}
+    ${!live && html`<div class="tools">
+      <${Versions} conversation=${conversation} node=${node} />
+      ${node.text && html`<${Copy} text=${node.text} />`}
+      ${last && html`<button type="button" class="quiet" onClick=${() => chats.regenerate(conversation.id, node.id)}>
+        <${Icon} name="again" /><span>${node.state === "failed" ? texts.chat.again : texts.chat.regenerate}</span>
+      </button>`}
+    </div>`}
+  </article>`;
+}
+
+function Thought({ node, live }) {
+  const thinking = live && !node.text;
+  return html`<details class="thought">
+    <summary>${thinking ? texts.chat.thinking : texts.chat.thought}</summary>
+    <div class="said">${node.thought}</div>
+  </details>`;
+}
+
+function Progress({ live }) {
+  useTicks(TICK_MS);
+  return html`<p class=${live.note ? "progress paused" : "progress"}>
+    <span class="pulse" aria-hidden="true"></span>${progress(live)}
+  </p>`;
+}
+
+function progress(live) {
+  const { phase, since, note, tokens } = live;
+  if (note) return texts.chat.pauses(note);
+  if (phase === "sent") return texts.chat.sent;
+  if (phase === "opened") return texts.chat.opened((performance.now() - since) / 1000);
+  return texts.chat.live(tokens, rateOf(live));
+}
+
+function Outcome({ node }) {
+  const { state, error, finish, text } = node;
+  const facts = factsOf(node);
+  return html`
+    ${state === "failed" && html`<p class="error">${text ? texts.chat.brokeOff(error) : texts.chat.failed(error)}</p>`}
+    ${state === "stopped" && html`<p class="muted">${texts.chat.stopped}</p>`}
+    ${(state === "interrupted" || state === "running") && html`<p class="muted">${texts.chat.interrupted}</p>`}
+    ${finish === "length" && html`<p class="muted">${texts.chat.cut}</p>`}
+    ${facts.length > 0 && html`<p class="facts">${facts.map((fact) => html`<span key=${fact}>${fact}</span>`)}</p>`}`;
+}
+
+function factsOf({ usage, tokens, rate, first_s }) {
+  const facts = [];
+  const count = usage?.completion_tokens ?? tokens;
+  if (count) facts.push(texts.chat.count(count));
+  if (rate) facts.push(texts.chat.rate(rate));
+  if (usage?.tokens_per_step) facts.push(texts.chat.perStep(usage.tokens_per_step));
+  if (first_s !== undefined) facts.push(texts.chat.first(first_s));
+  if (usage?.prompt_tokens) {
+    facts.push(texts.chat.prompt(usage.prompt_tokens, usage.prompt_tokens_details?.cached_tokens));
+  }
+  if (usage?.pauses) facts.push(texts.chat.paused(usage.pauses.seconds));
+  return facts;
+}
+
+// Which of several stands here, where a message was edited or answered anew.
+function Versions({ conversation, node }) {
+  const ids = chats.versions(conversation.id, node.id);
+  if (ids.length < 2) return null;
+  const index = ids.indexOf(node.id);
+  const step = (by) => chats.show(conversation.id, ids[index + by]);
+  return html`<span class="versions">
+    <button type="button" class="quiet" aria-label=${texts.chat.previous} disabled=${index === 0}
+      onClick=${() => step(-1)}><${Icon} name="left" /></button>
+    <span>${texts.chat.version(index + 1, ids.length)}</span>
+    <button type="button" class="quiet" aria-label=${texts.chat.next} disabled=${index === ids.length - 1}
+      onClick=${() => step(1)}><${Icon} name="right" /></button>
+  </span>`;
+}
+
+function Copy({ text }) {
+  const [label, say] = useState(texts.chat.copy);
+  const press = async () => {
+    say((await copy(text)) ? texts.chat.copied : texts.chat.notCopied);
+    setTimeout(() => say(texts.chat.copy), SHOWN_MS);
+  };
+  return html`<button type="button" class="quiet" onClick=${press}>
+    <${Icon} name="copy" /><span>${label}</span>
+  </button>`;
+}

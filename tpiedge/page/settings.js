@@ -1,0 +1,43 @@
+// How answers are sampled, and what the model is told first.
+
+import { html, useLayoutEffect, useRef } from "./vendor/htm/standalone.module.js";
+import { texts } from "./texts.js";
+
+const NUMBERS = [
+  { name: "temperature", min: 0, max: 100, step: "any" },
+  { name: "top_p", min: 0.001, max: 1, step: "any" },
+  { name: "max_tokens", min: 1, max: 2 ** 32 - 1, step: 1 },
+  { name: "seed", min: 0, max: Number.MAX_SAFE_INTEGER, step: 1 },
+];
+
+// `set` gets all values whenever one of them is right; what is empty is not among them.
+export function Settings({ values, set, close }) {
+  const dialog = useRef(null);
+  useLayoutEffect(() => dialog.current.showModal(), []);
+  const change = (name, value) => {
+    const { [name]: _before, ...others } = values;
+    set(value === "" ? others : { ...others, [name]: value });
+  };
+  const number = ({ target }, name) => {
+    if (target.checkValidity()) change(name, target.value === "" ? "" : target.valueAsNumber);
+  };
+  return html`<dialog ref=${dialog} class="settings" aria-labelledby="settings-title" aria-describedby="settings-why"
+    onCancel=${(event) => { event.preventDefault(); close(); }}>
+    <form onSubmit=${(event) => { event.preventDefault(); close(); }}>
+      <h2 id="settings-title">${texts.chat.settings}</h2>
+      <p id="settings-why" class="muted">${texts.chat.settingsWhy}</p>
+      <label for="set-system">${texts.chat.system}</label>
+      <textarea id="set-system" rows="3" defaultValue=${values.system ?? ""}
+        onChange=${(event) => change("system", event.target.value)}></textarea>
+      <div class="numbers">
+        ${NUMBERS.map(({ name, ...range }) => html`<div key=${name}>
+          <label for="set-${name}">${texts.chat[name]}</label>
+          <input id="set-${name}" type="number" inputmode="decimal" ...${range} defaultValue=${values[name] ?? ""}
+            aria-describedby="why-${name}" onChange=${(event) => number(event, name)} />
+          <p id="why-${name}" class="muted">${texts.chat[`${name}Why`]}</p>
+        </div>`)}
+      </div>
+      <div class="actions"><button type="submit" class="primary">${texts.chat.done}</button></div>
+    </form>
+  </dialog>`;
+}
