@@ -1,19 +1,24 @@
-"""What `/metrics` costs the master: for each token of 16 answers, and for each look.
+"""What `/metrics` and `/admin/cluster` cost the master: for each token of 16 answers, and for each look.
 
     .venv/bin/python tools/bench_metrics.py [--tokens 50000] [--repeats 5]
 
 Printed, as medians in microseconds of processor time: "token", what the queue does for one, its measurement included;
-"measurement", that alone; "look", the page with all histograms and the counters of eight nodes.
+"measurement", that alone; "look", the page with all histograms and the counters of eight nodes; "picture", that of the
+cluster, with 16 requests and 100 events.
 """
 
 import argparse
+import json
 import statistics
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import fields
 
+from tpiedge.api.cluster import ClusterPicture
 from tpiedge.api.metrics import metrics_page
+from tpiedge.api.service import ModelInfo
+from tpiedge.master.chronicle import EVENTS, ClusterEvent
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.request_times import RequestTimes, Timeline
 from tpiedge.master.status import ClusterStatus, NodeStatus
@@ -34,19 +39,25 @@ def main() -> int:
     parser.add_argument("--repeats", type=int, default=5)
     arguments = parser.parse_args()
     rounds = [
-        (_token_us(arguments.tokens), _measurement_us(arguments.tokens), _look_us())
+        (_token_us(arguments.tokens), _measurement_us(arguments.tokens), _look_us(), _picture_us())
         for _ in range(arguments.repeats)
     ]
-    token, measurement, look = map(statistics.median, zip(*rounds, strict=True))
-    sys.stdout.write(f"token {token:.1f}, measurement {measurement:.2f}, look {look:.0f}\n")
+    token, measurement, look, picture = map(statistics.median, zip(*rounds, strict=True))
+    found = f"token {token:.1f}, measurement {measurement:.2f}, look {look:.0f}, picture {picture:.0f}"
+    sys.stdout.write(f"{found}\n")
     return 0
 
 
-def _token_us(tokens: int) -> float:
+def _running(tokens: int) -> RequestQueue:
     requests = RequestQueue(_STREAMS, _STREAMS, lambda _name: None, lambda: None)
     for number in range(_STREAMS):
         requests.submit(GenerationRequest(f"r-{number}", (1, 2, 3), tokens))
         requests.start(lambda _request: None)
+    return requests
+
+
+def _token_us(tokens: int) -> float:
+    requests = _running(tokens)
     messages = [Token(1, f"r-{number % _STREAMS}", number // _STREAMS, 7, ()) for number in range(tokens)]
 
     def tell() -> None:
@@ -69,17 +80,32 @@ def _measurement_us(tokens: int) -> float:
     return _us(measure, tokens)
 
 
-def _look_us() -> float:
+def _status() -> ClusterStatus:
     stats = Stats(*(1 for _ in fields(Stats)))
     nodes = tuple(
         NodeStatus(f"w-{rank}", rank, "ready", (0, 1), (0, 1), 2, 0, 0.0, 0, 0.1, counters=stats)
         for rank in range(_NODES)
     )
-    times = RequestTimes()
+    return ClusterStatus(True, "", nodes, 0, 0, histograms=RequestTimes().histograms())
+
+
+def _look_us() -> float:
+    status = _status()
 
     def look() -> None:
         for _ in range(_LOOKS):
-            metrics_page(ClusterStatus(True, "", nodes, 0, 0, histograms=times.histograms()), "bench")
+            metrics_page(status, "bench")
+
+    return _us(look, _LOOKS)
+
+
+def _picture_us() -> float:
+    status, requests, pictures = _status(), _running(1), ClusterPicture()
+    model, events = ModelInfo("bench", 1024, 0), (ClusterEvent(1.7e9, "joined", "attic", "a line"),) * EVENTS
+
+    def look() -> None:
+        for number in range(_LOOKS):
+            json.dumps(pictures.of(status, model, requests.lines, events, (), float(number)))
 
     return _us(look, _LOOKS)
 

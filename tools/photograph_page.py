@@ -1,7 +1,9 @@
-"""Takes a picture of the page's chat, as docs/page/chat.png: a question is asked of a master that runs.
+"""Takes a picture of the page's chat, as docs/page/chat.png: a question is asked of a master that runs. Or of its view
+of the cluster while an answer runs, as docs/page/cluster.png, with three machines.
 
     tpiedge master demo
     python -m tools.photograph_page http://127.0.0.1:8080 docs/page/chat.png
+    tpiedge nodes key | python -m tools.photograph_page http://127.0.0.1:8080 docs/page/cluster.png --cluster
 
 It needs chromium and its chromedriver.
 """
@@ -9,10 +11,18 @@ It needs chromium and its chromedriver.
 import argparse
 import shutil
 import sys
+from collections.abc import Sequence
 
 from tests.browsing.browser import Browser
 
-WIDTH, HEIGHT = 1000, 640
+SIZE, PHONE, OF_CLUSTER = (1000, 640), (390, 720), (1180, 800)
+#: As a script of the page: so it may be asked without a key where none is needed.
+_ASK = """
+const [asked] = arguments;
+const headers = {"Content-Type": "application/json"};
+fetch("/v1/models").then((answer) => answer.json()).then(({data: [model]}) =>
+  fetch("/v1/completions", {method: "POST", headers, body: JSON.stringify({...asked, model: model.id})}));
+"""
 
 
 def main() -> int:
@@ -23,6 +33,7 @@ def main() -> int:
     parser.add_argument("url", help="of the master")
     parser.add_argument("file", help="the PNG")
     parser.add_argument("--say", action="append", help="a message, repeatable", metavar="TEXT")
+    parser.add_argument("--cluster", action="store_true", help="of the cluster; the key is read from a pipe")
     parser.add_argument("--dark", action="store_true")
     parser.add_argument("--phone", action="store_true", help="of a phone's size")
     options = parser.parse_args()
@@ -32,16 +43,32 @@ def main() -> int:
         return 1
     browser = Browser(program, driver)
     try:
-        size = (390, 720) if options.phone else (WIDTH, HEIGHT)
+        size = PHONE if options.phone else OF_CLUSTER if options.cluster else SIZE
         browser.shape(*size, dark=options.dark, touch=options.phone)
         browser.open(options.url)
-        for number, text in enumerate(options.say or ["Tell me a story about a fox"], 1):
-            browser.say(text)
-            browser.wait(lambda number=number: len(browser.texts(".facts")) == number)
+        if options.cluster:
+            _watch(browser, sys.stdin.readline().strip())
+        else:
+            _chat(browser, options.say or ["Tell me a story about a fox"])
         browser.driver.save_screenshot(options.file)
     finally:
         browser.close()
     return 0
+
+
+def _chat(browser: Browser, said: Sequence[str]) -> None:
+    for number, text in enumerate(said, 1):
+        browser.say(text)
+        browser.wait(lambda number=number: len(browser.texts(".facts")) == number)
+
+
+def _watch(browser: Browser, key: str) -> None:
+    """Asks for an answer that does not end soon, and waits until it is seen where the time of its steps goes."""
+    browser.run("sessionStorage['tpiedge.key.admin'] = arguments[0]", key)
+    browser.run(_ASK, {"prompt": "Once upon a time", "max_tokens": 900, "ignore_eos": True, "model": ""})
+    browser.run("location.hash = '#cluster'")
+    browser.wait(lambda: all("Time of a step" in text for text in browser.texts(".machine") or [""]))
+    browser.wait(lambda: browser.see(".sparkline"))
 
 
 if __name__ == "__main__":

@@ -191,6 +191,11 @@ def test_approving_and_revoking(tmp_path, command, service):
     assert service.approved == ["K7Q2"]
 
 
+def test_the_administrators_key_for_the_page(command):
+    assert command(nodes, "key") == f"{SECRET}\n"
+    assert json.loads(command(nodes, "key", "--json")) == {"key": SECRET}
+
+
 def test_draining_waits_until_the_worker_has_no_part(command, service):
     service._nodes = NODES
     assert command(nodes, "drain", "attic") == "w-4567 (attic) has no part any more: it may be switched off\n"

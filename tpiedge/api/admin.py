@@ -1,16 +1,21 @@
-"""Administration: which nodes there are, who may join, who may not any more. The guard asks for the admin secret."""
+"""Administration: which nodes there are and what they do, who may join, who may not any more, which requests end early.
+The guard asks for the admin secret."""
 
 import asyncio
+import hashlib
+import json
+import time
 from dataclasses import asdict
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from tpiedge.api.errors import refused
+from tpiedge.api.cluster import ClusterPicture
+from tpiedge.api.errors import ApiError, refused
 from tpiedge.api.fields import BodyFields
 from tpiedge.api.intake import Intake
-from tpiedge.api.service import Service, Unavailable
+from tpiedge.api.service import Busy, Forecast, Service, Unavailable
 
 __all__ = ["Admin"]
 
@@ -25,9 +30,14 @@ class Admin:
     def __init__(self, service: Service, intake: Intake) -> None:
         self._service = service
         self._intake = intake
+        self._picture = ClusterPicture()
+        self._predicting = False
 
     def routes(self) -> list[Route]:
         return [
+            Route("/admin/cluster", self._cluster, methods=["GET"]),
+            Route("/admin/whatif", self._what_if, methods=["GET"]),
+            Route("/admin/requests/{id}", self._dismiss, methods=["DELETE"]),
             Route("/admin/nodes", self._nodes, methods=["GET"]),
             Route("/admin/nodes/pending", self._pending, methods=["GET"]),
             Route("/admin/nodes/members", self._members, methods=["GET"]),
@@ -36,6 +46,51 @@ class Admin:
             Route("/admin/nodes/drain", self._drain, methods=["POST"]),
             Route("/admin/nodes/undrain", self._undrain, methods=["POST"]),
         ]
+
+    async def _cluster(self, request: Request) -> Response:
+        service = self._service
+        waiting = await self._intake.run(service.pending)
+        picture = self._picture.of(
+            service.observe(),
+            service.model(),
+            service.request_lines(),
+            service.events(),
+            waiting,
+            time.monotonic(),
+        )
+        body = json.dumps(picture).encode()
+        headers = {"etag": f'"{hashlib.sha256(body).hexdigest()[:32]}"', "cache-control": "no-cache"}
+        if request.headers.get("if-none-match") == headers["etag"]:
+            return Response(status_code=304, headers=headers)
+        return Response(body, headers=headers, media_type="application/json")
+
+    async def _what_if(self, request: Request) -> Response:
+        asked = dict(request.query_params)
+        without = asked.get("without", "")
+        if len(asked) != 1 or not (asked.get("more") == "1" or 0 < len(without) <= _MAX_NAME):
+            raise refused("ask for one machine less, ?without=NAME, or for one more, ?more=1")
+        if self._predicting:
+            raise Busy("another prediction is being made", retry_after_s=_PLAN_S)
+        self._predicting = True
+        work = asyncio.ensure_future(self._intake.run(lambda: self._service.what_if(without)))
+        work.add_done_callback(self._predicted)
+        try:
+            async with asyncio.timeout(_PLAN_S):
+                return JSONResponse(asdict(await asyncio.shield(work)))
+        except TimeoutError:
+            raise Unavailable(f"the prediction takes more than {_PLAN_S:.0f} s") from None
+
+    def _predicted(self, work: "asyncio.Future[Forecast]") -> None:
+        """It was made, or it failed, whether or not somebody still waits for it."""
+        self._predicting = False
+        if not work.cancelled():
+            work.exception()
+
+    async def _dismiss(self, request: Request) -> Response:
+        name = request.path_params["id"]
+        if not self._service.dismiss(name):
+            raise ApiError(404, f"no request {name[:_MAX_NAME]!r} runs or waits", "unknown_request")
+        return JSONResponse({"id": name, "deleted": True})
 
     async def _nodes(self, _request: Request) -> Response:
         return JSONResponse(asdict(await self._intake.run(self._service.status)))

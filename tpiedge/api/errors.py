@@ -18,6 +18,7 @@ from tpiedge.errors import (
     UserError,
 )
 from tpiedge.master.drains import CannotDrain
+from tpiedge.master.request_queue import Dismissed
 from tpiedge.rate_limited_log import RateLimitedLog
 
 __all__ = ["ApiError", "of_exception", "refused"]
@@ -85,6 +86,8 @@ def of_exception(error: BaseException) -> ApiError:
             return ApiError(503, str(error), "out_of_memory")
         case ResourceError():
             return ApiError(503, str(error), "resource_error")
+        case Dismissed():  # no client is to try it again by itself
+            return ApiError(403, str(error), "ended_by_administrator")
         case Cancelled():
             return ApiError(503, str(error), "cancelled")
         case TpiedgeError():

@@ -68,7 +68,9 @@ _COUNTERS: Final = (
 _GAUGES: Final = (
     ("peak_rss_bytes", "node_peak_rss_bytes", "The largest resident set of the process so far."),
     ("weight_bytes", "node_weight_bytes", "Memory that is kept for weights."),
+    ("window_bytes", "node_window_bytes", "Those of them that weights pass through on their way from disk."),
     ("kv_bytes", "node_kv_bytes", "Memory that the KV cache takes, at most."),
+    ("kv_reserved_bytes", "node_kv_reserved_bytes", "Memory that the KV cache takes when it is full."),
     ("kv_pages", "node_kv_pages", "Pages of the KV cache."),
     ("kv_pages_used", "node_kv_pages_used", "Pages that hold what running requests need."),
 )

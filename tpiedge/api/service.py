@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tpiedge.errors import TpiedgeError
+from tpiedge.master.chronicle import ClusterEvent
 from tpiedge.master.journal import Paused, Resumed, TakenUp
+from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.status import ClusterStatus, NodeStatus
+from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import AnswerPart, Finished, Token
@@ -20,12 +23,15 @@ from tpiedge.wire.requests import GenerationRequest, Sampling
 __all__ = [
     "AnswerEvent",
     "Busy",
+    "ClusterEvent",
     "ClusterStatus",
     "EnrolledWorker",
+    "Forecast",
     "Generation",
     "ModelInfo",
     "NodeStatus",
     "PendingJoin",
+    "RequestLine",
     "Service",
     "Unavailable",
 ]
@@ -138,6 +144,18 @@ class Service(Protocol):
         """Gives `status` and asks the nodes for their counters, which a later call has."""
         ...
 
+    def request_lines(self) -> tuple[RequestLine, ...]:
+        """How each accepted request gets on: those that run, then those that wait."""
+        ...
+
+    def events(self) -> tuple[ClusterEvent, ...]:
+        """What happened last in the cluster, the latest first."""
+        ...
+
+    def dismiss(self, request: str) -> bool:
+        """End the request of that id, whose reader is told so. Returns whether there is one."""
+        ...
+
     def submit(self, request: GenerationRequest) -> Generation:
         """Queue the request. Raises Busy, Unavailable, or UserError for what the cluster cannot do."""
         ...
@@ -162,6 +180,12 @@ class Service(Protocol):
     def revoke(self, name: str) -> str:
         """Shut the node out for good that has this name or, alone, this host; returns its name. Raises UserError,
         UnknownWorker where there is none."""
+        ...
+
+    def what_if(self, without: str) -> Forecast:
+        """What the planner predicts without the worker that has this name or, alone, this host; with one more like the
+        last, if the name is empty. Takes as long as two plans, seconds for a hundred machines: for a thread. Raises as
+        `revoke`, UserError where there is no worker to be like, Unavailable."""
         ...
 
     def drain(self, name: str) -> Future[str]:

@@ -102,6 +102,11 @@ VERBS = (
         "Show who has which share of the model, and why; let workers in, drain them, shut them out.",
     ),
     (
+        "top",
+        "tpiedge.cli.top:top",
+        "Show what the machines of the running master do, anew every second.",
+    ),
+    (
         "trace",
         "tpiedge.cli.trace:trace",
         "Show what the nodes did when, from a FILE that `tpiedge run --trace FILE` wrote.",

@@ -393,7 +393,7 @@ def _serving(
             stock=flags.stock,
             arranges=placement,
         )
-        service = MasterService(running, entrance, model, flags.aliases, context, supervisor)
+        service = MasterService(running, entrance, model, flags.aliases, context, supervisor, placement)
         secret = secrets.token_urlsafe(32)
         api = ApiServer(
             service,

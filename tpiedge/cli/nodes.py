@@ -9,10 +9,11 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
+from tpiedge.cli.cluster_words import OTHER_FORM, named, title
 from tpiedge.cli.listing import ListingGroup
 from tpiedge.cli.options import on_either_side
 from tpiedge.cli.path_options import state_option
-from tpiedge.cli.reach import MasterClient, admin_of
+from tpiedge.cli.reach import MasterClient, admin_key, admin_of
 from tpiedge.cli.table import print_table
 from tpiedge.cli.types import Number
 from tpiedge.errors import PeerError, UserError
@@ -41,8 +42,6 @@ _HEADER = (
 _LOOK_S = 0.2
 #: Who has been lost for longer is not listed, unless all are.
 _GONE_S = 60.0
-
-_OTHER_FORM = "the master answers in another form: is it of another version?"
 
 _json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
@@ -75,6 +74,19 @@ def approve(context: click.Context, code: str, as_json: bool, state: Path | None
 
 
 @nodes.command()
+@_json_option
+@state_option
+@click.pass_context
+def key(context: click.Context, as_json: bool, state: Path | None) -> None:
+    """Print the administrator's key of the running master, for the page's view of the cluster.
+
+    Who has it may let machines in and shut them out. The next start of the master makes another one.
+    """
+    found = admin_key(on_either_side(context, "state", state))
+    click.echo(json.dumps({"key": found}) if on_either_side(context, "as_json", as_json) else found)
+
+
+@nodes.command()
 @click.argument("name")
 @_json_option
 @state_option
@@ -83,7 +95,7 @@ def revoke(context: click.Context, name: str, as_json: bool, state: Path | None)
     """Shut the node NAME out for good."""
     answer = _order(context, as_json, state, "revoke", {"name": name})
     if answer is not None:
-        click.echo(f"{_named(str(answer.get('revoked')), name)} is shut out")
+        click.echo(f"{named(str(answer.get('revoked')), name)} is shut out")
 
 
 @nodes.command()
@@ -111,15 +123,15 @@ def drain(
     if undo:
         answer = _order(context, as_json, state, "undrain", {"name": name})
         if answer is not None:
-            click.echo(f"{_named(str(answer.get('name')), name)} may have a part again")
+            click.echo(f"{named(str(answer.get('name')), name)} may have a part again")
         return
     with admin_of(on_either_side(context, "state", state)) as master:
         peer = str(master.post("/admin/nodes/drain", {"name": name}).get("name"))
-        node = _wait_until_drained(master, peer, _named(peer, name), limit_s)
+        node = _wait_until_drained(master, peer, named(peer, name), limit_s)
     if on_either_side(context, "as_json", as_json):
         click.echo(json.dumps({"name": peer, "host": node["host"], "state": node["state"]}))
     else:
-        click.echo(f"{_title(node)} has no part any more: it may be switched off")
+        click.echo(f"{title(node)} has no part any more: it may be switched off")
 
 
 def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: float) -> Mapping[str, Any]:
@@ -145,7 +157,7 @@ def _wait_until_drained(master: MasterClient, peer: str, called: str, limit_s: f
             progress.tell(f"{called} has its part until the others are ready: {waits}")
             time.sleep(_LOOK_S)
     except (KeyError, TypeError):
-        raise UserError(_OTHER_FORM) from None
+        raise UserError(OTHER_FORM) from None
     finally:
         progress.finish()
 
@@ -155,7 +167,7 @@ def _waits_for(status: Mapping[str, Any]) -> str:
     for node in status["nodes"]:
         if node["fetched_bytes"] < node["fetch_total_bytes"]:
             share = node["fetched_bytes"] / node["fetch_total_bytes"]
-            return f"{_title(node)} has {share:.0%} of {format_bytes(node['fetch_total_bytes'])} of weights"
+            return f"{title(node)} has {share:.0%} of {format_bytes(node['fetch_total_bytes'])} of weights"
     return sanitised(status["reason"]) or "they prepare"
 
 
@@ -181,7 +193,7 @@ def _show(everybody: bool, as_json: bool, state: Path | None) -> None:
         status["nodes"] = [node for node in status["nodes"] if node["name"] not in away]
         click.echo(json.dumps(status)) if as_json else _print(status, len(away))
     except (KeyError, TypeError, ValueError):
-        raise UserError(_OTHER_FORM) from None
+        raise UserError(OTHER_FORM) from None
 
 
 def _is_gone(node: dict[str, Any]) -> bool:
@@ -197,11 +209,11 @@ def _print(status: dict[str, Any], away: int) -> None:
         click.echo(f"{counted(away, 'worker')} away for more than a minute: tpiedge nodes --all")
     for node in status["nodes"]:
         if node["why"]:
-            click.echo(f"{_title(node)}: {sanitised(node['why'])}")
+            click.echo(f"{title(node)}: {sanitised(node['why'])}")
     for node in status["nodes"]:
         if node["not_stocked"]:
             why = sanitised(node["not_stocked"])
-            click.echo(f"{_title(node)} lacks what it would need after another's loss: {why}")
+            click.echo(f"{title(node)} lacks what it would need after another's loss: {why}")
     click.echo(("ready" if status["ready"] else "not ready") + _because(status["reason"]))
     if status["collective"]:
         ways = collective_names(sanitised(status["collective"]), sanitised(status["bulk_collective"]))
@@ -224,18 +236,9 @@ def _because(reason: str) -> str:
     return f": {sanitised(reason)}" if reason else ""
 
 
-def _title(node: Mapping[str, Any]) -> str:
-    """The machine's name as it calls itself, with the one that `revoke` takes."""
-    return _named(node["name"], node.get("host"))
-
-
-def _named(name: str, host: str | None) -> str:
-    return sanitised(f"{name} ({host})" if host not in (None, "", name) else name)
-
-
 def _row(node: dict[str, Any]) -> tuple[str, ...]:
     return (
-        _title(node),
+        title(node),
         "-" if node["rank"] is None else str(node["rank"]),
         sanitised(node["state"]),
         _units(node["attention"]),
@@ -251,7 +254,7 @@ def _row(node: dict[str, Any]) -> tuple[str, ...]:
 
 def _absent_row(member: dict[str, Any]) -> tuple[str, ...]:
     """Of a worker that has not come since the master's start."""
-    return (_title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-", "-")
+    return (title(member), "-", "away", "-", "-", "-", "?", "?", "-", "-", "-")
 
 
 def _units(interval: Sequence[int]) -> str:

@@ -17,7 +17,7 @@ from tpiedge.host.private_file import read_private
 from tpiedge.local.paths import master_state
 from tpiedge.sanitise import sanitised
 
-__all__ = ["MasterClient", "admin_of", "master_at"]
+__all__ = ["MasterClient", "admin_key", "admin_of", "master_at"]
 
 _DEFAULT_URL = "http://127.0.0.1:8080"
 _TIMEOUT = httpx.Timeout(connect=5.0, read=60.0, write=60.0, pool=5.0)
@@ -48,10 +48,13 @@ def master_at(
 
 def admin_of(state: Path | None) -> "MasterClient":
     """The administration of this computer's master. Raises UserError where none runs."""
-    admin = _read_admin(state)
-    if admin is None:
-        raise UserError("no master runs on this computer (for this user): start one with 'tpiedge master'")
+    admin = _admin(state)
     return MasterClient(admin.url, admin.secret, admin.trust)
+
+
+def admin_key(state: Path | None) -> str:
+    """The administrator's key of this computer's master. Raises UserError where none runs."""
+    return _admin(state).secret
 
 
 class MasterClient:
@@ -139,6 +142,13 @@ def _is_url(text: str) -> bool:
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # brackets, or a port that is none
         return False
+
+
+def _admin(state: Path | None) -> _Admin:
+    admin = _read_admin(state)
+    if admin is None:
+        raise UserError("no master runs on this computer (for this user): start one with 'tpiedge master'")
+    return admin
 
 
 def _read_admin(state: Path | None) -> _Admin | None:

@@ -6,11 +6,17 @@ from concurrent.futures import Future
 from dataclasses import replace
 
 from tpiedge.api.service import Busy, EnrolledWorker, ModelInfo, PendingJoin, Unavailable
+from tpiedge.errors import UserError
 from tpiedge.joining.entrance import Entrance
 from tpiedge.local.prepare import PreparedModel
+from tpiedge.master import what_if
+from tpiedge.master.chronicle import ClusterEvent
 from tpiedge.master.master import Master, NotServing
+from tpiedge.master.planning import PlaceNodes
+from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import PendingAnswer, QueueFull
 from tpiedge.master.status import ClusterStatus
+from tpiedge.master.what_if import Forecast
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.pack.identity import manifest_bytes, pack_id
@@ -19,6 +25,9 @@ from tpiedge.wire.control import Token
 from tpiedge.wire.requests import GenerationRequest
 
 __all__ = ["MasterService"]
+
+#: The control thread answers within a turn, unless it starts or ends rank 0's processes.
+_ASKED_S = 5.0
 
 
 class MasterService:
@@ -32,8 +41,10 @@ class MasterService:
         aliases: Sequence[str],
         max_sequence: int,
         supervisor: Supervisor,
+        placement: PlaceNodes,
     ) -> None:
-        """`aliases`: what requests may call the model, too."""
+        """`aliases`: what requests may call the model, too. `placement` makes plans, however long that takes."""
+        self._placement = placement
         self._master = master
         self._supervisor = supervisor
         self._entrance = entrance
@@ -76,6 +87,15 @@ class MasterService:
     def observe(self) -> ClusterStatus:
         return self._seen(self._master.observe())
 
+    def request_lines(self) -> tuple[RequestLine, ...]:
+        return self._master.request_lines
+
+    def events(self) -> tuple[ClusterEvent, ...]:
+        return self._master.events
+
+    def dismiss(self, request: str) -> bool:
+        return self._master.dismiss(request)
+
     def submit(self, request: GenerationRequest) -> PendingAnswer:
         if self._supervisor.failed:
             raise Unavailable(f"the master ends: its thread {self._supervisor.failed} failed")
@@ -100,6 +120,18 @@ class MasterService:
 
     def revoke(self, name: str) -> str:
         return self._entrance.revoke(name, self._hosts(), self._master.forget)
+
+    def what_if(self, without: str) -> Forecast:
+        name = self._entrance.called(without, self._hosts()) if without else ""
+        try:
+            machines = self._master.usable().result(_ASKED_S)
+        except TimeoutError:
+            raise Unavailable("the master is busy: try again later") from None
+        if name:
+            return what_if.without(self._placement, machines, name)
+        if not machines:
+            raise UserError("there is no worker yet that another one could be like")
+        return what_if.with_another(self._placement, machines)
 
     def drain(self, name: str) -> Future[str]:
         return self._master.drain_worker(self._entrance.called(name, self._hosts()))

@@ -11,6 +11,7 @@ pause, given the `reading_rate` of prompts, `handover` what one session leaves f
 again after a failure, `outbox` sends without waiting, `request_queue` queues requests, with a `journal` of each answer,
 and `request_watch` finds stuck ones, `blame` says which node caused a loss, `notices` which workers hear that they are
 spare, `pauses` says why answers pause, `request_times` how long requests take and `history` what becomes of plans, each
-as a `histogram`, `absent` who is missing, `drains` takes users' orders to do without a worker, `snapshot` makes the
-`status` that other threads read. `master` puts them together.
+as a `histogram`, `request_lines` how each request gets on and a `chronicle` what happened last, `absent` who is
+missing, `drains` takes users' orders to do without a worker, `what_if` predicts what that would change, `snapshot`
+makes the `status` that other threads read. `master` puts them together.
 """

@@ -20,6 +20,7 @@ from tpiedge.joining.door import Door
 from tpiedge.launch.timing import Timing
 from tpiedge.master.arranging import Arranger, Arranges
 from tpiedge.master.assignments import Served
+from tpiedge.master.chronicle import ClusterEvent
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
 from tpiedge.master.outbox import Outbox
@@ -28,8 +29,9 @@ from tpiedge.master.quarantine import Reputation
 from tpiedge.master.rank_zero import RankZero
 from tpiedge.master.reception import Reception
 from tpiedge.master.reconciler import RECOVERY_GRACE_S, NotServing, Reconciler
+from tpiedge.master.request_lines import RequestLine
 from tpiedge.master.request_queue import QUEUE_LIMIT, PendingAnswer, RequestQueue
-from tpiedge.master.roster import Roster
+from tpiedge.master.roster import Machine, Roster
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.status import ClusterStatus
 from tpiedge.transport.endpoint import EndpointClosed
@@ -138,6 +140,27 @@ class Master:
         self._calls.put(self._sessions.observe)
         self._hub.wake()
         return replace(self.status, histograms=self._requests.histograms)
+
+    @property
+    def request_lines(self) -> tuple[RequestLine, ...]:
+        """How each accepted request gets on."""
+        return self._requests.lines
+
+    @property
+    def events(self) -> tuple[ClusterEvent, ...]:
+        """What happened last, the latest first."""
+        return self._reconciler.events
+
+    def usable(self) -> Future[tuple[Machine, ...]]:
+        """The machines that plans may have now, as the control thread will say within a turn."""
+        found: Future[tuple[Machine, ...]] = Future()
+        self._calls.put(lambda: found.set_result(self._reconciler.usable))
+        self._hub.wake()
+        return found
+
+    def dismiss(self, request: str) -> bool:
+        """Ends the request of that id early; its reader is told so. Returns whether there is one."""
+        return self._requests.dismiss(request)
 
     @property
     def failed(self) -> TpiedgeError | None:

@@ -10,7 +10,7 @@ from tpiedge.master.foresight import Foresight
 from tpiedge.master.offer_rate import OfferRate
 from tpiedge.master.outbox import Outbox
 from tpiedge.master.quarantine import Reputation, Traffic
-from tpiedge.master.roster import Roster
+from tpiedge.master.roster import STOPPED, Roster
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.pack.held import HeldUnits
 from tpiedge.sanitise import sanitised_name
@@ -158,7 +158,7 @@ class Reception:
                 if self._known(name, now) and pack == self._sessions.served.pack_id:
                     self._roster.holds(name, HeldUnits.of(attention, ffn))
             case Leaving():
-                self._lose(name, "it was stopped there", intended=True)
+                self._lose(name, STOPPED, intended=True)
                 self._reputation.stopped(name, now)
             case Enrol():
                 self._door.heard(name, message, now)

@@ -6,6 +6,7 @@ requests wait for `recovery_grace_s`; they are refused, and those that wait fail
 """
 
 import logging
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
@@ -15,6 +16,7 @@ from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.absent import absent_words
 from tpiedge.master.assignments import Assignment, Assignments, NoPlan
+from tpiedge.master.chronicle import Chronicle, ClusterEvent
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.drains import Drains
 from tpiedge.master.foresight import Foresight
@@ -113,7 +115,18 @@ class Reconciler:
         self._again = ""  # when the next attempt is made, in words
         self._pauses = Pauses(roster)
         self._history = History()
+        self._chronicle = Chronicle(time.time)
         self.status = ClusterStatus(False, self._reason, (), 0, 0)
+
+    @property
+    def events(self) -> tuple[ClusterEvent, ...]:
+        """What happened last. For any thread."""
+        return self._chronicle.events
+
+    @property
+    def usable(self) -> tuple[Machine, ...]:
+        """Those that plans may have now."""
+        return tuple(self._able(()))
 
     def served_before(self) -> str:
         """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
@@ -127,6 +140,7 @@ class Reconciler:
     def reconcile(self) -> None:
         """Takes every step that is due now."""
         sessions, now = self._sessions, self._clock.now()
+        self._chronicle.look(self._roster)
         if sessions.serving is not None and sessions.serving.phase is Phase.ENDED:
             self._end_serving(sessions.serving)
         if sessions.coming is not None and sessions.coming.phase is Phase.ENDED:
@@ -193,6 +207,7 @@ class Reconciler:
         self._changes.succeeded()
         self._sessions.switch(coming, carried)
         self._history.begun(replaces=serving is not None)
+        self._chronicle.planned(coming.assignments)
         self._notify()  # the plan was made while those it leaves out still had a part
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
@@ -370,6 +385,7 @@ class Reconciler:
         self._spare = {**self._departed(), **present, **for_good}
         absent = absent_words(self._roster, self._spare, self._reputation.left_out, self._clock.now())
         self._reason = "; ".join([found.reason, *absent])
+        self._chronicle.no_plan(found.reason)
         self._sessions.abandon()
 
     def _dispatch(self) -> None:
@@ -378,6 +394,7 @@ class Reconciler:
             return
         self._retries.started()
         self._history.serves(self._clock.now())
+        self._chronicle.serves(serving.number, self._clock.now())
         if serving.proven:
             self._retries.succeeded()
         self._stuck, self._served = None, True
@@ -400,6 +417,7 @@ class Reconciler:
         _log.warning("stopped serving: %s", error)
         self._sessions.end_serving()
         self._history.lost(session.failure, breached=bool(session.breaches), now=self._clock.now())
+        self._chronicle.interrupted(error, self._clock.now())
         self._reason = str(error)
         self._pauses.lost(error, session.machines)
         if self._retries.false_starts:  # a single one may be bad luck
@@ -436,6 +454,7 @@ class Reconciler:
         _log.debug("epoch %d was not prepared: %s", session.number, type(error).__name__)
         _log.warning("the new plan failed: %s", error)
         self._history.failed()
+        self._chronicle.plan_failed(error)
         self._reason = str(error)
         if error is not None and self._sessions.serving is None:
             self._pauses.failed(error)

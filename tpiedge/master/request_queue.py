@@ -28,13 +28,14 @@ from typing import Final, NoReturn
 from tpiedge.errors import Cancelled, InternalError, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import Journal, Paused, Resumed, TakenUp
 from tpiedge.master.reading_rate import ReadingRate
+from tpiedge.master.request_lines import RequestLine, request_line
 from tpiedge.master.request_times import RequestHistograms, RequestTimes, Timeline
 from tpiedge.master.status import Totals
 from tpiedge.wire.control import AnswerPart, Embedding, Failed, Finished, PromptScores, Token
 from tpiedge.wire.messages import Message
 from tpiedge.wire.requests import GenerationRequest
 
-__all__ = ["QUEUE_LIMIT", "PendingAnswer", "QueueFull", "RequestQueue"]
+__all__ = ["QUEUE_LIMIT", "Dismissed", "PendingAnswer", "QueueFull", "RequestQueue"]
 
 #: Requests that may wait; more are refused.
 QUEUE_LIMIT: Final = 64
@@ -46,6 +47,10 @@ _Event = _Said | TpiedgeError
 
 class QueueFull(TpiedgeError):
     """As many requests wait as the master admits."""
+
+
+class Dismissed(Cancelled):
+    """An administrator ended the request."""
 
 
 class PendingAnswer:
@@ -65,6 +70,8 @@ class PendingAnswer:
         #: Whether the caller has all that it wanted, and whether it wants no more.
         self.whole = False
         self.unwanted = False
+        #: Whether an administrator ended it, which the caller is told.
+        self.dismissed = False
         self._told = ""
         self._cancel = cancel
         self._wake = wake
@@ -100,6 +107,12 @@ class PendingAnswer:
         """Ends the request early as a success, because its answer is whole (a stop string). Otherwise like `cancel`."""
         self.whole = True
         self.cancel()
+
+    def line(self, now: float, *, running: bool) -> RequestLine:
+        """How it gets on; for RequestQueue alone."""
+        return request_line(
+            self.journal, self.times, self._told, now, running=running, attended=self.attended
+        )
 
     def put(self, event: _Event) -> None:
         """Adds an event; for RequestQueue alone."""
@@ -173,6 +186,24 @@ class RequestQueue:
         """Whether no request runs or waits."""
         with self._lock:
             return not self._running and not self._waiting
+
+    @property
+    def lines(self) -> tuple[RequestLine, ...]:
+        """How each one gets on: those that run, then those that wait, in the order in which they will go on."""
+        with self._lock:
+            now = self._now()
+            running = [one.line(now, running=True) for one in self._running.values()]
+            return (*running, *(one.line(now, running=False) for one in self._waiting))
+
+    def dismiss(self, name: str) -> bool:
+        """Ends the request of that id early, with Dismissed. Returns whether there is one."""
+        with self._lock:
+            one = self._running.get(name) or next((w for w in self._waiting if w.request.id == name), None)
+            if one is not None:
+                one.dismissed = True
+        if one is not None:
+            one.cancel()
+        return one is not None
 
     def refuse(self, error: TpiedgeError) -> NoReturn:
         """Counts a request that the caller does not accept, and raises `error`."""
@@ -342,7 +373,7 @@ class RequestQueue:
             self._waiting.remove(answering)
             self._count(finished=answering.whole, cancelled=not answering.whole)
         when = "while it paused" if answering.journal.begun else "before it began"
-        answering.put(Cancelled(f"request {answering.request.id} was cancelled {when}"))
+        answering.put(_ended(answering) or Cancelled(f"request {answering.request.id} was cancelled {when}"))
 
     # --- under the lock
 
@@ -434,7 +465,8 @@ class RequestQueue:
             tokens = len(answering.journal.answer_ids)
             self._times.finished(answering.times, self._now(), message.prompt_tokens, tokens)
         # The steps of the epochs before were not told.
-        answering.put(replace(message, steps=0) if answering.journal.interruptions else message)
+        last = replace(message, steps=0) if answering.journal.interruptions else message
+        answering.put((_ended(answering) if cancelled else None) or last)
 
     def _settled(self, answering: PendingAnswer) -> bool:
         """Ends a running request of which nothing is missing, or that nobody wants any more. Returns whether it is
@@ -464,3 +496,10 @@ class RequestQueue:
         self._totals = replace(
             before, **{name: getattr(before, name) + count for name, count in more.items()}
         )
+
+
+def _ended(answering: PendingAnswer) -> Dismissed | None:
+    """The error of one that an administrator ended."""
+    if not answering.dismissed:
+        return None
+    return Dismissed("the administrator of this server ended the request")

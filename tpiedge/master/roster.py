@@ -23,10 +23,13 @@ from tpiedge.pack.held import HeldUnits
 from tpiedge.wire.epochs import Offer
 from tpiedge.wire.probing import LinkSpeed
 
-__all__ = ["GONE", "PLACES", "Machine", "Roster"]
+__all__ = ["GONE", "PLACES", "STOPPED", "Machine", "Roster"]
 
 GONE: Final = 64
 PLACES: Final = 1024
+
+STOPPED: Final = "it was stopped there"
+"""The cause of a loss that is none: the machine said that it leaves."""
 
 
 @dataclass(frozen=True)

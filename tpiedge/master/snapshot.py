@@ -83,6 +83,7 @@ def _own(serving: Session | None, rank_zero: RankZero) -> NodeStatus:
         why=assignment.why if assignment else "",
         pid=rank_zero.pid,
         counters=_counters(serving, 0),
+        planned_bytes=assignment.planned_bytes if assignment else 0,
     )
 
 
@@ -125,6 +126,10 @@ def _worker(
         disk_bytes=stocked.held_bytes,
         stocked=stocked.complete,
         not_stocked=stocked.why,
+        planned_bytes=assignment.planned_bytes if assignment else 0,
+        round_trip_s=machine.link.round_trip_s if machine.link is not None else 0.0,
+        link_bytes_per_s=machine.link.bytes_per_s if machine.link is not None else 0.0,
+        left_out_s=max(0.0, exclusion.until - now) if exclusion is not None else 0.0,
     )
 
 

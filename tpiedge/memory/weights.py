@@ -112,6 +112,11 @@ class NodeWeights:
         return self._vector_bytes + self._spare.placement(self._extra).nbytes(self._sizes)
 
     @property
+    def window_bytes(self) -> int:
+        """Those of them that streamed weights pass through at present: the ring."""
+        return self._spare.placement(self._extra).ring_bytes
+
+    @property
     def streams(self) -> bool:
         """Whether there is a ring that weights pass through."""
         return self.placement.ring_bytes > 0

@@ -390,6 +390,8 @@ class Node:
             kv_pages_used=used,
             drafted=meter.drafted,
             accepted=meter.accepted,
+            window_bytes=weights.window_bytes if weights else 0,
+            kv_reserved_bytes=engine.cache.reserved_bytes if engine else 0,
         )
 
 

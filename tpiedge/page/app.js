@@ -3,12 +3,16 @@
 import { html, render, useEffect, useState } from "./vendor/htm/standalone.module.js";
 import { Chat } from "./chat.js";
 import { chats } from "./chats.js";
+import { Cluster } from "./cluster.js";
 import { KeyDialog } from "./keys.js";
 import { texts } from "./texts.js";
 
 // Another view: its module and texts, a line here, and in index.html a modulepreload and its style sheet.
 // It is mounted while it is shown.
-const VIEWS = [{ name: "chat", title: texts.chat.title, View: Chat }];
+const VIEWS = [
+  { name: "chat", title: texts.chat.title, View: Chat },
+  { name: "cluster", title: texts.cluster.title, View: Cluster },
+];
 
 function shown() {
   const name = location.hash.slice(1).split("/")[0];

@@ -3,6 +3,28 @@
 const whole = new Intl.NumberFormat("en", { maximumFractionDigits: 0 });
 const exact = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const seconds = (s) => (s < 10 ? `${s.toFixed(1)} s` : `${whole.format(s)} s`);
+const UNITS = ["B", "kB", "MB", "GB", "TB"];
+const bytes = (count) => {
+  const unit = Math.min(UNITS.length - 1, count < 1 ? 0 : Math.floor(Math.log10(count) / 3));
+  const value = count / 1000 ** unit;
+  return `${value >= 100 || unit === 0 ? whole.format(value) : value.toFixed(1)} ${UNITS[unit]}`;
+};
+const brief = (s) => (s < 1 ? `${(1000 * s).toFixed(s < 0.01 ? 2 : 0)} ms` : seconds(s));
+const comparedWith = (now_s) => (now_s === null ? "" : `, now ${brief(now_s)}`);
+const eventWords = {
+  joined: (machine) => `${machine} joined`,
+  left: (machine) => `${machine} left`,
+  lost: (machine) => `${machine} was lost`,
+  drained: (machine) => `${machine} was drained`,
+  undrained: (machine) => `${machine} may have a part again`,
+  revoked: (machine) => `${machine} was shut out`,
+  planned: () => "a new plan begins",
+  serving: () => "the plan serves",
+  recovered: () => "answers go on",
+  interrupted: () => "answers pause",
+  "plan failed": () => "the new plan failed",
+  "no plan": () => "no plan",
+};
 const tokens = (count) => `${whole.format(count)} ${count === 1 ? "token" : "tokens"}`;
 
 export const texts = {
@@ -15,7 +37,7 @@ export const texts = {
     api: "API key",
     apiWhy: "This server answers only with an API key. This tab keeps it until it is closed.",
     admin: "Administrator's key",
-    adminWhy: "This needs the administrator's key. This tab keeps it until it is closed.",
+    adminWhy: "On the master's computer “tpiedge nodes key” prints it. This tab keeps it until it is closed.",
     refused: "The server does not know this key.",
     use: "Use this key",
     cancel: "Cancel",
@@ -101,5 +123,132 @@ export const texts = {
     seed: "Seed",
     seedWhy: "A whole number: the same one gives the same answer.",
     done: "Done",
+  },
+  cluster: {
+    title: "Cluster",
+    locked: "What the machines do is for who looks after them: it needs the administrator's key.",
+    lockedHow: "On the master's computer this prints it:",
+    lockedType: "tpiedge nodes key",
+    unlock: "Type the key",
+    looking: "Looking at the cluster …",
+    unseen: (why) => `This is what was seen last. ${why}`,
+    dismiss: "Close",
+
+    ready: "ready",
+    notReady: "not ready",
+    collective: ({ token, chunk }) =>
+      `Machines add up their parts by ${token}${chunk && chunk !== token ? `, those of prompts by ${chunk}` : ""}.`,
+    rate: "Tokens per second",
+    running: "Running",
+    queued: "Waiting",
+    guesses: "Guesses right",
+    kv: "KV cache in use",
+    perSecond: (rate) => (rate === null ? "–" : rate.toFixed(1)),
+    percent: (part) => `${whole.format(100 * part)} %`,
+    whole: (count) => whole.format(count),
+    unknown: "–",
+
+    machines: "Machines",
+    rank: (rank) => `rank ${rank}`,
+    states: {
+      serving: "serves",
+      loading: "gets ready",
+      spare: "spare",
+      "left out": "left out",
+      draining: "drains",
+      drained: "drained",
+      waiting: "waits",
+      lost: "away",
+    },
+    silent: (s) => `Not heard for ${whole.format(s)} s.`,
+    fetching: ({ done_bytes, total_bytes, bytes_per_s }) =>
+      `Fetches weights: ${bytes(done_bytes)} of ${bytes(total_bytes)}, ${bytes(bytes_per_s)}/s`,
+    share: { heads: "of the heads", ffn: "of the FFN" },
+    bytes,
+    seconds: brief,
+    memoryOf: (planned, budget) => `Memory: ${bytes(planned)} of ${bytes(budget)}`,
+    memoryPlanned: (planned) => `Memory: ${bytes(planned)}`,
+    memory: {
+      pinned: "weights",
+      window: "window for streamed weights",
+      kv: "KV cache",
+      kv_room: "room for it",
+      program: "program",
+      free: "free",
+    },
+    stepNone: "No step is computed now.",
+    stepOf: (s) => `Time of a step: ${brief(s)}`,
+    step: { compute: "computes", wait: "waits for others", network: "network", disk: "disk" },
+    link: "Link to the master",
+    linkOf: ({ round_trip_s, bytes_per_s }) => `${brief(round_trip_s)}, ${bytes(bytes_per_s)}/s`,
+    disk: "On its disk",
+    diskOf: ({ held_bytes, spare_ranges, read_bytes_per_s }) =>
+      bytes(held_bytes) +
+      (spare_ranges === "complete" ? ", ready for a loss" : "") +
+      (read_bytes_per_s ? `; reads ${bytes(read_bytes_per_s)}/s` : ""),
+    notStocked: (why) => `It lacks what it would need after another's loss: ${why}`,
+    speed: "Speed",
+    speedOf: ({ speed_bytes_per_s, threads }) =>
+      `${bytes(speed_bytes_per_s)}/s of weights, ${threads} ${threads === 1 ? "thread" : "threads"}`,
+    drain: "Drain",
+    undrain: "Use again",
+    whatIfLess: "Without it?",
+    whatIfMore: "What if one more like the last one came?",
+    less: (name, { now_s, then_s, takes_part, why }) => {
+      if (then_s === null) return `Without ${name} nothing could be served: ${why}`;
+      if (!takes_part) return `The best plan for these machines has no part for ${name} anyway.`;
+      return `Without ${name} a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
+    },
+    more: ({ now_s, then_s, takes_part, why }) => {
+      if (then_s === null) return `Nothing could be served still: ${why}`;
+      if (!takes_part) return "It would be a spare: answers would not be faster with it.";
+      return `With it a token would take about ${brief(then_s)}${comparedWith(now_s)}.`;
+    },
+    revoke: "Shut out",
+
+    waiting: (count) => (count === 1 ? "A machine waits to join" : `${count} machines wait to join`),
+    from: (address) => `at ${address}`,
+    code: "The code on its screen",
+    codeHint: "WC24-56AJ",
+    codeWhy: "Type what the machine itself shows: only that proves which one you let in.",
+    approve: "Let it in",
+
+    requests: "Requests",
+    noRequests: "No request runs or waits.",
+    columns: ["Request", "State", "Age", "Prompt", "Answer", "Tokens/s"],
+    actions: "Actions",
+    requestStates: { queued: "waits", reading: "reads the prompt", answering: "answers", paused: "pauses" },
+    pauses: ({ why, paused_s }) => `for ${whole.format(paused_s)} s: ${why}`,
+    age: (s) => (s < 60 ? `${s} s` : `${Math.floor(s / 60)} min ${s % 60} s`),
+    tokensOf: ({ tokens: count, max_tokens }) => `${whole.format(count)} of ${whole.format(max_tokens)}`,
+    cancelDo: "End",
+    cancelOf: (id) => `End ${id}`,
+
+    events: "Events",
+    noEvents: "Nothing has happened yet.",
+    clock: (at) => new Date(at * 1000).toLocaleTimeString("en-GB"),
+    event: ({ kind, machine, detail }) => {
+      const said = eventWords[kind]?.(machine) ?? `${machine} ${kind}`.trim();
+      return detail ? `${said}: ${detail}` : said;
+    },
+
+    keep: "Cancel",
+    ask: {
+      drain: (name) => ({
+        title: `Drain ${name}?`,
+        why: "The others take over its part, and answers pause for the change. Then it may be switched off.",
+        go: "Drain",
+      }),
+      revoke: (name) => ({
+        title: `Shut ${name} out?`,
+        why: "It is out at once and for good: to come back it needs a new token or a new code.",
+        go: "Shut out",
+      }),
+      cancel: (id) => ({
+        title: "End this request?",
+        why: `Whoever waits for ${id} is told that the administrator ended it.`,
+        go: "End it",
+      }),
+    },
   },
 };

@@ -10,16 +10,20 @@ from dataclasses import replace
 from tpiedge.api.service import (
     AnswerEvent,
     Busy,
+    ClusterEvent,
     ClusterStatus,
     EnrolledWorker,
+    Forecast,
     ModelInfo,
     NodeStatus,
     PendingJoin,
+    RequestLine,
     Unavailable,
 )
 from tpiedge.errors import UnknownWorker, UserError
 from tpiedge.master.drains import CannotDrain
 from tpiedge.master.journal import Paused, Resumed, TakenUp
+from tpiedge.master.request_queue import Dismissed
 from tpiedge.model.template import ChatTemplate
 from tpiedge.model.tokenizer import Tokenizer
 from tpiedge.wire.control import Embedding, Finished, Token
@@ -65,6 +69,11 @@ class FakeGeneration:
         self.attended = attended
         self._items: queue.Queue[AnswerEvent | BaseException] = queue.Queue()
         self._count = count
+
+    @property
+    def said(self) -> int:
+        """Tokens so far."""
+        return self._count
 
     def say(self, *token_ids: int) -> None:
         for token_id in token_ids:
@@ -154,6 +163,9 @@ class FakeService:
         #: Why no worker can be drained; "" where each can. Whether one that is has no part after the next look.
         self.needed = ""
         self.settles = True
+        #: What `request_lines` and `events` give, beside the requests that run; ids that were dismissed.
+        self.told: tuple[ClusterEvent, ...] = ()
+        self.dismissed: list[str] = []
         self._places = places
         self._nodes = tuple(nodes)
         self._running: list[FakeGeneration] = []
@@ -172,6 +184,28 @@ class FakeService:
 
     def observe(self) -> ClusterStatus:
         return self.status()
+
+    def request_lines(self) -> tuple[RequestLine, ...]:
+        with self._lock:
+            running = [one for one in self._running if not one.ended.is_set()]
+        return tuple(
+            RequestLine(
+                one.request.id, "answering", 2.0, len(one.request.prompt_ids), one.said,
+                one.request.max_tokens, 1.5, "", 0.0, one.attended,
+            )
+            for one in running
+        )  # fmt: skip
+
+    def events(self) -> tuple[ClusterEvent, ...]:
+        return self.told
+
+    def dismiss(self, request: str) -> bool:
+        with self._lock:
+            found = [one for one in self._running if one.request.id == request and not one.ended.is_set()]
+        for one in found:
+            self.dismissed.append(request)
+            one.fail(Dismissed("the administrator of this server ended the request"))
+        return bool(found)
 
     def submit(self, request: GenerationRequest) -> FakeGeneration:
         with self._lock:
@@ -210,6 +244,11 @@ class FakeService:
     def revoke(self, name: str) -> str:
         self.revoked.append(self._called(name))
         return self.revoked[-1]
+
+    def what_if(self, without: str) -> Forecast:
+        if without:
+            self._called(without)
+        return Forecast(0.01, None if without and self.needed else 0.0125, 2, True, self.needed)
 
     def drain(self, name: str) -> Future[str]:
         found, ordered = self._called(name), Future[str]()

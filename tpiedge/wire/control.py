@@ -345,9 +345,10 @@ class Stats:
 
     `attention_s` and `ffn_s` are parts of `compute_s`. Of weights that are streamed: `reads` from disk, `load_s` while
     at least one was under way, `prefetch_hits` blocks that had been read ahead when they were needed, `stalls` that
-    were waited for, which cost `weight_wait_s`. Of what other nodes sent: `dropped` messages came too late, `refused`
-    messages and connections are such as no honest node makes. Of the `kv_pages` of the KV cache `kv_pages_used` are
-    in use, by requests that run or for later ones. Of `drafted` tokens `accepted` ones were right.
+    were waited for, which cost `weight_wait_s`; they pass through `window_bytes` of the `weight_bytes`. Of what other
+    nodes sent: `dropped` messages came too late, `refused` messages and connections are such as no honest node makes.
+    The KV cache takes `kv_bytes`, and `kv_reserved_bytes` when it is full. Of its `kv_pages` `kv_pages_used` are in
+    use, by requests that run or for later ones. Of `drafted` tokens `accepted` ones were right.
     """
 
     epoch: U32
@@ -376,6 +377,8 @@ class Stats:
     kv_pages_used: U32
     drafted: U64
     accepted: U64
+    window_bytes: U64
+    kv_reserved_bytes: U64
 
 
 @dataclass(frozen=True, slots=True)

@@ -162,10 +162,21 @@ class Serving:
 
     def status(self) -> dict:
         """What the master tells `tpiedge nodes`, without starting a process."""
-        secret = (self._admin() or {}).get("secret", "")
-        answer = self._http.get(f"{self.url}/admin/nodes", headers={"Authorization": f"Bearer {secret}"})
-        answer.raise_for_status()
-        return answer.json()
+        return self.administer("GET", "nodes").raise_for_status().json()
+
+    def picture(self) -> dict:
+        """What it tells `tpiedge top`."""
+        return self.administer("GET", "cluster").raise_for_status().json()
+
+    @property
+    def secret(self) -> str:
+        """The administrator's; empty where no master runs."""
+        return (self._admin() or {}).get("secret", "")
+
+    def administer(self, method: str, path: str, headers: dict[str, str] | None = None) -> httpx.Response:
+        """Asks as the administrator, below /admin."""
+        known = {"Authorization": f"Bearer {self.secret}"} | (headers or {})
+        return self._http.request(method, f"{self.url}/admin/{path}", headers=known)
 
     def ready(self) -> httpx.Response:
         return self._http.get(f"{self.url}/ready")

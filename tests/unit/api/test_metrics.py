@@ -39,6 +39,8 @@ STATS = Stats(
     kv_pages_used=5,
     drafted=20,
     accepted=13,
+    window_bytes=4_000_000,
+    kv_reserved_bytes=2_000_000,
 )
 
 

@@ -274,6 +274,8 @@ class FakeNode(_Player):
             kv_pages_used=1,
             drafted=0,
             accepted=0,
+            window_bytes=0,
+            kv_reserved_bytes=1,
         )
 
     def ready(self) -> None:

@@ -379,6 +379,6 @@ def test_a_lost_nodes_words_change_nothing() -> None:
 def test_statistics_are_passed_on() -> None:
     nodes = Nodes()
     nodes.start()
-    stats = Stats(3, 1, *([0] * 6), *([0.0] * 6), *([0] * 5), 0.0, *([0] * 6))
+    stats = Stats(3, 1, *([0] * 6), *([0.0] * 6), *([0] * 5), 0.0, *([0] * 8))
     nodes.epoch.handle(1, stats)
     assert nodes.events == [stats]

@@ -14,7 +14,7 @@ from tpiedge.master.roster import Machine
 from tpiedge.wire.control import AskStats, Stats
 from tpiedge.wire.requests import GenerationRequest
 
-_NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 6))
+_NOTHING = Stats(1, 0, *([0] * 6), *([0.0] * 6), 0, 0, 0, 0, 0, 0.0, *([0] * 8))
 
 
 class Nodes:

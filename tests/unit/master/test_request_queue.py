@@ -12,7 +12,7 @@ from tests.unit.master.stories import request
 from tpiedge.errors import Cancelled, InternalError, PeerLost, ProtocolError, TpiedgeError, UserError
 from tpiedge.master.journal import GUILTY, SUSPECT, Paused, Resumed, TakenUp
 from tpiedge.master.master import NotServing
-from tpiedge.master.request_queue import PendingAnswer, QueueFull, RequestQueue
+from tpiedge.master.request_queue import Dismissed, PendingAnswer, QueueFull, RequestQueue
 from tpiedge.master.status import Totals
 from tpiedge.testing.clock import ManualClock
 from tpiedge.wire.control import Embedding, Failed, Finished, PromptScores, Ready, Token
@@ -1001,3 +1001,62 @@ def test_how_long_requests_take_and_pause_is_measured_by_cause() -> None:
     assert pauses == {"loss": 4.0, "plan": 8.0, "restart": 3.0, "priority": 12.0}
     assert (found.queue.total, found.first_token.total, found.latency.total) == (5.0, 3.0, 15.0 + 12.0)
     assert found.between_tokens.total == 12.0 + 12.0
+
+
+def test_how_each_request_gets_on() -> None:
+    book = Book(parallel=2)
+    for number in (1, 2, 3):
+        book.submit(f"r-{number}")
+    book.start()
+    book.start()
+    book.clock.advance(1.0)
+    for index in range(3):
+        book.requests.tell(token(index=index))
+        book.clock.advance(1.0)
+    lines = {line.id: line for line in book.requests.lines}
+    assert [line.state for line in lines.values()] == ["answering", "reading", "queued"]
+    assert (lines["r-1"].tokens, lines["r-1"].age_s, lines["r-1"].tokens_per_s) == (3, 4.0, 2 / 3)
+    assert (lines["r-3"].tokens, lines["r-3"].prompt_tokens, lines["r-3"].tokens_per_s) == (0, 3, 0.0)
+    book.lose("w-1 is gone")
+    book.clock.advance(2.0)
+    assert [line.id for line in book.requests.lines] == ["r-1", "r-2", "r-3"]
+    first = book.requests.lines[0]
+    assert (first.state, first.paused_s, "w-1 is gone" in first.why) == ("paused", 2.0, True)
+
+
+def test_one_of_an_earlier_master_has_no_age() -> None:
+    book = Book()
+    book.resume("r-1", 2)
+    (line,) = book.requests.lines
+    assert (line.state, line.age_s, line.tokens, line.why) == ("paused", None, 2, "again")
+    assert not line.attended
+
+
+def test_an_administrator_ends_requests_that_run_wait_or_pause() -> None:
+    book = Book(limit=3)
+    running, waiting, whole = book.submit("r-1"), book.submit("r-2"), book.submit("r-3")
+    book.start()
+    assert book.requests.dismiss("r-1")
+    assert book.cancelled == ["r-1"]
+    book.requests.tell(Finished(1, "r-1", "cancel", 3, 1, 0, 1))
+    assert book.requests.dismiss("r-2")
+    for answering in (running, waiting):
+        (error,) = events(answering)
+        assert isinstance(error, Dismissed)
+    assert not book.requests.dismiss("r-1")
+    assert book.start() == "r-3"
+    book.requests.tell(token("r-3"))
+    book.lose()
+    assert book.requests.dismiss("r-3")
+    assert isinstance(events(whole)[-1], Dismissed)
+    assert book.requests.idle
+    assert book.requests.totals.cancelled == 3
+
+
+def test_one_whose_last_word_is_on_its_way_is_whole() -> None:
+    book = Book()
+    answering = book.submit()
+    book.start()
+    assert book.requests.dismiss("r-1")
+    book.requests.tell(finished())
+    assert events(answering) == [finished()]

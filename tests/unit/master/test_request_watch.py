@@ -7,7 +7,9 @@ from tpiedge.master.request_watch import OLD, RequestWatch
 from tpiedge.wire.control import Stats
 
 LIMIT_S = 60.0
-STATS = Stats(1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0)
+STATS = Stats(
+    1, 0, 1, 1, 1, 1, 1, 1, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 1, 1, 1, 1, 1, 0.0, 0, 0, 1, 1, 0, 0, 1, 1
+)
 
 
 def members(block: int = 0) -> list[Member]:

@@ -1,0 +1,132 @@
+"""`GET /admin/cluster` and the end of a request by an administrator, over a real socket."""
+
+import threading
+from dataclasses import replace
+
+import httpx
+import openai
+import pytest
+
+from tests.http.conftest import SECRET, answers
+from tpiedge.api import admin
+from tpiedge.api.service import ClusterEvent, NodeStatus
+
+NODE = NodeStatus(
+    "master", 0, "ready", (0, 2), (0, 4), 2, 1 << 30, 3e9, 50 << 20, 0.1, planned_bytes=400 << 20
+)
+ATTIC = replace(NODE, name="w-1", rank=1, host="attic", attention=(2, 4), ffn=(4, 16), round_trip_s=0.001,
+                link_bytes_per_s=3e7)  # fmt: skip
+LIMIT_S = 30.0
+ADMIN = {"Authorization": f"Bearer {SECRET}"}
+
+
+@pytest.fixture
+def server(serve, service):
+    service._nodes = (NODE, ATTIC)
+    service.told = (ClusterEvent(1.7e9, "joined", "attic"),)
+    return serve()
+
+
+def look(server, **headers):
+    return httpx.get(f"{server.url}/admin/cluster", headers=ADMIN | headers)
+
+
+def test_the_picture(server):
+    answer = look(server)
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "application/json")
+    found = answer.json()
+    assert (found["object"], found["model"]["name"], found["ready"]) == ("tpiedge.cluster", "babbler", True)
+    assert [(one["name"], one["host"], one["state"]) for one in found["machines"]] == [
+        ("master", "", "serving"),
+        ("w-1", "attic", "serving"),
+    ]
+    assert found["machines"][1]["share"] == {"heads": 0.5, "ffn": 0.75}
+    assert found["waiting"] == [{"name": "attic", "address": "192.0.2.7"}]
+    assert found["events"] == [{"at": 1.7e9, "kind": "joined", "machine": "attic", "detail": ""}]
+    assert found["requests"] == []
+
+
+def test_only_the_administrator_sees_it(serve):
+    server = serve(keys=["sk-cafe"])
+    for path in ("cluster", "requests/r-1"):
+        method = "DELETE" if path.startswith("requests") else "GET"
+        for headers in ({}, {"Authorization": "Bearer sk-cafe"}):
+            answer = httpx.request(method, f"{server.url}/admin/{path}", headers=headers)
+            assert answer.status_code == 401
+
+
+def test_nothing_new_is_not_sent_again(server, service):
+    first = look(server)
+    again = look(server, **{"If-None-Match": first.headers["etag"]})
+    # The rates are known with the second look.
+    assert again.status_code in (200, 304)
+    same = look(server, **{"If-None-Match": again.headers["etag"]})
+    assert (same.status_code, same.content) == (304, b"")
+    service.unavailable = "loading the weights"
+    other = look(server, **{"If-None-Match": again.headers["etag"]})
+    assert other.status_code == 200
+    assert (other.json()["ready"], other.json()["reason"]) == (False, "loading the weights")
+
+
+def test_an_administrator_ends_a_request_and_its_reader_is_told(server, service):
+    service.script = lambda generation: generation.say(5, 6)
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20) as client:
+        stream = iter(client.completions.create(model="babbler", prompt="x", max_tokens=9, stream=True))
+        next(stream)
+        (line,) = look(server).json()["requests"]
+        assert (line["state"], line["tokens"], line["max_tokens"]) == ("answering", 2, 9)
+        ended = httpx.delete(f"{server.url}/admin/requests/{line['id']}", headers=ADMIN)
+        assert ended.json() == {"id": line["id"], "deleted": True}
+        with pytest.raises(openai.APIError, match="the administrator of this server ended the request"):
+            list(stream)
+    assert service.dismissed == [line["id"]]
+    again = httpx.delete(f"{server.url}/admin/requests/{line['id']}", headers=ADMIN)
+    assert (again.status_code, again.json()["error"]["code"]) == (404, "unknown_request")
+
+
+def test_before_it_began_to_send_the_reader_gets_a_status_that_no_client_tries_again(server, service):
+    def script(generation):
+        service.dismiss(generation.request.id)
+
+    service.script = script
+    with (
+        openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=2, timeout=20) as client,
+        pytest.raises(openai.PermissionDeniedError, match="the administrator"),
+    ):
+        client.completions.create(model="babbler", prompt="x", max_tokens=9)
+    assert len(service.dismissed) == 1
+    answers(service, "as ever")
+
+
+def test_predictions(server, service):
+    def ask(query):
+        return httpx.get(f"{server.url}/admin/whatif?{query}", headers=ADMIN)
+
+    assert ask("without=attic").json() == {
+        "now_s": 0.01,
+        "then_s": 0.0125,
+        "machines": 2,
+        "takes_part": True,
+        "why": "",
+    }
+    assert ask("more=1").status_code == 200
+    assert ask("without=nobody").status_code == 404
+    for query in ("", "more=2", "without=", "more=1&without=attic", "x=1"):
+        answer = ask(query)
+        assert (answer.status_code, answer.json()["error"]["message"]) == (
+            400,
+            "ask for one machine less, ?without=NAME, or for one more, ?more=1",
+        )
+
+
+def test_one_prediction_is_made_at_a_time_and_not_for_ever(server, service, monkeypatch):
+    over = threading.Event()
+    monkeypatch.setattr(admin, "_PLAN_S", 0.2)
+    monkeypatch.setattr(type(service), "what_if", lambda _self, _without: over.wait(LIMIT_S))
+    try:
+        late = httpx.get(f"{server.url}/admin/whatif?more=1", headers=ADMIN)
+        assert late.status_code == 503
+        assert late.json()["error"]["message"] == "the prediction takes more than 0 s"
+        assert httpx.get(f"{server.url}/admin/whatif?more=1", headers=ADMIN).status_code == 429
+    finally:
+        over.set()

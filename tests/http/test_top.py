@@ -1,0 +1,74 @@
+"""`tpiedge top` against a server of this process, where its output is no terminal."""
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from tests.http.conftest import SECRET
+from tests.http.test_cluster import ATTIC, NODE
+from tpiedge.api.service import ClusterEvent
+from tpiedge.cli import top as module
+from tpiedge.cli.top import top
+from tpiedge.errors import UserError
+from tpiedge.host.private_file import replace_private
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr(module, "_LOOK_S", 0.0)
+
+
+@pytest.fixture
+def run(tmp_path, service, serve):
+    service._nodes = (NODE, ATTIC)
+    service.told = (ClusterEvent(1.7e9, "joined", "attic"),)
+    replace_private(tmp_path / "master" / "admin.json", {"url": serve().url, "secret": SECRET})
+
+    def invoke(*arguments):
+        result = CliRunner().invoke(top, [*arguments, "--state", str(tmp_path)])
+        if result.exception and not isinstance(result.exception, SystemExit):
+            raise result.exception
+        assert (result.exit_code, result.stderr) == (0, "")
+        return result.stdout
+
+    return invoke
+
+
+@pytest.mark.parametrize("arguments", [(), ("--once",)])
+def test_plain_lines(run, arguments):
+    lines = run(*arguments).splitlines()
+    assert lines[0] == "babbler: ready; 0 running, 0 queued"
+    assert [line.split()[0] for line in lines[3:5]] == ["master", "w-1"]
+    assert "attic (192.0.2.7) waits to join: type the code that it shows: tpiedge nodes approve CODE" in lines
+    assert lines[-1].endswith("attic joined")
+
+
+def test_one_object_and_nothing_else(run):
+    found = json.loads(run("--json"))
+    assert found["object"] == "tpiedge.cluster"
+    assert [one["name"] for one in found["machines"]] == ["master", "w-1"]
+
+
+def test_while_the_cluster_starts_it_says_so(run, service):
+    service.unavailable = "loading the weights"
+    assert run().startswith("babbler: not ready: loading the weights; ")
+
+
+def test_without_a_master(tmp_path):
+    result = CliRunner().invoke(top, ["--state", str(tmp_path)])
+    assert isinstance(result.exception, UserError)
+    assert "no master runs on this computer (for this user)" in str(result.exception)
+
+
+def test_a_master_that_has_ended(tmp_path):
+    replace_private(tmp_path / "master" / "admin.json", {"url": "http://127.0.0.1:9", "secret": SECRET})
+    result = CliRunner().invoke(top, ["--state", str(tmp_path)])
+    assert isinstance(result.exception, UserError)
+    assert "no master answers at http://127.0.0.1:9" in str(result.exception)
+
+
+def test_another_versions_answer_is_one_line(run, monkeypatch):
+    monkeypatch.setattr(module, "_two_looks", lambda _master: {"nodes": []})
+    with pytest.raises(UserError, match="the master answers in another form: is it of another version"):
+        run()

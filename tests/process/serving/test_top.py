@@ -1,0 +1,167 @@
+"""The cluster as its users see it: the master's picture, `tpiedge top`, and how an administrator ends a request."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import openai
+import pexpect
+import pyte
+import pytest
+
+from tests.process.command import COMMAND, run_command
+from tests.process.serving.conftest import PROMPT
+from tests.process.serving.serving import START_S, Serving
+from tests.process.serving.test_faults import slowed_down
+
+SLOW = 1e6
+LONG = 900
+POLL_S = 0.05
+COLUMNS, LINES = 110, 40
+
+
+@pytest.fixture(scope="module")
+def cluster(clusters) -> Serving:
+    """The master and two workers."""
+    # So slow that what a machine computes counts, and each of them is worth its round trips.
+    found = clusters("--min-workers", 1, bytes_per_s=SLOW)
+    found.start_master()
+    for name in ("ann", "bob"):
+        found.start_worker(name, bytes_per_s=SLOW)
+    found.wait_ready(3)
+    return found
+
+
+def until(cluster: Serving, holds: Callable[[dict], bool], limit_s: float = START_S) -> dict:
+    """The first picture that it holds of."""
+    deadline = time.monotonic() + limit_s
+    while not holds(picture := cluster.picture()):
+        assert time.monotonic() < deadline, f"not within {limit_s} s: {picture}\n{cluster.logs()}"
+        time.sleep(POLL_S)
+    return picture
+
+
+def top(cluster: Serving, *words: object):
+    return run_command("top", *words, TPIEDGE_STATE=str(cluster.state))
+
+
+def hosts(picture: dict) -> list[str]:
+    return [one["host"] or one["name"] for one in picture["machines"] if one["state"] == "serving"]
+
+
+@pytest.mark.thin
+def test_what_the_machines_do_while_an_answer_runs(cluster: Serving) -> None:
+    with cluster.streaming(PROMPT, LONG) as stream, slowed_down(cluster.workers["ann"].node):
+        picture = until(cluster, lambda seen: all(one["step"] for one in seen["machines"]))
+        assert sorted(hosts(picture)) == ["ann", "bob", "master"]
+        for machine in picture["machines"]:
+            memory, step = machine["memory"], machine["step"]
+            assert memory["pinned_bytes"] > 0
+            assert memory["kv_reserved_bytes"] >= memory["kv_bytes"] > 0
+            assert memory["budget_bytes"] >= memory["planned_bytes"] > memory["pinned_bytes"]
+            assert step["compute_s"] > 0
+        for machine in picture["machines"][1:]:
+            assert machine["link"]["round_trip_s"] > 0
+        assert sum(machine["share"]["heads"] for machine in picture["machines"]) == pytest.approx(1, abs=0.01)
+        (request,) = picture["requests"]
+        assert (request["state"], request["max_tokens"]) == ("answering", LONG)
+        assert picture["totals"]["kv_pages_used"] > 0
+        until(cluster, lambda seen: (seen["totals"]["tokens_per_s"] or 0) > 0)
+
+        seen = json.loads(top(cluster, "--json").out)
+        assert [one["id"] for one in seen["requests"]] == [request["id"]]
+        plain = top(cluster, "--once")
+        assert (plain.status, plain.err) == (0, "")
+        assert request["id"] in plain.out
+        assert stream.ended_at == 0.0, "the answer was too short"
+
+        ended = cluster.administer("DELETE", f"requests/{request['id']}")
+        assert ended.json() == {"id": request["id"], "deleted": True}
+        stream.join(START_S)
+    assert isinstance(stream.error, openai.APIError)
+    assert "the administrator of this server ended the request" in str(stream.error)
+    until(cluster, lambda seen: not seen["requests"])
+
+
+def test_where_nothing_happens_nothing_is_sent(cluster: Serving) -> None:
+    until(
+        cluster, lambda seen: all(one["disk"]["spare_ranges"] == "complete" for one in seen["machines"][1:])
+    )
+    assert all(one["disk"]["held_bytes"] for one in cluster.picture()["machines"][1:])
+    deadline = time.monotonic() + START_S
+    tag = ""
+    while (answer := cluster.administer("GET", "cluster", {"If-None-Match": tag})).status_code != 304:
+        assert time.monotonic() < deadline
+        tag = answer.headers["etag"]
+        time.sleep(POLL_S)
+    assert answer.content == b""
+
+
+def test_what_the_planner_predicts(cluster: Serving) -> None:
+    cluster.wait_ready(3)
+    less = cluster.administer("GET", "whatif?without=bob").raise_for_status().json()
+    more = cluster.administer("GET", "whatif?more=1").raise_for_status().json()
+    assert (less["takes_part"], less["machines"], less["why"]) == (True, 2, "")
+    assert less["then_s"] > less["now_s"] > 0
+    assert more["then_s"] > 0
+    assert cluster.administer("GET", "whatif?without=nobody").status_code == 404
+
+
+class Screen:
+    """`tpiedge top` on a terminal."""
+
+    def __init__(self, cluster: Serving) -> None:
+        self.child = pexpect.spawn(
+            COMMAND,
+            ["top", "--state", str(cluster.state)],
+            env=os.environ | {"TERM": "xterm"},
+            dimensions=(LINES, COLUMNS),
+        )
+        self._screen = pyte.Screen(COLUMNS, LINES)
+        self._stream = pyte.ByteStream(self._screen)
+
+    def until(self, *words: str) -> None:
+        """Until all of them are to be seen."""
+        deadline = time.monotonic() + START_S
+        while not all(word in "\n".join(self._screen.display) for word in words):
+            assert time.monotonic() < deadline, "\n".join(self._screen.display)
+            with contextlib.suppress(pexpect.TIMEOUT):
+                self._stream.feed(self.child.read_nonblocking(65_536, timeout=0.1))
+
+    def ended(self) -> int:
+        """Its exit status, once it has ended."""
+        self.child.expect(pexpect.EOF, timeout=START_S)
+        self.child.wait()
+        return self.child.exitstatus
+
+
+@pytest.fixture
+def screen(cluster: Serving) -> Iterator[Screen]:
+    found = Screen(cluster)
+    yield found
+    found.child.close(force=True)
+
+
+def test_the_key_is_printed_and_ctrl_c_ends_the_command(cluster: Serving, screen: Screen) -> None:
+    printed = run_command("nodes", "key", TPIEDGE_STATE=str(cluster.state))
+    assert printed.out == f"{cluster.secret}\n"
+    screen.until("demo: ready")
+    screen.child.sendintr()
+    assert screen.ended() == 0
+
+
+def test_a_loss_is_seen_live_and_q_ends_the_command(cluster: Serving, screen: Screen) -> None:
+    screen.until("demo: ready", "ann", "bob", "rank 2", "q ends")
+    cluster.workers["bob"].process.end()
+    screen.until("bob left", "answers go on")
+    cluster.start_worker("bob", token=False)
+    cluster.wait_ready(3)
+    screen.until("rank 2")
+    screen.child.send("q")
+    assert screen.ended() == 0
+    kinds = [event["kind"] for event in cluster.picture()["events"]]
+    assert kinds.index("joined") < kinds.index("left")
+    assert httpx.get(f"{cluster.url}/admin/cluster", trust_env=False).status_code == 401

@@ -1,0 +1,249 @@
+"""`GET /admin/cluster`: the cluster as its users think of it, for `tpiedge top` and the page. No socket and no thread.
+
+Computed when somebody looks, from what the master knows. Rates are those between looks: the first look has none, the
+next ones those of the last seconds.
+
+The time of a step, of each machine: `compute_s` is its arithmetic, `disk_s` its waiting for weights that stream, and
+the rest it spends in all-reduces. The machine that spends least in these waits for nobody: its time is taken for the
+network's, `network_s`, and what another one spends beyond it is its waiting for slower machines, `wait_s`.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Final, Literal, TypeAlias
+
+from tpiedge.api.service import ClusterEvent, ClusterStatus, ModelInfo, NodeStatus, PendingJoin, RequestLine
+from tpiedge.wire.control import Stats
+
+__all__ = ["ClusterPicture", "MachineState"]
+
+MachineState: TypeAlias = Literal[
+    "serving", "loading", "spare", "left out", "draining", "drained", "waiting", "lost"
+]
+"""It answers, gets ready to, is not needed, may not for a while, gives its part up, has given it up, waits for a plan,
+or is away."""
+
+#: Rates are of so many seconds at most, and of one at least.
+_WINDOW_S: Final = 6.0
+_SHORTEST_S: Final = 0.9
+_SERVING: Final = "ready"
+_LOADING: Final = ("starting", "joined", "loading", "preparing", "prepared", "fetching")
+_SAME: Final[Mapping[str, MachineState]] = {
+    "spare": "spare",
+    "left out": "left out",
+    "draining": "draining",
+    "drained": "drained",
+    "lost": "lost",
+}
+#: Who was heard within so many seconds is heard now.
+_HEARD_S: Final = 3.0
+
+_JsonObject: TypeAlias = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What was seen at `at`, on the caller's clock."""
+
+    at: float
+    epoch: int
+    tokens: int
+    counters: Mapping[int, Stats]
+
+
+class ClusterPicture:
+    """Remembers the last looks. For one thread."""
+
+    def __init__(self) -> None:
+        self._looks: deque[_Look] = deque()
+
+    def of(
+        self,
+        status: ClusterStatus,
+        model: ModelInfo,
+        requests: Sequence[RequestLine],
+        events: Sequence[ClusterEvent],
+        waiting: Sequence[PendingJoin],
+        now: float,
+    ) -> _JsonObject:
+        """The picture at `now`, in seconds on a clock that never runs backwards; `status` with its counters."""
+        before, look = self._remember(status, now)
+        steps = _steps(before, look)
+        return {
+            "object": "tpiedge.cluster",
+            "model": {"name": model.name, "context_tokens": model.context_tokens},
+            "ready": status.ready,
+            "reason": status.reason,
+            "epoch": status.epoch,
+            "collective": {
+                "token": status.collective,
+                "chunk": status.bulk_collective,
+                "why": status.collective_why,
+            },
+            "split_shows": status.split_shows,
+            "machines": [_machine(node, status, before, look, steps.get(node.rank)) for node in status.nodes],
+            "waiting": [asdict(one) for one in waiting],
+            "requests": [_request(one) for one in requests],
+            "events": [asdict(one) for one in events],
+            "totals": _totals(status, before, look),
+        }
+
+    def _remember(self, status: ClusterStatus, now: float) -> tuple[_Look, _Look]:
+        """The look that rates count from, and this one."""
+        counters = {
+            node.rank: node.counters
+            for node in status.nodes
+            if node.rank is not None and node.counters is not None
+        }
+        look = _Look(now, status.epoch, status.totals.tokens, counters)
+        looks = self._looks
+        while looks and (looks[0].epoch != look.epoch or now - looks[0].at > _WINDOW_S):
+            looks.popleft()
+        before = looks[0] if looks else look
+        if not looks or now - looks[-1].at >= _SHORTEST_S / 2:  # so many looks at a time cost no memory
+            looks.append(look)
+        return before, look
+
+
+def _machine(
+    node: NodeStatus, status: ClusterStatus, before: _Look, look: _Look, step: _JsonObject | None
+) -> _JsonObject:
+    nodes = status.nodes
+    return {
+        "name": node.name,
+        "host": node.host,
+        "rank": node.rank,
+        "state": _state(node, status.ready),
+        "why": node.why,
+        "left_out_s": math.ceil(node.left_out_s),
+        "silent_s": 0 if node.last_seen_s < _HEARD_S else math.floor(node.last_seen_s),
+        "heads": list(node.attention),
+        "ffn_tiles": list(node.ffn),
+        "share": {
+            "heads": _part(node.attention, max(one.attention[1] for one in nodes)),
+            "ffn": _part(node.ffn, max(one.ffn[1] for one in nodes)),
+        },
+        "threads": node.threads,
+        "speed_bytes_per_s": node.speed,
+        "memory": _memory(node),
+        "disk": {
+            "held_bytes": node.disk_bytes,
+            "read_bytes_per_s": _rate(node.rank, "disk_read_bytes", before, look),
+            "spare_ranges": "complete" if node.stocked else "never" if node.not_stocked else "incomplete",
+            "why": node.not_stocked,
+        },
+        "fetching": {
+            "done_bytes": node.fetched_bytes,
+            "total_bytes": node.fetch_total_bytes,
+            "bytes_per_s": node.fetch_bytes_per_s,
+        }
+        if node.fetch_total_bytes
+        else None,
+        "link": {
+            "round_trip_s": node.round_trip_s,
+            "bytes_per_s": node.link_bytes_per_s,
+        }
+        if node.link_bytes_per_s
+        else None,
+        "sent_bytes_per_s": _rate(node.rank, "bytes_sent", before, look),
+        "step": step,
+    }
+
+
+def _state(node: NodeStatus, ready: bool) -> MachineState:
+    if node.state in _SAME:
+        return _SAME[node.state]
+    if node.state == _SERVING or (
+        ready and node.rank is not None
+    ):  # it may fetch for the next plan meanwhile
+        return "serving"
+    return "loading" if node.state in _LOADING else "waiting"
+
+
+def _part(units: tuple[int, int], of: int) -> float:
+    return round((units[1] - units[0]) / of, 4) if of else 0.0
+
+
+def _memory(node: NodeStatus) -> _JsonObject:
+    """`budget_bytes` 0: not limited. What the plan gives and the node does not say yet is 0."""
+    stats = node.counters
+    weights, window, kv, reserved = (
+        (stats.weight_bytes, stats.window_bytes, stats.kv_bytes, stats.kv_reserved_bytes)
+        if stats is not None
+        else (node.weight_bytes, 0, 0, 0)
+    )
+    # While the cache is not full, weights use its room.
+    borrowed = max(0, weights - node.weight_bytes)
+    program = max(0, node.planned_bytes - node.weight_bytes - reserved) if node.planned_bytes else 0
+    return {
+        "budget_bytes": node.memory_bytes,
+        "planned_bytes": node.planned_bytes,
+        "pinned_bytes": max(0, weights - window),
+        "window_bytes": window,
+        "kv_bytes": kv,
+        "kv_room_bytes": max(0, reserved - kv - borrowed),
+        "kv_reserved_bytes": reserved,
+        "program_bytes": program if stats is not None else 0,
+        "free_bytes": max(0, node.memory_bytes - node.planned_bytes) if node.memory_bytes else 0,
+        "peak_rss_bytes": stats.peak_rss_bytes if stats is not None else 0,
+    }
+
+
+def _steps(before: _Look, look: _Look) -> Mapping[int | None, _JsonObject]:
+    """Where the time of a step went, by rank; nothing while none is taken."""
+    found: dict[int, tuple[float, float, float]] = {}
+    for rank, last in look.counters.items():
+        first = before.counters.get(rank)
+        steps = last.steps - first.steps if first is not None else 0
+        if first is None or steps <= 0:
+            continue
+        compute_s = last.compute_s - first.compute_s + last.head_s - first.head_s
+        disk_s, reduce_s = last.weight_wait_s - first.weight_wait_s, last.reduce_wait_s - first.reduce_wait_s
+        found[rank] = max(0.0, compute_s) / steps, max(0.0, disk_s) / steps, max(0.0, reduce_s) / steps
+    network_s = min((reduce_s for _, _, reduce_s in found.values()), default=0.0)
+    return {
+        rank: {
+            "compute_s": round(compute_s, 7),
+            "wait_s": round(reduce_s - network_s, 7),
+            "network_s": round(network_s, 7),
+            "disk_s": round(disk_s, 7),
+        }
+        for rank, (compute_s, disk_s, reduce_s) in found.items()
+    }
+
+
+def _request(line: RequestLine) -> _JsonObject:
+    """Times in whole seconds: a picture in which nothing happens stays the same for as long."""
+    age_s = None if line.age_s is None else math.floor(line.age_s)
+    return asdict(line) | {
+        "age_s": age_s,
+        "tokens_per_s": round(line.tokens_per_s, 3),
+        "paused_s": math.floor(line.paused_s),
+    }
+
+
+def _totals(status: ClusterStatus, before: _Look, look: _Look) -> _JsonObject:
+    head, totals, spent_s = look.counters.get(0), status.totals, look.at - before.at
+    rate = (look.tokens - before.tokens) / spent_s if spent_s >= _SHORTEST_S else None
+    return {
+        "running": status.running,
+        "queued": status.queued,
+        "tokens_per_s": None if rate is None else round(rate, 3),
+        "drafted": head.drafted if head is not None else 0,
+        "accepted": head.accepted if head is not None else 0,
+        "kv_pages": head.kv_pages if head is not None else 0,
+        "kv_pages_used": head.kv_pages_used if head is not None else 0,
+        **asdict(totals),
+    }
+
+
+def _rate(rank: int | None, field: str, before: _Look, look: _Look) -> float | None:
+    """Bytes per second; None where that is not known."""
+    spent_s = look.at - before.at
+    first, last = (None, None) if rank is None else (before.counters.get(rank), look.counters.get(rank))
+    if first is None or last is None or spent_s < _SHORTEST_S:
+        return None
+    more: float = getattr(last, field) - getattr(first, field)
+    return round(max(0.0, more) / spent_s)

@@ -1,0 +1,149 @@
+"""What `tpiedge top` shows of a cluster on a terminal: bars and colours."""
+
+from collections.abc import Iterator, Sequence
+from datetime import date
+from typing import Final
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from tpiedge.cli.cluster_words import (
+    REQUEST_HEADER,
+    PictureJson,
+    bar_cells,
+    event_line,
+    memory_parts,
+    notes,
+    request_row,
+    step_parts,
+    summary,
+)
+from tpiedge.sanitise import sanitised
+from tpiedge.units import format_bytes, format_seconds
+
+__all__ = ["screen_of"]
+
+#: Of the last ones; a screen has few lines.
+_EVENTS: Final = 8
+#: Cells of a bar, on a screen of so many columns at least; there is room for the disk, too.
+_BARS: Final = (12, 20)
+_WIDE: Final = 100
+_MACHINE: Final = ("machine", "state", "share", "memory", "step", "link", "disk")
+_FAINT: Final = "bright_black"
+_COLOURS: Final = {
+    "pinned": "green",
+    "window": "cyan",
+    "kv": "yellow",
+    "kv_room": "bright_black",
+    "program": "blue",
+    "compute": "green",
+    "wait": "yellow",
+    "network": "blue",
+    "disk": "magenta",
+}
+_NAMES: Final = {
+    "pinned": "weights",
+    "window": "window",
+    "kv": "KV cache",
+    "kv_room": "room for it",
+    "wait": "waits",
+}
+_STATES: Final = {
+    "serving": "green",
+    "loading": "cyan",
+    "left out": "red",
+    "lost": "red",
+    "draining": "yellow",
+}
+
+
+def screen_of(picture: PictureJson, today: date, width: int, problem: str = "") -> RenderableType:
+    """The whole screen, `width` columns wide. `problem`: why the picture is an old one."""
+    return Group(*_screen(picture, today, width, problem))
+
+
+def _screen(picture: PictureJson, today: date, width: int, problem: str) -> Iterator[RenderableType]:
+    yield Text(summary(picture), style="bold")
+    if problem:
+        yield Text(problem, style="bold red")
+    wide = width >= _WIDE
+    columns = len(_MACHINE) if wide else len(_MACHINE) - 1
+    rows = [_machine(one, _BARS[wide])[:columns] for one in picture["machines"]]
+    yield _table(_MACHINE[:columns], rows)
+    yield _legend("memory", ("pinned", "window", "kv", "kv_room", "program"))
+    yield _legend("step", ("compute", "wait", "network", "disk"))
+    if picture["requests"]:
+        yield Text()
+        yield _table(
+            REQUEST_HEADER, [[Text(cell) for cell in request_row(one)] for one in picture["requests"]]
+        )
+    for part in (notes(picture), [event_line(event, today) for event in picture["events"][:_EVENTS]]):
+        if part:
+            yield Text()
+        for line in part:
+            yield Text(line, overflow="ellipsis", no_wrap=True)
+    yield Text("\nq ends", style=_FAINT)
+
+
+def _machine(machine: PictureJson, bar: int) -> list[Text]:
+    """Its cells, of two lines each, with bars of so many cells."""
+    memory, share, link, disk = machine["memory"], machine["share"], machine["link"], machine["disk"]
+    state, spent_s = machine["state"], sum(part for _, part in step_parts(machine))
+    takes_part = machine["rank"] is not None
+    shares = (f"{share['heads']:.0%} heads", f"{share['ffn']:.0%} FFN") if takes_part else ("-", "")
+    budget = f"/{memory['budget_bytes'] / 1e9:.1f}" if memory["budget_bytes"] else ""
+    used = f"{memory['planned_bytes'] / 1e9:.1f}{budget} GB"
+    return [
+        _lines(sanitised(machine["host"] or machine["name"]), sanitised(machine["name"] if machine["host"] else "")),
+        _lines(sanitised(state), _more_of(machine), _STATES.get(state, "")),
+        _lines(*shares),
+        _with_bar(memory_parts(machine), used, bar) if takes_part else Text("-"),
+        _with_bar(step_parts(machine), format_seconds(spent_s), bar) if spent_s else Text("-"),
+        _lines(format_seconds(link["round_trip_s"]), f"{format_bytes(link['bytes_per_s'])}/s") if link else Text("-"),
+        _lines(
+            format_bytes(disk["held_bytes"]) if disk["held_bytes"] else "-",
+            f"{format_bytes(disk['read_bytes_per_s'])}/s" if disk["read_bytes_per_s"] else "",
+        ),
+    ]  # fmt: skip
+
+
+def _more_of(machine: PictureJson) -> str:
+    """What is said below the state."""
+    if machine["fetching"] is not None:
+        return f"{machine['fetching']['done_bytes'] / max(1, machine['fetching']['total_bytes']):.0%} there"
+    if machine["silent_s"]:
+        return f"for {format_seconds(machine['silent_s'])}"
+    if machine["left_out_s"]:
+        return f"{machine['left_out_s']} s more"
+    return "" if machine["rank"] is None else f"rank {machine['rank']}"
+
+
+def _lines(first: str, second: str, style: str = "") -> Text:
+    return Text(first, style).append(f"\n{second}", _FAINT)
+
+
+def _with_bar(parts: Sequence[tuple[str, float]], words: str, width: int) -> Text:
+    found = Text()
+    for part, cells in bar_cells(parts, width):
+        if part == "free":
+            found.append("·" * cells, _FAINT)
+        else:
+            found.append("█" * cells, _COLOURS[part])
+    return found.append(f"\n{words}")
+
+
+def _legend(of: str, parts: Sequence[str]) -> Text:
+    found = Text(f"{of}: ", style=_FAINT)
+    for part in parts:
+        found.append("█ ", _COLOURS[part]).append(f"{_NAMES.get(part, part)}  ")
+    return found
+
+
+def _table(header: Sequence[str], rows: Sequence[Sequence[Text]]) -> Table:
+    table = Table(box=None, pad_edge=False, expand=False)
+    for name in header:
+        table.add_column(name, header_style="underline", overflow="ellipsis", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table

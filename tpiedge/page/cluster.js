@@ -1,0 +1,197 @@
+// The view of the cluster: its machines, who waits to be let in, the requests, and what happened last.
+
+import { html, useEffect, useRef, useState } from "./vendor/htm/standalone.module.js";
+import { Sparkline } from "./bars.js";
+import { useChanges } from "./changes.js";
+import { Machine, titleOf } from "./machine.js";
+import { texts } from "./texts.js";
+import { cluster } from "./watch.js";
+
+const words = texts.cluster;
+const EVENTS = 30;
+
+export function Cluster() {
+  useChanges(cluster);
+  useEffect(() => cluster.watch(), []);
+  const { picture } = cluster;
+  if (cluster.locked) return html`<${Locked} />`;
+  return html`<div class="cluster">
+    ${cluster.problem && html`<p class="problem" role="alert">${cluster.problem}</p>`}
+    ${picture ? html`<${Picture} picture=${picture} />` : html`<p class="muted">${words.looking}</p>`}
+  </div>`;
+}
+
+function Locked() {
+  return html`<div class="cluster locked">
+    <h1>${words.title}</h1>
+    <p>${words.locked}</p>
+    <p>${words.lockedHow} <code>${words.lockedType}</code></p>
+    <button type="button" class="primary" onClick=${() => cluster.unlock()}>${words.unlock}</button>
+  </div>`;
+}
+
+function Picture({ picture }) {
+  const [asked, ask] = useState(null);
+  const [failed, fail] = useState("");
+  const [forecast, show] = useState({});
+  const predict = async (machine) => {
+    fail("");
+    show({});
+    try {
+      const query = machine ? `without=${encodeURIComponent(machine.name)}` : "more=1";
+      const found = await cluster.order(`whatif?${query}`, { method: "GET" });
+      show({ about: machine?.name ?? "", text: machine ? words.less(titleOf(machine), found) : words.more(found) });
+    } catch (error) {
+      fail(error.message);
+    }
+  };
+  const order = async (path, options) => {
+    fail("");
+    try {
+      await cluster.order(path, options);
+    } catch (error) {
+      fail(error.message);
+    }
+  };
+  const confirmed = () => {
+    ask(null);
+    if (asked.kind === "cancel") order(`requests/${encodeURIComponent(asked.id)}`, { method: "DELETE" });
+    else order(`nodes/${asked.kind}`, { body: { name: asked.machine.name } });
+  };
+  return html`
+    <${Summary} picture=${picture} />
+    ${failed && html`<p class="problem" role="alert">${failed}
+      <button type="button" onClick=${() => fail("")}>${words.dismiss}</button></p>`}
+    ${picture.waiting.length > 0 && html`<${Waiting} waiting=${picture.waiting} />`}
+    <section aria-labelledby="machines-title">
+      <h2 id="machines-title">${words.machines}</h2>
+      <div class="machines">
+        ${picture.machines.map((machine) => html`<${Machine} key=${machine.name} machine=${machine}
+          ask=${(kind, which) => ask({ kind, machine: which })}
+          predict=${predict} forecast=${forecast.about === machine.name && forecast.text}
+          undrain=${(which) => order("nodes/undrain", { body: { name: which.name } })} />`)}
+      </div>
+      ${picture.machines.length > 1 && html`<p class="one-more">
+        <button type="button" class="quiet" onClick=${() => predict(null)}>${words.whatIfMore}</button>
+        <span role="status">${forecast.about === "" && forecast.text}</span></p>`}
+    </section>
+    <${Requests} requests=${picture.requests} cancel=${(id) => ask({ kind: "cancel", id })} />
+    <${Events} events=${picture.events} />
+    ${asked && html`<${Confirmation} asked=${asked} confirm=${confirmed} cancel=${() => ask(null)} />`}`;
+}
+
+function Summary({ picture }) {
+  const { totals } = picture;
+  const figures = [
+    [words.rate, words.perSecond(totals.tokens_per_s), html`<${Sparkline} values=${cluster.rates} />`],
+    [words.running, totals.running],
+    [words.queued, totals.queued],
+    totals.drafted > 0 && [words.guesses, words.percent(totals.accepted / totals.drafted)],
+    totals.kv_pages > 0 && [words.kv, words.percent(totals.kv_pages_used / totals.kv_pages)],
+  ].filter(Boolean);
+  return html`<header class="cluster-head">
+    <h1>${picture.model.name}</h1>
+    <span class=${picture.ready ? "pill ready" : "pill"} role="status">
+      ${picture.ready ? words.ready : words.notReady}</span>
+    ${picture.reason && html`<p class="why">${picture.reason}</p>`}
+    ${picture.collective.token && html`<p class="muted">${words.collective(picture.collective)}</p>`}
+    <dl class="figures">
+      ${figures.map(([name, value, more]) => html`<div key=${name}><dt>${name}</dt><dd>${value}${more}</dd></div>`)}
+    </dl>
+  </header>`;
+}
+
+function Waiting({ waiting }) {
+  const field = useRef(null);
+  const [failed, fail] = useState("");
+  const [busy, work] = useState(false);
+  const approve = async (event) => {
+    event.preventDefault();
+    const code = field.current.value.trim();
+    if (!code) return;
+    work(true);
+    fail("");
+    try {
+      await cluster.order("nodes/approve", { body: { code } });
+      if (field.current) field.current.value = "";
+    } catch (error) {
+      fail(error.message);
+    }
+    work(false);
+  };
+  return html`<section class="waiting" aria-labelledby="waiting-title">
+    <h2 id="waiting-title">${words.waiting(waiting.length)}</h2>
+    <ul>${waiting.map((one) => html`<li key=${`${one.name} ${one.address}`}>
+      <b>${one.name}</b> ${words.from(one.address)}</li>`)}</ul>
+    <form onSubmit=${approve}>
+      <label for="code">${words.code}</label>
+      <div class="with-button">
+        <input id="code" ref=${field} autocomplete="off" autocapitalize="characters" spellcheck=${false} maxlength="32"
+          placeholder=${words.codeHint} aria-describedby="code-why" />
+        <button type="submit" class="primary" disabled=${busy}>${words.approve}</button>
+      </div>
+      <p id="code-why" class="muted">${words.codeWhy}</p>
+      ${failed && html`<p class="error" role="alert">${failed}</p>`}
+    </form>
+  </section>`;
+}
+
+function Requests({ requests, cancel }) {
+  return html`<section aria-labelledby="requests-title">
+    <h2 id="requests-title">${words.requests}</h2>
+    ${requests.length === 0
+      ? html`<p class="muted">${words.noRequests}</p>`
+      : html`<div class="scrolls" role="region" aria-labelledby="requests-title" tabindex="0"><table class="requests">
+          <thead><tr>${words.columns.map((name) => html`<th key=${name} scope="col">${name}</th>`)}
+            <th><span class="visually-hidden">${words.actions}</span></th></tr></thead>
+          <tbody>${requests.map((one) => html`<${RequestRow} key=${one.id} one=${one} cancel=${cancel} />`)}</tbody>
+        </table></div>`}
+  </section>`;
+}
+
+function RequestRow({ one, cancel }) {
+  return html`<tr>
+    <th scope="row"><code>${one.id}</code></th>
+    <td>${words.requestStates[one.state] ?? one.state}
+      ${one.why && html`<p class="why">${words.pauses(one)}</p>`}</td>
+    <td>${one.age_s === null ? words.unknown : words.age(one.age_s)}</td>
+    <td>${words.whole(one.prompt_tokens)}</td>
+    <td><progress max=${one.max_tokens} value=${one.tokens} aria-label=${words.tokensOf(one)}></progress>${" "}
+      ${words.tokensOf(one)}</td>
+    <td>${one.tokens_per_s ? words.perSecond(one.tokens_per_s) : words.unknown}</td>
+    <td><button type="button" class="quiet" aria-label=${words.cancelOf(one.id)} onClick=${() => cancel(one.id)}>
+      ${words.cancelDo}</button></td>
+  </tr>`;
+}
+
+function Events({ events }) {
+  const latest = events[0];
+  return html`<section aria-labelledby="events-title">
+    <h2 id="events-title">${words.events}</h2>
+    <p class="visually-hidden" aria-live="polite">${latest && words.event(latest)}</p>
+    ${events.length === 0
+      ? html`<p class="muted">${words.noEvents}</p>`
+      : html`<ol class="events">
+          ${events.slice(0, EVENTS).map((event) => html`<li key=${`${event.at} ${event.kind} ${event.machine}`}
+            class="event-${event.kind.replace(" ", "-")}">
+            <time datetime=${new Date(event.at * 1000).toISOString()}>${words.clock(event.at)}</time>
+            <span>${words.event(event)}</span></li>`)}
+        </ol>`}
+  </section>`;
+}
+
+function Confirmation({ asked, confirm, cancel }) {
+  const dialog = useRef(null);
+  useEffect(() => dialog.current.showModal(), []);
+  const said = words.ask[asked.kind](asked.machine ? titleOf(asked.machine) : asked.id);
+  return html`<dialog ref=${dialog} aria-labelledby="ask-title" aria-describedby="ask-why"
+    onCancel=${(event) => { event.preventDefault(); cancel(); }}>
+    <h2 id="ask-title">${said.title}</h2>
+    <p id="ask-why">${said.why}</p>
+    <div class="actions">
+      <button type="button" onClick=${cancel}>${words.keep}</button>
+      <button type="button" class=${asked.kind === "drain" ? "primary" : "danger"} onClick=${confirm}>
+        ${said.go}</button>
+    </div>
+  </dialog>`;
+}

@@ -1,0 +1,107 @@
+// One machine: its part of the model, its memory, where its time goes, and what can be done with it.
+
+import { html } from "./vendor/htm/standalone.module.js";
+import { Bar } from "./bars.js";
+import { texts } from "./texts.js";
+
+const words = texts.cluster;
+
+export function titleOf(machine) {
+  return machine.host || machine.name;
+}
+
+// `ask` gets "drain" or "revoke" and the machine, for the user to confirm; `undrain` and `predict` the machine.
+// `forecast`: what was predicted of it, in words.
+export function Machine({ machine, ask, undrain, predict, forecast }) {
+  const title = titleOf(machine);
+  const serves = machine.rank !== null;
+  const own = machine.host === "";
+  return html`<article class="machine state-${machine.state.replace(" ", "-")}" aria-labelledby="m-${machine.name}">
+    <header>
+      <h3 id="m-${machine.name}">${title}</h3>
+      <span class="pill">${words.states[machine.state] ?? machine.state}</span>
+      ${machine.host && html`<span class="muted name">${machine.name}</span>`}
+      ${serves && html`<span class="muted">${words.rank(machine.rank)}</span>`}
+    </header>
+    <${Situation} machine=${machine} />
+    ${serves && html`
+      <${Share} share=${machine.share} />
+      <${Memory} memory=${machine.memory} />
+      <${Step} step=${machine.step} />`}
+    <${Facts} machine=${machine} />
+    ${!own && html`<div class="machine-tools">
+      ${["drained", "draining"].includes(machine.state)
+        ? html`<${Tool} name=${words.undrain} of=${title} use=${() => undrain(machine)} />`
+        : machine.state !== "lost" &&
+          html`<${Tool} name=${words.drain} of=${title} use=${() => ask("drain", machine)} />`}
+      ${serves && html`<${Tool} name=${words.whatIfLess} of=${title} use=${() => predict(machine)} quiet />`}
+      <${Tool} name=${words.revoke} of=${title} use=${() => ask("revoke", machine)} quiet />
+    </div>`}
+    ${forecast && html`<p class="forecast" role="status">${forecast}</p>`}
+  </article>`;
+}
+
+// A button whose name says to who does not see the card of which machine it is.
+function Tool({ name, of, use, quiet }) {
+  return html`<button type="button" class=${quiet ? "quiet" : ""} onClick=${use}>
+    ${name}<span class="visually-hidden"> ${of}</span></button>`;
+}
+
+function Situation({ machine }) {
+  const { fetching } = machine;
+  return html`
+    ${machine.why && machine.state !== "serving" && html`<p class="why">${machine.why}</p>`}
+    ${machine.silent_s > 0 && html`<p class="why">${words.silent(machine.silent_s)}</p>`}
+    ${fetching && html`<label class="fetching">${words.fetching(fetching)}
+      <progress max=${fetching.total_bytes} value=${fetching.done_bytes}></progress></label>`}`;
+}
+
+function Share({ share }) {
+  return html`<dl class="share">
+    ${["heads", "ffn"].map((kind) => html`<div key=${kind}>
+      <dt>${words.share[kind]}</dt>
+      <dd><meter min="0" max="1" value=${share[kind]} aria-label=${words.share[kind]}></meter>${" "}
+        ${words.percent(share[kind])}</dd>
+    </div>`)}
+  </dl>`;
+}
+
+function Memory({ memory }) {
+  const parts = ["pinned", "window", "kv", "kv_room", "program", "free"].map((name) => ({
+    name: words.memory[name],
+    size: memory[`${name}_bytes`],
+    series: name,
+    words: words.bytes(memory[`${name}_bytes`]),
+  }));
+  const label = memory.budget_bytes
+    ? words.memoryOf(memory.planned_bytes, memory.budget_bytes)
+    : words.memoryPlanned(memory.planned_bytes);
+  return html`<${Bar} label=${label} parts=${parts} />`;
+}
+
+function Step({ step }) {
+  if (!step) return html`<p class="muted step-none">${words.stepNone}</p>`;
+  const names = ["compute", "wait", "network", "disk"];
+  const total = names.reduce((sum, name) => sum + step[`${name}_s`], 0);
+  const parts = names.map((name) => ({
+    name: words.step[name],
+    size: step[`${name}_s`],
+    series: name,
+    words: words.seconds(step[`${name}_s`]),
+  }));
+  return html`<${Bar} label=${words.stepOf(total)} parts=${parts} />`;
+}
+
+function Facts({ machine }) {
+  const { disk, link } = machine;
+  const facts = [
+    link && [words.link, words.linkOf(link)],
+    disk.held_bytes > 0 && [words.disk, words.diskOf(disk)],
+    machine.speed_bytes_per_s > 0 && [words.speed, words.speedOf(machine)],
+  ].filter(Boolean);
+  return html`
+    <dl class="facts-of">
+      ${facts.map(([name, value]) => html`<div key=${name}><dt>${name}</dt><dd>${value}</dd></div>`)}
+    </dl>
+    ${disk.why && html`<p class="why">${words.notStocked(disk.why)}</p>`}`;
+}

@@ -1,0 +1,106 @@
+// The cluster as the server sees it, looked at every second while somebody looks at this page, and what an
+// administrator has it do.
+
+import { json, refusal, Refusal, request } from "./api.js";
+import { key } from "./keys.js";
+import { texts } from "./texts.js";
+
+const LOOK_MS = 1000;
+const PATH = "admin/cluster";
+const NOTHING_NEW = 304;
+const NO_KEY = 401;
+// Of the last minute.
+const RATES = 60;
+
+class ClusterWatch extends EventTarget {
+  // The latest picture; null before the first one.
+  picture = null;
+  // Why the picture is an old one, or missing; empty where it is not.
+  problem = "";
+  // Whether a key has to be typed before anything can be seen.
+  locked = false;
+  // Tokens per second at the last looks.
+  rates = [];
+  #tag = "";
+  #watchers = 0;
+  #stop = new AbortController();
+
+  // Looks until the returned function is called.
+  watch() {
+    this.#watchers += 1;
+    if (this.#watchers === 1) {
+      this.#stop = new AbortController();
+      this.#set(() => (this.locked = key("admin") === ""));
+      this.#look(this.#stop.signal);
+    }
+    return () => {
+      this.#watchers -= 1;
+      if (this.#watchers === 0) this.#stop.abort();
+    };
+  }
+
+  // Has the user type the key, then looks.
+  async unlock() {
+    this.#set(() => (this.locked = false));
+    await this.#once(this.#stop.signal);
+  }
+
+  // Has the server do it, or asks it something, and looks at once. Throws Refusal.
+  async order(path, options) {
+    const answer = await json(`admin/${path}`, { method: "POST", kind: "admin", ...options });
+    await this.#once(this.#stop.signal);
+    return answer;
+  }
+
+  async #look(signal) {
+    while (!signal.aborted) {
+      if (!this.locked && !document.hidden) await this.#once(signal);
+      await pause(LOOK_MS, signal);
+    }
+  }
+
+  async #once(signal) {
+    try {
+      const headers = this.#tag ? { "If-None-Match": this.#tag } : {};
+      const answer = await request(PATH, { headers, signal, kind: "admin" });
+      if (!answer.ok && answer.status !== NOTHING_NEW) throw await refusal(answer);
+      const picture = answer.ok ? await answer.json() : this.picture;
+      this.#tag = answer.headers.get("etag") ?? "";
+      this.#set(() => this.#take(picture));
+    } catch (error) {
+      if (signal.aborted) return;
+      if (!(error instanceof Refusal)) throw error;
+      this.#set(() => this.#refused(error));
+    }
+  }
+
+  #take(picture) {
+    this.picture = picture;
+    this.problem = "";
+    this.rates = [...this.rates, picture.totals.tokens_per_s ?? 0].slice(-RATES);
+  }
+
+  #refused(error) {
+    this.locked = error.status === NO_KEY;
+    this.problem = this.locked ? "" : texts.cluster.unseen(error.message);
+  }
+
+  #set(change) {
+    change();
+    this.dispatchEvent(new Event("change"));
+  }
+}
+
+export const cluster = new ClusterWatch();
+
+function pause(ms, signal) {
+  return new Promise((resolve) => {
+    const timer = setTimeout(done, ms);
+    signal.addEventListener("abort", done, { once: true });
+    function done() {
+      clearTimeout(timer);
+      signal.removeEventListener("abort", done);
+      resolve();
+    }
+  });
+}
