@@ -1,7 +1,7 @@
 """GET /openapi.json: what this server answers, as an OpenAPI document, for people and tools that read such.
 
-Written by hand: a route is an entry of PATHS, a field of a request a line of `openapi_fields`. The tests compare both
-with the routes and with the fields that are read.
+Written by hand: a route is an entry of PATHS, or of `openapi_others`, and a field of a request is a line of
+`openapi_fields`. The tests compare both with the routes and with the fields that are read.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,10 @@ from starlette.routing import Route
 
 from tpiedge import __version__
 from tpiedge.api.openapi_fields import SCHEMAS
+from tpiedge.api.openapi_others import OTHER_PATHS, OTHER_SCHEMAS
 from tpiedge.api.openapi_parts import (
     ADMIN,
+    EVENTS,
     OPEN,
     TEXT,
     JsonSchema,
@@ -43,7 +45,7 @@ def _kept(kind: str, schema: str) -> JsonSchema:
         **path_text("id", "Of the answer, as it was given with it."),
         "get": operation(
             f"The rest of a {kind}, or the whole of it (--journal)",
-            answer("The answer", ref(schema), events=True),
+            answer("The answer", ref(schema), stream=EVENTS),
             more={"parameters": [last_event]},
         ),
         "delete": operation(
@@ -90,14 +92,14 @@ PATHS: Final[dict[str, JsonSchema]] = {
     "/v1/completions": {
         "post": operation(
             "Go on with a text",
-            answer("The answer", ref("completion"), events=True),
+            answer("The answer", ref("completion"), stream=EVENTS),
             ref("completion_request"),
         )
     },
     "/v1/completions/{id}": _kept("completion", "completion"),
     "/v1/chat/completions": {
         "post": operation(
-            "Answer a chat", answer("The answer", ref("chat"), events=True), ref("chat_request")
+            "Answer a chat", answer("The answer", ref("chat"), stream=EVENTS), ref("chat_request")
         )
     },
     "/v1/chat/completions/{id}": _kept("chat completion", "chat"),
@@ -151,10 +153,13 @@ def document() -> JsonSchema:
             "are listed in the header x-ignored-fields.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
-        "paths": PATHS,
+        "paths": PATHS | OTHER_PATHS,
         "components": {
-            "schemas": SCHEMAS,
-            "responses": {"error": {"description": "Refused, or failed", "content": in_json(ref("error"))}},
+            "schemas": SCHEMAS | OTHER_SCHEMAS,
+            "responses": {
+                name: {"description": "Refused, or failed", "content": in_json(ref(name))}
+                for name in ("error", "anthropic_error", "ollama_error")
+            },
             "securitySchemes": {
                 "bearer": {"type": "http", "scheme": "bearer"},
                 "key": {"type": "apiKey", "in": "header", "name": "X-Api-Key"},

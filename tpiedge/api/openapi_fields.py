@@ -7,7 +7,7 @@ depend on the model (token ids, the context) are not told.
 from collections.abc import Mapping
 from typing import Final
 
-from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS
+from tpiedge.api.asked import MAX_CHOICES, MAX_TOKENS, MAX_TOOLS
 from tpiedge.api.embedding_request import MAX_INPUTS
 from tpiedge.api.openapi_parts import (
     COUNT,
@@ -20,6 +20,7 @@ from tpiedge.api.openapi_parts import (
     flag,
     integer,
     number,
+    ref,
     reply,
 )
 from tpiedge.engine.sampling import (
@@ -47,7 +48,7 @@ _MESSAGES: Final[JsonSchema] = {
     "type": "array",
     "minItems": 1,
     "maxItems": 4096,
-    "items": {"$ref": "#/components/schemas/message"},
+    "items": ref("message"),
 }
 _SWITCHES: Final[JsonSchema] = {
     "type": ["object", "null"],
@@ -98,8 +99,41 @@ _ANSWERING: Final[dict[str, JsonSchema]] = {
     "ignore_eos": flag("Whether the answer goes on where the model would end it."),
 }
 
+_SCHEMA: Final[JsonSchema] = {"type": ["object", "null"], "description": "A JSON schema that the answer has."}
+_FORM: Final[dict[str, JsonSchema]] = {
+    "response_format": {
+        "type": ["object", "null"],
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema"]},
+            "json_schema": {
+                "type": ["object", "null"],
+                "properties": {"name": TEXT, "schema": _SCHEMA, "strict": flag("It is always so.")},
+                "required": ["name"],
+            },
+        },
+        "required": ["type"],
+    },
+    "grammar": {"type": ["string", "null"], "description": "Lark, of what the answer may be."},
+    "structured_outputs": {
+        "type": ["object", "null"],
+        "description": "One of these, as of vLLM.",
+        "properties": {
+            "json": {"type": ["object", "string", "null"]},
+            "regex": {"type": ["string", "null"]},
+            "choice": {"type": ["array", "null"], "items": TEXT},
+            "grammar": {"type": ["string", "null"]},
+        },
+    },
+    "guided_json": {"type": ["object", "string", "null"], "description": "An older name, as the next three."},
+    "guided_regex": {"type": ["string", "null"]},
+    "guided_choice": {"type": ["array", "null"], "items": TEXT},
+    "guided_grammar": {"type": ["string", "null"]},
+}
+"""What form an answer must have."""
+
 COMPLETION: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
+    **_FORM,
     "prompt": {
         "description": "A text, token ids, or a list of either, which is answered one by one.",
         "anyOf": [
@@ -116,6 +150,24 @@ COMPLETION: Final[dict[str, JsonSchema]] = {
 
 CHAT: Final[dict[str, JsonSchema]] = {
     **_ANSWERING,
+    **_FORM,
+    "tools": {
+        "type": ["array", "null"],
+        "maxItems": MAX_TOOLS,
+        "items": ref("tool"),
+    },
+    "tool_choice": {
+        "description": "Whether one of the tools must be called, or which.",
+        "anyOf": [
+            {"enum": ["none", "auto", "required", None]},
+            body(
+                {"type": {"const": "function"}, "function": body({"name": TEXT}, ["name"])},
+                ["type", "function"],
+            ),
+        ],
+    },
+    "parallel_tool_calls": flag("Whether several tools may be called at once; true without."),
+    "continue_final_message": flag("Whether the answer goes on with the last message, an assistant's."),
     "messages": _MESSAGES,
     "max_tokens": integer(1, MAX_TOKENS, "Of the answer."),
     "max_completion_tokens": integer(1, MAX_TOKENS, "The newer name of max_tokens."),
@@ -179,18 +231,55 @@ def _whole(shown: Mapping[str, JsonSchema]) -> JsonSchema:
 SCHEMAS: Final[dict[str, JsonSchema]] = {
     "message": body(
         {
-            "role": {"enum": ["system", "developer", "user", "assistant"]},
+            "role": {"enum": ["system", "developer", "user", "assistant", "tool"]},
             "content": {
                 "description": "Null only of an assistant.",
                 "anyOf": [
                     TEXT,
-                    {"type": "array", "items": {"$ref": "#/components/schemas/part"}},
+                    {"type": "array", "items": ref("part")},
                     {"type": "null"},
                 ],
             },
             "name": {"type": ["string", "null"], "maxLength": 64},
+            "reasoning_content": {"type": ["string", "null"], "description": "An assistant's thoughts."},
+            "reasoning": {"type": ["string", "null"], "description": "The same."},
+            "tool_calls": {
+                "type": ["array", "null"],
+                "description": "An assistant's.",
+                "maxItems": 128,
+                "items": ref("tool_call"),
+            },
+            "tool_call_id": {
+                "type": ["string", "null"],
+                "description": "A tool's: of the call that it answers.",
+            },
         },
         ["role"],
+    ),
+    "tool_call": body(
+        {
+            "id": {"type": ["string", "null"]},
+            "type": {"enum": ["function", None]},
+            "function": body(
+                {"name": {**TEXT, "minLength": 1}, "arguments": {"type": ["string", "null"]}}, ["name"]
+            ),
+        },
+        ["function"],
+    ),
+    "tool": body(
+        {
+            "type": {"const": "function"},
+            "function": body(
+                {
+                    "name": {"type": "string", "pattern": "^[A-Za-z0-9_.:-]{1,64}$"},
+                    "description": {"type": ["string", "null"]},
+                    "parameters": {"type": ["object", "null"]},
+                    "strict": flag("Where a call is required it is always so."),
+                },
+                ["name"],
+            ),
+        },
+        ["type", "function"],
     ),
     "part": body({"type": {"const": "text"}, "text": TEXT}, ["type", "text"]),
     "completion_request": body(COMPLETION, ["model", "prompt"]),
@@ -230,9 +319,7 @@ SCHEMAS: Final[dict[str, JsonSchema]] = {
             "also_called": {"type": "array", "items": TEXT},
         }
     ),
-    "models": reply(
-        {"object": TEXT, "data": {"type": "array", "items": {"$ref": "#/components/schemas/model"}}}
-    ),
+    "models": reply({"object": TEXT, "data": {"type": "array", "items": ref("model")}}),
     "tokens": reply(
         {"tokens": TOKEN_IDS, "count": COUNT, "max_model_len": COUNT},
         {"token_strs": {"type": "array", "items": TEXT}},

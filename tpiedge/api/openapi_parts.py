@@ -8,6 +8,7 @@ from tpiedge.wire.fields import Range
 __all__ = [
     "ADMIN",
     "COUNT",
+    "EVENTS",
     "MODEL",
     "NUMBER",
     "OPEN",
@@ -29,7 +30,7 @@ __all__ = [
 JsonSchema = dict[str, object]
 
 _JSON: Final = "application/json"
-_EVENTS: Final = "text/event-stream"
+EVENTS: Final = "text/event-stream"
 OPEN: Final[JsonSchema] = {"security": []}
 ADMIN: Final[JsonSchema] = {"security": [{"admin": []}]}
 
@@ -79,11 +80,11 @@ def in_json(schema: JsonSchema) -> JsonSchema:
     return {_JSON: {"schema": schema}}
 
 
-def answer(description: str, schema: JsonSchema, *, events: bool = False) -> JsonSchema:
-    """A 200. `events`: it may be a stream."""
+def answer(description: str, schema: JsonSchema, *, stream: str = "") -> JsonSchema:
+    """A 200. `stream`: the type that it has as a stream, where it may be one."""
     content = in_json(schema)
-    if events:
-        content[_EVENTS] = {"schema": {}}
+    if stream:
+        content[stream] = {"schema": {}}
     return {"200": {"description": description, "content": content}}
 
 
@@ -92,12 +93,13 @@ def operation(
     answers: Mapping[str, object],
     body: JsonSchema | None = None,
     more: JsonSchema | None = None,
+    failure: str = "error",
 ) -> JsonSchema:
-    """Errors are the same everywhere."""
+    """`failure`: the name of what is answered instead."""
     asked: JsonSchema = {}
     if body is not None:
         asked["requestBody"] = {"required": True, "content": in_json(body)}
-    error = {"$ref": "#/components/responses/error"}
+    error = {"$ref": f"#/components/responses/{failure}"}
     return {"summary": summary, **asked, "responses": {**answers, "default": error}, **(more or {})}
 
 
