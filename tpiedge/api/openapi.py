@@ -116,6 +116,30 @@ PATHS: Final[dict[str, JsonSchema]] = {
     "/detokenize": {
         "post": operation("The text of tokens", answer("It", ref("text")), ref("detokenize_request"))
     },
+    "/admin/cluster": {
+        "get": operation("The cluster as people think of it", answer("It", {"type": "object"}), more=ADMIN)
+    },
+    "/admin/whatif": {
+        "get": operation(
+            "What the planner predicts with one machine less, or one more",
+            answer("The prediction", {"type": "object"}),
+            more={
+                **ADMIN,
+                "parameters": [
+                    {"name": "without", "in": "query", "schema": {**TEXT, "minLength": 1, "maxLength": 256}},
+                    {"name": "more", "in": "query", "schema": {"const": "1"}},
+                ],
+            },
+        )
+    },
+    "/admin/requests/{id}": {
+        **path_text("id", "Of a request that runs or waits."),
+        "delete": operation(
+            "End a request",
+            answer("It ends", reply({"id": TEXT, "deleted": {"type": "boolean"}})),
+            more=ADMIN,
+        ),
+    },
     "/admin/nodes": {
         "get": operation("The machines and their parts", answer("They", {"type": "object"}), more=ADMIN)
     },

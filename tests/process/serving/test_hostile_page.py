@@ -5,18 +5,17 @@ import contextlib
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 import pytest
-from selenium.webdriver.support.wait import WebDriverWait
 
-from tests.chromium import chromium, why_no_chromium
 from tests.process.serving.middleman import PAGE, Exchange, Middleman
 from tests.process.serving.serving import Serving
 from tests.process.serving.test_faults import slowed_down
 
-_WHY_NOT = why_no_chromium()
-pytestmark = pytest.mark.skipif(_WHY_NOT is not None, reason=str(_WHY_NOT))
+if TYPE_CHECKING:
+    from tests.browsing.browser import Browser
 
 _HTML = Path(__file__).with_name("hostile_page.html")
 _ATTACK_S = 200.0
@@ -62,20 +61,19 @@ def _ended(cluster: Serving) -> dict[str, int]:
 
 
 def _attacked(
-    folder: Path, cluster: Serving, answer: str, host: str, *, rebound: bool
+    browser: "Browser", cluster: Serving, answer: str, host: str, *, rebound: bool
 ) -> tuple[list, list[Exchange]]:
     """What the page of `host` got, and what the master was asked for it. `rebound`: its name has come to lead to the
     master meanwhile, so that both have one origin."""
     html = _HTML.read_text().replace("%ANSWER%", f"/v1/completions/{answer}")
     with Middleman(cluster.port + 4, "") as master:
         base = "" if rebound else f"http://127.0.0.1:{master.port}"
-        with (
-            Middleman(cluster.port + 4, html.replace("%BASE%", base)) as evil,
-            chromium(folder) as browser,
-        ):
-            browser.get(f"http://{host}:{evil.port}{PAGE}")
-            WebDriverWait(browser, _ATTACK_S).until(lambda one: one.title == "done")
-            results = browser.execute_script("return window.results")
+        with Middleman(cluster.port + 4, html.replace("%BASE%", base)) as evil:
+            browser.driver.get(f"http://{host}:{evil.port}{PAGE}")
+            browser.wait(lambda: browser.driver.title == "done", _ATTACK_S)
+            results = browser.run("return window.results")
+            browser.driver.get("about:blank")
+            browser.complaints()  # of all that the page was refused
             return results, (evil if rebound else master).seen
 
 
@@ -87,10 +85,10 @@ def _attacked(
     [(_EVIL, False), ("localhost", False), (_EVIL, True)],
     ids=["another site", "another port", "its name leads to the master"],
 )
-def test_a_hostile_page_does_nothing(cluster: Serving, tmp_path: Path, host: str, rebound: bool) -> None:
+def test_a_hostile_page_does_nothing(cluster: Serving, browser: "Browser", host: str, rebound: bool) -> None:
     before = _ended(cluster)
     with _answer_under_way(cluster) as answer:
-        results, seen = _attacked(tmp_path / "profile", cluster, answer, host, rebound=rebound)
+        results, seen = _attacked(browser, cluster, answer, host, rebound=rebound)
         status = cluster.status()
         assert (status["running"], status["queued"], _ended(cluster)) == (1, 0, before)
         deleted = httpx.delete(f"{cluster.url}/v1/completions/{answer}", trust_env=False, timeout=30.0)
