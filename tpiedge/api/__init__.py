@@ -16,6 +16,6 @@ Its answer: `deliveries` brings it, `answering` sends what `stream_bridge` bring
 `kept_answers` outlive their connections, and a `record_folder` has their `records`. `service` is what a cluster must
 offer.
 
-`openapi` with `openapi_fields`, `openapi_others` and `openapi_parts` describes the routes for clients. `page` is what a browser shows,
-and has nothing to do with the others.
+`openapi` with `openapi_fields`, `openapi_others` and `openapi_parts` describes the routes for clients. `page` is what a
+browser shows, and has nothing to do with the others.
 """
