@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from tpiedge.errors import UserError
+
 __all__ = ["MeanState"]
 
 
@@ -24,5 +26,8 @@ class MeanState:
 
     @property
     def values(self) -> tuple[float, ...]:
-        """The mean; to be asked for once a state is there."""
-        return tuple((self._total_H / self.count).tolist())
+        """The mean; to be asked for once a state is there. Raises UserError where it has what is no f32."""
+        mean_H = self._total_H / self.count
+        if not (np.abs(mean_H) <= np.finfo(np.float32).max).all():
+            raise UserError("the model makes an embedding with a number that is not finite: check its files")
+        return tuple(mean_H.tolist())

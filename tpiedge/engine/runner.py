@@ -472,8 +472,9 @@ class Leader:
             for row in range(first, len(x_TH), _SCORE_ROWS):
                 pooled.add(self._head.states(x_TH[row : row + _SCORE_ROWS]))
         if piece.draws:
-            live.emit(Embedding(self._epoch, sequence.request.id, pooled.values))
-            live.reason = "stop"
+            with _refusing(live):
+                live.emit(Embedding(self._epoch, sequence.request.id, pooled.values))
+                live.reason = "stop"
 
 
 @contextmanager
