@@ -12,6 +12,7 @@ from tests.process.serving.serving import Serving
 
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40
+SLOW = 1e6
 _GRACE_S = 30.0
 
 
@@ -63,6 +64,18 @@ def cluster(clusters: Callable[..., Serving]) -> Serving:
     cluster.start_master()
     cluster.start_worker("ann")
     return cluster
+
+
+@pytest.fixture(scope="module")
+def slow_trio(clusters: Callable[..., Serving]) -> Serving:
+    """The master and two workers, of which the others could do without one."""
+    # So slow that what a machine computes counts, and each of them is worth its round trips.
+    found = clusters("--min-workers", 1, bytes_per_s=SLOW)
+    found.start_master()
+    for name in ("ann", "bob"):
+        found.start_worker(name, bytes_per_s=SLOW)
+    found.wait_ready(3)
+    return found
 
 
 @pytest.fixture

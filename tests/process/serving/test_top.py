@@ -17,22 +17,24 @@ from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving
 from tests.process.serving.test_faults import slowed_down
 
-SLOW = 1e6
 LONG = 900
 POLL_S = 0.05
 COLUMNS, LINES = 110, 40
 
 
 @pytest.fixture(scope="module")
-def cluster(clusters) -> Serving:
-    """The master and two workers."""
-    # So slow that what a machine computes counts, and each of them is worth its round trips.
-    found = clusters("--min-workers", 1, bytes_per_s=SLOW)
-    found.start_master()
-    for name in ("ann", "bob"):
-        found.start_worker(name, bytes_per_s=SLOW)
-    found.wait_ready(3)
-    return found
+def cluster(slow_trio: Serving) -> Serving:
+    return slow_trio
+
+
+@contextlib.contextmanager
+def all_slow(cluster: Serving) -> Iterator[None]:
+    """Answers take a while: all nodes of this epoch are slow, so that none is taken for slower than the others."""
+    nodes = [cluster.rank_zero(), *(cluster.workers[name].node for name in ("ann", "bob"))]
+    with contextlib.ExitStack() as stack:
+        for node in nodes:
+            stack.enter_context(slowed_down(node))
+        yield
 
 
 def until(cluster: Serving, holds: Callable[[dict], bool], limit_s: float = START_S) -> dict:
@@ -54,7 +56,7 @@ def hosts(picture: dict) -> list[str]:
 
 @pytest.mark.thin
 def test_what_the_machines_do_while_an_answer_runs(cluster: Serving) -> None:
-    with cluster.streaming(PROMPT, LONG) as stream, slowed_down(cluster.workers["ann"].node):
+    with cluster.streaming(PROMPT, LONG) as stream, all_slow(cluster):
         picture = until(cluster, lambda seen: all(one["step"] for one in seen["machines"]))
         assert sorted(hosts(picture)) == ["ann", "bob", "master"]
         for machine in picture["machines"]:
