@@ -14,6 +14,8 @@ _OF_THE_DAY = ("time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "
 ALLOWED = {
     "api/completions.py": "the field `created`",
     "api/kept_answers.py": "the age of answers",
+    "api/ollama_format.py": "the field `created_at`",
+    "api/ollama_request.py": "the field `created_at`",
     "api/record_folder.py": "the age of records",
     "cli/master.py": "the number of the first epoch",
     "cli/models.py": "when a pack was last used",
