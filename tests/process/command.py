@@ -10,12 +10,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import pexpect
 import psutil
 
 __all__ = [
     "COMMAND",
     "Ended",
     "Started",
+    "end_terminal",
     "gone",
     "run_command",
     "start_command",
@@ -140,3 +142,12 @@ def text_of_one_node(prompt: str, tokens: int) -> str:
     text: str = json.loads(ended.out)["text"]
     assert len(text) > 40
     return text
+
+
+def end_terminal(child: pexpect.spawn) -> None:
+    """Asks a command on a terminal to end, and waits until it has. (pexpect's own way fails where that takes more than
+    some tenths of a second.)"""
+    child.kill(signal.SIGTERM)
+    child.expect(pexpect.EOF, timeout=_LIMIT_S)
+    child.wait()
+    child.close()

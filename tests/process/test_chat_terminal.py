@@ -11,7 +11,7 @@ import pexpect
 import pyte
 import pytest
 
-from tests.process.command import COMMAND
+from tests.process.command import COMMAND, end_terminal
 
 # A terminal that answers no questions about its cursor is not waited for.
 _ENVIRONMENT = {"TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
@@ -95,7 +95,7 @@ def terminal(text_model: Path, tmp_path: Path) -> Iterator[Terminal]:
         opened.until_ready()
         yield opened
     finally:
-        opened.child.close(force=True)
+        end_terminal(opened.child)
 
 
 @pytest.mark.thin

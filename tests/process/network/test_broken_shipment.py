@@ -194,7 +194,7 @@ def check_loss(cluster: NetworkCluster, words: str, started: float) -> None:
 
 
 @pytest.mark.fault("P4", "rank 0, then the master: the shipment and the worker outlive both")
-def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment) -> None:
+def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment, namespaces: Namespaces) -> None:
     cluster, worker = shipment.cluster, shipment.worker
     agent = worker.agent
     with cluster.streaming(PROMPT, CONTEXT - TOKENS) as stream:
@@ -207,7 +207,10 @@ def test_rank_zero_and_then_the_master_are_killed(shipment: Shipment) -> None:
     wait_for(lambda: "the master is silent; waiting for it" in worker.log, _TOLD_S)
     held = held_bytes(worker)
     assert held
-    cluster.start_master()
+    # The other worker is here first: were it this one, its share would be another at first.
+    with namespaces.dropping("worker1"):
+        cluster.start_master()
+        cluster.wait_ready(2)
     shipment.check_resumed(held)
     assert agent.is_running()
     assert "the master is back" in worker.log

@@ -8,7 +8,7 @@ from pathlib import Path
 import pexpect
 import pytest
 
-from tests.process.command import COMMAND
+from tests.process.command import COMMAND, end_terminal
 from tests.process.network.conftest import machines
 from tests.process.network.namespaces import MASTER, Namespaces
 from tests.process.serving.machines import measured
@@ -52,7 +52,7 @@ def test_the_page_has_a_picture_for_phones(
         master.expect("ready: 1 node")
         said = master.before
     finally:
-        master.close(force=True)
+        end_terminal(master)
     url = f"http://{namespaces.addresses[MASTER]}:8080"
     assert (
         f"on another machine:  tpiedge worker --connect {namespaces.addresses[MASTER]}:7070 --token " in said

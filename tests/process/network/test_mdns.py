@@ -10,7 +10,7 @@ import pexpect
 import pytest
 import zeroconf
 
-from tests.process.command import COMMAND, run_command, wait_for
+from tests.process.command import COMMAND, end_terminal, run_command, wait_for
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.conftest import machines
 from tests.process.network.namespaces import MASTER, Namespaces
@@ -139,7 +139,7 @@ def test_a_terminal_is_asked_which(namespaces, tmp_path) -> None:
             worker.expect(f"nothing answers at {namespaces.addresses[MASTER]}:{PORT}")
             worker.expect(pexpect.EOF)
         finally:
-            worker.close(force=True)
+            end_terminal(worker)
     assert worker.exitstatus == PEER
 
 

@@ -9,7 +9,7 @@ import openai
 import pexpect
 import pytest
 
-from tests.process.command import COMMAND, run_command
+from tests.process.command import COMMAND, end_terminal, run_command
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import HOST, free_ports
 
@@ -37,7 +37,7 @@ def terminal(tmp_path: Path):
 
     yield open_one
     for spawned in opened:
-        spawned.close(force=True)
+        end_terminal(spawned)
 
 
 @pytest.mark.thin

@@ -12,7 +12,7 @@ import pexpect
 import pyte
 import pytest
 
-from tests.process.command import COMMAND, run_command
+from tests.process.command import COMMAND, end_terminal, run_command
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving
 from tests.process.serving.test_faults import slowed_down
@@ -144,7 +144,7 @@ class Screen:
 def screen(cluster: Serving) -> Iterator[Screen]:
     found = Screen(cluster)
     yield found
-    found.child.close(force=True)
+    end_terminal(found.child)
 
 
 def test_the_key_is_printed_and_ctrl_c_ends_the_command(cluster: Serving, screen: Screen) -> None:
