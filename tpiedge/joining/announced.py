@@ -29,7 +29,7 @@ _LAST_PORT: Final = 65535 - 3
 _LABEL_CHARACTERS: Final = 48
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True)
 class AnnouncedMaster:
     """What somebody says to be a master. `protocol`: of its messages; -1 where it does not say."""
 

@@ -55,7 +55,13 @@ def masters_nearby(limit_s: float, own: Sequence[str] | None = None) -> tuple[An
     with _opened(own) as mdns:
         deadline = time.monotonic() + limit_s
         found = {_master(mdns, name, deadline) for name in _names(mdns, deadline)}
-    return tuple(sorted(one for one in found if one is not None))
+    # Strangers may choose one name for several.
+    return tuple(
+        sorted(
+            (one for one in found if one is not None),
+            key=lambda one: (one.name, str(one.address), one.protocol),
+        )
+    )
 
 
 class _Names(zeroconf.ServiceListener):

@@ -13,15 +13,19 @@ export class Refusal extends Error {
 }
 
 // The Response to `path` ("v1/models"), whatever its status but 401. `body` is sent as JSON; `kind` names the key
-// that is asked for ("api", "admin"). Throws Refusal, and AbortError where `signal` says so.
-export async function request(path, { method = "GET", body, headers = {}, signal, kind = "api", keepalive } = {}) {
+// that is asked for ("api", "admin"); `lateMs`: after how long there is no answer any more. Throws Refusal, and AbortError
+// where `signal` says so.
+export async function request(path, options = {}) {
+  const { method = "GET", body, headers = {}, signal, kind = "api", keepalive, lateMs } = options;
   for (;;) {
     const used = key(kind);
     const sent = { ...headers };
     if (used) sent.Authorization = `Bearer ${used}`;
     if (body !== undefined) sent["Content-Type"] = "application/json";
     const content = body === undefined ? undefined : JSON.stringify(body);
-    const answer = await reach(path, { method, body: content, headers: sent, signal, keepalive });
+    const late = lateMs && AbortSignal.timeout(lateMs);
+    const until = signal && late ? AbortSignal.any([signal, late]) : (signal ?? late);
+    const answer = await reach(path, { method, body: content, headers: sent, signal: until, keepalive });
     if (answer.status !== 401) return answer;
     if (!(await askForKey(kind, used))) throw new Refusal(texts.errors.keyMissing, 401, "invalid_api_key");
     signal?.throwIfAborted();
@@ -41,7 +45,17 @@ async function reach(path, options) {
 export async function json(path, options) {
   const answer = await request(path, options);
   if (!answer.ok) throw await refusal(answer);
-  return await answer.json();
+  return await read(answer);
+}
+
+// The JSON value that the answer is. Throws Refusal where the connection breaks within it.
+export async function read(answer) {
+  try {
+    return await answer.json();
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new Refusal(texts.errors.unreachable, 0);
+  }
 }
 
 // The Refusal that an answer with an error status is.

@@ -7,6 +7,8 @@ const STORED = "tpiedge.key.";
 
 let show = null;
 const waiting = new Map();
+// What a header can have: quotes of a word processor cannot be in a key.
+const SENDABLE = /^[\x21-\x7e]+$/;
 
 // The key of that kind ("api" or "admin"); empty where none was typed.
 export function key(kind) {
@@ -52,7 +54,11 @@ export function KeyDialog() {
   };
   const submit = (event) => {
     event.preventDefault();
-    if (field.current.value.trim()) finish(field.current.value.trim());
+    const typed = field.current.value.trim();
+    if (SENDABLE.test(typed)) return finish(typed);
+    if (!typed) return;
+    waiting.get(kind).wrong = true;
+    show();
   };
   return html`
     <dialog key=${kind} ref=${dialog} class="key-dialog" aria-labelledby="key-title" aria-describedby="key-why"

@@ -1,11 +1,13 @@
 // The cluster as the server sees it, looked at every second while somebody looks at this page, and what an
 // administrator has it do.
 
-import { json, refusal, Refusal, request } from "./api.js";
+import { json, read, refusal, Refusal, request } from "./api.js";
 import { key } from "./keys.js";
 import { texts } from "./texts.js";
 
 const LOOK_MS = 1000;
+// A machine that lost its power does not say so.
+const LATE_MS = 15_000;
 const PATH = "admin/cluster";
 const NOTHING_NEW = 304;
 const NO_KEY = 401;
@@ -62,9 +64,9 @@ class ClusterWatch extends EventTarget {
   async #once(signal) {
     try {
       const headers = this.#tag ? { "If-None-Match": this.#tag } : {};
-      const answer = await request(PATH, { headers, signal, kind: "admin" });
+      const answer = await request(PATH, { headers, signal, kind: "admin", lateMs: LATE_MS });
       if (!answer.ok && answer.status !== NOTHING_NEW) throw await refusal(answer);
-      const picture = answer.ok ? await answer.json() : this.picture;
+      const picture = answer.ok ? await read(answer) : this.picture;
       this.#tag = answer.headers.get("etag") ?? "";
       this.#set(() => this.#take(picture));
     } catch (error) {

@@ -49,18 +49,20 @@ def test_an_answer_is_read_while_it_is_made(browser, service, url, words):
     assert f"{count} tokens" in facts
     assert f"{count / 2:g} tokens per step" in facts
     assert "3 of them cached" in facts
-    assert browser.text("[role=status]") == "Answer: Once upon a time there was a fox."
+    browser.wait_for_text("[role=status]", "Answer: Once upon a time there was a fox.")
 
 
 def test_an_answer_is_stopped(browser, service, url, words):
     browser.open(url)
-    for stop in (lambda: browser.click("Stop"), lambda: browser.press(Keys.ESCAPE)):
+    stops = (lambda: browser.click("Stop"), lambda: browser.press(Keys.ESCAPE))
+    for number, stop in enumerate(stops, 1):
         browser.say("Count")
         generation = service.generations.get(timeout=LIMIT_S)
         generation.say(*words("one two"))
-        browser.wait_for_text(".answer:last-of-type .markdown", "one two")
+        browser.wait(lambda count=number: browser.answers() == ["one two"] * count)
+        browser.wait(lambda: browser.see("[aria-label=Stop]"))
         stop()
-        browser.wait_for_text(".answer:last-of-type", "Stopped.")
+        browser.wait(lambda count=number: browser.text("main").count("Stopped.") == count)
         assert generation.cancelled.wait(LIMIT_S)
     assert browser.answers() == ["one two", "one two"]
 

@@ -147,7 +147,7 @@ def test_a_terminal_is_asked_which(namespaces, tmp_path) -> None:
     "H12", "names that strangers announce in the network are shown without control characters, or not at all"
 )
 def test_what_strangers_announce_is_shown_harmless_or_not_at_all(namespaces) -> None:
-    """Somebody on the LAN: names that command a terminal, addresses elsewhere, ports that cannot be, no protocol."""
+    """Somebody on the LAN: names that command a terminal, or are alike, addresses elsewhere, wrong ports, no protocol."""
     own = namespaces.addresses["worker2"]
     with (
         namespaces.inside("worker2"),
@@ -155,6 +155,7 @@ def test_what_strangers_announce_is_shown_harmless_or_not_at_all(namespaces) -> 
         _saying(
             mdns,
             _record("\u202ered", own, PORT, b"\x1b[31m"),
+            _record("red", own, PORT + 12),
             _record("far", "192.0.2.1", PORT),
             _record("itself", "127.0.0.1", PORT),
             _record("portless", own, 0),
@@ -164,7 +165,13 @@ def test_what_strangers_announce_is_shown_harmless_or_not_at_all(namespaces) -> 
         seen = _seen(namespaces, "worker1")
     assert seen == (
         AnnouncedMaster("old", Address(own, PORT + 8), 1),
-        AnnouncedMaster("red", Address(own, PORT), -1),
+        *sorted(
+            (
+                AnnouncedMaster("red", Address(own, PORT), -1),
+                AnnouncedMaster("red", Address(own, PORT + 12), PROTOCOL),
+            ),
+            key=lambda one: str(one.address),
+        ),
     )
 
 
