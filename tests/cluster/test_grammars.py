@@ -1,5 +1,6 @@
 """Answers that keep to a grammar: alone, in company, with guesses, after a loss; and grammars that are too much."""
 
+import itertools
 import json
 import re
 from collections.abc import Callable
@@ -269,6 +270,37 @@ def test_a_grammar_that_is_too_much_hurts_nobody_else(
     assert re.match(why if why.startswith("the") else f".*{why}", failed.message)
     assert "\n" not in failed.message
     assert len(told) >= 3
+
+
+@pytest.mark.parametrize("asked", ["forced", "masks"])
+def test_a_grammar_that_fails_in_the_middle_of_its_answer_hurts_nobody_else(
+    demo: Callable[..., InProcessCluster],
+    ask: Callable[..., GenerationRequest],
+    monkeypatch: pytest.MonkeyPatch,
+    asked: str,
+) -> None:
+    usual, calls = getattr(grammars.Constraint, asked), itertools.count()
+
+    def failing(constraint: grammars.Constraint) -> object:
+        if next(calls) == 3:
+            raise UserError("the grammar is refused: it has had enough")
+        return usual(constraint)
+
+    monkeypatch.setattr(grammars.Constraint, asked, failing)
+    ended: list[Failed] = []
+    told: list[Token] = []
+    with demo(sequences=2, speculate=6) as cluster:
+        leader = cluster.leader
+        leader.submit(ask("bad", PERSON), lambda event: None)
+        leader.submit(ask("good", None, 30), lambda event: told.append(event))  # type: ignore[arg-type]
+        while leader.preparing or not leader.idle:
+            if leader.idle:
+                leader.await_grammar(0.5)
+            ended += [one for one in leader.step() if isinstance(one, Failed)]
+    assert [(one.request, one.message) for one in ended] == [
+        ("bad", "the grammar is refused: it has had enough")
+    ]
+    assert told
 
 
 def test_a_grammar_has_only_so_long(

@@ -126,6 +126,27 @@ def test_a_choice_that_a_stop_string_ends_does_not_end_the_others(client, servic
     assert [choice.text for choice in answer.choices] == ["one", "three", "four"]
 
 
+def test_what_becomes_of_a_choice_that_is_whole_fails_no_other(client, service):
+    """Its generation may be cancelled while it pauses, which is an error for who still waits."""
+    generations = []
+
+    def fail():
+        generations[0].fail(PeerLost(1, "step 3", "killed by signal 9"))
+        generations[1].say(*service.tokenizer.encode("four", add_special=False))
+        generations[1].finish()
+
+    def script(generation):
+        generations.append(generation)
+        if len(generations) == 1:
+            generation.complete = fail
+        else:
+            generations[0].say(*service.tokenizer.encode("one two three", add_special=False))
+
+    service.script = script
+    answer = client.completions.create(model="babbler", prompt="x", n=2, stop=" two")
+    assert [choice.text for choice in answer.choices] == ["one", "four"]
+
+
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("max_tokens", [0, 16])
 def test_an_echo(client, service, stream, max_tokens):

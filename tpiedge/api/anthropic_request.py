@@ -125,7 +125,8 @@ def _result(block: BodyFields) -> Chat:
 
 def _read_thinking(fields: BodyFields, chat: Chat) -> None:
     thinking = fields.nested("thinking")
-    if thinking is None:
+    if thinking is None:  # their clients take the first block for the answer
+        chat["chat_template_kwargs"] = {"enable_thinking": False}
         return
     kind = thinking.text("type")
     if kind not in ("enabled", "adaptive", "disabled"):

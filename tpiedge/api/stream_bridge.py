@@ -197,7 +197,9 @@ class _Listener:
                 if not self._stopped.is_set():
                     self._room.acquire()
                     self._post((self._choice, event))
-            if not ended and not self._stopped.is_set():
+            if not ended:
                 raise InternalError("the answer ended without its end: report it")
         except BaseException as error:  # handed to the client's coroutine
-            self._post(error)
+            # What is whole already fails no other choice.
+            if not self._stopped.is_set():
+                self._post(error)

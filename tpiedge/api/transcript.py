@@ -120,4 +120,6 @@ class Transcript:
     def _piece(self, text: str, last: str | None) -> TextPiece:
         held, self._held = self._held, []
         tokens, offsets = (token for token, _ in held), (self._begun + offset for _, offset in held)
-        return TextPiece(text, tuple(tokens), tuple(offsets), last, self._embedding)
+        # Of thousands of texts no vector is kept after it was sent.
+        embedding, self._embedding = self._embedding, ()
+        return TextPiece(text, tuple(tokens), tuple(offsets), last, embedding)

@@ -9,6 +9,7 @@ Laws:
 3. What is allowed depends on the grammar and the tokens of the answer alone: another epoch goes on where one ended.
 """
 
+import contextlib
 import json
 import select
 import socket
@@ -62,15 +63,27 @@ class Grammars:
             raise UserError("the model has no tokenizer beside its weights: pack it again to use grammars")
         if not request.stop_ids or request.ignore_eos:
             raise UserError("an answer by a grammar ends with an end token: do not ignore it")
-        ours, theirs = socket.socketpair()
-        with theirs:
-            try:
-                self._hand_over(theirs, request.stop_ids[0])
-            except OSError:  # it has ended since
-                self.close()
-                self._hand_over(theirs, request.stop_ids[0])
+        try:
+            ours = self._session(request.stop_ids[0])
+        except OSError as error:
+            raise UserError(
+                f"this machine has no room for the process of a grammar: {error.strerror}"
+            ) from None
         asked = {"kind": request.grammar.kind, "text": request.grammar.text, "answer": request.answer_ids}
         return Constraint(ours, json.dumps(asked).encode("ascii"), request.stop_ids, self._end, self._rows)
+
+    def _session(self, end: int) -> socket.socket:
+        """The link to a new process of its own. Raises OSError."""
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undone, theirs:
+            undone.callback(ours.close)
+            try:
+                self._hand_over(theirs, end)
+            except OSError:  # it has ended since
+                self.close()
+                self._hand_over(theirs, end)
+            undone.pop_all()
+        return ours
 
     def close(self) -> None:
         """Ends the process; those of grammars that are still in use end with their constraints."""

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, repeat
 from typing import Final, Protocol
 
@@ -179,9 +180,10 @@ class Leader:
         pooled = None if request.pooling == "none" else MeanState(self._config.hidden_size)
         constraint = self._constraint(request)
         sequence = self._batcher.add(request)
+        live = _Live(sequence, sampler, emit, pooled, constraint=constraint)
         if constraint is not None:
-            sequence.held, sequence.forced = True, constraint.forced
-        self._live[request.id] = _Live(sequence, sampler, emit, pooled, constraint=constraint)
+            sequence.held, sequence.forced = True, partial(_forced, live, constraint)
+        self._live[request.id] = live
 
     def leave(self, halt: Halt) -> tuple[LeavePages, tuple[CarriedSequence, ...]]:
         """In place of a step: every node is told what it is to leave for the next epoch of the requests that run.
@@ -484,6 +486,14 @@ def _refusing(live: _Live) -> Iterator[None]:
         yield
     except UserError as error:
         live.refused = live.refused or error
+
+
+def _forced(live: _Live, constraint: Constraint) -> Sequence[int]:
+    """The tokens that come next whatever the model says; none where the grammar has failed."""
+    found: Sequence[int] = ()
+    with _refusing(live):
+        found = constraint.forced()
+    return found
 
 
 def _rows(x_TH: Tensor, rows: Sequence[int]) -> Tensor:

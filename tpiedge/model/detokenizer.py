@@ -17,6 +17,9 @@ from tpiedge.model.tokenizer import Tokenizer
 __all__ = ["Detokenizer"]
 
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+#: Ids of an unfinished character at most, and how many wait before it is asked which of them are none's.
+_CHARACTER = 3
+_MOST_PENDING = 16
 _BYTE_TOKEN = re.compile(r"<0x..>", re.DOTALL)
 
 
@@ -43,9 +46,18 @@ class Detokenizer:
         before, after = self._decode(self._context), self._decode(self._context + self._pending)
         # U+FFFD at the end may be a character whose other bytes are still to come.
         if after.endswith(_REPLACEMENT) or len(after) <= len(before) or not after.startswith(before):
-            return ""
+            return self._overdue(before) if len(self._pending) > _MOST_PENDING else ""
         self._context, self._pending = self._pending, []
         return after[len(before) :]
+
+    def _overdue(self, before: str) -> str:
+        """The text of all but the last ids, which alone can still become a character: or ids of bytes without end
+        would be decoded all at once, again and again."""
+        certain = self._decode(self._context + self._pending[:-_CHARACTER])
+        if not certain.startswith(before):
+            return ""
+        self._context, self._pending = self._pending[:-_CHARACTER], self._pending[-_CHARACTER:]
+        return certain[len(before) :]
 
     def finish(self) -> str:
         """The rest, with U+FFFD for characters that never became whole. The object is then as new."""

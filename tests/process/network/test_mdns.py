@@ -147,7 +147,7 @@ def test_a_terminal_is_asked_which(namespaces, tmp_path) -> None:
     "H12", "names that strangers announce in the network are shown without control characters, or not at all"
 )
 def test_what_strangers_announce_is_shown_harmless_or_not_at_all(namespaces) -> None:
-    """Somebody on the LAN: names that command a terminal, or are alike, addresses elsewhere, wrong ports, no protocol."""
+    """Somebody on the LAN: names that command a terminal, or are alike, addresses elsewhere, wrong ports."""
     own = namespaces.addresses["worker2"]
     with (
         namespaces.inside("worker2"),

@@ -192,6 +192,26 @@ class TestDetokenizer:
         parts = pieces(tokenizer, ids, skip_special=skip)
         assert "".join(parts) == tokenizer.decode(ids, skip_special=skip)
 
+    @settings(max_examples=300)
+    @given(ids=st.lists(st.integers(3, 258), min_size=20, max_size=150))
+    def test_bytes_without_end_give_the_text_of_all(self, ids: list[int]) -> None:
+        tokenizer = TOKENIZERS["byte-level"]
+        assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids)
+
+    def test_bytes_that_are_no_character_do_not_wait_for_ever(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each is decoded a bounded number of times."""
+        tokenizer = TOKENIZERS["byte-level"]
+        lone = next(one for one in range(3, 259) if tokenizer.token_bytes(one) == b"\xa0")
+        decode, sizes = tokenizer.decode, list[int]()
+
+        def counted(ids: list[int], **how: bool) -> str:
+            sizes.append(len(ids))
+            return decode(ids, **how)
+
+        monkeypatch.setattr(tokenizer, "decode", counted)
+        assert "".join(pieces(tokenizer, [lone] * 1000)) == "\N{REPLACEMENT CHARACTER}" * 1000
+        assert max(sizes) < 50
+
     @pytest.mark.parametrize("kind", list(TOKENIZERS))
     @settings(max_examples=200)
     @given(text=st.text(max_size=30))
