@@ -156,6 +156,7 @@ class Stream:
                 self.done = True
             elif line.startswith("data: "):
                 value = json.loads(line.removeprefix("data: "))
+                assert "choices" in value, value
                 self.text += "".join(choice["text"] for choice in value["choices"])
                 yield self.ids[-1]
 
