@@ -13,8 +13,8 @@ export class Refusal extends Error {
 }
 
 // The Response to `path` ("v1/models"), whatever its status but 401. `body` is sent as JSON; `kind` names the key
-// that is asked for ("api", "admin"); `lateMs`: after how long there is no answer any more. Throws Refusal, and AbortError
-// where `signal` says so.
+// that is asked for ("api", "admin"); `lateMs`: after how long there is no answer any more. Throws Refusal, and
+// AbortError where `signal` says so.
 export async function request(path, options = {}) {
   const { method = "GET", body, headers = {}, signal, kind = "api", keepalive, lateMs } = options;
   for (;;) {
