@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import patience as measured
-from tests.process.leaks import Holdings, adopt_orphans
+from tests.process.leaks import adopt_orphans, leak_check
 from tests.scheduling import Scheduler, order
 from tests.unit.kernels.instruction_sets import LACKING
 
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 pytest_plugins = ["tests.browsing.fixtures", "tests.skips"]
 
-_GRACE_S = 30.0
 #: Where only tests marked `thin` are quick, and where every third of one function's is.
 _SLOW = ("tests/deploy/", "tests/native/", "tests/process/")
 _SAMPLED = ("tests/cluster/", "tests/contract/")
@@ -112,8 +111,5 @@ def _leak_check() -> Iterator[None]:
     if sys.platform != "linux":
         yield
         return
-    before = Holdings.now()
-    yield
-    left = before.growth(_GRACE_S)
-    if left:
-        pytest.fail("left behind by the test:\n  " + "\n  ".join(left), pytrace=False)
+    with leak_check("test"):
+        yield

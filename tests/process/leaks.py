@@ -16,14 +16,17 @@ import sys
 import threading
 import time
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
+import pytest
 
-__all__ = ["Holdings", "adopt_orphans"]
+__all__ = ["Holdings", "adopt_orphans", "leak_check"]
 
 _PR_SET_CHILD_SUBREAPER = 36
 _POLL_S = 0.02
+_GRACE_S = 30.0
 
 _LIBRARY_THREADS = {"GarbageCollectorThread", "TMonitor"}
 # Where the check covers several tests, the last one has a timer of its own.
@@ -73,6 +76,16 @@ class Holdings:
         if len(ours) < len(threads):
             files = _without_collector(files)
         return left + [f"open file {name} (x{count})" for name, count in files.items()]
+
+
+@contextlib.contextmanager
+def leak_check(what: str) -> Iterator[None]:
+    """Fails where the block, which is `what`, leaves anything behind, with its name."""
+    before = Holdings.now()
+    yield
+    left = before.growth(_GRACE_S)
+    if left:
+        pytest.fail(f"left behind by the {what}:\n  " + "\n  ".join(left), pytrace=False)
 
 
 def _without_collector(files: Counter[str]) -> Counter[str]:

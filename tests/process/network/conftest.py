@@ -7,13 +7,11 @@ from pathlib import Path
 import pytest
 
 from tests.process.command import text_of_one_node
-from tests.process.leaks import Holdings
+from tests.process.leaks import leak_check
 from tests.process.network.bulky import build_bulky_model, reference_text
 from tests.process.network.cluster import NetworkCluster
 from tests.process.network.namespaces import MASTER, Namespaces, why_impossible
 from tests.process.network.observed import PROMPT, TOKENS, Observed, observe
-
-_GRACE_S = 30.0
 
 
 @contextlib.contextmanager
@@ -29,11 +27,8 @@ def machines() -> Iterator[Namespaces]:
 @pytest.fixture(scope="package", autouse=True)
 def _leak_check() -> Iterator[None]:
     """As everywhere, but over the package, whose tests share a cluster."""
-    before = Holdings.now()
-    yield
-    left = before.growth(_GRACE_S)
-    if left:
-        pytest.fail("left behind by the package:\n  " + "\n  ".join(left), pytrace=False)
+    with leak_check("package"):
+        yield
 
 
 @pytest.fixture(scope="session")

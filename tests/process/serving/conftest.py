@@ -1,30 +1,23 @@
 """Clusters that serve, and what they must answer."""
 
-import threading
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 
 import pytest
 
 from tests.process.command import text_of_one_node
-from tests.process.leaks import Holdings
+from tests.process.leaks import leak_check
 from tests.process.serving.serving import Serving
 
 PROMPT = "Once upon a time there was a little fox"
 TOKENS = 40
 SLOW = 1e6
-_GRACE_S = 30.0
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _leak_check() -> Iterator[None]:
     """As everywhere, but over a module, whose tests share a cluster that starts and ends processes all the time."""
-    before = Holdings.now()
-    yield
-    watchdogs = {thread for thread in threading.enumerate() if thread.name.startswith("pytest_timeout")}
-    left = replace(before, threads=before.threads | watchdogs).growth(_GRACE_S)
-    if left:
-        pytest.fail("left behind by the module:\n  " + "\n  ".join(left), pytrace=False)
+    with leak_check("module"):
+        yield
 
 
 @pytest.fixture(scope="session")
