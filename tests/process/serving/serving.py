@@ -17,6 +17,7 @@ from openai.types import Completion
 
 from tests.process.command import COMMAND, gone, wait_for
 from tests.process.serving.machines import END_S, SPEED, THREADS, Process, Worker, measured
+from tests.process.serving.slowness import crawling
 from tests.process.serving.streaming import Streaming
 from tpiedge.host.addresses import Address
 from tpiedge.host.private_file import read_private
@@ -245,6 +246,14 @@ class Serving:
             stream.join(limit_s)
         assert stream.error is None, stream.error
         return stream.text
+
+    @contextlib.contextmanager
+    def crawling(self) -> Iterator[None]:
+        """What runs goes on for as long as a test needs: all nodes of this epoch are slow."""
+        serving = [node["host"] for node in self.status()["nodes"] if node["rank"] is not None]
+        workers = [self.workers[host].node for host in serving if host in self.workers]
+        with crawling([self.rank_zero(), *workers]):
+            yield
 
     # --- ending
 

@@ -9,7 +9,6 @@ import pytest
 from tests.process.command import gone, run_command
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving, rank_of
-from tests.process.serving.test_faults import slowed_down
 
 SLOW = 1e6
 LONG = 900
@@ -41,13 +40,13 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
     # So slow that what a machine computes counts, and not the noise of its round trips.
     cluster = clusters("--min-workers", 1, "--precision", "q4", "--speculate", "off", bytes_per_s=SLOW)
     cluster.start_master()
-    ann, bob = (cluster.start_worker(name, bytes_per_s=SLOW) for name in ("ann", "bob"))
+    _ann, bob = (cluster.start_worker(name, bytes_per_s=SLOW) for name in ("ann", "bob"))
     cluster.wait_ready(3)
     with cluster.streaming(PROMPT, LONG) as undisturbed:
         undisturbed.join(START_S)
     node = bob.node
     with cluster.streaming(PROMPT, LONG) as stream:
-        with slowed_down(ann.node):  # so that it runs for long enough
+        with cluster.crawling():  # so that it runs for long enough
             ended = nodes(cluster, "drain", "bob")
             assert stream.ended_at == 0.0, "the answer was too short"
         assert (ended.status, ended.out.count("\n")) == (0, 1), ended.err

@@ -19,6 +19,7 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.serving.machines import Worker
 from tests.process.serving.serving import Serving, words_of_loss
+from tests.process.serving.slowness import slowed_down
 
 # Two seconds on an idle machine: silence of 1.5 s, found at a heartbeat of 0.3 s, and the way to the client.
 NOTICED_S = 3.0
@@ -328,28 +329,6 @@ def test_patience_ends(clusters, expected: str) -> None:
         cluster.ask("Once", 1)
     assert caught.value.status_code == 503
     assert caught.value.code == "unavailable"
-
-
-@contextlib.contextmanager
-def slowed_down(node: psutil.Process) -> Iterator[None]:
-    """It gets a fifth of its time, as a machine that is too hot."""
-    over = threading.Event()
-
-    def slow_down() -> None:
-        with contextlib.suppress(psutil.NoSuchProcess):  # another epoch has another one
-            while not over.is_set():
-                node.suspend()
-                over.wait(0.08)
-                node.resume()
-                over.wait(0.02)
-
-    thread = threading.Thread(target=slow_down)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
 
 
 @pytest.mark.fault("P17", "answers are exact and slower, by the same plan; nobody is lost")

@@ -12,7 +12,6 @@ import pytest
 
 from tests.process.serving.middleman import PAGE, Exchange, Middleman
 from tests.process.serving.serving import Serving
-from tests.process.serving.test_faults import slowed_down
 
 if TYPE_CHECKING:
     from tests.browsing.browser import Browser
@@ -49,7 +48,7 @@ def cluster(text_model: Path, clusters: Callable[..., Serving]) -> Serving:
 def _answer_under_way(cluster: Serving) -> Iterator[str]:
     """Its id, which a page would have to guess."""
     asked = httpx.stream("POST", f"{cluster.url}/v1/completions", json=_BODY, timeout=60.0, trust_env=False)
-    with slowed_down(cluster.rank_zero()), asked as stream:
+    with cluster.crawling(), asked as stream:
         first = next(line for line in stream.iter_lines() if line.startswith("data: "))
         yield json.loads(first.removeprefix("data: "))["id"]
 

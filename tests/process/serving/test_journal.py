@@ -16,7 +16,6 @@ import pytest
 
 from tests.process.command import COMMAND, wait_for
 from tests.process.serving.serving import START_S, Serving
-from tests.process.serving.test_faults import slowed_down
 from tpiedge.api.records import RECORD_VERSION
 
 KEY, OTHER_KEY = "key-of-ann", "key-of-bob"
@@ -214,7 +213,7 @@ def test_what_nobody_waits_for_gives_way(clusters, expected: str):
         lines = recorded_lines(cluster)
         cluster.start_master()
         wait_for_record(cluster, lines)
-        with slowed_down(cluster.rank_zero()):
+        with cluster.crawling():
             assert http.post("/v1/completions", json=short).json()["usage"]["completion_tokens"] == 5
             assert recorded_lines(cluster) < BODY["max_tokens"]
         assert http.get(path).json()["choices"][0]["text"] == expected

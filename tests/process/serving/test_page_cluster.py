@@ -11,7 +11,7 @@ from tests.browsing.browser import Browser
 from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT, SLOW
 from tests.process.serving.serving import START_S, Serving, rank_of
-from tests.process.serving.test_top import LONG, all_slow
+from tests.process.serving.test_top import LONG
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +61,7 @@ def code_of(cluster: Serving, name: str) -> str:
 def test_what_three_machines_do_while_an_answer_runs(view: Browser, cluster: Serving) -> None:
     assert sorted(view.texts(".machine h3")) == ["ann", "bob", "master"]
     assert set(view.texts(".machine .pill")) == {"serves"}
-    with cluster.streaming(PROMPT, LONG), all_slow(cluster):
+    with cluster.streaming(PROMPT, LONG), cluster.crawling():
         view.wait(lambda: sum("Time of a step" in text for text in view.texts(".machine")) == 3)
         view.wait_for_text(".requests td", "answers")
         (request,) = view.texts(".requests tbody th")
@@ -88,7 +88,7 @@ def test_a_machine_is_let_in_by_its_code_and_drained(view: Browser, cluster: Ser
 def test_a_kill_in_the_middle_of_an_answer_is_seen_live(view: Browser, cluster: Serving) -> None:
     cluster.wait_until(lambda status: status["ready"] and rank_of(status, "bob") is not None)
     with cluster.streaming(PROMPT, LONG) as stream:
-        with all_slow(cluster):
+        with cluster.crawling():
             view.wait_for_text(".requests td", "answers")
             os.killpg(cluster.workers["bob"].process.pid, signal.SIGKILL)
             view.wait(lambda: state(view, "bob") == "away")

@@ -9,7 +9,6 @@ import pytest
 
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import Serving
-from tests.process.serving.test_faults import slowed_down
 
 PARALLEL = 4
 PROMPTS = [PROMPT, "The sun", "Lily and Tom", "In the garden", "A big dog", "One day"]
@@ -40,7 +39,7 @@ def test_every_client_gets_its_own_exact_answer(cluster: Serving) -> None:
     assert len(set(alone)) == len(PROMPTS)
     with ThreadPoolExecutor(len(PROMPTS)) as threads:
         asked = [threads.submit(ask, cluster, prompt, 5 * TOKENS) for prompt in PROMPTS]
-        with slowed_down(cluster.workers["ann"].node):  # or they may have ended before anybody looks
+        with cluster.crawling():  # or they may have ended before anybody looks
             cluster.wait_until(lambda status: status["running"] == PARALLEL and status["queued"] > 0)
         found = [answer.result(LIMIT_S) for answer in asked]
     for (text, usage), first in zip(found, alone, strict=True):
@@ -54,7 +53,7 @@ def test_a_client_that_leaves_disturbs_nobody(cluster: Serving, expected: str) -
     body = {"model": "demo", "prompt": "A", "max_tokens": 400, "ignore_eos": True}
     with ThreadPoolExecutor(2) as threads, httpx.Client(base_url=cluster.url, trust_env=False) as leaving:
         first = threads.submit(ask, cluster, "One day", 200)
-        with slowed_down(cluster.workers["ann"].node):
+        with cluster.crawling():
             cluster.wait_until(lambda status: status["running"] == 1)
             with pytest.raises(httpx.ReadTimeout):
                 leaving.post("/v1/completions", json=body, timeout=0.05)
@@ -70,7 +69,7 @@ def test_after_a_loss_all_that_run_go_on_and_those_that_wait_follow(cluster: Ser
     with ThreadPoolExecutor(PARALLEL + 1) as threads:
         running = [threads.submit(ask, cluster, prompt, 400) for prompt in PROMPTS[:PARALLEL]]
         node = cluster.workers["ann"].node
-        with slowed_down(node):
+        with cluster.crawling():
             cluster.wait_until(lambda status: status["running"] == PARALLEL)
             waiting = threads.submit(ask, cluster, "One day", 5)
             cluster.wait_until(lambda status: status["queued"] == 1)
@@ -96,7 +95,7 @@ def test_embeddings_go_on_after_a_loss(cluster: Serving) -> None:
     undisturbed = embed()
     with ThreadPoolExecutor(1) as threads:
         node = cluster.workers["ann"].node
-        with slowed_down(node):
+        with cluster.crawling():
             running = threads.submit(embed)
             cluster.wait_until(lambda status: status["running"] > 0)
         node.kill()

@@ -12,7 +12,7 @@ import pytest
 from tests.process.command import wait_for
 from tests.process.serving.conftest import PROMPT, TOKENS
 from tests.process.serving.serving import START_S, Serving, node_of, rank_of
-from tests.process.serving.test_faults import slowed_down
+from tests.process.serving.slowness import slowed_down
 
 SLOW = 1e6
 LONG = 900
@@ -97,7 +97,7 @@ def test_a_worker_that_joins_takes_part_in_the_answer_that_runs(clusters, exact)
     before = cluster.wait_ready(2)["epoch"]
     undisturbed = cluster.whole(PROMPT, LONG)
     with cluster.streaming(PROMPT, LONG) as stream:
-        with slowed_down(cluster.workers["ann"].node):  # so that it runs for long enough
+        with cluster.crawling():  # so that it runs for long enough
             worker = cluster.start_worker("zoe", bytes_per_s=100 * SLOW)
             cluster.wait_until(lambda status: status["epoch"] > before and rank_of(status, "zoe") == 1)
         stream.join(START_S)

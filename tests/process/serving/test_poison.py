@@ -12,7 +12,6 @@ from tests.process.command import wait_for
 from tests.process.faulty import POISON, Fault
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import Serving, words_of_loss
-from tests.process.serving.test_faults import slowed_down
 from tpiedge.master.journal import GUILTY
 
 OTHERS = (PROMPT, "The sun", "Lily and Tom")
@@ -64,7 +63,7 @@ def test_it_fails_alone_and_the_others_answers_are_whole(
     before = len(cluster.master.log)
     with ThreadPoolExecutor(len(OTHERS) + 1) as threads:
         answers = [threads.submit(cluster.whole, prompt, TOKENS, LIMIT_S) for prompt in OTHERS]
-        with slowed_down(cluster.workers["ann"].node):  # or they may have ended before it begins
+        with cluster.crawling():  # or they may have ended before it begins
             cluster.wait_until(lambda status: status["running"] == len(OTHERS))
             poisoned = threads.submit(poison, cluster)
             wait_for(deaths.exists, LIMIT_S)

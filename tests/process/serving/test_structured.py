@@ -11,7 +11,6 @@ import openai
 import pytest
 
 from tests.process.serving.serving import Serving
-from tests.process.serving.test_faults import slowed_down
 from tpiedge.model.source import DEMO, resolve_model
 
 LIMIT_S = 60.0
@@ -86,7 +85,7 @@ def test_an_answer_keeps_to_its_schema_through_a_loss(cluster: Serving) -> None:
     jsonschema.validate(json.loads(undisturbed), ROWS)
     node = cluster.workers["ann"].node
     with ThreadPoolExecutor(1) as threads:
-        with slowed_down(node):
+        with cluster.crawling():
             asked = threads.submit(rows, cluster)
             cluster.wait_until(lambda status: status["running"] == 1)
         node.kill()

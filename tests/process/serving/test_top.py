@@ -15,7 +15,6 @@ import pytest
 from tests.process.command import COMMAND, end_terminal, run_command
 from tests.process.serving.conftest import PROMPT
 from tests.process.serving.serving import START_S, Serving
-from tests.process.serving.test_faults import slowed_down
 
 LONG = 900
 POLL_S = 0.05
@@ -25,16 +24,6 @@ COLUMNS, LINES = 110, 40
 @pytest.fixture(scope="module")
 def cluster(slow_trio: Serving) -> Serving:
     return slow_trio
-
-
-@contextlib.contextmanager
-def all_slow(cluster: Serving) -> Iterator[None]:
-    """Answers take a while: all nodes of this epoch are slow, so that none is taken for slower than the others."""
-    nodes = [cluster.rank_zero(), *(cluster.workers[name].node for name in ("ann", "bob"))]
-    with contextlib.ExitStack() as stack:
-        for node in nodes:
-            stack.enter_context(slowed_down(node))
-        yield
 
 
 def until(cluster: Serving, holds: Callable[[dict], bool], limit_s: float = START_S) -> dict:
@@ -56,7 +45,7 @@ def hosts(picture: dict) -> list[str]:
 
 @pytest.mark.thin
 def test_what_the_machines_do_while_an_answer_runs(cluster: Serving) -> None:
-    with cluster.streaming(PROMPT, LONG) as stream, all_slow(cluster):
+    with cluster.streaming(PROMPT, LONG) as stream, cluster.crawling():
         picture = until(cluster, lambda seen: all(one["step"] for one in seen["machines"]))
         assert sorted(hosts(picture)) == ["ann", "bob", "master"]
         for machine in picture["machines"]:
