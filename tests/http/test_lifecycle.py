@@ -5,6 +5,7 @@ import contextlib
 import itertools
 import json
 import re
+import signal
 import socket
 import threading
 import time
@@ -192,6 +193,36 @@ def test_closing_cancels_what_does_not_finish(serve, service):
     threads[0].join(LIMIT_S)
     assert not threads[0].is_alive()
     assert service.generations.get(timeout=LIMIT_S).ended.wait(LIMIT_S)
+
+
+class Interrupted(Exception):
+    """As a second SIGTERM."""
+
+
+def test_closing_that_a_signal_interrupts_cancels_as_politely(serve, service):
+    def interrupt(_signal, _frame):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGUSR2, interrupt)
+    server = serve()
+    speak(service)
+
+    def close():
+        main = threading.main_thread().ident
+        interrupting = threading.Thread(
+            target=lambda: (wait_until_closed(server), signal.pthread_kill(main, signal.SIGUSR2))
+        )
+        interrupting.start()
+        with pytest.raises(Interrupted):
+            server.close(LIMIT_S)
+        interrupting.join(LIMIT_S)
+        server.close()
+
+    try:
+        last = broken_stream(server, close)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert last["error"]["code"] == "shutting_down"
 
 
 @pytest.mark.fault("H1", "a server that ends does not wait for them")

@@ -608,18 +608,24 @@ def test_who_asks_for_what_comes_after_the_end_is_refused_and_may_come_again(
         assert (answer.status_code, answer.content) == (200, b"")
 
 
-def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, folder):
-    """A stream breaks off without an error, for the client to come again."""
+@pytest.mark.parametrize("quick", [False, True])
+def test_a_server_that_ends_leaves_its_answers_to_the_next_one(keep, service, folder, quick):
+    """A stream breaks off without an error, for the client to come again; `quick`: even where the cluster has time to
+    say that it cancelled the answer."""
     server = keep(limits=Limits(ping_s=0.05))
     with (
         connect(server) as http,
         http.stream("POST", "/v1/completions", json=BODY | {"stream": True}) as answer,
     ):
         path = f"/v1/completions/{answer.headers['x-request-id']}"
-        service.generations.get(timeout=LIMIT_S).say(WORDS[0])
+        generation = service.generations.get(timeout=LIMIT_S)
+        generation.say(WORDS[0])
         heard = events_of(answer)
         found = [next(heard)]
         threading.Thread(target=server.close).start()
+        if quick:
+            assert generation.cancelled.wait(LIMIT_S)
+            generation.finish("cancel")
         with pytest.raises(httpx.RemoteProtocolError):
             found.extend(heard)
     assert "error" not in found[-1][1]

@@ -132,7 +132,6 @@ class KeptAnswer:
         self._thread: threading.Thread | None = None
         #: Whether it was delivered, or nobody wants it any more.
         self.ended = False
-        self._left_to_next = False
 
     @property
     def whole(self) -> bool:
@@ -196,7 +195,6 @@ class KeptAnswer:
 
     def keep(self) -> None:
         """The master ends: the work ends too, but the record stays. Idempotent."""
-        self._left_to_next = True
         self._file.keep()
         self._cancel()
 
@@ -246,7 +244,7 @@ class KeptAnswer:
                     self._say(event)
         except BaseException as raised:  # handed to the reader
             error = raised
-        if isinstance(error, MasterFailed) or (self._left_to_next and isinstance(error, Cancelled)):
+        if isinstance(error, MasterFailed):
             error = ServerEnds()
         elif error is not None and not self._stopped:
             self._file.delete()

@@ -97,6 +97,8 @@ class ApiServer:
         )
         self._closing = False
         self._thread = threading.Thread(target=self._run, name="api", daemon=True)
+        # Not the thread's own word: where a signal interrupts its join(), Python 3.11 takes it for ended.
+        self._over = threading.Event()
 
     @property
     def address(self) -> tuple[str, int]:
@@ -122,25 +124,28 @@ class ApiServer:
         self._closing = True
         if self._thread.ident is not None:
             self._server.should_exit = True
-            self._thread.join(drain_s)
+            self._over.wait(drain_s)
             self._end()
         self._socket.close()
         self._api.close(_ABORT_S)
 
     def _run(self) -> None:
-        self._server.run([self._socket])
+        try:
+            self._server.run([self._socket])
+        finally:
+            self._over.set()
         if not self._closing:
             raise InternalError("the HTTP server ended by itself")
 
     def _end(self) -> None:
         """Cancel what still runs, first politely: its clients are told."""
-        if self._thread.is_alive():
+        if not self._over.is_set():
             self._server.call(self._api.abort)
-            self._thread.join(_ABORT_S)
-        if self._thread.is_alive():
+            self._over.wait(_ABORT_S)
+        if not self._over.is_set():
             self._server.force_exit = True
             self._server.call(self._server.drop_connections)
-            self._thread.join(_ABORT_S)
+            self._over.wait(_ABORT_S)
 
 
 class _Server(uvicorn.Server):
