@@ -17,7 +17,7 @@ ALLOWED = {
     "api/ollama_format.py": "the field `created_at`",
     "api/ollama_request.py": "the field `created_at`",
     "api/record_folder.py": "the age of records",
-    "cli/master.py": "the number of the first epoch",
+    "cli/master_parts.py": "the number of the first epoch",
     "cli/models.py": "when a pack was last used",
     "cli/serving.py": "the field `created`",
     "cli/top.py": "which events are of today",

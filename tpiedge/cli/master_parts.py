@@ -1,0 +1,268 @@
+"""The parts of a running master, put together for `tpiedge master`."""
+
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from tpiedge.api.keys import ApiKeys
+from tpiedge.api.limits import Limits
+from tpiedge.api.origins import Origins
+from tpiedge.api.record_folder import RecordFolder
+from tpiedge.api.server import ApiServer
+from tpiedge.cli.first_lines import (
+    lan_address,
+)
+from tpiedge.cli.serving import MasterService
+from tpiedge.clock import MonotonicClock
+from tpiedge.errors import UserError
+from tpiedge.host.addresses import (
+    DATA_OFFSET,
+    FILES_OFFSET,
+    PAIRING_OFFSET,
+    Address,
+    resolve,
+)
+from tpiedge.host.certificate import Certificate
+from tpiedge.host.ports import holder, port_state
+from tpiedge.host.private_file import private_folder, replace_private
+from tpiedge.joining.entrance import Entrance
+from tpiedge.launch.measurements import Measurements, disk_bytes_per_s
+from tpiedge.launch.readiness import NOT_MEASURED
+from tpiedge.launch.timing import Timing
+from tpiedge.local.launch import Layout, model_facts_of
+from tpiedge.local.paths import LOCKER
+from tpiedge.local.prepare import PreparedModel
+from tpiedge.local.usual_context import chosen_context, chosen_kv_tokens
+from tpiedge.master.assignments import Served
+from tpiedge.master.master import Master
+from tpiedge.master.placement import OWN_NAME, NodePlacement
+from tpiedge.master.planner_thread import PlannerThread
+from tpiedge.master.rank_zero import RankZero, RankZeroSettings
+from tpiedge.pack.grids import grid_exponents
+from tpiedge.pack.identity import manifest_bytes, pack_id
+from tpiedge.pack.store.locks import FileLock, holder_of
+from tpiedge.planner.arithmetic import computed_apart
+from tpiedge.planner.partition import parse_shares
+from tpiedge.planner.prediction import Demand, MachineFacts
+from tpiedge.sanitise import sanitised_line
+from tpiedge.shipping.server import ShipServer
+from tpiedge.supervision import Supervisor
+from tpiedge.transport.keys import CurveKeys
+from tpiedge.wire.epochs import Capacity
+from tpiedge.wire.fields import CollectiveChoice, WirePrecision
+from tpiedge.wire.weights import Keeping
+
+__all__ = ["ANYWHERE", "RECORDS", "MasterFlags", "check_ports", "master_parts", "only_master"]
+
+RECORDS = "answers"
+"""The folder of records below a master's own."""
+
+ANYWHERE = "0.0.0.0"
+"""All addresses of this computer."""
+
+_LOCK = ".master.lock"
+#: Readers of a master before need as long to come again, whatever machines are waited for.
+_LEAST_GRACE_S = 30.0
+_REPORT_S = 60.0
+_NAME_CHARACTERS = 200
+_PURPOSES = {0: "workers", DATA_OFFSET: "tensors", FILES_OFFSET: "files", PAIRING_OFFSET: "pairing"}
+
+
+@dataclass(frozen=True)
+class MasterFlags:
+    """What the user asked for, checked as far as that goes without the model."""
+
+    listen: Address
+    http: Address
+    keys: ApiKeys
+    origins: Origins
+    aliases: tuple[str, ...]
+    insecure: bool
+    shares: str | None
+    min_workers: int
+    memory_bytes: int
+    keeping: Keeping
+    threads: int
+    context: int | None
+    kv_tokens: int | None
+    parallel: int
+    speculate: int
+    collective: CollectiveChoice
+    wire: WirePrecision
+    answer_s: float | None
+    recovery_grace_s: float
+    stock: bool
+    journal: bool
+    descriptors: int
+
+
+@contextmanager
+def only_master(folder: Path) -> Iterator[None]:
+    """Keeps other masters off the members, tokens and address that are in `folder`. Raises UserError where one runs."""
+    with FileLock(private_folder(folder) / _LOCK) as lock:
+        try:
+            alone = lock.try_alone()
+        except OSError as error:
+            raise UserError(f"cannot lock {lock.path}: {error.strerror}; choose another --state") from None
+        if not alone:
+            raise UserError(
+                f"a master runs already (process {holder_of(lock.path)}) with the state in {folder.parent}: stop it, "
+                "or give this one a --state of its own, and other ports with --listen and --http"
+            )
+        yield
+
+
+def check_ports(flags: MasterFlags) -> None:
+    """Says at once, and not once the model has been prepared, that somebody has a port. Raises UserError."""
+    listen = resolve(flags.listen)
+    for offset, purpose in _PURPOSES.items():
+        _check_port("--listen", listen.beside(offset), f"for {purpose}")
+    _check_port("--http", resolve(flags.http), "for the API")
+
+
+def _check_port(flag: str, address: Address, purpose: str) -> None:
+    if port_state(address.port, address.host) == "in use":
+        raise UserError(
+            f"cannot listen on {address} {purpose}: {holder(address.port).words} has this port; stop it, or give "
+            f"another port with {flag}"
+        )
+
+
+@contextmanager
+def master_parts(
+    flags: MasterFlags,
+    model: PreparedModel,
+    keys: CurveKeys,
+    folder: Path,
+    supervisor: Supervisor,
+    certificate: Certificate | None,
+) -> Iterator[tuple[Master, ApiServer, Entrance]]:
+    """The running parts, put together; ended in reverse order."""
+    alone = Layout(1, None, flags.threads, flags.memory_bytes, flags.keeping)
+    context = chosen_context(model, alone, flags.context)
+    kv_tokens = chosen_kv_tokens(context, flags.kv_tokens)
+    clock, timing = MonotonicClock(), Timing()
+    listen = resolve(flags.listen)
+    with ExitStack() as stack:
+        rank_zero = RankZero(_rank_zero_settings(listen, keys, flags, folder), timing)
+        stack.callback(rank_zero.close)
+        # Measures at the first start: no worker is let in before the master can answer.
+        placement = _placement(flags, model, rank_zero, kv_tokens, folder)
+        entrance = stack.enter_context(Entrance(listen, keys, folder, clock))
+        files = ShipServer(entrance.files_hub, [model.pack], clock)
+        files.start()
+        stack.callback(files.close)
+        facts = model_facts_of(model)
+        served = Served(
+            model.pack.path.absolute(),
+            pack_id(manifest_bytes(model.pack.path)),
+            model.compute,
+            capacity_tokens=kv_tokens,
+            context_tokens=context,
+            sequences=flags.parallel,
+            speculate=flags.speculate,
+            collective=flags.collective,
+            wire=flags.wire,
+            kv=model.kv,
+            group_size=facts.shape.group_size,
+            kv_head_bytes=facts.num_layers * facts.kv_part_bytes / facts.kv_page_tokens,
+            grids=grid_exponents(model.pack),
+            apart=computed_apart(model.pack.storage, model.config.head_dim)
+            if model.pack.precision.quantised
+            else "",
+        )
+        plan = PlannerThread(placement, entrance.hub.wake)
+        running = Master(
+            entrance.hub,
+            clock,
+            served,
+            plan,
+            rank_zero,
+            entrance,
+            timing=timing,
+            known=[member.name for member in entrance.members],
+            recovery_grace_s=flags.recovery_grace_s,
+            plan_ahead=plan.ahead,
+            stock=flags.stock,
+            arranges=placement,
+        )
+        service = MasterService(running, entrance, model, flags.aliases, context, supervisor, placement)
+        secret = secrets.token_urlsafe(32)
+        api = ApiServer(
+            service,
+            flags.http.host,
+            flags.http.port,
+            flags.keys,
+            secret,
+            insecure=flags.insecure,
+            tls=None if certificate is None else certificate.context,
+            origins=flags.origins,
+            limits=replace(
+                Limits.of_context(context).of_descriptors(flags.descriptors), answer_s=flags.answer_s
+            ),
+            records=RecordFolder(folder / RECORDS, served.pack_id) if flags.journal else None,
+            grace_s=max(flags.recovery_grace_s, _LEAST_GRACE_S),
+        )
+        stack.callback(running.close)
+        stack.callback(api.close)  # before the other: what answers still lack is left to the next master
+        running.start(int(time.time()))
+        # Before anybody is answered: the file of a master that was killed has another secret.
+        admin = folder / "admin.json"
+        workers = str(lan_address(listen))
+        note: dict[str, object] = {"url": api.url, "secret": secret, "workers": workers}
+        if certificate is not None:
+            note["tls_sha256"] = certificate.fingerprint
+        replace_private(admin, note)
+        stack.callback(admin.unlink, missing_ok=True)
+        api.start()
+        yield running, api, entrance
+
+
+def _rank_zero_settings(
+    listen: Address, keys: CurveKeys, flags: MasterFlags, folder: Path
+) -> RankZeroSettings:
+    own = Address("127.0.0.1", listen.port) if listen.host == ANYWHERE else listen
+    return RankZeroSettings(
+        own.zmq,
+        keys.public,
+        listen.beside(DATA_OFFSET).zmq,
+        flags.threads,
+        flags.memory_bytes,
+        locker=folder / LOCKER,
+    )
+
+
+def _placement(
+    flags: MasterFlags, model: PreparedModel, rank_zero: RankZero, kv_tokens: int, folder: Path
+) -> NodePlacement:
+    """Measures this machine on the way. Raises UserError for impossible shares."""
+    shares = flags.shares
+    weights = None if shares is None else parse_shares(shares, len(shares.split(",")))
+    facts = model_facts_of(model)
+    packs = model.pack.path.absolute().parent
+    measured = _own_capacity(rank_zero, folder)
+    own = MachineFacts(
+        OWN_NAME,
+        measured.speed(facts.quantised),
+        flags.memory_bytes,
+        disk_bytes_per_s=disk_bytes_per_s(folder, packs) or disk_bytes_per_s(folder, folder),
+        keeping=flags.keeping,
+        head_bytes_per_s=measured.speed(facts.head_quantised),
+    )
+    demand = Demand(facts, kv_tokens, flags.min_workers, sanitised_line(model.name, _NAME_CHARACTERS))
+    return NodePlacement(demand, own, flags.threads, weights)
+
+
+def _own_capacity(rank_zero: RankZero, folder: Path) -> Capacity:
+    """What this machine measured of itself, now or before; NOT_MEASURED where it could not."""
+    measurements = Measurements(folder, rank_zero.threads)
+    report = measurements.recall()
+    if report is None:
+        report = rank_zero.warm(measure=True).report(time.monotonic() + _REPORT_S)
+        if report is None:
+            return NOT_MEASURED
+        measurements.keep(report)
+    return report.capacity
