@@ -7,15 +7,14 @@ requests wait for `recovery_grace_s`; they are refused, and those that wait fail
 
 import logging
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from tpiedge.clock import Clock
 from tpiedge.errors import PeerError, TpiedgeError
 from tpiedge.launch.slot import SETTLED_S
 from tpiedge.master.absent import absent_words
-from tpiedge.master.assignments import Assignment, Assignments, NoPlan
+from tpiedge.master.assignments import Assignments, NoPlan
 from tpiedge.master.chronicle import Chronicle, ClusterEvent
 from tpiedge.master.debounce import Debounce
 from tpiedge.master.drains import Drains
@@ -24,18 +23,19 @@ from tpiedge.master.handover import Handover
 from tpiedge.master.history import History
 from tpiedge.master.notices import Notices
 from tpiedge.master.pauses import Pauses
-from tpiedge.master.planning import PlaceNodes, StillPlanning, plan_without_breakers
-from tpiedge.master.quarantine import Exclusion, Reputation
+from tpiedge.master.planning import PlaceNodes, StillPlanning
+from tpiedge.master.quarantine import Reputation
 from tpiedge.master.request_queue import RequestQueue
 from tpiedge.master.retries import Retries
 from tpiedge.master.roster import Machine, Roster
+from tpiedge.master.selection import FETCHES, Selection
 from tpiedge.master.session import Phase, Session
 from tpiedge.master.session_manager import SessionManager
 from tpiedge.master.snapshot import snapshot
 from tpiedge.master.speeds import note_speeds
 from tpiedge.master.status import ClusterStatus
 from tpiedge.master.switching import Switching
-from tpiedge.planner.reasons import SpareReason, drained
+from tpiedge.planner.reasons import SpareReason
 from tpiedge.sanitise import sanitised_line
 from tpiedge.units import counted, format_seconds
 from tpiedge.wire.epochs import Spare
@@ -58,8 +58,6 @@ _TOLD_S = 0.5
 
 #: Beside the master's own machine.
 _MOST_WORKERS = MAX_NODES - 1
-_TOO_MANY = SpareReason("too many", f"the cluster has {_MOST_WORKERS} other workers, and can have no more")
-_FETCHES = SpareReason("fetching", "its weights take long to come, and the others begin without it")
 
 
 class NotServing(PeerError):
@@ -93,7 +91,6 @@ class Reconciler:
         self._handover = Handover(requests, roster, sessions.served)
         self._switching = Switching(requests, self._handover)
         self._clock = clock
-        self._plan = plan
         self._roster = roster
         self._reputation = reputation
         self._drains = drains
@@ -101,12 +98,11 @@ class Reconciler:
         self._requests = requests
         self._tell = tell
         self._foresight = foresight
+        self._selection = Selection(clock, plan, roster, reputation, sessions)
         self._notices = Notices()
         self._retries = Retries()
         self._changes = Retries()  # of what is to take the place of what serves, which goes on meanwhile
         self._debounce = Debounce(roster)
-        self._resting: tuple[str, ...] = ()  # avoided workers that the last plan leaves out
-        self._slow: frozenset[str] = frozenset()  # workers that fetch for long, while nothing is served
         self._begun = 0.0  # when the coming session began
         self._planned = 0.0  # when the last plan was made
         self._planless: int | None = None  # the roster's generation for which none can be made
@@ -126,7 +122,7 @@ class Reconciler:
     @property
     def usable(self) -> tuple[Machine, ...]:
         """Those that plans may have now."""
-        return tuple(self._able(()))
+        return tuple(self._selection.able())
 
     def served_before(self) -> str:
         """A master before this one served, and requests of it wait: for machines, too. Returns what they are told."""
@@ -150,8 +146,8 @@ class Reconciler:
         self._look_for_slow(now)
         if sessions.serving is not None and sessions.serving.phase is Phase.READY:
             note_speeds(self._roster, sessions.serving, now)
-        self._drains.settle(lambda name: self._find(without=[name])[0])
-        newest = max((one.since for one in self._steady(())), default=0.0)
+        self._drains.settle(self._selection.find_without)
+        newest = max((one.since for one in self._selection.steady(())), default=0.0)
         if self._attempts.may_try(now, newest) and self._debounce.due(now):
             self._replan()
         begun = self._handover.begun(sessions.serving, sessions.coming)
@@ -187,7 +183,7 @@ class Reconciler:
         if serving is None or self._sessions.coming is not None or not self._requests.idle:
             return
         if serving.served_s >= SETTLED_S:
-            self._foresight.look(self._steady(())[:_MOST_WORKERS], serving.machines)
+            self._foresight.look(self._selection.steady(())[:_MOST_WORKERS], serving.machines)
 
     def _patient(self, now: float, since: float) -> bool:
         """Whether requests wait for machines to return."""
@@ -212,7 +208,7 @@ class Reconciler:
 
     def _may_switch(self, coming: Session, serving: Session | None, now: float) -> bool:
         """Whether the coming session takes the place of the serving one."""
-        usable = self._steady(serving.machines if serving is not None else ())
+        usable = self._selection.steady(serving.machines if serving is not None else ())
         return self._switching.due(coming, serving, {one.name: one.slowdown for one in usable}, now)
 
     def _why_paused(self) -> str:
@@ -237,13 +233,12 @@ class Reconciler:
         """
         serving, coming = self._sessions.serving, self._sessions.coming
         if serving is not None:
-            if self._slow and serving.phase is Phase.READY:
-                self._slow = frozenset()
+            if self._selection.slow and serving.phase is Phase.READY:
+                self._selection.slow = frozenset()
                 self._debounce.again()
         elif coming is not None and now - self._begun >= _MEASURED_AFTER_S:
             slow = {name for name, one in coming.fetching.items() if one.remaining_s > _PATIENCE_S}
-            if not slow <= self._slow:
-                self._slow = (self._slow | slow) & {machine.name for machine in self._roster.machines}
+            if self._selection.add_slow(slow):
                 self._debounce.again()
 
     def _publish(self) -> None:
@@ -251,28 +246,17 @@ class Reconciler:
             self._roster,
             self._sessions,
             self._requests,
-            self._left_out(),
-            {**self._spare, **self._drained()},
+            self._selection.left_out(),
+            {**self._spare, **self._selection.drained()},
             self._foresight.stocked,
             self._reason,
             self._clock.now(),
             self._history.so_far,
         )
 
-    def _left_out(self) -> Mapping[str, Exclusion]:
-        """The workers that are excluded from plans, each with the reason."""
-        present = {machine.name for machine in self._roster.present}
-        avoided = self._reputation.avoided()
-        resting = {name: avoided[name] for name in self._resting if name in avoided and name in present}
-        excluded = {**resting, **self._reputation.left_out}
-        return {name: why for name, why in excluded.items() if name not in self._drained()}
-
-    def _drained(self) -> Mapping[str, SpareReason]:
-        return {one.name: drained(one.name) for one in self._roster.present if one.drained}
-
     def _replan(self) -> None:
         try:
-            found, self._resting = self._find()
+            found = self._selection.find()
         except StillPlanning:
             return  # it stays due
         self._debounce.planned()
@@ -292,12 +276,13 @@ class Reconciler:
         """Tells the workers that the plan has no part for why that is so, unless they have made another offer since."""
         now = self._clock.now()
         excluded = {
-            name: SpareReason("excluded", exclusion.why(now)) for name, exclusion in self._left_out().items()
+            name: SpareReason("excluded", exclusion.why(now))
+            for name, exclusion in self._selection.left_out().items()
         }
         busy = {name for session in self._sessions.active for name in session.machines}
         known = (machine for machine in self._roster.present if machine.offered <= self._planned)
         idle = [machine for machine in known if machine.name not in busy]
-        for name, reason in self._notices.due(idle, {**self._spare, **excluded, **self._drained()}):
+        for name, reason in self._notices.due(idle, {**self._spare, **excluded, **self._selection.drained()}):
             self._tell(Spare(0, reason.kind, sanitised_line(reason.why)), name)
 
     def _departed(self) -> Mapping[str, SpareReason]:
@@ -305,47 +290,12 @@ class Reconciler:
         gone = {machine.name for machine in self._roster.machines if not machine.present}
         return {name: reason for name, reason in self._spare.items() if name in gone}
 
-    def _find(self, without: Collection[str] = ()) -> tuple[Assignments | NoPlan, tuple[str, ...]]:
-        """A plan without those workers, drained, avoided and slow ones, or else one with the latter two, if it can be
-        without the last that failed. Beside it the avoided workers that it leaves out."""
-        serving = self._sessions.serving.machines if self._sessions.serving is not None else ()
-        able, avoided = self._able(without), self._reputation.avoided(serving)
-        names = {one.name for one in able}
-        ever_fewer = ({*avoided, *self._slow}, self._reputation.last_unfit, ())
-        for shunned in dict.fromkeys(frozenset(names.intersection(each)) for each in ever_fewer):
-            found = self._plan_for([one for one in able if one.name not in shunned], serving)
-            resting = tuple(name for name in avoided if name in shunned or name not in names)
-            if isinstance(found, Assignments):
-                break
-        return replace(found, spare={**dict.fromkeys(self._slow, _FETCHES), **found.spare}), resting
-
-    def _able(self, without: Collection[str]) -> list[Machine]:
-        """Those that plans may have."""
-        shunned = {*self._reputation.left_out, *without}
-        return [one for one in self._roster.present if not one.drained and one.name not in shunned]
-
-    def _steady(self, serving: tuple[str, ...]) -> list[Machine]:
-        """Those that plans are made for first."""
-        shunned = {*self._reputation.avoided(serving), *self._slow}
-        return [one for one in self._able(()) if one.name not in shunned]
-
-    def _plan_for(self, machines: Sequence[Machine], serving: tuple[str, ...]) -> Assignments | NoPlan:
-        """A plan for the machines, but for those that break the planner: they are left out for a while."""
-        machines = [one for one in machines if one.name not in self._reputation.left_out]
-        first = tuple(machines[:_MOST_WORKERS])
-        found, broken = plan_without_breakers(self._plan, first, serving)
-        for name, cause in broken.items():
-            _log.warning("%s is left out of plans: %s", name, cause)
-            self._reputation.exclude(name, cause, self._clock.now())
-        beyond = {machine.name: _TOO_MANY for machine in machines[_MOST_WORKERS:]}
-        return replace(found, spare={**found.spare, **beyond})
-
     def _apply(self, found: Assignments) -> None:
         """Makes sure that a session with these assignments serves or is coming."""
         serving, coming, assignments = self._sessions.serving, self._sessions.coming, found.assignments
-        bound = self._bound(assignments)
+        bound = self._selection.bound(assignments)
         if bound is not None:
-            out = {one.machine for one in assignments} - {"", *self._serving_on()}
+            out = {one.machine for one in assignments} - {"", *self._selection.serving_on()}
             self._spare = {**self._spare, **dict.fromkeys(out, bound)}
             self._sessions.abandon()
         elif serving is not None and serving.assignments == assignments:
@@ -356,32 +306,11 @@ class Reconciler:
             self._retries.begun()
             self._sessions.begin(assignments, found.step_s)
 
-    def _bound(self, assignments: Sequence[Assignment]) -> SpareReason | None:
-        """Why what serves goes on instead of that plan: it gives another part to a worker that could not prepare one.
-        None where it does not, or where what serves is not to go on."""
-        if self._sessions.serving is None:
-            return None
-        parts = {one.machine: one for one in self._sessions.serving.assignments}
-        held = {name: one for name, one in self._reputation.bound.items() if name in self._serving_on()}
-        for one in assignments:
-            if one.machine in held and one != parts[one.machine]:
-                cause = held[one.machine].cause
-                return SpareReason("no plan", f"the plan with it failed, and what serves goes on ({cause})")
-        return None
-
-    def _serving_on(self) -> tuple[str, ...]:
-        """The workers of what serves, if that can go on."""
-        serving = self._sessions.serving
-        if serving is None or serving.phase is not Phase.READY:
-            return ()
-        steady = {one.name for one in self._steady(serving.machines)}
-        return serving.machines if steady.issuperset(serving.machines) else ()
-
     def _give_up(self, found: NoPlan) -> None:
         """No plan fits the present machines. A serving session goes on."""
         waiting = SpareReason("no plan", found.reason)
         present = {machine.name: waiting for machine in self._roster.present}
-        for_good = {name: why for name, why in found.spare.items() if why.kind != _FETCHES.kind}
+        for_good = {name: why for name, why in found.spare.items() if why.kind != FETCHES.kind}
         self._spare = {**self._departed(), **present, **for_good}
         absent = absent_words(self._roster, self._spare, self._reputation.left_out, self._clock.now())
         self._reason = "; ".join([found.reason, *absent])
@@ -468,7 +397,7 @@ class Reconciler:
         """
         failure = session.failure
         if failure is not None and failure.unfit is not None:
-            serves = failure.unfit in self._serving_on()
+            serves = failure.unfit in self._selection.serving_on()
             note = self._reputation.bind if serves else self._reputation.unfit
             note(failure.unfit, str(failure.error), self._clock.now())
 

@@ -86,11 +86,11 @@ def test_who_fetched_for_long_is_forgotten_with_the_machine(
         slow.prepares = False
         story.settle()
         slow.preparing(1, 100)
-        story.wait_for(lambda name=slow.name: name in story.master._reconciler._slow, 10.0)
+        story.wait_for(lambda name=slow.name: name in story.master._reconciler._selection.slow, 10.0)
         slow.frozen = True
         story.wait(3.0)
     assert not story.ready
-    assert len(story.master._reconciler._slow) <= 3
+    assert len(story.master._reconciler._selection.slow) <= 3
 
 
 def test_where_nothing_is_served_a_worker_that_fetches_for_long_is_not_waited_for(story: Story) -> None:
