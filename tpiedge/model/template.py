@@ -31,10 +31,11 @@ _KEPT_ENVIRONMENT = ("PATH", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT
 
 @dataclass(frozen=True)
 class RenderLimits:
-    """What one rendering may take. The interpreter and Jinja themselves need about 0.1 s and 40 MiB."""
+    """What one rendering may take. The interpreter and Jinja themselves need about 0.1 s and 40 MiB. A template cannot
+    wait for anything: what takes longer than its processor time waits for a processor."""
 
     cpu_s: int = 2
-    wall_s: float = 5.0
+    wall_s: float = 30.0
     memory: int = 256 * MIB
     characters: int = 8_000_000
 
@@ -168,7 +169,8 @@ def _run(job: bytes, wall_s: float) -> str:
         )
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"the model's chat template took more than {wall_s:g} s; use another template"
+            f"the model's chat template took more than {wall_s:g} s: this machine is too busy; try again, or use another "
+            "template"
         ) from None
     return _answer(child.stdout, child.returncode)
 

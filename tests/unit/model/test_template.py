@@ -268,4 +268,4 @@ def test_child_holds_none_of_tpiedge_nor_the_environment(monkeypatch: pytest.Mon
 
 
 def test_default_limits_are_those_promised() -> None:
-    assert RenderLimits() == RenderLimits(cpu_s=2, wall_s=5.0, memory=256 * MIB, characters=8_000_000)
+    assert RenderLimits() == RenderLimits(cpu_s=2, wall_s=30.0, memory=256 * MIB, characters=8_000_000)
