@@ -169,8 +169,8 @@ def _run(job: bytes, wall_s: float) -> str:
         )
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"the model's chat template took more than {wall_s:g} s: this machine is too busy; try again, or use another "
-            "template"
+            f"the model's chat template took more than {wall_s:g} s: this machine is too busy; try again, or use "
+            "another template"
         ) from None
     return _answer(child.stdout, child.returncode)
 

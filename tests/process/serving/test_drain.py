@@ -52,7 +52,7 @@ def test_the_answer_goes_on_byte_for_byte_and_undo_brings_the_worker_back(cluste
         assert "(bob) has no part any more: it may be switched off" in ended.out
         stream.join(START_S)
     assert (stream.error, stream.text) == (None, undisturbed.text)
-    assert cluster.status()["totals"]["resumed"] == 1
+    assert cluster.status()["totals"]["resumed"] >= 1
     cluster.wait_ready(2)
     assert 0 < computed(cluster) < LONG, "prompt and answer were computed anew"
     assert not list(cluster.state.rglob("locker/*")), "keys and values stay on disk"

@@ -209,7 +209,8 @@ def test_a_crash(cluster: Serving, fault: Fault, victim: Worker, whole: str, pat
 @pytest.mark.parametrize("fault", [Fault(freeze, thaw, "")], ids=["worker frozen"])
 @pytest.mark.fault("P3", "of a second: the answer is whole, in the same epoch")
 def test_a_freeze_of_a_second_is_only_slow(cluster: Serving, fault: Fault, victim: Worker):
-    """Whatever this machine is busy with counts as silence too, so one of three answers has to come through in one epoch."""
+    """Whatever this machine is busy with counts as silence too, so one of three answers has to come through in one
+    epoch."""
     whole = cluster.whole("Once", 400)
     for _ in range(3):
         cluster.wait_ready(3)
